@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from roundscope.attention.api import Engine, attend
 from roundscope.attention.arguments import check_shapes, plan_given
 from roundscope.attention.plans.plan import Plan
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 
 BATCH, HEADS = "batch", "heads"
 

@@ -21,9 +21,9 @@ from roundscope.emu.blocks.api import Blocked, from_blocks, round_blocks, to_blo
 from roundscope.emu.blocks.codes import Codes, blocked_of, codes_of, pack, unpack
 from roundscope.emu.blocks.format import BLOCK_NAMED, INT8, BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.stats import BlockStats, block_stats, distinct_elements
-from roundscope.emu.explain.one_rounding import explain
+from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.formats.format import NAMED, Format, format_named
-from roundscope.emu.rounding.modes import (
+from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
     BINARY64,

@@ -21,7 +21,7 @@ from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.numbers import check_whole
-from roundscope.emu.rounding.modes import (
+from roundscope.emu.roundings.modes import (
     BINARY32,
     NanPolicy,
     Overflow,
@@ -30,7 +30,7 @@ from roundscope.emu.rounding.modes import (
     rounding,
     without_saturation,
 )
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator

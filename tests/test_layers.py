@@ -106,3 +106,11 @@ def test_every_folder_says_what_lives_there():
     for layer in MAY_IMPORT:
         for folder in {path.parent for path in (ROOT / layer).rglob("*.py")}:
             assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+@pytest.mark.parametrize("package", ["emu", "attention"])
+def test_no_public_name_shadows_a_module(package):
+    """`import roundscope.attention.attend as module` gave a function."""
+    public = __import__(f"roundscope.{package}", fromlist=["__all__"]).__all__
+    modules = {p.stem for p in (ROOT / package).iterdir() if p.suffix == ".py" or p.is_dir()}
+    assert modules and not modules & set(public)

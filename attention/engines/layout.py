@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.emu.backends.ops import Array
-from roundscope.emu.rounding.modes import BF16, FP16
+from roundscope.emu.roundings.modes import BF16, FP16
 
 SIXTEEN_BITS = {np.dtype(ml_dtypes.bfloat16): BF16.format, np.dtype(np.float16): FP16.format}
 

@@ -21,7 +21,7 @@ from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 Floats: TypeAlias = NDArray[np.float64]
 Results: TypeAlias = NDArray[np.float64] | NDArray[np.float32]

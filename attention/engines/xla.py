@@ -27,7 +27,7 @@ from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.formats.codes import encode
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 Gradients: TypeAlias = tuple[Array, Array, Array, Array]  # dQ, dK, dV and delta
 Result = TypeVar("Result")

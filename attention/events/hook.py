@@ -17,7 +17,7 @@ from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Ops
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.rounding.modes import BINARY64, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
 
 _WHOLE = Accumulator(step=BINARY64)

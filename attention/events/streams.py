@@ -10,7 +10,7 @@ from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.random import event_bits
 
 STREAMS = 64  # of a head
 LATER = 2**30  # the step from which streams of 64 and above count: no sum has so many additions

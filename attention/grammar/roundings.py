@@ -16,7 +16,7 @@ from roundscope.attention.plans.plan import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, Overflow, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 

@@ -20,7 +20,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import HEAD_FP8, P_16, fa2_bf16
 from roundscope.attention.sites import Site
 from roundscope.emu.blocks.format import block_format
-from roundscope.emu.rounding.modes import E4M3
+from roundscope.emu.roundings.modes import E4M3
 
 B200 = Polynomial(10, 4, 1)
 """The columns that a polynomial computes on a B200, with 128 features and no causal mask.

@@ -23,7 +23,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.plan import Plan

@@ -33,7 +33,7 @@ from roundscope.attention.sites import FACTORS, OF_KERNELS, PRODUCTS, Site, site
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.formats.format import Format, format_named
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 
 Event = Rounding | BlockFormat

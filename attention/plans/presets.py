@@ -14,7 +14,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, PRODUCTS, Site
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import Format, format_named, unknown
-from roundscope.emu.rounding.modes import (
+from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
     BINARY64,

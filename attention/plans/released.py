@@ -18,7 +18,7 @@ from roundscope.attention.plans.hopper import octets, on_hopper
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import fp32
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 

@@ -22,8 +22,8 @@ from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.arrays import Array
 from roundscope.emu.backends.ops import ANY_PRODUCT
 from roundscope.emu.backends.xla.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
-from roundscope.emu.rounding.modes import BINARY32, Rounding, rounding
-from roundscope.emu.rounding.threefry import threefry2x32
+from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
+from roundscope.emu.roundings.threefry import threefry2x32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 

@@ -29,7 +29,7 @@ from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.attention.plans.released import qiu_yao_compiled, qiu_yao_eager
 from roundscope.attention.plans.unfused import eager, gpt_oss, jax_xla, sdpa_math
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, FP16
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, FP16
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 

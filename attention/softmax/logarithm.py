@@ -12,7 +12,7 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import LOG2_E, log64
 from roundscope.emu.instructions.approximate import expf, lg2
 from roundscope.emu.instructions.logarithms import LN_2, log2f, logf
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 
 def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:

@@ -11,7 +11,7 @@ from roundscope.attention.plans.choices import Reciprocal, RowSum, Sinks
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.instructions.approximate import rcp
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 
 def new_row_sum(at: Events, al: Array, e: Array) -> Array:

@@ -13,7 +13,7 @@ from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.functions import tanh64
 from roundscope.emu.instructions.tanh import tanhf
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 FORWARD = (Site.SS, Site.CAP, Site.TANH)
 BACKWARD = (Site.SS_B, Site.CAP_B, Site.TANH_B)

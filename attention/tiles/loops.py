@@ -23,7 +23,7 @@ from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.orders import Bounds, Flag, cut_by
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # the events of q and k times the root of the scale
 State = TypeVar("State")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding
 
 Array = Any  # numpy.ndarray or jax.Array, float64 unless said otherwise
 ANY_PRODUCT = 106  # significand bits of a product of two binary64 numbers

@@ -23,8 +23,8 @@ import numpy as np
 from roundscope.emu.api import _added, _carrier, _enter, _is_jax, _library, _ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.blocks.api import Blocked, from_blocks
-from roundscope.emu.rounding.modes import BINARY32, RoundingMode
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.modes import BINARY32, RoundingMode
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate, add_aligned
 from roundscope.emu.sums.aligned import Alignment, binade
 

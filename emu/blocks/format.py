@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 from roundscope.emu.numbers import check_whole
-from roundscope.emu.rounding.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
 
 
 class ScaleRule(StrEnum):

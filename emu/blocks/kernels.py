@@ -9,8 +9,8 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.power32 import power32
 from roundscope.emu.blocks.rule import Powers, Quotients, element_of, powers_of, quotients_of
 from roundscope.emu.blocks.scaled import scaled, tensor_of
-from roundscope.emu.rounding.modes import BINARY32
-from roundscope.emu.rounding.rule import C32, C64, target_of
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.roundings.rule import C32, C64, target_of
 
 NO_BITS = np.zeros(0, np.int32)
 _NO_QUOTIENTS = Quotients(0, target_of(BINARY32, C64), 0, 0, target_of(BINARY32, C64))

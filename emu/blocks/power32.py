@@ -16,7 +16,7 @@ from roundscope.emu.backends.numba.rounding import RULE32, bits_of_float, float_
 from roundscope.emu.backends.numba.word import from_word, to_word
 from roundscope.emu.blocks.rule import Powers
 from roundscope.emu.blocks.scaled import exponent, round_block
-from roundscope.emu.rounding.rule import C32, EVEN, STOCHASTIC, Target
+from roundscope.emu.roundings.rule import C32, EVEN, STOCHASTIC, Target
 
 _even32, _any32, _drawn32 = RULE32
 MAGNITUDE32, INFINITY32, NAN32, SIGN32 = C32.magnitude, C32.infinity, C32.nan, ~C32.magnitude

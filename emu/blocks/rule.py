@@ -31,8 +31,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule
-from roundscope.emu.rounding.modes import BINARY32, Overflow, Rounding, RoundingMode, rounding
-from roundscope.emu.rounding.rule import C64, Bits, Target, bits_of, target_of
+from roundscope.emu.roundings.modes import BINARY32, Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.rule import C64, Bits, Target, bits_of, target_of
 
 M, BIAS, INFINITY, NAN = C64.fraction, C64.bias, C64.infinity, C64.nan
 ONE = 1 << M
@@ -116,9 +116,9 @@ def build_block_rule(
     in binary64 and has at most 35 significand bits.
 
     Args:
-        where: the elementwise choice, as in `emu.rounding.rule`.
+        where: the elementwise choice, as in `emu.roundings.rule`.
         divide: the quotient of non-negative integers, cut to a whole number.
-        compiled: applied to every function, as in `emu.rounding.rule`.
+        compiled: applied to every function, as in `emu.roundings.rule`.
     """
 
     @compiled

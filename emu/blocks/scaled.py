@@ -10,7 +10,7 @@ import numpy as np
 from roundscope.emu.backends.numba.jit import closure, compiled, inlined, njit
 from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits, where
 from roundscope.emu.blocks.rule import Powers, Quotients, build_block_rule
-from roundscope.emu.rounding.rule import C64, STOCHASTIC, Target, bits_of
+from roundscope.emu.roundings.rule import C64, STOCHASTIC, Target, bits_of
 
 _, _any64, _drawn64 = RULE64
 MAGNITUDE64, INFINITY64 = C64.magnitude, C64.infinity

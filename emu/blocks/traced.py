@@ -23,9 +23,9 @@ from roundscope.emu.backends.xla.rounding import RULE32
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.rule import ONE, powers_of
 from roundscope.emu.blocks.xla import INFINITE32, LEAST32, NAN32, _fits_32, _normal, _times
-from roundscope.emu.rounding.modes import Overflow, Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, STOCHASTIC, Target, target_of
-from roundscope.emu.rounding.threefry import random31
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.rule import C32, STOCHASTIC, Target, target_of
+from roundscope.emu.roundings.threefry import random31
 
 SIGN = np.int32(~C32.magnitude)
 
@@ -193,7 +193,7 @@ def _opened(
 
 
 def _lots(shape: tuple[int, ...], seed: Array) -> Array:
-    """Return `emu.rounding.random.event_bits` of each number's flat index, which is below 2^32."""
+    """Return `emu.roundings.random.event_bits` of each number's flat index, which is below 2^32."""
     index = jnp.arange(int(np.prod(shape)), dtype=jnp.uint32)
     zero = jnp.zeros((), jnp.uint32)
     key = lax.bitcast_convert_type(seed, jnp.uint32), zero

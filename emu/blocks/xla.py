@@ -21,8 +21,8 @@ from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.blocks.api import Blocked
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.rule import Quotients, build_block_rule, powers_of, quotients_of
-from roundscope.emu.rounding.modes import BINARY32
-from roundscope.emu.rounding.rule import C32, C64, Target, bits_of
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.roundings.rule import C32, C64, Target, bits_of
 
 RULE = build_block_rule(jnp.where, lambda a, b: lax.div(*jnp.broadcast_arrays(a, b)), lambda f: f)
 jax.tree_util.register_dataclass(Blocked, ["elements", "scales", "tensor"], ["format", "axis"])

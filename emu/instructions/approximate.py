@@ -22,7 +22,7 @@ import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.coefficients import EX2, LG2, RCP
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 FRACTION = (1 << 23) - 1
 LEAST = 2.0**-126  # smaller results and arguments are flushed to zero

@@ -12,7 +12,7 @@ import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import LEAST, fma
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 LN_2 = float.fromhex("0x1.62e430p-1")  # binary32(ln 2)
 LOG2_E = float.fromhex("0x1.715476p+0")  # binary32(log2 e)

@@ -12,7 +12,7 @@ import numpy as np
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import fma
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 DEGREE_3 = (
     0.077119089663028717041015625,

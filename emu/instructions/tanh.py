@@ -9,7 +9,7 @@ import math
 
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.approximate import ex2, fma, rcp
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 
 NEAR = float.fromhex("0x1.333334p-1")  # binary32(0.6): below, the polynomial
 ONE_FROM = float.fromhex("0x1.205968p+3")  # from here on, the result is 1

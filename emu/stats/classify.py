@@ -59,9 +59,9 @@ def build_classify(
     or the argument is not finite. An ulp is the distance of neighbors in the binade of `before`.
 
     Args:
-        where: the elementwise choice, as in `emu.rounding.rule`.
+        where: the elementwise choice, as in `emu.roundings.rule`.
         from_bits: from int64 bits to the float64 number.
-        compiled: applied to the function, as in `emu.rounding.rule`.
+        compiled: applied to the function, as in `emu.roundings.rule`.
     """
 
     @compiled

@@ -16,7 +16,7 @@ from typing import Any
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_whole
-from roundscope.emu.rounding.modes import BINARY32, BINARY64, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
 from roundscope.emu.sums.odd import sum_to_round

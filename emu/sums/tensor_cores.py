@@ -15,7 +15,7 @@ on Blackwell. mma.sync of FP8 on Hopper is another path, which is not modeled.
 from typing import NamedTuple
 
 from roundscope.emu.formats.format import format_named, unknown
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.roundings.modes import rounding
 from roundscope.experiments.bench.rivals import ours_on_xla
 from roundscope.experiments.bench.round import (
     FORMATS,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot, round_to
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.roundings.modes import rounding
 from roundscope.experiments.bench.deliver import Drawing, deliver
 from roundscope.experiments.bench.round import THREADS, numba_threads, race
 from roundscope.experiments.report.progress import bar

@@ -132,7 +132,7 @@ def ours_on_xla(name: str) -> Round:
     import jax
 
     from roundscope.emu.backends.xla import rounding as xla
-    from roundscope.emu.rounding.modes import rounding, without_saturation
+    from roundscope.emu.roundings.modes import rounding, without_saturation
 
     return jax.jit(lambda x: xla.round_array(x, without_saturation(rounding(name))))
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from roundscope.emu.rounding.modes import rounding, without_saturation
+from roundscope.emu.roundings.modes import rounding, without_saturation
 from roundscope.experiments.bench.rivals import RIVALS, Rival
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2", "e2m3fn")

@@ -24,7 +24,7 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
-from roundscope.emu.rounding.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 

@@ -9,7 +9,7 @@ import numpy as np
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
-from roundscope.emu.rounding.modes import BF16
+from roundscope.emu.roundings.modes import BF16
 from roundscope.experiments.kernels import search
 from roundscope.experiments.kernels.candidates import PRESETS, Candidate
 from roundscope.experiments.kernels.compare import (

@@ -14,7 +14,7 @@ import numpy as np
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.emu.rounding.modes import FP16
+from roundscope.emu.roundings.modes import FP16
 from roundscope.experiments.kernels import candidates
 from roundscope.experiments.kernels.candidates import Candidate, narrowest
 from roundscope.experiments.kernels.compare import Nearness, nearness

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from roundscope.emu.explain.addition import Addition, add
-from roundscope.emu.explain.one_rounding import Explanation, explain
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.explanation.addition import Addition, add
+from roundscope.emu.explanation.one_rounding import Explanation, explain
+from roundscope.emu.roundings.modes import rounding
 from roundscope.experiments.report.terminal import plain, print_json
 
 

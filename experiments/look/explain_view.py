@@ -7,8 +7,8 @@ import math
 
 from rich.text import Text
 
-from roundscope.emu.explain.addition import Addition
-from roundscope.emu.explain.one_rounding import Explanation
+from roundscope.emu.explanation.addition import Addition
+from roundscope.emu.explanation.one_rounding import Explanation
 from roundscope.experiments.report.terminal import WIDTH, console
 
 LABEL = 11  # the number of columns left of the drawing

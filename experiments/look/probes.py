@@ -18,7 +18,7 @@ from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.functions import exp64
-from roundscope.emu.rounding.modes import BF16, BINARY32, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
 from roundscope.experiments.look.probes_libraries import (
     Probe,
     double_rounding,

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.emu.backends.numba import rounding as kernels
-from roundscope.emu.rounding.modes import BF16, rounding
+from roundscope.emu.roundings.modes import BF16, rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

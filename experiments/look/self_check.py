@@ -12,7 +12,7 @@ import numpy as np
 from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import rounding, without_saturation
+from roundscope.emu.roundings.modes import rounding, without_saturation
 
 JUDGES: dict[str, type] = {
     "bf16": ml_dtypes.bfloat16,
@@ -62,7 +62,7 @@ def sample(f: Format, size: int = 1 << 15) -> np.ndarray:
 def check(name: str) -> Check:
     """Check one format.
 
-    NaN operands are left out, since a policy decides what they become (emu.rounding).
+    NaN operands are left out, since a policy decides what they become (emu.roundings).
     """
     r = without_saturation(rounding(name))
     x = sample(r.format)

@@ -12,7 +12,7 @@ from roundscope.attention.plans.presets import ALL, HEAD_FP8, P_256
 from roundscope.attention.sites import BLOCK_AXIS
 from roundscope.emu import round_to
 from roundscope.emu.blocks.format import block_format
-from roundscope.emu.rounding.modes import E4M3
+from roundscope.emu.roundings.modes import E4M3
 from tests.checks.engines import bf16, normal
 from tests.emu.blocks.block_judge import block, tensor_scale
 

@@ -11,7 +11,7 @@ from roundscope.attention import Plan, Record, Site, examine
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.plans.presets import P_256
 from roundscope.emu.blocks.format import block_format
-from roundscope.emu.rounding.modes import BF16, E4M3
+from roundscope.emu.roundings.modes import BF16, E4M3
 from tests.checks.engines import normal
 
 EXACT = Plan.preset("exact")

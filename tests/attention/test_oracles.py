@@ -25,8 +25,8 @@ from roundscope.attention import (
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.functions import exp64
-from roundscope.emu.rounding.modes import BINARY64, rounding
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.modes import BINARY64, rounding
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
 from tests.checks.engines import bits31, normal
 

@@ -21,7 +21,7 @@ from roundscope.attention import (
     Stabilizer,
 )
 from roundscope.attention.sites import OF_KERNELS
-from roundscope.emu.rounding.modes import Overflow, RoundingMode
+from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 NAMES = (*PRESETS, "all:bf16", "all:e4m3fn", "all:e5m10")

@@ -8,7 +8,7 @@ import pytest
 from roundscope.attention import Record, Site
 from roundscope.attention.plans.plan import Plan, ordinal
 from roundscope.attention.sites import PRODUCTS, site_named
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.random import event_bits
 from tests.attention.small import B, H, N, T, run
 
 STREAMS = {

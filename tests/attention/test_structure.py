@@ -6,7 +6,7 @@ import pytest
 
 from roundscope.attention import PRODUCTS, DeltaFrom, Plan, Site
 from roundscope.attention.plans.traced import common_structure
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 

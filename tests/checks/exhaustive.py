@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from roundscope.emu.formats.format import format_named, unknown
-from roundscope.emu.rounding.modes import rounding, without_saturation
+from roundscope.emu.roundings.modes import rounding, without_saturation
 
 REFERENCES: dict[str, type] = {
     "bf16": ml_dtypes.bfloat16,

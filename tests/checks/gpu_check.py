@@ -31,8 +31,8 @@ import numpy as np
 from roundscope.attention import Examined, Plan
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.functions import exp64, log64
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding, without_saturation
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding, without_saturation
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.stats.classify import COUNTS
 from tests.checks.engines import FAMILIES, RESULTS, SUMMARY, bits, bits31, normal, run
 from tests.checks.engines import PRESETS as PLAIN

@@ -94,7 +94,7 @@ def on_gpu() -> dict[str, int]:
     from roundscope.emu.backends.xla.rounding import round_wide
     from roundscope.emu.backends.xla.widths import narrow, widen
     from roundscope.emu.functions import exp64
-    from roundscope.emu.rounding.modes import BINARY32 as ROUNDED
+    from roundscope.emu.roundings.modes import BINARY32 as ROUNDED
 
     def kernel(name: str, x: Any, zero: Any, y: Any) -> None:
         y[...] = exp32(x[...], name, zero[0], at_once=AT_ONCE)

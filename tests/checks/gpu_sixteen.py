@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 
 from roundscope.emu.backends.kernels.convert import NARROW, combined16, scaled16
 from roundscope.emu.backends.xla.rounding import round_wide
-from roundscope.emu.rounding.modes import BF16, FP16, Rounding
+from roundscope.emu.roundings.modes import BF16, FP16, Rounding
 
 SIDE = 64  # of a program's tile
 ROWS = 1 << 8  # codes of the first factor at a time, each with all 2^16 of the second

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from roundscope import emu
-from roundscope.emu.rounding.judge import judge
+from roundscope.emu.roundings.judge import judge
 
 TENSOR_CORE = emu.Accumulator.tensor_core("hopper", "bf16")
 RNG = np.random.default_rng(0)

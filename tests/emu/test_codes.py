@@ -12,7 +12,7 @@ import pytest
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.backends.xla.ops import xla_ops
-from roundscope.emu.explain.encoding import code_of
+from roundscope.emu.explanation.encoding import code_of
 from roundscope.emu.formats.codes import decode, encode
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from tests.checks.exhaustive import REFERENCES

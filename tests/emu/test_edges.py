@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope import emu
-from roundscope.emu.rounding.judge import judge
+from roundscope.emu.roundings.judge import judge
 
 both = pytest.mark.parametrize("on", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
 Array = Callable[..., np.ndarray]

@@ -15,8 +15,8 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.functions import exp2_64, exp64, log64, tanh64
-from roundscope.emu.rounding.judge import judge
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.judge import judge
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 
 # Every binary32 argument whose exp lies within 4.5 ulps of binary64 of a number of 24 bits or a
 # midpoint of two: the cases "near a boundary" of tests/checks/exhaustive_exp.py. The nearest misses

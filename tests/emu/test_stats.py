@@ -18,8 +18,8 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.numba.stats import stats
 from roundscope.emu.backends.xla.ops import judged_stats, opaque_zero, xla_ops
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.judge import exponent, spacing
-from roundscope.emu.rounding.modes import BF16, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.judge import exponent, spacing
+from roundscope.emu.roundings.modes import BF16, Rounding, RoundingMode, rounding
 from roundscope.emu.stats.classify import COUNTS, SUMS, judged
 from roundscope.emu.stats.summary import Stats
 

@@ -14,7 +14,7 @@ import pytest
 from roundscope import emu
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.functions import BOUNDARY, WHOLE_RANGE, _reduced, significand_bits
-from roundscope.emu.rounding.judge import judge
+from roundscope.emu.roundings.judge import judge
 
 ENDS = [
     -746.5,

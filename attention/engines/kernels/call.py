@@ -30,7 +30,7 @@ from roundscope.emu.backends.kernels.exp_table import BYTES, table
 from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
 from roundscope.emu.backends.kernels.ops import kernel_machine, types
 from roundscope.emu.backends.xla.ops import opaque_zero
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 LANES = 32  # threads of a warp

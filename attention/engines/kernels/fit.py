@@ -21,7 +21,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu import round_to
-from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 # formats that tensor cores read; FP8 sums of a fused kernel are added in pieces, which no

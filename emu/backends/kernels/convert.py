@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental.pallas import triton
 
-from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 
 NARROW = {BF16: jnp.bfloat16, FP16: jnp.float16}
 PAIRS = {BF16: "bf16x2", FP16: "f16x2"}

@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from roundscope.emu.backends.kernels.convert import assembled, in_turn, parts
 from roundscope.emu.backends.kernels.exp import AT_ONCE, BFLOAT16, evaluated, exp32
-from roundscope.emu.rounding.modes import BF16
+from roundscope.emu.roundings.modes import BF16
 
 NEAREST, FARTHEST = 0xB300, 0xC2D0  # the codes of -2^-25 and -104
 NUMBERS = 4096  # a multiple of the threads; nobody asks for the last ones

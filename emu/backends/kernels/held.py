@@ -12,7 +12,7 @@ from jax import Array
 
 from roundscope.emu.backends.kernels.instructions import Instructions
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator
 
 FP64, FP32 = "fp64", "fp32"

@@ -11,7 +11,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.typing import ArrayLike
 
-from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator
 
 

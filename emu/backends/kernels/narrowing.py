@@ -29,7 +29,7 @@ from roundscope.emu.backends.kernels.held import (
     format_of,
     held_as,
 )
-from roundscope.emu.rounding.modes import BF16, BINARY32, FP16, Rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 
 ARITHMETIC = ("add", "sub", "mul")
 STRUCTURE = (

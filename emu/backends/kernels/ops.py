@@ -25,7 +25,7 @@ from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.ops import Event, Ops
 from roundscope.emu.backends.xla.ops import bits_of, guarded, number_of, rounded, xla_ops
 from roundscope.emu.functions import exp64
-from roundscope.emu.rounding.modes import BINARY32, Rounding, rounding
+from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.odd import sum_to_round
 

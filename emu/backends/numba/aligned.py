@@ -14,7 +14,7 @@ from roundscope.emu.backends.numba.rounding import (
     float_of_bits,
     over_threads,
 )
-from roundscope.emu.rounding.rule import C64, EVEN, Target, target_of
+from roundscope.emu.roundings.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.aligned import Factors
 

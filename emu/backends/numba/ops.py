@@ -10,7 +10,7 @@ from roundscope.emu.backends.numba.stats import stats
 from roundscope.emu.backends.numba.sums import ascending, odd_sum
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.rounding.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.aligned import Factors
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.word import from_word, to_word
-from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
 
 @njit

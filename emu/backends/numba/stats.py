@@ -14,8 +14,8 @@ from roundscope.emu.backends.numba.rounding import (
     where,
 )
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import Rounding
-from roundscope.emu.rounding.rule import C64
+from roundscope.emu.roundings.modes import Rounding
+from roundscope.emu.roundings.rule import C64
 from roundscope.emu.stats.classify import Judged, build_classify, judged
 from roundscope.emu.stats.summary import Stats
 

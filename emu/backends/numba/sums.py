@@ -10,8 +10,8 @@ from llvmlite import ir
 
 from roundscope.emu.backends.numba.jit import closure, compiled, intrinsic
 from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_of_bits, where
-from roundscope.emu.rounding.modes import BINARY32, Rounding
-from roundscope.emu.rounding.rule import C64, EVEN, Target, target_of
+from roundscope.emu.roundings.modes import BINARY32, Rounding
+from roundscope.emu.roundings.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.odd import WIDEST, build_odd_sum
 
 _even, _any, _ = RULE64

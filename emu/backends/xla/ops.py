@@ -15,9 +15,9 @@ from roundscope.emu.backends.xla.widths import widen
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.ops import round_blocks
 from roundscope.emu.blocks.xla import quantise
-from roundscope.emu.rounding.modes import BINARY32, Rounding, RoundingMode
-from roundscope.emu.rounding.nearest import nearest_even, takes_nearest_even
-from roundscope.emu.rounding.rule import C64, Target, target_of
+from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
+from roundscope.emu.roundings.nearest import nearest_even, takes_nearest_even
+from roundscope.emu.roundings.rule import C64, Target, target_of
 from roundscope.emu.stats.classify import SUMS, Judged, build_classify, judged
 from roundscope.emu.sums.aligned import Factors, aligned
 from roundscope.emu.sums.odd import build_odd_sum, sum_to_round

@@ -13,8 +13,8 @@ from jax import Array, lax
 
 from roundscope.emu.backends.xla.traced import TracedRounding
 from roundscope.emu.backends.xla.widths import narrow, widen
-from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
 RULE32 = build_rule(C32, jnp.where, lambda f: f)
 RULE64 = build_rule(C64, jnp.where, lambda f: f)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.nearest import takes_nearest_even
-from roundscope.emu.rounding.rule import C64, Target, target_of
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.nearest import takes_nearest_even
+from roundscope.emu.roundings.rule import C64, Target, target_of
 from roundscope.emu.stats.classify import Judged, judged
 
 T, J = len(Target._fields), len(Judged._fields)

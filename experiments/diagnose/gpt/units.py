@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.sites import PRODUCTS
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Order
 from roundscope.experiments.diagnose.search.family import Blocks, Family
 from roundscope.experiments.diagnose.search.guilty import FEW

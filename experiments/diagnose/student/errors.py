@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
-from roundscope.emu.rounding.modes import BF16, RoundingMode
+from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.diagnose.replay.fate import Outcome, Trial, better
 from roundscope.experiments.diagnose.replay.start import LEVEL, Replayed
 from roundscope.experiments.diagnose.search.guilty import REPEATS

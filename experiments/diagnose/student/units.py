@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.rounding.modes import BINARY32, Rounding
+from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.experiments.diagnose.search.family import Blocks, Family
 from roundscope.experiments.report.wording import listed
 from roundscope.experiments.train.student.config import Config

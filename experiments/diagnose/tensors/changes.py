@@ -6,7 +6,7 @@ from functools import partial
 
 from roundscope.attention import DeltaFrom, Plan, Site, Stabilizer
 from roundscope.attention.plans.presets import fa2_bf16
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.diagnose.tensors.accounts import SITES_OF
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, WIDE, narrow, occurring
 from roundscope.experiments.train.gpt.interventions import Plans

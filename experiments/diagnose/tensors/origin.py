@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Record, Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.diagnose.tensors.accounts import (
     Head,
     accounts,

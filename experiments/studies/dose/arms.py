@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.results.run import key_of
 from roundscope.experiments.studies.dose.scale import EVEN, MOST_BITS, Scale
 from roundscope.experiments.studies.framework.words import NAMED

@@ -4,7 +4,7 @@ import math
 from collections.abc import Container
 
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.results import Results

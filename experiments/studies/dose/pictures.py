@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.results import Results

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.framework.estimates import Estimate, mean

@@ -10,7 +10,7 @@ from typing import Any
 
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.sites import Site, site_named
-from roundscope.emu.rounding.modes import RoundingMode, mode_named
+from roundscope.emu.roundings.modes import RoundingMode, mode_named
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.studies.framework.words import pairs, seeds_of
 from roundscope.experiments.train.config import Config

@@ -1,7 +1,7 @@
 """The answer in a sentence, and the names of modes and events in words."""
 
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.studies.dose.claims import same_size
 from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.scale import EVEN, OUTWARD, RANDOM, ZERO

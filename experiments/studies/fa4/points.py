@@ -12,7 +12,7 @@ from roundscope.attention.api import attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.emu import round_to
-from roundscope.emu.rounding.modes import E4M3
+from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.studies.framework.errors import gain, relative_error
 
 DEVIATIONS = (0.25, 0.5, 1.0, 1.5, 2.0)

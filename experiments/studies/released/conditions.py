@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import BF16
+from roundscope.emu.roundings.modes import BF16
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
 

@@ -11,7 +11,7 @@ import numpy as np
 from roundscope.attention.api import attend
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu import round_to
-from roundscope.emu.rounding.modes import E4M3
+from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.studies.framework.errors import gain, relative_error
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 

@@ -13,7 +13,7 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
 from roundscope.emu.formats.format import NAMED
-from roundscope.emu.rounding.modes import Overflow, RoundingMode
+from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE

@@ -6,7 +6,7 @@ from dataclasses import replace
 from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
-from roundscope.emu.rounding.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.experiments.sweep.conditions.cell import Value
 
 Settings = tuple[tuple[str, Value], ...]

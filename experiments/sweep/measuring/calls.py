@@ -15,7 +15,7 @@ from typing import Any
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
-from roundscope.emu.rounding.modes import BINARY64
+from roundscope.emu.roundings.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.experiments.compile_cache import keep_compilations
 from roundscope.experiments.results.machine import has_gpu

@@ -15,7 +15,7 @@ import numpy as np
 
 from roundscope.attention import Record, Site
 from roundscope.emu.api import dot, round_to
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.trace.run import Observed, call
 
 CANDIDATES = 32  # rows that are searched for one with several P = 1 when it is one key tile

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.emu.rounding.modes import BINARY32, rounding
+from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import Change, changes_of, layers_of

@@ -24,7 +24,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from roundscope.emu.blocks.traced import ends_row, round_row, row_of
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.train.mx.formats import reseeded
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.config import Config

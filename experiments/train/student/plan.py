@@ -23,7 +23,7 @@ import numpy as np
 
 from roundscope.attention.grammar.changes import Change, changes
 from roundscope.attention.grammar.ranges import numbers
-from roundscope.emu.rounding.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.mx.formats import (
     Formats,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import DeltaFrom, Plan, Record, Site, Stabilizer, examine
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import INPUTS, PRESETS, RESULTS, TILES, compared, differences, normal
 

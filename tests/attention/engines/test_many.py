@@ -22,7 +22,7 @@ from roundscope.attention import (
 )
 from roundscope.attention.plans.choices import Exponential, KeyOrder
 from roundscope.attention.plans.traced import head_plans, structure
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import bits, differences, normal
 

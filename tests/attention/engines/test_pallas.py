@@ -31,7 +31,7 @@ from roundscope.attention.engines.kernels import forward as pallas_forward
 from roundscope.attention.engines.kernels import summary as pallas_summary
 from roundscope.emu import Accumulator, Order, round_to
 from roundscope.emu.backends.kernels.convert import converted
-from roundscope.emu.rounding.modes import BF16, BINARY32, E4M3, FP16, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, E4M3, FP16, rounding
 from tests.checks.engines import RESULTS, bits, differences, normal
 
 HOPPER = "fa2-bf16@hopper"

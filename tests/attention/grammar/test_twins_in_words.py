@@ -13,7 +13,7 @@ from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, R
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.plan import OF_KERNEL
 from roundscope.attention.plans.twins import TWINS
-from roundscope.emu.rounding.modes import rounding
+from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 

@@ -18,7 +18,7 @@ from roundscope.emu.backends.kernels.marks import product, round_event
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import kernel_machine
 from roundscope.emu.functions import exp64
-from roundscope.emu.rounding.modes import BF16, BINARY32, E4M3, FP16, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY32, E4M3, FP16, rounding
 from tests.checks.engines import bits
 
 DOWN = rounding("bf16", "toward-negative")

@@ -11,7 +11,7 @@ from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import kernel_machine
 from roundscope.emu.backends.kernels.transposing import untransposed
 from roundscope.emu.functions import exp64
-from roundscope.emu.rounding.modes import BF16, BINARY32
+from roundscope.emu.roundings.modes import BF16, BINARY32
 from roundscope.emu.sums.accumulator import Accumulator
 
 CORE = Accumulator.tensor_core("hopper", "bf16")

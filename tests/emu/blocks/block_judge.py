@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 from roundscope.emu import BlockFormat, Rounding, RoundingMode, ScaleRule
-from roundscope.emu.rounding.judge import exponent, judge
+from roundscope.emu.roundings.judge import exponent, judge
 
 TWO = Fraction(2)
 

@@ -11,7 +11,7 @@ import pytest
 
 from roundscope import emu
 from roundscope.emu import BLOCK_NAMED, Accumulator, Order, dot, from_blocks, rounding, to_blocks
-from roundscope.emu.rounding.judge import judge
+from roundscope.emu.roundings.judge import judge
 
 RNG = np.random.default_rng(15)
 A = (RNG.standard_normal((3, 70)) * np.exp2(RNG.integers(-3, 4, (3, 70)))).astype(np.float32)

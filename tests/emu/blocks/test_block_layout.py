@@ -19,7 +19,7 @@ from roundscope.emu import (
     to_blocks,
 )
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.random import event_bits
 from tests.emu.blocks.test_block_round import bits
 
 RNG = np.random.default_rng(6)

@@ -22,8 +22,8 @@ from roundscope.emu import (
     to_blocks,
 )
 from roundscope.emu.formats.format import Format, format_named
-from roundscope.emu.rounding.modes import RoundingMode
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.roundings.random import event_bits
 from tests.emu.blocks.block_judge import block, tensor_scale
 
 RNG = np.random.default_rng(5)

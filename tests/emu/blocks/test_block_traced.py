@@ -11,7 +11,7 @@ from roundscope.emu.blocks.api import round_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.traced import ends_row, is_even, round_even, round_row, row_of
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.roundings.modes import RoundingMode, rounding
 
 ROUND = jax.jit(round_row, static_argnames=("size", "axis", "drawn"))
 EVEN = jax.jit(round_even, static_argnames=("size", "axis"))

@@ -12,9 +12,9 @@ import numpy as np
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.rounding.judge import judge
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
-from roundscope.emu.rounding.random import event_bits
+from roundscope.emu.roundings.judge import judge
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 
 FOLDS = (

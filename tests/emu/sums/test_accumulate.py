@@ -9,7 +9,7 @@ import pytest
 
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.rounding.modes import BINARY32, BINARY64, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.aligned import Alignment
 from tests.emu.sums.folds import (

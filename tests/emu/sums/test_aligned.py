@@ -14,7 +14,7 @@ import pytest
 from roundscope import emu
 from roundscope.emu import Accumulator, round_to, to_blocks
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.rounding.judge import judge
+from roundscope.emu.roundings.judge import judge
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from tests.emu.sums.mma_sim import KINDS, PATH
 

@@ -13,8 +13,8 @@ import pytest
 
 from roundscope import emu
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.rounding.judge import judge
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.judge import judge
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from tests.emu.sums.folds import assert_folded, column, on_numpy, operands
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope import emu
-from roundscope.emu.rounding.modes import BINARY64, rounding
+from roundscope.emu.roundings.modes import BINARY64, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 LENGTHS = (1, 2, 7, 8, 9, 31, 32, 33, 65, 100, 128, 129, 512, 700)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from roundscope.emu.explain.one_rounding import explain
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.explanation.one_rounding import explain
+from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.experiments.look import doctor, explain_view
 from roundscope.experiments.look import sites as sites_view
 from roundscope.experiments.report import terminal as output

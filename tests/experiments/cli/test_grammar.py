@@ -16,7 +16,7 @@ from roundscope.attention.grammar.roundings import event_of
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import NAMED
-from roundscope.emu.rounding.modes import BINARY32, Overflow, RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, Overflow, RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose.arms import Dose

@@ -7,7 +7,7 @@ import pytest
 
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.rounding.judge import exponent, neighbours, spacing
+from roundscope.emu.roundings.judge import exponent, neighbours, spacing
 from roundscope.experiments.diagnose.tensors.classes import (
     ABOVE,
     BELOW,

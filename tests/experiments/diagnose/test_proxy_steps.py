@@ -12,7 +12,7 @@ import pytest
 
 from roundscope.emu.blocks.api import round_blocks
 from roundscope.emu.blocks.format import block_format
-from roundscope.emu.rounding.modes import BF16, BINARY32
+from roundscope.emu.roundings.modes import BF16, BINARY32
 from roundscope.experiments.diagnose.student.blocks import operands, origin
 from roundscope.experiments.diagnose.student.case import Case, case
 from roundscope.experiments.diagnose.student.errors import GRADIENT, coherence, errors, only

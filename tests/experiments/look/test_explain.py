@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from roundscope.emu.explain.addition import add
-from roundscope.emu.explain.encoding import code_of, fields_of
-from roundscope.emu.explain.numbers import parse
-from roundscope.emu.explain.one_rounding import explain
+from roundscope.emu.explanation.addition import add
+from roundscope.emu.explanation.encoding import code_of, fields_of
+from roundscope.emu.explanation.numbers import parse
+from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.formats.format import NAMED, format_named
-from roundscope.emu.rounding.modes import RoundingMode, rounding
+from roundscope.emu.roundings.modes import RoundingMode, rounding
 
 # arXiv 2510.04212: -2.40625 and its residual, plus -2.296875
 A, B = "-2.407115459442139", "-2.296875"

@@ -12,7 +12,7 @@ import pytest
 
 from roundscope.attention import AddUlps, Injection, Noise, Plan, Site
 from roundscope.attention.sites import PRODUCTS
-from roundscope.emu.rounding.modes import BF16, BINARY64, rounding
+from roundscope.emu.roundings.modes import BF16, BINARY64, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS

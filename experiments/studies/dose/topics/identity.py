@@ -6,7 +6,7 @@ All have one size.
 import math
 
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import EVEN, FULL, QUICK, ZERO
 from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic

@@ -15,7 +15,7 @@ import numpy as np
 
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.formats.format import format_named
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention.sites import Site
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Record, Site, examine
-from roundscope.emu.rounding.modes import RoundingMode
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run

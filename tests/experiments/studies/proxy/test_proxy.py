@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from roundscope.emu.blocks.format import block_format
-from roundscope.emu.rounding.modes import BF16, RoundingMode
+from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.results.run import Run

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roundscope.attention import Site
-from roundscope.emu.rounding.modes import BF16, BINARY32
+from roundscope.emu.roundings.modes import BF16, BINARY32
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.loop import missing
 from roundscope.experiments.studies.framework.store import opened

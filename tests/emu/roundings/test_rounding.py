@@ -18,9 +18,9 @@ from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.formats.format import NAMED, Format, format_named
-from roundscope.emu.rounding.judge import judge
-from roundscope.emu.rounding.modes import Rounding, RoundingMode, mode_named, rounding
-from roundscope.emu.rounding.threefry import random31, threefry2x32
+from roundscope.emu.roundings.judge import judge
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, mode_named, rounding
+from roundscope.emu.roundings.threefry import random31, threefry2x32
 from tests.checks.exhaustive import REFERENCES, different, documented, reference, rounder
 
 USER_FORMATS = ("e5m10", "e4m3", "e2m1", "e3m4", "e8m16", "e11m20", "e6m40")
@@ -405,7 +405,7 @@ def test_binary32_in_a_wider_format_is_unchanged(name: str, executor: str) -> No
 
 def test_a_width_that_holds_no_format_is_an_error() -> None:
     """The rule's own guard: a binary32 target for a format beyond binary32."""
-    from roundscope.emu.rounding.rule import C32, target_of
+    from roundscope.emu.roundings.rule import C32, target_of
 
     with pytest.raises(ValueError, match="format fp64 does not fit a float32 array; pass float64"):
         target_of(rounding("fp64"), C32)

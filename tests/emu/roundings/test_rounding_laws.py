@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.formats.format import NAMED, Format, format_named
-from roundscope.emu.rounding.judge import judge, neighbours, spacing
-from roundscope.emu.rounding.modes import Overflow, Rounding, RoundingMode, rounding
-from roundscope.emu.rounding.threefry import random31
+from roundscope.emu.roundings.judge import judge, neighbours, spacing
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.threefry import random31
 
 law = settings(deadline=None, derandomize=True, max_examples=150, database=None)
 

@@ -1,4 +1,4 @@
-"""`emu.rounding.nearest`: the two-addition rounding of sums under XLA has the rule's own bits."""
+"""`emu.roundings.nearest`: the two-addition rounding of sums under XLA has the rule's own bits."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,10 @@ from roundscope import emu
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.traced import Kind, rounding_of, row_of
 from roundscope.emu.formats.format import NAMED
-from roundscope.emu.rounding.judge import judge
-from roundscope.emu.rounding.modes import BF16, BINARY64, Rounding, RoundingMode, rounding
-from roundscope.emu.rounding.nearest import nearest_even, takes_nearest_even
-from roundscope.emu.rounding.rule import C64, target_of
+from roundscope.emu.roundings.judge import judge
+from roundscope.emu.roundings.modes import BF16, BINARY64, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.nearest import nearest_even, takes_nearest_even
+from roundscope.emu.roundings.rule import C64, target_of
 
 COVERED = [
     r

@@ -3,7 +3,7 @@
 Adding c = 1.5 * 2^(e + 53 - p), e the exponent of x (at least emin), puts the last bit that the
 target keeps on the last bit of binary64: the addition rounds x to nearest even there, the
 subtraction is exact. Five times as fast as the rule on a CPU, equal to it in every bit
-(tests/emu/rounding/test_nearest.py). c depends on x, so no compiler folds (x + c) - c. Where |x| is
+(tests/emu/roundings/test_nearest.py). c depends on x, so no compiler folds (x + c) - c. Where |x| is
 2^(971 + p) or more, c would lie beyond binary64: its bits are those of NaN for one binade, and of
 tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for
 overflows.
@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.emu.rounding.modes import Rounding, RoundingMode
-from roundscope.emu.rounding.rule import Target
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.rule import Target
 
 EXPONENT = 0x7FF0_0000_0000_0000
 SIGN = -(2**63)

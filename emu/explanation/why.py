@@ -3,7 +3,7 @@
 import math
 from fractions import Fraction
 
-from roundscope.emu.rounding.modes import Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
 
 HALF = Fraction(1, 2)
 
@@ -66,7 +66,7 @@ def first_random(seed: int) -> int:
     """Return the first random integer of a seed, in [0, 2^31)."""
     import numpy as np
 
-    from roundscope.emu.rounding.threefry import random31
+    from roundscope.emu.roundings.threefry import random31
 
     key, zero = np.array([seed], np.uint32), np.zeros(1, np.uint32)
     return int(random31((key, zero), (zero, zero))[0])

@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import NanPolicy, Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode
 
 EVEN, AWAY, ZERO, POSITIVE, NEGATIVE, OUTWARD, ODD, STOCHASTIC = (m.code for m in RoundingMode)
 Bits = Any  # integers or booleans of the carrier: a scalar in Numba, an array in XLA

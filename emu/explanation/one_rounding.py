@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from roundscope.emu.explain.encoding import code_of, fields_of
-from roundscope.emu.explain.numbers import parse
-from roundscope.emu.explain.why import HALF, decide, first_random, overflow
+from roundscope.emu.explanation.encoding import code_of, fields_of
+from roundscope.emu.explanation.numbers import parse
+from roundscope.emu.explanation.why import HALF, decide, first_random, overflow
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import NanPolicy, Overflow, Rounding, RoundingMode
-from roundscope.emu.rounding.modes import rounding as rounding_named
+from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import rounding as rounding_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ regard to STEP do so with a chance of 2^-32.
 
 from typing import Any
 
-from roundscope.emu.rounding.threefry import random31
+from roundscope.emu.roundings.threefry import random31
 
 STEP = 0x9E3779B9  # an odd constant: one key for each addition inside a sum
 

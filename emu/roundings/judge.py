@@ -1,6 +1,6 @@
 """The independent judge: one number rounded from the definition, in exact rational arithmetic.
 
-It shares the records `Format` and `Rounding` with the rule of `emu.rounding.rule` and no line of
+It shares the records `Format` and `Rounding` with the rule of `emu.roundings.rule` and no line of
 its
 method: the two numbers of the format around x are written down as fractions, and the mode chooses
 one by its sentence in IEEE 754-2019, 4.3. It is slow (tens of microseconds a number) and meant to
@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 
 from roundscope.emu.formats.format import Format
-from roundscope.emu.rounding.modes import NanPolicy, Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode
 
 HALF = Fraction(1, 2)
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from roundscope.emu.explain.numbers import parse
-from roundscope.emu.explain.one_rounding import split
+from roundscope.emu.explanation.numbers import parse
+from roundscope.emu.explanation.one_rounding import split
 from roundscope.emu.formats.format import Format
 
 

@@ -104,7 +104,7 @@ class Rounding:
             (`Format.saturates`).
         nan: what a NaN becomes where the format has none, a `NanPolicy`.
         seed: of the random bits of the stochastic mode, a whole number from 0 to 2^32 - 1;
-            `roundscope.emu.rounding.random` says which seeds share bits.
+            `roundscope.emu.roundings.random` says which seeds share bits.
 
     Raises:
         ValueError: for an infinity or a NaN as overflow that the format does not have, an unknown

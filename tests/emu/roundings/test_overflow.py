@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roundscope import emu
-from roundscope.emu.rounding.modes import without_saturation
+from roundscope.emu.roundings.modes import without_saturation
 
 BEYOND = {  # twice the largest finite number, rounded by the format's own rule
     "e4m3fn": 448.0,
