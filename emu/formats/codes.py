@@ -1,8 +1,8 @@
 """The way between the numbers of a format and their codes, on integers, for any array library.
 
 A code is sign | exponent | fraction; as an integer it counts the magnitudes from zero upward, so
-the code of a magnitude is its rank among the format's numbers. `emu.explanation.encoding` does the same
-for one number in exact arithmetic.
+the code of a magnitude is its rank among the format's numbers. `emu.explanation.encoding` does the
+same for one number in exact arithmetic.
 """
 
 import math

@@ -2,10 +2,10 @@
 
 Adding c = 1.5 * 2^(e + 53 - p), e the exponent of x (at least emin), puts the last bit that the
 target keeps on the last bit of binary64: the addition rounds x to nearest even there, the
-subtraction is exact. Five times as fast as the rule on a CPU, equal to it in every bit
-(tests/emu/roundings/test_nearest.py). c depends on x, so no compiler folds (x + c) - c. Where |x| is
-2^(971 + p) or more, c would lie beyond binary64: its bits are those of NaN for one binade, and of
-tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for
+subtraction is exact. It is five times as fast as the rule on a CPU and equal to it in every bit
+(tests/emu/roundings/test_nearest.py). c depends on x, so no compiler folds (x + c) - c. Where |x|
+is 2^(971 + p) or more, c would lie beyond binary64: its bits are those of NaN for one binade, and
+of tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for
 overflows.
 """
 
