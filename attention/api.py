@@ -147,7 +147,8 @@ def attend(
         softcap: c > 0 bounds the scores: c tanh(scale Q K^T / c), by the events SS, CAP, TANH and
             SCALED, in the backward SS_B to DTANH and DSC. It takes the place of the plan's own.
         sinks: (N,): for each head, a logit that takes part in the softmax of every row with a value
-            of 0; a row that sees no key then has L = sink. The plan's `sinks` says by which events.
+            of 0; a row that sees no key then has L = sink, and output 0 where V is
+            finite. The plan's `sinks` says by which events.
             "pallas" runs neither sinks nor `window` nor `softcap`.
 
     Returns:
