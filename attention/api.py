@@ -143,7 +143,7 @@ def attend(
             before OD rounds. With OD in binary64, delta moves by rowsum(dO e), dQ by
             -scale rowsum(dO e) P K, and the output not at all. Its derivative is 0.
         window: How many keys a query sees, its own included: t - window < s <= t of a causal call,
-            |t - s| < window of any other. It takes the place of the plan's own.
+            `|t - s|` < window of any other. It takes the place of the plan's own.
         softcap: c > 0 bounds the scores: c tanh(scale Q K^T / c), by the events SS, CAP, TANH and
             SCALED, in the backward SS_B to DTANH and DSC. It takes the place of the plan's own.
         sinks: (N,): for each head, a logit that takes part in the softmax of every row with a value
@@ -168,7 +168,7 @@ def attend(
     Example:
         >>> import numpy as np
         >>> from roundscope import attend
-        >>> q, k, v = np.random.default_rng(0).normal(size=(3, 1, 4, 2, 8)).astype("float32")
+        >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 4, 2, 8), "f4")
         >>> out = attend(q, k, v, plan="fa2-bf16", is_causal=True)
         >>> out.shape, out.dtype
         ((1, 4, 2, 8), dtype('float32'))
@@ -239,7 +239,7 @@ def examine(
             no events of a sample.
 
     Returns:
-        An `Examined`: the output, L, the gradients where `do` is given, and the trace.
+        The output, L, the gradients where `do` is given, and the trace, as an `Examined`.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -248,11 +248,11 @@ def examine(
     Example:
         >>> import numpy as np
         >>> from roundscope import examine
-        >>> q, k, v, do = np.random.default_rng(0).normal(size=(4, 1, 4, 2, 8)).astype("float32")
+        >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 1, 4, 2, 8), "f4")
         >>> examined = examine(q, k, v, do, plan="fa2-bf16")
         >>> examined.dq.shape
         (1, 4, 2, 8)
-        >>> probabilities = examined.trace.stats["P"].total()  # of both heads, 4 x 4 each
+        >>> probabilities = examined.trace.stats["P"].total()  # 2 heads of 4 x 4
         >>> int(probabilities.n)
         32
     """

@@ -120,7 +120,7 @@ class Plan:
             Source: GPU kernels; all twins (`attention.plans.twins`) have it.
 
         window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
-            of a causal call and |t - s| < window of any other. 0 (default): all. The argument
+            of a causal call and `|t - s|` < window of any other. 0 (default): all. The argument
             `window` of `attend` takes its place. Source: sliding-window attention.
         softcap: c > 0 makes the scores c tanh(scale S / c), by the events SS, CAP and TANH. 0.0
             (default): they are scale S. The argument `softcap` of `attend` takes its place. Source:

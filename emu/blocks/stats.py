@@ -1,6 +1,6 @@
 """`BlockStats`: what a block format did to an array, and what its scale rule cost beyond RCEIL's.
 
-A number that its scale cannot reach (|V| > m T X, m the largest element) is **clipped**; it is
+A number that its scale cannot reach (`|V| > m T X`, m the largest element) is **clipped**; it is
 **saturated** if it would also have rounded beyond m, to nearest, had the elements gone on. Neither
 says what that cost, since m may have been the nearest element anyway. What a rule cost is its error
 less the error of the same format under RCEIL, which clips nothing: the **excess**.
@@ -31,7 +31,7 @@ class BlockStats:
         nan_blocks: blocks whose scale is NaN. Neither they nor blocks of zeros enter anything below
             but `distinct`.
         zero_blocks: blocks of zeros.
-        clipped: numbers that their scale cannot reach: |V| > m T X, m the largest element.
+        clipped: numbers that their scale cannot reach: `|V| > m T X`, m the largest element.
         saturated: clipped numbers that would also have rounded beyond m.
         clipped_blocks: blocks with a clipped number.
         underflow: numbers other than 0 that became 0.
@@ -39,13 +39,13 @@ class BlockStats:
         inexact: numbers that changed.
         distinct: the sum over blocks of the number of different elements used: near `blocks` where
             values cluster.
-        size: the sum of |V|; like all sums, over the numbers that stay finite.
+        size: the sum of `|V|`; like all sums, over the numbers that stay finite.
         square: the sum of V^2.
         error: the sum of Q - V.
-        absolute: the sum of |Q - V|.
+        absolute: the sum of `|Q - V|`.
         squared: the sum of (Q - V)^2.
         shrink: the sum of (Q - V) sign(V): negative where magnitudes shrink.
-        excess: the sum of |Q - V|, less the same under RCEIL.
+        excess: the sum of `|Q - V|`, less the same under RCEIL.
         excess_squared: the sum of (Q - V)^2, less the same under RCEIL.
 
     Example:

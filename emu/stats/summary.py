@@ -31,9 +31,8 @@ class Stats:
         overflow: finite numbers beyond the largest finite one that became infinite or NaN, or a
             number more than half an ulp away. To nearest that is what IEEE 754-2019, 7.4 calls an
             overflow, except for a tie that saturates: 61440 in e5m2 is not counted. In other modes
-                it is not the
-            same: of numbers that e5m2 saturates, 65000 toward zero counts and does not overflow by
-            IEEE, 60000 toward positive does not count and overflows.
+            it is not the same: of numbers that e5m2 saturates, 65000 toward zero counts and does
+            not overflow by IEEE, 60000 toward positive does not count and overflows.
         underflow: numbers other than zero that became zero.
         subnormal: subnormal results.
         nan: results that are NaN.
@@ -121,7 +120,7 @@ class Stats:
 
     @property
     def coherence(self) -> Any:
-        """|sum of errors| / sqrt(sum of squared errors), in ulps.
+        """`|sum of errors|` / sqrt(sum of squared errors), in ulps.
 
         It is about 1 or less if the sign of every error is that of a coin flip.
         """
