@@ -56,11 +56,11 @@ class Trace:
 
     Example:
         >>> import numpy as np
-        >>> from roundscope.attention import Record, attend
+        >>> from roundscope.attention import Record, examine
         >>> rng = np.random.default_rng(0)
         >>> q, k, v = (rng.standard_normal((1, 8, 1, 16)).astype(np.float32) for _ in range(3))
         >>> record = Record(events=("P",), ones=("P",))
-        >>> out, trace = attend(q, k, v, plan="fa2-bf16", block_q=4, block_k=4, record=record)
+        >>> trace = examine(q, k, v, plan="fa2-bf16", block_q=4, block_k=4, record=record).trace
         >>> p = trace.stats["P"].total()
         >>> int(p.n), int(p.inexact), int(p.overflow)  # 8 queries x 8 keys
         (64, 50, 0)
