@@ -37,7 +37,7 @@ from hypothesis import strategies as st
 
 from roundscope import PRESETS, PRODUCTS, Axes, Plan, Record, Site
 from roundscope.attention.places import absent
-from roundscope.attention.plans.plan import check_factors
+from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BACKWARD, ONCE
 from tests.attention.judge import ARITHMETICS

@@ -2,14 +2,14 @@
 
 import re
 
-from roundscope.attention import Record, Site, attend
+from roundscope.attention import Record, Site, examine
 from tests.attention.small import INPUTS
 
 
 def test_print_shows_a_line_for_each_event_and_its_bias():
     """A wall of arrays; an event that never occurred; an injected bias whose z is small."""
     words = {"plan": "fa2-bf16", "record": Record(steps=(Site.S,)), "inject": "OUT:ulps=0.25"}
-    _, trace = attend(*INPUTS[:3], block_q=5, block_k=7, **words)
+    trace = examine(*INPUTS[:3], block_q=5, block_k=7, **words).trace
     head, *lines = str(trace).splitlines()
     assert head.split() == ["event", "count", "inexact", "mean", "error,", "ulps", "z"]
     occurred = [name for name, stats in trace.stats.items() if stats.n.sum()]

@@ -38,12 +38,12 @@ def shown(s, width=100):
 
 
 def test_an_output_that_is_too_short_is_said_although_its_own_rounding_is_even(cut):
-    """The words OUT does not lean would be read as a statement about the output."""
+    """The words OUT is not biased would be read as a statement about the output."""
     text = trace_words.sentence(cut)
-    assert "The rounding at OUT itself does not lean" in text
+    assert "The rounding at OUT is not biased" in text
     assert re.search(r"Against exact, out is too short by 0\.\d+ ± 0\.\d+ %\.", text)
     assert cut.gains["out"].is_biased and cut.gains["out"].mean < -5e-4
-    assert not re.search(r"\bOUT does not lean", text)
+    assert not re.search(r"(?<!rounding at )\bOUT is not biased", text)
 
 
 def test_an_unbiased_plan_has_no_biased_result():
@@ -70,7 +70,7 @@ def test_the_sizes_of_the_axes_are_shown():
 def test_the_page_begins_with_the_results_and_the_file_has_their_gains(run, small, tmp_path):
     assert run(small(), "--out", tmp_path / "x")[0] == 0
     page = (tmp_path / "x" / "report.html").read_text()
-    assert page.index("Results against exact") < page.index("<img ")
+    assert page.index("Differences of the results from those of exact") < page.index("<img ")
     (layer,) = json.loads((tmp_path / "x" / "trace.json").read_text())["layers"]
     assert set(layer["gain"]) == {"out", "dq", "dk", "dv"}
     assert set(layer["gain"]["out"]) == {"mean", "standard_error", "limit", "biased"}
