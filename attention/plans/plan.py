@@ -156,6 +156,8 @@ class Plan:
             raise ValueError("scaled_keys=True: S_B is in base 2, as L must be; it needs log2_e=scale, lse_base2, gradient_scale=result")
         if self.first_tile_apart and not self.kept_state:
             raise ValueError("first_tile_apart=True: only a row sum that is kept in memory is another one there; it goes with kept_state")
+        if self.first_tile_apart and self.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
+            raise ValueError(f"first_tile_apart=True: lanes are no row sum yet, and row_sum={self.row_sum} has them; use row_sum=plain")
         if not 0.0 <= self.stale_maximum < 64.0 or (self.stale_maximum and self.log2_e is Log2E.SCORES):
             told = "a number of powers of two, of e with log2_e=none, 0 or more and below 64; log2_e=scores has none"
             raise ValueError(f"stale_maximum={self.stale_maximum}: {told}")
