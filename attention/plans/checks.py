@@ -102,6 +102,11 @@ def _check_maximum(plan: "Plan") -> None:
             "first_tile_apart=True: only a row sum that is kept in memory is another one there;"
             " it goes with kept_state"
         )
+    if plan.first_tile_apart and plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
+        raise ValueError(
+            "first_tile_apart=True: lanes are not a row sum yet, and"
+            f" row_sum={plan.row_sum} has them; use row_sum=plain"
+        )
     if not 0.0 <= plan.stale_maximum < 64.0 or (plan.stale_maximum and plan.log2_e is Log2E.SCORES):
         allowed = (
             "a number of powers of two, of e with log2_e=none, 0 or more and below 64;"

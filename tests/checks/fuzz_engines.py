@@ -216,7 +216,7 @@ def judged_arithmetic(case: Case, kind: str) -> Any:
     is_known = preset in ARITHMETICS and set(made) <= set(JUDGED_EVENTS)
     if not is_known or not all(map(is_judged, made.items())) or "float64" in case.get("dtypes", ()):
         return None
-    if kind not in ("normal", "few", "large") and not (is_whole(case) and sees_keys(case)):
+    if kind not in ("normal", "few", "large") and not (is_whole(case) and sees_keys(case).all()):
         return None
     return ARITHMETICS[preset].but(**made)
 
@@ -230,12 +230,16 @@ def is_judged(change: tuple[str, str]) -> bool:
 
 
 def has_open_rows(case: Case, ours: Examined) -> bool:
-    """Whether the judge leaves open what some row gives: one whose scores are all -inf, at keys
-    that it sees. There the judge takes P for one of no key, and DP and DPD for no events, which
-    shows where their format is too narrow for a sum.
+    """Whether the judge leaves open what some row gives: one that sees keys and whose L is -inf.
+
+    All its scores are -inf, or M rounded so far above them that every EXP is 0. The judge's
+    backward takes it for a row of no key, of which DP and DPD are no events and P is 0. Of presets
+    without a change that shows nowhere.
     """
-    has_narrow = any(f"{site}=" in case["plan"] for site in (" DP", " DPD"))
-    return has_narrow and bool(np.isneginf(np.asarray(ours.lse)).any())
+    if " " not in case["plan"]:
+        return False
+    rows = np.broadcast_to(sees_keys(case), np.shape(np.swapaxes(ours.lse, 1, 2)))
+    return bool((rows & np.isneginf(np.swapaxes(ours.lse, 1, 2))).any())
 
 
 def is_whole(case: Case) -> bool:
@@ -255,11 +259,12 @@ def seen(case: Case) -> np.ndarray:
     return near if mask is None else mask & near
 
 
-def sees_keys(case: Case) -> bool:
-    """Whether every query sees some key."""
+def sees_keys(case: Case) -> np.ndarray:
+    """Whether each query sees some key, broadcastable to (B, N, T)."""
     t, s = case["shape"][1:3]
     causal = np.tri(t, s, dtype=bool) if case.get("is_causal") else True
-    return bool((seen(case) & causal).any(axis=-1).all())
+    of_rows: np.ndarray = (seen(case) & causal).any(axis=-1)
+    return of_rows
 
 
 def judged(case: Case, arithmetic: Any, inputs: list[np.ndarray], ours: Examined) -> list[str]:
