@@ -1,7 +1,8 @@
 """Counter-based random bits: Threefry-2x32 with 20 rounds (Salmon et al., SC'11), written once.
 
-The same (key, counter) gives the same bits on every engine, device and chunking. Only + ^ << >> on
-unsigned 32-bit words: NumPy and JAX arrays alike.
+The same (key, counter) gives the same bits on every engine and device, however the work is cut into
+pieces. The code uses only + ^ << >> on unsigned 32-bit words, so it runs on NumPy and JAX arrays
+alike.
 """
 
 from typing import Any
