@@ -90,7 +90,7 @@ class BlockStats:
 
     @property
     def relative_shrink(self) -> float:
-        """The relative change of the sum of magnitudes, `shrink` / `size`; negative for a decrease."""
+        """The relative change of the sum of magnitudes, `shrink` / `size`; decreases are negative."""
         return self.shrink / self.size if self.size else 0.0
 
     @property

@@ -27,8 +27,8 @@ to even is written as a shift because (unit - 1 + lsb) >> 1 is 0 where nothing i
 
 **Below the target's 2^emin** more bits are dropped, up to d = M, where only the leading bit is
 kept. This happens in the binade of `smallest`, the bits of the smallest positive number. Every
-smaller number, a < smallest, becomes 0 or smallest, and the same push decides. There d is at most
-M + 1, so that unit - 1 = 2^(M+1) - 1, and the bits of half the smallest number are smallest - 2^M::
+smaller number, a < smallest, becomes 0 or smallest, and the same push decides. There d is held at
+M + 1, so that unit = 2^(M+1), and the bits of half the smallest number are smallest - 2^M::
 
     ties to even       push = 2^M - 1         a + push >= smallest  iff  a > smallest - 2^M
     ties to away       push = 2^M             a + push >= smallest  iff  a >= smallest - 2^M

@@ -191,7 +191,7 @@ def in_turn(x: Array, most: int) -> int:
 
 
 def instruction(text: str, dtype: Any, *args: Any) -> Array:
-    """Return the result of a PTX text for every element of arrays; all arrays have the type dtype."""
+    """Return the result of a PTX text for every element of arrays; all have the type dtype."""
     arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))
     letter = "d" if dtype == jnp.float64 else "f"
     return assembled(text, ",".join([f"={letter}", *letter * len(arrays)]), 1, dtype, *arrays)

@@ -1,4 +1,4 @@
-"""The numbers of a kernel in the narrowest types that hold them, and the machine that computes them.
+"""The numbers of a kernel in the narrowest types that hold them, and the machine for them.
 
 `narrowing` runs a function on such numbers by such a machine.
 """
@@ -101,7 +101,7 @@ class Machine:
 
 
 def format_of(f: Format) -> str:
-    """Return the name of the narrowest of bf16, fp16, fp32 and fp64 that holds a format's numbers."""
+    """Return bf16, fp16, fp32 or fp64, the narrowest of them that holds a format's numbers."""
     if f in (BF16.format, FP16.format, BINARY32.format):
         return f.name
     return FP32 if f.fits_binary32 else FP64

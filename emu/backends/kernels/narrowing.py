@@ -287,9 +287,10 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:
-    """Return the narrowest format that holds all the numbers of x and is at least as wide as `least`.
+    """Return the narrowest format that holds all the numbers of x.
 
-    Uniform numbers that are 0 or infinite are ignored, since every format here holds them.
+    The result is at least as wide as the format `least`. Uniform numbers that are 0 or infinite are
+    ignored, since every format here holds them.
     """
     held = [y for y in x if isinstance(y, Held)]
     formats = {y.format for y in held if y.uniform not in EVERYWHERE}

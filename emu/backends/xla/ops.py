@@ -241,7 +241,7 @@ def _exact_ops() -> Ops:
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
-    """Return a function that rounds without random bits, by two additions where that is possible."""
+    """Return a function that rounds without random bits, by two additions where possible."""
     if isinstance(r, TracedRounding):
         return (
             partial(nearest_even, t=r.target)

@@ -25,7 +25,7 @@ def widen(x: Array) -> Array:
 
 
 def narrow(x: Array) -> Array:
-    """Return float64 numbers as float32, exactly; they must have been rounded to binary32 before."""
+    """Return float64 numbers as float32, exactly; binary32 must hold them, so round them first."""
     b = lax.bitcast_convert_type(x, jnp.int64)
     a = b & 0x7FFF_FFFF_FFFF_FFFF
     e = a >> 52
