@@ -453,7 +453,7 @@ def _added(
 def _dot(
     a: AnyArray, b: AnyArray, init: AnyArray | None, *, accumulator: Accumulator, keep: bool
 ) -> tuple[AnyArray, list[tuple[AnyArray, AnyArray]] | None]:
-    """Return the sum, and (before, after) of each addition where they are kept."""
+    """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
     ops, r, step = _ops(a), accumulator.step, None
     start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
     if r.mode is RoundingMode.STOCHASTIC:
@@ -475,7 +475,7 @@ def _checked(name: str, x: AnyArray, f: Format) -> None:
     """
     if _is_jax(x):
         return
-    held = round_to(x, without_saturation(rounding(f)))  # infinities stay where there are some
+    held = round_to(x, without_saturation(rounding(f)))  # infinities stay if the format has them
     wrong = np.flatnonzero((held != x) & ~np.isnan(x))
     if wrong.size:
         raise ValueError(

@@ -24,18 +24,18 @@ LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 SMALLEST_ARGUMENT = -400.0  # e^-400 = 2^-577, so no later product leaves binary64's normal range
 LARGEST_ARGUMENT = 709.0  # e^709 = 2^1022.9
-WHOLE_RANGE = (-746.0, 710.0)  # beyond: below half of binary64's least number, and infinite
+WHOLE_RANGE = (-746.0, 710.0)  # outside, e^x is below half of binary64's least number or infinite
 ONE, INFINITY = 1 << 52, 0x7FF0_0000_0000_0000
 BOUNDARY = 1 << 28  # 24-bit numbers and their midpoints are multiples of it in binary64's bits
 EXP_TERMS = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
 LOG_TERMS = tuple(2.0 / n for n in range(23, 2, -2))
-SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # below: a series; beyond: 1 in binary64
+SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # a series is used below the first; tanh is 1 from the second on
 
 
 def _tanh_terms(count: int) -> tuple[float, ...]:
     """Return the coefficients of x^(2 count + 1) to x^3 of tanh, correctly rounded.
 
-    They follow from tanh' = 1 - tanh^2.
+    They follow from the differential equation tanh' = 1 - tanh^2.
     """
     t = [Fraction(1)]
     for n in range(1, count + 1):
@@ -127,7 +127,7 @@ def _power(ops: Ops, x: Any, k: Any, high: Any, low: Any) -> Any:
 
 
 def _with_specials(xp: Any, x: Any, y: Any) -> Any:
-    """Return y = e^x where x is finite, else 0, infinity or NaN."""
+    """Return y, which is e^x, where x is finite; elsewhere 0, infinity or NaN."""
     return xp.where(xp.abs(x) < math.inf, y, xp.where(x < 0.0, 0.0, x))
 
 

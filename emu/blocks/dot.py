@@ -32,7 +32,7 @@ from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate
 from roundscope.emu.sums.aligned import Alignment, binade
 
 Array = Any
-EXACT_FACTOR = 26  # significand bits of a factor whose products binary64 holds
+EXACT_FACTOR = 26  # the most significand bits of a factor with exact products in binary64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class _Operand:
 
     numbers: Array
     scales: Array | None = None  # (blocks, lines), if they are not part of the numbers
-    size: int = 0  # of a block along K; 0 for a matrix that is not blocked
+    size: int = 0  # the size of a block along K; 0 for a matrix that is not blocked
     tensor: Array | None = None
     binades: Array | None = None  # 2^exponent of each factor, as a tensor core sees it
 
@@ -69,7 +69,7 @@ def dot_blocks(
     shape = _checked(a, b, init)
     on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:
-        # so that `Blocked` may be an argument of a program
+        # this registers `Blocked` with JAX, so that it may be an argument of a program
         import roundscope.emu.blocks.xla  # noqa: F401
     start = (
         np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)

@@ -151,7 +151,9 @@ class BlockFormat:
                 " inside binary32"
             )
         if not s.nan:
-            raise ValueError(f"scale={s.name}: a scale has to say NaN; use e8m0fnu, e4m3fn or fp32")
+            raise ValueError(
+                f"scale={s.name}: a scale format needs NaN; use e8m0fnu, e4m3fn or fp32"
+            )
         widest = WIDEST_SCALE_UNDER_TENSOR if self.tensor else WIDEST_SCALE
         if s.precision > widest or s.min_positive < 2.0**-149 or not 1.0 <= s.max_finite < 2.0**128:
             raise ValueError(

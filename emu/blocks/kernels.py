@@ -84,7 +84,7 @@ def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
 def _run_scaled(
     x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, times: bool
 ) -> tuple[np.ndarray, float]:
-    """Run `scaled` over threads; return the scales (n,) in float64, and T."""
+    """Run `scaled` over threads; return the scales X of shape (n,) in float64, and the scale T."""
     k, power, tensor = x.shape[1], f.power_of_two, tensor_scale(x, f)
     scales, cut = np.empty(x.shape[0]), _parts(x.size, x.shape[1])
     flat, result = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)

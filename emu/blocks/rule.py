@@ -53,7 +53,7 @@ class Powers(NamedTuple):
 
 
 class Quotients(NamedTuple):
-    """A scale rule that rounds a / m to the scale format, as integers."""
+    """A scale rule that rounds the quotient a / m to the scale format, as integers."""
 
     largest: int  # bits of m
     scale: Target

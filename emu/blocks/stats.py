@@ -90,7 +90,10 @@ class BlockStats:
 
     @property
     def relative_shrink(self) -> float:
-        """The relative change of the sum of magnitudes, `shrink` / `size`; decreases are negative."""
+        """The relative change of the sum of magnitudes, `shrink` / `size`.
+
+        It is negative if the sum of magnitudes decreases.
+        """
         return self.shrink / self.size if self.size else 0.0
 
     @property

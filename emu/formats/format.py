@@ -87,22 +87,22 @@ class Format:
 
     @property
     def min_normal(self) -> float:
-        """The smallest number with a full significand, 2^emin."""
+        """The smallest normal number, 2^emin, which has a full significand."""
         return math.ldexp(1.0, self.emin)
 
     @property
     def min_positive(self) -> float:
-        """The smallest number above zero, 2^(emin - p + 1)."""
+        """The smallest number above zero, 2^(emin - precision + 1)."""
         return math.ldexp(1.0, self.emin - self.precision + 1)
 
     @property
     def epsilon(self) -> float:
-        """The distance from 1 to the next number above, 2^(1 - p)."""
+        """The distance from 1 to the next number above it, 2^(1 - precision)."""
         return math.ldexp(1.0, 1 - self.precision)
 
     @property
     def bits(self) -> int:
-        """The width of one code in bits: sign, exponent field and p - 1 fraction bits."""
+        """The width of a code in bits: sign, exponent field and precision - 1 fraction bits."""
         return int(self.signed) + max(1, self._largest_code.bit_length())
 
     @property
@@ -119,7 +119,7 @@ class Format:
     def tie_window(self) -> float:
         """The largest gap g for which exp(-g) rounds to 1 in the mode ties-to-even.
 
-        With p the precision it is -ln(1 - 2^-(p+1)).
+        It is -ln(1 - 2^-(precision + 1)).
         """
         return -math.log1p(-math.ldexp(1.0, -(self.precision + 1)))
 
@@ -226,10 +226,10 @@ _IEEE_LIKE = re.compile(r"e(\d+)m(\d+)")
 
 
 def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
-    """Return the format e<x>m<y> by IEEE 754's rules.
+    """Return the format e<x>m<y>, with x exponent bits and y fraction bits, by IEEE 754's rules.
 
-    The bias is 2^(x-1) - 1, and the top exponent stands for infinities and NaN. Raises ValueError
-    unless 2 <= x <= 11 and 1 <= y <= 52.
+    The bias is 2^(x-1) - 1, and the largest exponent field encodes infinities and NaN. Raises
+    ValueError unless 2 <= x <= 11 and 1 <= y <= 52.
     """
     if not (2 <= exponent_bits <= 11 and 1 <= fraction_bits <= 52):
         raise ValueError(

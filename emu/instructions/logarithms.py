@@ -20,7 +20,7 @@ LOG2_E = float.fromhex("0x1.715476p+0")  # binary32(log2 e)
 # the bits of the binary32 numbers at which the interval of 1 + f begins
 TWO_THIRDS = 0x3F2AAAAB
 ROOT_HALF = 0x3F3504F3
-REBIASED = (1023 - 127) << 23  # from exponents of binary32 to those of binary64
+REBIASED = (1023 - 127) << 23  # the difference between the biases of binary64 and binary32
 
 NATURAL = tuple(
     float.fromhex(word)

@@ -1,4 +1,4 @@
-"""What happens at one rounding event: `Rounding`, with its mode and its policies."""
+"""`Rounding`: the format, mode and policies of one rounding."""
 
 import sys
 from dataclasses import dataclass, replace

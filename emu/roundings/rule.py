@@ -90,7 +90,7 @@ class Target(NamedTuple):
     nan: int  # what a NaN becomes
     floor: int  # bits of the least magnitude: 0, or `smallest` where the format has no zero
     negative_zero: int  # 1 if the format has -0
-    unsigned: int  # 1 if negative numbers, and zero, are NaN
+    unsigned: int  # 1 if negative numbers and zero become NaN
     mode: int
 
 
@@ -102,7 +102,7 @@ def bits_of(value: float, carrier: Carrier) -> int:
 
 
 def target_of(r: Rounding, carrier: Carrier) -> Target:
-    """Return the integers that the rule needs.
+    """Return a rounding as the integers that the rule needs for a carrier.
 
     Raises ValueError if the carrier cannot hold the format.
     """

@@ -14,7 +14,7 @@ PARITY = 0x1BD11BDA
 def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
     """Return two words of random bits from a key of two words and a counter of two words.
 
-    All four are uint32 arrays of one library (NumPy's scalars too), broadcast together.
+    All four words are uint32 arrays (or NumPy scalars) of the same library, broadcast together.
     """
     k0, k1, c0, c1 = (_array(word) for word in (k0, k1, c0, c1))
     keys = (k0, k1, k0 ^ k1 ^ _word(k0, PARITY))

@@ -77,7 +77,8 @@ def build_classify(
         size = where(ulps < 0.0, -ulps, ulps)
         away, toward = finite & (b > a), finite & (b < a)
         tie = (size == 0.5) & (after - error == before)
-        # beyond the largest finite number; then infinite, NaN or over half an ulp away: see `Stats`
+        # the argument is beyond the largest finite number, and the result is infinite, NaN or over
+        # half an ulp away (see `Stats`)
         beyond = (a < INFINITY) & (a > f.largest) & ((b >= INFINITY) | (size > 0.5))
         return (
             away | toward,

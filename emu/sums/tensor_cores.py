@@ -35,8 +35,8 @@ BITS = {
 class _Arch(NamedTuple):
     """The parameters of one architecture's tensor core."""
 
-    chunk: int  # bytes
-    bits: int  # F
+    chunk: int  # the size, in bytes, of the factors that are added at once
+    bits: int  # the number of fractional bits that are kept, F
     bits_fp8: int | None  # F for FP8 factors, if it differs
     zero: int  # the exponent that a term of 0 has
     zero_fp16: int  # the exponent that a term of 0 has if the sum is kept in FP16

@@ -30,7 +30,7 @@ BITS = 21  # the number of bits of each such count
 
 
 def bits_of(x: Array) -> Array:
-    """Return the bits of a float64 array, int64."""
+    """Return the bits of a float64 array as int64 numbers."""
     return lax.bitcast_convert_type(x, jnp.int64)
 
 
