@@ -1,16 +1,17 @@
 """Arithmetic of small floating-point formats, bit for bit.
 
 `emu` emulates what low-precision hardware computes: rounding, sums of products, exp and the
-statistics of rounding errors.
+statistics of rounding errors. Its main functions are::
 
     round_to(x, "bf16")              rounds every number of an array once
-    error_of, ulp_of, stats_of       say what that did
+    error_of, ulp_of, stats_of       describe the errors of that rounding
     dot, sum                         add up products as an `Accumulator` says
-    exp                              is correctly rounded
+    exp                              returns the correctly rounded e^x
     explain(value, rounding("bf16")) shows one rounding in bits
     round_blocks(x, "mxfp8_e4m3")    rounds to a block format: MX, NVFP4, FP8 in blocks
-    to_blocks, from_blocks           keep elements and scales apart; codes_of and pack store them
-    block_stats                      says what a block format did
+    to_blocks, from_blocks           convert between an array and its elements and scales
+    codes_of, pack                   store elements and scales as codes and as bytes
+    block_stats                      describes the errors of a block format
 
 Every function takes NumPy and JAX arrays and gives the same bits for both. Importing `emu` imports
 neither numba nor jax.

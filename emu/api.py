@@ -68,12 +68,13 @@ def round_to(
             default what `Format.saturates` says.
         nan: what a NaN becomes in a format without NaN, a `NanPolicy` or its name; "keep" by
             default.
-        seed: of the stochastic mode's random bits, a whole number from 0 to 2^32 - 1; 0 by default.
+        seed: the seed of the stochastic mode's random bits, a whole number from 0 to 2^32 - 1; 0 by
+            default.
         first: the index of x's first number in the random stream of the stochastic mode, so that
             pieces of an array round as the whole array does. Entries that `jax.vmap` maps over have
             the same indices, and so the same random bits.
         out: a NumPy array of x's shape and type that receives the result; it may be x or overlap
-            it. JAX arrays are immutable and take none.
+            it. It must be None for a JAX array, which is immutable.
 
     Returns:
         An array of x's library and shape: float64 for float64, float32 for everything narrower.
@@ -81,7 +82,8 @@ def round_to(
     Raises:
         ValueError: for an unknown name, a block format (`round_blocks` rounds to those), a format
             wider than the array, or an `out` of another shape or type.
-        TypeError: for an array of whole numbers, or what is no array.
+        TypeError: for an array of whole numbers, or an argument that does not make an array of
+            floats.
 
     Example:
         >>> import numpy as np
@@ -121,8 +123,8 @@ def _check_fits(x: AnyArray, r: Rounding) -> None:
 def _check_first(first: Any) -> None:
     """Check the index of a random stream.
 
-    Raises TypeError for what is no whole number and ValueError for a negative one. An array of a
-    traced program has no number yet and is accepted.
+    Raises TypeError if it is not a whole number and ValueError if it is negative. A JAX array is
+    accepted, since its number may not be known yet while a program is traced.
     """
     if _is_jax(first):
         return
@@ -153,7 +155,7 @@ def round_with_stats(
     out: np.ndarray | None = None,
     **policies: Any,
 ) -> tuple[Result, Stats]:
-    """Round every number of an array once to a format, and summarize what that did.
+    """Round every number of an array once to a format, and summarize the rounding errors.
 
     For float32 NumPy arrays both happen in one pass over memory.
 
@@ -210,10 +212,10 @@ def error_of(
 ) -> Result:
     """Return the signed rounding error of every number: round_to(x, ...) - x.
 
-    The difference is exact where the result and x are within a factor of two of each other, or
-    where the result is 0 (Sterbenz' lemma). That is always so for rounding to nearest, unless a
-    number saturates. Elsewhere, as for a tiny number that a directed mode takes outward, it is the
-    exact difference rounded to nearest.
+    The difference is exact where the result and x are within a factor of two of each other
+    (Sterbenz' lemma), and where the result is 0. One of the two always holds for rounding to
+    nearest, unless a number saturates. Elsewhere, as for a tiny number that a directed mode takes
+    away from zero, the function returns the exact difference rounded to nearest.
 
     Args:
         x: an array as `round_to` takes it.
@@ -222,7 +224,8 @@ def error_of(
         **policies: `overflow`, `nan`, `seed` and `first`, as `round_to` takes them.
 
     Returns:
-        An array of x's library, type and shape; NaN where x is infinite or NaN and stays so.
+        An array of x's library, type and shape. It has NaN where both x and the result are infinite
+        and where one of them is NaN.
 
     Raises:
         ValueError: as `round_to` does.
@@ -251,10 +254,11 @@ def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
 
 
 def ulp_of(x: ArrayLike, format: str | Format) -> Result:
-    """Return one ulp at every number: the distance of neighbors of the format in the binade of x.
+    """Return one ulp at every number: the distance between neighboring numbers of the format.
 
-    With e the exponent of x, p the precision and emin the smallest exponent of the format, that
-    distance is 2^(max(e, emin) - p + 1), exactly.
+    The distance is that in the binade of x. It is 2^(max(e, emin) - p + 1), exactly, where e is the
+    exponent of x, p the precision of the format and emin its smallest exponent. At 0, where there
+    is no exponent e, it is 2^(emin - p + 1).
 
     Args:
         x: an array as `round_to` takes it.
@@ -265,7 +269,8 @@ def ulp_of(x: ArrayLike, format: str | Format) -> Result:
 
     Raises:
         ValueError: for an unknown name.
-        TypeError: for an array of whole numbers, or what is no array.
+        TypeError: for an array of whole numbers, or an argument that does not make an array of
+            floats.
 
     Example:
         >>> from roundscope import emu
@@ -294,18 +299,18 @@ def exp(
 ) -> Result:
     """Return e^x, rounded to a format.
 
-    The result is correctly rounded for every argument that is a binary32 number, to every format of
-    up to 24 significand bits, in every mode but the stochastic one, whose probabilities are right
-    to 2^-28. In all other cases a binary64 value is rounded once, which is within 0.7 ulp of
-    binary64 for arguments that binary32 holds and within 1.1 ulp for others (1 ulp more below
-    2^-1022).
+    The result is correctly rounded for every argument that is a binary32 number and every format of
+    up to 24 significand bits, in every mode but the stochastic one. The probabilities of the
+    stochastic mode are right to within 2^-28. In all other cases the function rounds a binary64
+    value once. This value is within 0.7 ulp of e^x for arguments that binary32 holds and within 1.1
+    ulp for others, in ulps of binary64 (1 ulp more below 2^-1022).
 
     Args:
         x: an array as `round_to` takes it; a float64 array for formats that do not fit a float32
             array.
         format: the name of a format, a `Format` or a `Rounding`; binary32 by default.
         mode: a `RoundingMode` or its name; ties-to-even by default.
-        seed: of the stochastic mode's random bits, as in `round_to`.
+        seed: the seed of the stochastic mode's random bits, as in `round_to`.
         first: the index of x's first number in the random stream, as in `round_to`.
 
     Returns:
@@ -357,24 +362,25 @@ def dot(
 
     Args:
         a: a (T, K) array as `round_to` takes it, or a `Blocked` one that is blocked along axis 1.
-        b: a (K, N) array, or a `Blocked` one that is blocked along axis 0. How the scales of blocks
-            enter the sums is said in `roundscope.emu.blocks.dot`.
+        b: a (K, N) array, or a `Blocked` one that is blocked along axis 0. The module
+            `roundscope.emu.blocks.dot` says how the scales of blocks enter the sums.
         accumulator: the order of the additions and their rounding; binary32 in ascending order by
             default. `Accumulator` says which sign a sum of zero has.
         init: a (T, N) array of numbers that the sums begin with (or, in some orders, end with); +0
             by default. It is not rounded by itself.
-        steps: a list that receives (before, after) of every addition, with the index k of the
-            addition along the first axis. `before` is the exact sum, rounded to odd in binary64.
+        steps: a list that receives pairs (before, after) of arrays, which hold the sums before and
+            after the rounding of every addition. The index k of the addition is their first axis.
+            `before` is the exact sum, rounded to odd in binary64.
 
     Returns:
         A (T, N) float64 array; a JAX array if a or b is one.
 
     Raises:
         ValueError: for shapes that do not match, for a `Blocked` operand that is blocked along its
-            other axis and, in NumPy arrays, for factors that are no numbers of a tensor core's
-            format.
-        TypeError: for an accumulator or `steps` of another type, or an operand that is no array of
-            numbers.
+            other axis and, in NumPy arrays, for factors that the operand format of a tensor core
+            does not have.
+        TypeError: for an accumulator or `steps` of another type, or an operand that is not an array
+            of numbers.
 
     Example:
         >>> import numpy as np
@@ -432,7 +438,7 @@ def _added(
 ) -> AnyArray:
     """Return the sum that f computes from the operands; under JAX, in one compiled program.
 
-    `steps`, unless it is None, receives the additions.
+    If `steps` is a list, it receives the additions.
     """
     if on_jax:
         total, kept = _program(f, *operands, accumulator=accumulator, keep=steps is not None)
@@ -447,7 +453,7 @@ def _added(
 def _dot(
     a: AnyArray, b: AnyArray, init: AnyArray | None, *, accumulator: Accumulator, keep: bool
 ) -> tuple[AnyArray, list[tuple[AnyArray, AnyArray]] | None]:
-    """Return the sum, and (before, after) of each addition where they are kept."""
+    """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
     ops, r, step = _ops(a), accumulator.step, None
     start = ops.xp.zeros((a.shape[0], b.shape[1])) if init is None else _enter(ops.xp.asarray(init))
     if r.mode is RoundingMode.STOCHASTIC:
@@ -463,13 +469,13 @@ def _dot(
 
 
 def _checked(name: str, x: AnyArray, f: Format) -> None:
-    """Check that a tensor core of this format can hold the numbers of x.
+    """Raise ValueError unless the operand format f of a tensor core holds all numbers of x.
 
-    Raises ValueError if it cannot. The numbers of a JAX array may not be known yet; they pass.
+    JAX arrays are not checked, since their numbers may not be known yet.
     """
     if _is_jax(x):
         return
-    held = round_to(x, without_saturation(rounding(f)))  # infinities stay where there are some
+    held = round_to(x, without_saturation(rounding(f)))  # infinities stay if the format has them
     wrong = np.flatnonzero((held != x) & ~np.isnan(x))
     if wrong.size:
         raise ValueError(
@@ -481,13 +487,13 @@ def _checked(name: str, x: AnyArray, f: Format) -> None:
 def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Result:
     """Return the sum along one axis of an array, added up by an accumulator.
 
-    It is `dot` of the lines along the axis with a vector of ones, so that it begins with +0.
+    The function is `dot` of the array and a vector of ones, so that every sum begins with +0.
 
     Args:
         x: an array as `round_to` takes it, of one axis or more.
         accumulator: the order of the additions and their rounding; binary32 in ascending order by
             default.
-        axis: the axis that is summed; the last by default.
+        axis: the axis that is added up; the last by default.
 
     Returns:
         A float64 array of x's library, with x's shape without the axis.
@@ -511,7 +517,7 @@ def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> R
 
 
 def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats:
-    """Return the `Stats` of rounding events, from the numbers before and after.
+    """Return the `Stats` of rounding events from the numbers before and after them.
 
     Args:
         before: the numbers before rounding, an array as `round_to` takes it.
@@ -523,8 +529,9 @@ def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats
         error.
 
     Raises:
-        ValueError: for an unknown name or another shape.
-        TypeError: for an array of whole numbers, or what is no array.
+        ValueError: for an unknown name, or arrays of different shapes.
+        TypeError: for an array of whole numbers, or an argument that does not make an array of
+            floats.
 
     Example:
         >>> import numpy as np
@@ -561,7 +568,7 @@ def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
 
 
 def _wide(x: AnyArray) -> Any:
-    """Return a context with 64-bit types, which JAX has only where they are asked for."""
+    """Return a context in which JAX has 64-bit types; for NumPy, one that does nothing."""
     return sys.modules["jax"].enable_x64(True) if _is_jax(x) else nullcontext()
 
 
@@ -571,7 +578,7 @@ def _library(x: AnyArray) -> Any:
 
 
 def _array(x: Any, name: str) -> np.ndarray:
-    """Return an argument as a NumPy array; raise TypeError for nested lists of several lengths."""
+    """Return an argument as a NumPy array; raise TypeError for nested lists of unequal lengths."""
     try:
         return np.asarray(x)
     except ValueError:
@@ -583,7 +590,7 @@ def _array(x: Any, name: str) -> np.ndarray:
 def _carrier(x: Any, name: str = "x") -> AnyArray:
     """Return x as a float32 or float64 array; narrower floats become float32, exactly.
 
-    `name` is the argument's name in the message of the TypeError for anything else.
+    Anything else raises TypeError; `name` is the argument's name in the message.
     """
     if not _is_jax(x):
         x = _array(x, name)
@@ -635,8 +642,7 @@ def _last(x: AnyArray, axis: int) -> AnyArray:
 def _random(x: AnyArray, r: Rounding, seed: Any, first: Any) -> AnyArray | None:
     """Return the random integers that round x, or None outside the stochastic mode.
 
-    They are those of stream 0; the coordinates of a number are the two 32-bit words of its flat
-    index.
+    They belong to stream 0. The coordinates of a number are the two 32-bit words of its flat index.
     """
     if r.mode is not RoundingMode.STOCHASTIC:
         return None

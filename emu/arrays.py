@@ -1,10 +1,10 @@
 """The types of arrays in public signatures, of NumPy and of JAX alike.
 
-`Array` is an array of either library; `ArrayLike` is all that functions make an array of, numbers
-and nested lists of numbers too. `Result` is what a function returns: a NumPy or a JAX array, as its
-arguments and its engine say; a union would make every caller ask which. Inside an algorithm an
-array belongs to whichever library runs it; there it is `roundscope.emu.backends.ops.Array`, which
-has no type of its own.
+`Array` is an array of either library. `ArrayLike` is everything that functions convert to an array,
+which includes numbers and nested lists of numbers. `Result` is what a function returns: a NumPy or
+a JAX array, which depends on its arguments and its engine. It is Any, because with a union every
+caller would have to ask which of the two it got. Inside an algorithm an array belongs to whichever
+library runs it; its type there is `roundscope.emu.backends.ops.Array`, which is Any too.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias, Union

@@ -1,13 +1,13 @@
 """exp, 2^x, log and tanh, each with one definition for every engine.
 
 All are evaluated in binary64 by one sequence of additions, guarded products and integer steps, so
-that every engine gets the same bits; the result then rounds once to the event's format. exp of a
-binary32 argument rounds correctly to binary32 and to every narrower format, in every mode: its
-binary64 value lies on the true value's side of every rounding boundary (all 2^32 arguments, settled
-with 60 digits: tests/checks/exhaustive_exp.py).
+that every engine gets the same bits. The result then rounds once to the event's format. exp of a
+binary32 argument rounds correctly to binary32 and to every narrower format, in every mode, since
+its binary64 value lies on the same side of every rounding boundary as the true value.
+tests/checks/exhaustive_exp.py checks this for all 2^32 arguments with 60 digits.
 
 `exp64`, which attention uses, stops at e^-400 and e^709, so that no later product leaves binary64's
-normal range. `whole_exp` goes on to the ends of binary64, for formats with its exponents.
+normal range. `whole_exp` covers all of binary64, for formats that have binary64's exponents.
 """
 
 import math
@@ -24,18 +24,18 @@ LN2_HIGH = float.fromhex("0x1.62e42feep-1")
 LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
 SMALLEST_ARGUMENT = -400.0  # e^-400 = 2^-577, so no later product leaves binary64's normal range
 LARGEST_ARGUMENT = 709.0  # e^709 = 2^1022.9
-WHOLE_RANGE = (-746.0, 710.0)  # beyond: below half of binary64's least number, and infinite
+WHOLE_RANGE = (-746.0, 710.0)  # outside, e^x is below half of binary64's least number or infinite
 ONE, INFINITY = 1 << 52, 0x7FF0_0000_0000_0000
-BOUNDARY = 1 << 28  # in the bits of a binary64 number: numbers of 24 bits and the midpoints of two
+BOUNDARY = 1 << 28  # 24-bit numbers and their midpoints are multiples of it in binary64's bits
 EXP_TERMS = tuple(1.0 / math.factorial(n) for n in range(13, 1, -1))
 LOG_TERMS = tuple(2.0 / n for n in range(23, 2, -2))
-SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # below: a series; beyond: 1 in binary64
+SMALL_TANH, WHOLE_TANH = 0.3, 20.0  # a series is used below the first; tanh is 1 from the second on
 
 
 def _tanh_terms(count: int) -> tuple[float, ...]:
     """Return the coefficients of x^(2 count + 1) to x^3 of tanh, correctly rounded.
 
-    They follow from tanh' = 1 - tanh^2.
+    They follow from the differential equation tanh' = 1 - tanh^2.
     """
     t = [Fraction(1)]
     for n in range(1, count + 1):
@@ -58,10 +58,11 @@ def exp64(ops: Ops, x: Any) -> Any:
     """Return e^x of a float64 array, within 0.7 ulp for a binary32 argument, 1.1 ulp for any other.
 
     Finite arguments outside [-400, 709] give e^-400 and e^709, so that a directed rounding still
-    sees which way they go. e^x = 2^k e^r with k = round(x / ln 2), r = high - low, |r| <= 0.35, and
-    e^r = (1 + high) + (r^2 (1/2! + r/3! + ...) - low), whose first bracket is exact where x is a
-    binary32 number of at least 2^-29. A sum that rounds to a boundary, such as 1, moves off it by
-    one ulp to the side of what the rounding left out (an error of at most 1 ulp).
+    rounds them to the right side. The method is e^x = 2^k e^r with k = round(x / ln 2), r = high -
+    low, |r| <= 0.35, and e^r = (1 + high) + (r^2 (1/2! + r/3! + ...) - low). The first bracket is
+    exact where x is a binary32 number of at least 2^-29. If the sum rounds to a rounding boundary
+    of binary32, such as 1, it is moved by one ulp toward the exact sum, so that it lies on the
+    right side of the boundary (an error of at most 1 ulp).
     """
     k, high, low = _reduced(ops, x, SMALLEST_ARGUMENT, LARGEST_ARGUMENT)
     return _power(ops, x, k, high, low)
@@ -70,16 +71,16 @@ def exp64(ops: Ops, x: Any) -> Any:
 def whole_exp(ops: Ops, x: Any, *, to_odd: bool) -> Any:
     """Return e^x of a float64 array over the whole range of binary64.
 
-    Where `exp64` does not stop at the ends of its range, the bits are the same. The exponent is
-    added as an integer: float arithmetic under XLA on a CPU flushes subnormal numbers.
+    Inside the range of `exp64` both give the same bits. The exponent is added as an integer,
+    because float arithmetic under XLA on a CPU flushes subnormal numbers.
 
     Args:
         ops: the array library.
         x: a float64 array.
         to_odd: whether one more rounding follows. Then subnormal results are rounded to odd, and
             finite arguments beyond the ends of binary64 give its least and its largest number, so
-            that a directed rounding sees which way they go. Otherwise they are rounded to nearest,
-            and give 0 and infinity.
+            that a directed rounding rounds them to the right side. Otherwise subnormal results are
+            rounded to nearest, and arguments beyond the ends give 0 and infinity.
     """
     xp = ops.xp
     k, high, low = _reduced(ops, x, *WHOLE_RANGE)
@@ -95,7 +96,7 @@ def whole_exp(ops: Ops, x: Any, *, to_odd: bool) -> Any:
 
 
 def _reduced(ops: Ops, x: Any, smallest: float, largest: float) -> tuple[Any, Any, Any]:
-    """Return k, high and low with x = k ln 2 + high - low, where x is first cut to the range."""
+    """Return k, high and low with x = k ln 2 + high - low, after x is clipped to the range."""
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, smallest), largest)  # a number for NaN too
     k = xp.floor(ops.multiply(z, LOG2_E) + 0.5)
@@ -103,9 +104,10 @@ def _reduced(ops: Ops, x: Any, smallest: float, largest: float) -> tuple[Any, An
 
 
 def exp2_64(ops: Ops, x: Any) -> Any:
-    """Return 2^x of a float64 array, within 1.4 ulp; exact for whole x. Its range is that of exp64.
+    """Return 2^x of a float64 array, within 1.4 ulp; exact for whole x.
 
-    2^x = 2^k e^(f ln 2) with k = round(x) and f = x - k, exact.
+    Its range of results is that of `exp64`. The method is 2^x = 2^k e^(f ln 2) with k = round(x)
+    and f = x - k, which is exact.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, SMALLEST_ARGUMENT * LOG2_E), LARGEST_ARGUMENT * LOG2_E)
@@ -115,21 +117,24 @@ def exp2_64(ops: Ops, x: Any) -> Any:
 
 
 def _power(ops: Ops, x: Any, k: Any, high: Any, low: Any) -> Any:
-    """Return 2^k e^(high - low), |high| <= 0.36 and low far smaller; x tells infinities and NaN."""
+    """Return 2^k e^(high - low), or its special value where x is infinite or NaN.
+
+    |high| is at most 0.36, and |low| is far smaller.
+    """
     b = significand_bits(ops, high, low)
     y = ops.multiply(ops.from_bits(b), ops.from_bits((k.astype(np.int64) + 1023) << 52))
     return _with_specials(ops.xp, x, y)
 
 
 def _with_specials(xp: Any, x: Any, y: Any) -> Any:
-    """Return y = e^x where x is finite, else 0, infinity or NaN."""
+    """Return y, which is e^x, where x is finite; elsewhere 0, infinity or NaN."""
     return xp.where(xp.abs(x) < math.inf, y, xp.where(x < 0.0, 0.0, x))
 
 
 def significand_bits(ops: Ops, high: Any, low: Any) -> Any:
     """Return the bits of e^(high - low).
 
-    For binary32 arguments they are on the right side of every rounding boundary.
+    For binary32 arguments the number lies on the right side of every rounding boundary.
     """
     xp = ops.xp
     r = high - low
@@ -144,12 +149,13 @@ def significand_bits(ops: Ops, high: Any, low: Any) -> Any:
 def log64(ops: Ops, x: Any) -> Any:
     """Return ln x of a positive normal float64 array, within 0.9 ulp; -inf at 0.
 
-    ln x = k ln 2 + ln m with m = 1 + f in [sqrt(1/2), sqrt 2). ln m = 2 atanh(s) with s = f / (2 +
-    f), and with 2 s = f - s f = f - f^2/2 + s f^2/2 the leading term f is exact.
+    The method is ln x = k ln 2 + ln m with m = 1 + f in [sqrt(1/2), sqrt 2), and ln m = 2 atanh(s)
+    with s = f / (2 + f). The term 2 s is written as f - s f = f - f^2/2 + s f^2/2, so that its
+    leading term f is exact.
     """
     xp = ops.xp
     b = ops.bits(x)
-    # the constant is the bits of sqrt(1/2): k is the exponent that leaves m in its interval
+    # the constant has the bits of sqrt(1/2), so that m = x / 2^k is in [sqrt(1/2), sqrt 2)
     k = (b - 0x3FE6_A09E_667F_3BCD) >> 52
     f = ops.from_bits(b - (k << 52)) - 1.0
     s = f / (2.0 + f)
@@ -165,9 +171,9 @@ def log64(ops: Ops, x: Any) -> Any:
 def tanh64(ops: Ops, x: Any) -> Any:
     """Return tanh x of a float64 array, within 4 ulps.
 
-    The result is +-1 beyond 19.1, where binary64 has no number nearer to tanh x. For |x| below 0.3
-    it is x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact; otherwise (1 - e) / (1 + e)
-    with e = exp(-2 |x|).
+    The result is +-1 for |x| beyond 19.1, where binary64 has no number nearer to tanh x. For |x|
+    below 0.3 it is x + x^3 (-1/3 + 2/15 x^2 ...), whose leading term is exact. Elsewhere it is (1 -
+    e) / (1 + e) with e = exp(-2 |x|) and the sign of x.
     """
     xp = ops.xp
     size = xp.fmin(xp.abs(x), WHOLE_TANH)  # a number for NaN too

@@ -15,7 +15,7 @@ def is_whole(x: Any) -> bool:
 
 
 def check_whole(name: str, x: Any, repair: str) -> None:
-    """Raise TypeError unless x is a whole number; the message names the argument and the repair."""
+    """Raise TypeError unless x is a whole number; the message names the argument and the fix."""
     if not is_whole(x):
         raise TypeError(f"{name}={x!r}: give a whole number; {repair}")
 

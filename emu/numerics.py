@@ -1,5 +1,5 @@
-"""The version of the numbers: results that were stored under another version differ in bits."""
+"""The version of the numerics: results that were stored under another version differ in bits."""
 
-# raised with every change of an output bit, that is of a golden digest (tests/test_golden.py holds
-# it)
+# It is raised whenever an output bit changes, and with it a golden digest; tests/test_golden.py
+# checks it.
 NUMERICS = 5

@@ -1,6 +1,6 @@
-"""What computes: `ops` is the interface that an algorithm needs; each folder implements it.
+"""The executors: `ops` is the interface that algorithms need, and each folder implements it.
 
-`numba` runs NumPy arrays, `xla` JAX arrays, `kernels` what is inside a fused GPU kernel. No
-rounding is defined here. Every fast path is proved equal to `emu.roundings.rule` by the test that
-docs/architecture.md names.
+`numba` computes on NumPy arrays, `xla` on JAX arrays, and `kernels` inside fused GPU kernels. No
+rounding is defined here. For every fast path docs/architecture.md names the test that shows its
+results to be equal to those of `emu.roundings.rule`.
 """

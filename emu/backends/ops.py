@@ -1,10 +1,11 @@
 """`Ops`: what an algorithm needs from an array library, so that it is written once.
 
 Three records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX) and
-`kernel_ops()` (in Pallas kernels). Every value is binary64, the carrier: a product of two numbers
-of up to 26 bits is exact in it, and rounding such a sum, product, quotient or root once to nearest,
-in p <= 24 bits, gives the correctly rounded result (53 >= 2p + 2, Figueroa 1995). Other modes round
-what binary64 has rounded to nearest: toward zero, 1 - 2^-60 is 1.
+`kernel_ops()` (in Pallas kernels). Every value is in binary64, the carrier. A product of two
+numbers of up to 26 bits is exact in binary64. A sum, product, quotient or root of numbers of p <=
+24 bits, computed in binary64 and then rounded to nearest to p bits, is correctly rounded (53 >= 2p
++ 2, Figueroa 1995). In other modes the result is the rounding of the binary64 number, which has
+been rounded to nearest before: 1 - 2^-60 toward zero is 1.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,38 +23,39 @@ Event = tuple[Array, Array, Any, Array]  # before, after, format, valid; of shap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """An array library as an algorithm sees it.
+    """The operations of an array library that algorithms use.
 
     Attributes:
         xp: the namespace, numpy or jax.numpy.
         round: (x, rounding, random) -> x rounded once; `random` is int32 in [0, 2^31), or None.
-        round_blocks: (x, block format, axis, random) -> x in blocks along an axis, and the scale T
-            X of each number (`emu.blocks.ops`).
-        transposed: (T, K) -> (K, T).
+        round_blocks: (x, block format, axis, random) -> x rounded in blocks along an axis, and the
+            scale of each number (`emu.blocks.ops`).
+        transposed: the transpose of a matrix, (T, K) -> (K, T).
         odd_sum: a + b in binary64, rounded to odd (`emu.sums.odd`). A constant a must be `hidden`
-            first: XLA makes (b + 1) - 1 b.
+            first, since XLA simplifies (b + 1) - 1 to b.
         multiply: a * b, which no compiler fuses with a following addition.
-        hidden: the array, with its numbers unknown to the compiler: XLA takes 0 + x for x, even
-            where x is -0.
-        divide: a / b of arrays of one shape, which no compiler makes a multiplication with 1 / b.
+        hidden: the same array, whose numbers the compiler cannot know. XLA simplifies 0 + x to x,
+            which is wrong if x is -0.
+        divide: a / b of arrays of the same shape, which no compiler replaces by a multiplication by
+            1 / b.
         bits: float64 -> its int64 bits.
         from_bits: int64 bits -> the float64 number.
         scan: (body, carry, xs) -> (carry, ys), where body(carry, k, x) -> (carry, y) for each
-            leading slice x of the tuple xs. y is None, an array, or tuples and dicts of them, which
-            are stacked in ys.
-        when: (active, compute, state) -> compute() = (new state, y), or the state and zeros
-            where not active.
-        call: (f, x) -> f(these ops, x), an array like x; traced once, and computed once for all
-            that use it.
+            leading slice x of the arrays in the tuple xs. y is None, an array, or a structure of
+            tuples and dicts with arrays, which are stacked in ys.
+        when: (active, compute, state) -> compute(), which returns (new state, y), if active is
+            true; otherwise the state and zeros (or None).
+        call: (f, x) -> f(these ops, x), an array like x; it is traced once, and computed once for
+            all its uses.
         native: (a, b) -> a @ b of float32 arrays, in the device's own order.
-        aligned: (a, b, init, accumulator) -> the sum of `emu.sums.aligned`; a and b are numbers and
-            their binades.
-        ascending: (a, b, init, rounding, product bits) -> the fold of a_k b_k, k ascending, each
-            step rounded once; the product bits are those of `emu.sums.accumulator`.
-        stats: events [(before, after, format, valid)] -> for each its counts, sums, peak, place and
-            row sums (`emu.stats`).
-        own_sum: (accumulator, a, b, init) -> init + a @ b, a (T, K), b (K, N), of a library that
-            adds in its own way; None where `emu.sums` adds.
+        aligned: (a, b, init, accumulator) -> the sum of `emu.sums.aligned`; a and b are pairs of
+            numbers and their binades.
+        ascending: (a, b, init, rounding, product bits) -> init + the sum of a_k b_k for ascending
+            k, with each addition rounded once; `emu.sums.accumulator` explains the product bits.
+        stats: events [(before, after, format, valid)] -> the counts, sums, peak, place and row sums
+            of each event (`emu.stats`).
+        own_sum: (accumulator, a, b, init) -> init + a @ b with shapes (T, K) and (K, N), if the
+            library has its own sums; None if `emu.sums` computes them.
     """
 
     xp: Any

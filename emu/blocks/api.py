@@ -1,7 +1,7 @@
-"""The functions of block formats: rounding to blocks, and blocks with their scales apart.
+"""The functions of block formats: rounding to blocks, and arrays of separate elements and scales.
 
-There is one set of functions for NumPy arrays (Numba kernels) and JAX arrays (XLA), with the same
-bits from both.
+There is one set of functions for NumPy arrays (Numba kernels) and JAX arrays (XLA); both give the
+same bits.
 """
 
 from dataclasses import dataclass, replace
@@ -25,16 +25,20 @@ from roundscope.emu.blocks.layout import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """An array in a block format, which stands for the numbers T X P.
+    """An array in a block format, with elements and scales in separate arrays.
 
-    `to_blocks` makes one, `from_blocks` returns its numbers, `dot` multiplies two.
+    Each of its numbers is tensor * scale * element, with the scale of the block that the element
+    belongs to. `to_blocks` makes a `Blocked` array, `from_blocks` returns its numbers, and `dot`
+    multiplies two.
 
     Attributes:
-        elements: P, a float32 array of the array's shape; 0 in a block whose scale is NaN.
-        scales: X, a float32 array of the array's shape with one number for each block.
-        tensor: T, a float32 number; 1 where the format has no scale of the whole array.
+        elements: a float32 array of the original array's shape. All elements are 0 in a block whose
+            scale is NaN.
+        scales: a float32 array with one scale for each block. It has the axes of `elements`; its
+            length along an axis is the number of blocks along that axis.
+        tensor: the scale of the whole array, a float32 number; 1 where the format has none.
         format: the `BlockFormat`.
-        axis: the axis along which blocks run, counted from 0.
+        axis: the axis along which the blocks run, counted from 0.
 
     Example:
         >>> import numpy as np
@@ -59,7 +63,7 @@ class Blocked:
     def T(self) -> "Blocked":
         """The transpose of a matrix: the same numbers, blocked along the other axis.
 
-        Raises ValueError for an array that is no matrix.
+        Raises ValueError for an array that is not a matrix.
         """
         if len(self.shape) != 2:
             raise ValueError(f"T: of a matrix; this array has shape {self.shape}")
@@ -82,29 +86,33 @@ def round_blocks(
     out: np.ndarray | None = None,
     **changes: Any,
 ) -> Result:
-    """Replace every number of an array by what a block format keeps of it, T X P.
+    """Round every number of an array to a block format.
 
-    Each element P is V / (T X) rounded once. The product T X P is rounded once more, to binary32,
-    only in float32 arrays and only where it is no binary32 number, as happens for scales other than
-    powers of two or beyond binary32's range. Sources of the formats and the scale rules:
-    `roundscope.emu.blocks.format`.
+    The result is tensor * scale * element for each number. The element is number / (tensor *
+    scale), rounded once to the element format. scale is that of the number's block, and tensor is
+    the scale of the whole array, or 1 in a format without one. In a float32 array the product is
+    rounded once more, to binary32, if it is not a binary32 number. This can happen if a scale is
+    not a power of two, or if the product is outside binary32's range. The module
+    `roundscope.emu.blocks.format` names the sources of the formats and the scale rules.
 
     Args:
         x: a float32 or float64 array of NumPy or JAX, of any shape with one axis or more; narrower
             floats are converted to float32 first.
         format: a name ("mxfp8_e4m3", "nvfp4" ..., see `BLOCK_NAMED`) or a `BlockFormat`.
-        axis: the axis along which the blocks run, the last by default. A last, shorter block stands
-            for one that is padded with zeros.
+        axis: the axis along which the blocks run, the last by default. If the last block is
+            shorter, it is treated as if it were padded with zeros.
         out: a NumPy array of x's shape and type that receives the result; it may be x itself.
-        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them. The
-            stochastic mode draws by a number's index in x, as `round_to` does.
+        **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them. In the
+            stochastic mode the random bits of a number depend on the seed and on the number's flat
+            index in x, as in `round_to`.
 
     Returns:
         An array of x's library and shape: float64 for float64, float32 for everything narrower.
 
     Raises:
         ValueError: for an unknown name, an axis that x lacks, or an `out` of another shape or type.
-        TypeError: for an array of whole numbers, or what is no array.
+        TypeError: for an array of whole numbers, or an argument that does not make an array of
+            floats.
 
     Example:
         >>> import numpy as np
@@ -154,13 +162,13 @@ def _round_numpy(x: np.ndarray, f: BlockFormat, at: Layout, out: np.ndarray | No
 
 
 def to_blocks(x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes: Any) -> Blocked:
-    """Return an array in a block format, with elements and scales apart.
+    """Return an array in a block format, with elements and scales in separate arrays.
 
-    Of a float32 array, from_blocks(to_blocks(x, f)) is round_blocks(x, f); of a float64 array it is
-    that, rounded to binary32.
+    For a float32 array, from_blocks(to_blocks(x, f)) equals round_blocks(x, f). For a float64 array
+    it equals round_blocks(x, f) rounded to binary32.
 
     Args:
-        x: an array as `round_blocks` takes it, with one number or more.
+        x: an array as `round_blocks` takes it; it must not be empty.
         format: a name or a `BlockFormat`.
         axis: the axis along which the blocks run, the last by default.
         **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them.
@@ -169,7 +177,7 @@ def to_blocks(x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes
         A `Blocked` array whose parts are arrays of x's library.
 
     Raises:
-        ValueError: as `round_blocks` does, and for an array without numbers.
+        ValueError: as `round_blocks` does, and for an empty array.
         TypeError: as `round_blocks` does.
 
     Example:
@@ -200,13 +208,13 @@ def _quantise(x: AnyArray, *, f: BlockFormat, at: Layout) -> tuple[AnyArray, Any
 
 
 def from_blocks(b: Blocked) -> Result:
-    """Return the numbers T X P that a blocked array stands for.
+    """Return the numbers that a blocked array represents: tensor * scale * element.
 
     Args:
         b: a `Blocked` array.
 
     Returns:
-        A float32 array of its shape; NaN throughout a block whose scale is NaN.
+        A float32 array of the shape of b. All numbers of a block whose scale is NaN are NaN.
 
     Raises:
         TypeError: for anything but a `Blocked` array.
@@ -245,7 +253,7 @@ def _executor(x: AnyArray) -> Any:
 def _lines_of_bits(x: AnyArray, f: BlockFormat, at: Layout) -> AnyArray | None:
     """Return the stochastic mode's random integers in blocks, or None in other modes.
 
-    Each number keeps the integer of its index in x.
+    A number's integer depends on its flat index in x, not on its place in the blocks.
     """
     random = _random(x, f.element, f.element.seed, 0)
     return None if random is None else to_lines(_library(x), random, at)

@@ -1,8 +1,9 @@
-"""Blocked arrays as they are stored: codes of elements and scales, or bytes without gaps.
+"""Blocked arrays in stored form: bit codes of elements and scales, or bytes without gaps.
 
-Codes are ml_dtypes or NumPy arrays. Element codes are those of `emu.formats.codes`, except for
-MXINT8, which is two's complement (OCP MX 1.0, 5.3.4). Packed, a code's bits run from low to high
-and the first code is lowest: two FP4 codes in a byte, four FP6 codes in three.
+Codes are arrays of ml_dtypes' or NumPy's types. Element codes are those of `emu.formats.codes`,
+except for MXINT8, which is two's complement (OCP MX 1.0, 5.3.4). In packed bytes the first code has
+the lowest bits, and each code's own bits run from low to high: two FP4 codes fill a byte, and four
+FP6 codes fill three bytes.
 """
 
 import math
@@ -36,17 +37,18 @@ NUMPY = {"fp16": np.float16, "fp32": np.float32, "int8": np.int8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """A blocked array as it is stored: NumPy arrays whose bytes are the codes.
+    """A blocked array as bit codes: NumPy arrays that hold the code of every element and scale.
 
-    `codes_of` makes them, `blocked_of` reads them, `pack` writes them without gaps.
+    `codes_of` makes them, `blocked_of` decodes them, and `pack` writes them without gaps.
 
     Attributes:
-        elements: an array of the array's shape, of ml_dtypes' (or NumPy's) dtype of the element
-            format where there is one, int8 for MXINT8, else unsigned integers.
-        scales: the same for the scales, with one code for each block.
-        tensor: T, a float32 number.
+        elements: the codes of the elements, an array of the blocked array's shape. Its dtype is
+            that of ml_dtypes or NumPy for the element format if there is one, int8 for MXINT8, and
+            otherwise an unsigned integer.
+        scales: the codes of the scales, one for each block, with a dtype chosen in the same way.
+        tensor: the scale of the whole array, a float32 number; 1 where the format has none.
         format: the `BlockFormat`.
-        axis: the axis along which blocks run, counted from 0.
+        axis: the axis along which the blocks run, counted from 0.
 
     Example:
         >>> import numpy as np
@@ -64,7 +66,7 @@ class Codes:
 
 
 def dtype_of(f: Format) -> np.dtype:
-    """Return the dtype that stores a format, of one, two or four bytes."""
+    """Return the dtype of one, two or four bytes that stores the codes of a format."""
     if f.name in NUMPY:
         return np.dtype(NUMPY[f.name])
     if f.name in DTYPES:
@@ -76,13 +78,15 @@ def dtype_of(f: Format) -> np.dtype:
 
 
 def codes_of(b: Blocked) -> Codes:
-    """Return a blocked array as it is stored; arrays on a device come to the host.
+    """Return the bit codes of a blocked array's elements and scales.
+
+    Arrays on a device are copied to the host.
 
     Args:
         b: a `Blocked` array.
 
     Returns:
-        Its `Codes`; `blocked_of` gives the same array back, bit for bit.
+        The `Codes` of b. `blocked_of` converts them back to the same array, bit for bit.
 
     Raises:
         TypeError: for anything but a `Blocked` array.
@@ -107,9 +111,9 @@ def codes_of(b: Blocked) -> Codes:
 
 
 def blocked_of(c: Codes) -> Blocked:
-    """Return the blocked array that codes stand for.
+    """Return the blocked array that codes represent.
 
-    An element that is an infinity or a NaN makes its number one (OCP MX 1.0, 5.1).
+    If an element is infinite or NaN, so is the number that it represents (OCP MX 1.0, 5.1).
 
     Args:
         c: the `Codes` of a blocked array.
@@ -176,8 +180,8 @@ def pack(c: Codes) -> tuple[np.ndarray, np.ndarray]:
         c: the `Codes` of a blocked array.
 
     Returns:
-        Two flat uint8 arrays, elements and scales, each in its array's own order; the last byte is
-        filled up with zeros.
+        Two flat uint8 arrays, one with the elements' codes and one with the scales' codes. The
+        codes are in the order of the flattened arrays, and unused bits of the last byte are 0.
 
     Raises:
         TypeError: for anything but `Codes`.
@@ -202,21 +206,22 @@ def unpack(
     shape: tuple[int, ...],
     axis: int = -1,
 ) -> Codes:
-    """Return the codes of an array of the given shape from its bytes, the inverse of `pack`.
+    """Return the codes that `pack` has written as bytes.
 
     Args:
         elements: the elements' bytes, a flat uint8 array.
         scales: the scales' bytes, a flat uint8 array.
-        tensor: T; 1 where the format has no scale of the whole array.
+        tensor: the scale of the whole array; 1 where the format has none.
         format: the `BlockFormat`.
-        shape: the array's shape.
-        axis: the axis along which its blocks run.
+        shape: the shape of the array of elements.
+        axis: the axis along which the blocks run.
 
     Returns:
         The `Codes` of the array.
 
     Raises:
-        ValueError: for a number of bytes that does not fit, or an axis that the shape lacks.
+        ValueError: for a number of bytes that does not match the shape, or an axis that the shape
+            lacks.
 
     Example:
         >>> import numpy as np
@@ -239,7 +244,7 @@ def unpack(
 
 
 def _packed(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Return codes of so many bits as bytes, one code after the other, low bits first."""
+    """Return codes, each of `bits` bits, as bytes, one code after the other, low bits first."""
     planes = (
         _integers(codes).reshape(-1, 1).astype(np.uint32) >> np.arange(bits, dtype=np.uint32)
     ) & 1

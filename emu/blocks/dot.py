@@ -1,18 +1,21 @@
 """Sums of products of blocked matrices: OCP MX 1.0, 6.1 and 6.2, with the accumulator specified.
 
+For matrices A and B the sum is C. X(A_j) is the scale of block j, P_i(A_j) the i-th element of that
+block, and T_A the scale of the whole matrix::
+
     C = T_A T_B  sum over blocks j of X(A_j) X(B_j)  sum over i of P_i(A_j) P_i(B_j)
 
-**Scales of few bits** (E8M0, E4M3: element and scale together up to 26 significand bits). X P is a
-number whose products are exact, so the scales go into the operands and the accumulator adds X(A)
-P(A) X(B) P(B) in its order: one product is one step, whatever the blocks are.
-`Accumulator(order=CHUNKED, chunk=32)` is the sum block by block.
+**Scales of few bits** (E8M0 and E4M3; element and scale together have up to 26 significand bits).
+The products of two numbers X P are exact, so the operands are multiplied by their scales first. The
+accumulator then adds X(A) P(A) X(B) P(B) in its order, one product in each step, whatever the
+blocks are. `Accumulator(order=CHUNKED, chunk=32)` adds block by block.
 
-**Scales of binary32** (FP8 with 1 x 128 and 128 x 128 blocks). As DeepSeek-V3 does, arXiv
-2412.19437, 3.3.2: the accumulator adds P(A) P(B) within a block, beginning at 0; the block's sum
-times binary32(X(A) X(B)) is added to the total, one step each.
+**Scales of binary32** (FP8 with 1 x 128 and 128 x 128 blocks). The sum follows DeepSeek-V3, arXiv
+2412.19437, 3.3.2. Within a block the accumulator adds P(A) P(B), beginning at 0. Then one more step
+adds the block's sum times binary32(X(A) X(B)) to the total.
 
-T_A T_B, rounded to binary32, multiplies the sum at the end, in one more step; init is added after
-it.
+At the end, in one more step, the sum is multiplied by T_A T_B, which is rounded to binary32. After
+that init is added.
 """
 
 from dataclasses import dataclass, replace
@@ -29,16 +32,16 @@ from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate
 from roundscope.emu.sums.aligned import Alignment, binade
 
 Array = Any
-EXACT_FACTOR = 26  # significand bits of a factor whose products binary64 holds
+EXACT_FACTOR = 26  # the most significand bits of a factor with exact products in binary64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operand:
-    """One matrix, (K, lines) in float64, and what its sums are multiplied by afterwards."""
+    """One matrix of shape (K, lines) in float64, and the scales that multiply its sums later."""
 
     numbers: Array
     scales: Array | None = None  # (blocks, lines), if they are not part of the numbers
-    size: int = 0  # of a block along K; 0 for a matrix that is not blocked
+    size: int = 0  # the size of a block along K; 0 for a matrix that is not blocked
     tensor: Array | None = None
     binades: Array | None = None  # 2^exponent of each factor, as a tensor core sees it
 
@@ -46,27 +49,27 @@ class _Operand:
 def dot_blocks(
     a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None
 ) -> Array:
-    """Return init + a @ b for matrices of which one or both are `Blocked` along the sum.
+    """Return init + a @ b, where one matrix or both are `Blocked` along the axis that is added up.
 
     Args:
-        a: (T, K), blocked along axis 1 if it is `Blocked`.
-        b: (K, N), blocked along axis 0 if it is `Blocked`.
+        a: a (T, K) array, or a `Blocked` one that is blocked along axis 1.
+        b: a (K, N) array, or a `Blocked` one that is blocked along axis 0.
         accumulator: the order of the additions and their rounding.
-        init: (T, N), +0 by default.
-        steps: a list that receives every addition's (before, after), or None.
+        init: a (T, N) array, +0 by default.
+        steps: a list that receives (before, after) of every addition, or None.
 
     Returns:
-        A (T, N) float64 array, as `emu.dot` does.
+        A (T, N) float64 array, as `emu.dot` returns it.
 
     Raises:
-        ValueError: for shapes that do not match, an operand blocked along its other axis and, where
-            scales stay apart, blocks of two sizes.
+        ValueError: for shapes that do not match, an operand blocked along its other axis and, with
+            scales of binary32, operands with blocks of different sizes.
     """
     a, b = (x if isinstance(x, Blocked) else _carrier(x, name) for name, x in (("a", a), ("b", b)))
     shape = _checked(a, b, init)
     on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:
-        # so that `Blocked` may be an argument of a program
+        # this registers `Blocked` with JAX, so that it may be an argument of a program
         import roundscope.emu.blocks.xla  # noqa: F401
     start = (
         np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)
@@ -77,7 +80,7 @@ def dot_blocks(
 def _kept(
     a: Any, b: Any, init: Array, *, accumulator: Accumulator, keep: bool
 ) -> tuple[Array, Steps | None]:
-    """Return the sum, and (before, after) of each addition where they are kept."""
+    """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
     steps: Steps | None = [] if keep else None
     return _run(_library(init), a, b, accumulator, init, steps), steps
 
@@ -129,9 +132,10 @@ def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
 
 
 def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
-    """Return a matrix for a tensor core: the numbers X P and their binades 2^(e(X) + e(P)).
+    """Return a matrix for a tensor core: the products of scale and element, and their binades.
 
-    A tensor core adds the exponents of scale and element; neither is normalized again.
+    The binade of a product is 2^(exponent of the scale + exponent of the element). A tensor core
+    adds these exponents and does not normalize the product again.
     """
     if x.format.element.format != alignment.operand or not x.format.power_of_two:
         raise ValueError(
@@ -198,14 +202,14 @@ def _by_blocks(
 
 
 def _row(x: _Operand, j: int) -> Array | None:
-    """Return the scales of one block of every line."""
+    """Return the scale of block j in every line, or None for a matrix without separate scales."""
     return None if x.scales is None else x.scales[j]
 
 
 def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
     """Return x y of binary32 numbers, rounded to binary32; None stands for 1.
 
-    Of two vectors it is the product of a column and a row.
+    For two vectors it is the matrix that x as a column and y as a row give.
     """
     if x is None:
         return y
@@ -218,7 +222,7 @@ def _stepper(
 ) -> Step:
     """Return the rounding of an addition, which appends (before, after) to `steps`.
 
-    Its random bits are those of an addition that `offset` others come before.
+    Its random bits are those of an addition that comes after `offset` others.
     """
     r, xp = acc.step, ops.xp
     rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])

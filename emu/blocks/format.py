@@ -1,18 +1,19 @@
 """Block-scaled formats as data: how a block of numbers becomes small numbers and one scale.
 
-A block of k numbers V_i is stored as k elements P_i and a scale X, and stands for the numbers X
-P_i:
+A block of k numbers V_i is stored as k elements P_i and one scale X, and represents the numbers
+X P_i::
 
-    X = scale of max |V_i| by a rule,    P_i = V_i / X rounded once to the element format.
+    X = the scale that a rule gives for max |V_i|,
+    P_i = V_i / X, rounded once to the element format.
 
 Sources: OCP Microscaling Formats (MX) 1.0, sections 5 and 6.3 (FLOOR; the MX formats); Mishra et
 al. arXiv 2506.08027 (RCEIL); Su et al. arXiv 2506.20752 (BUMP); torchao (CEIL, EVEN); NVIDIA's
 NVFP4, arXiv 2509.25149.
 
-**What the specification leaves open, and what is done here.** A block with an infinity or a NaN
-gets the scale NaN, so all its numbers are NaN. A scale beyond the scale format's range is its
-largest or smallest positive number, never infinite and never zero. A block of zeros gets the
-smallest scale. X P_i beyond binary32 is infinite in float32 arrays.
+**Choices that the specification leaves open.** A block with an infinity or a NaN gets the scale
+NaN, so all its numbers are NaN. A scale beyond the scale format's range becomes the largest or the
+smallest positive number of that format; it never becomes infinite or zero. A block of zeros gets
+the smallest scale. In float32 arrays X P_i is infinite where it is beyond binary32's range.
 """
 
 import math
@@ -25,21 +26,24 @@ from roundscope.emu.roundings.modes import E4M3, E5M2, Overflow, Rounding, Round
 
 
 class ScaleRule(StrEnum):
-    """How the scale of a block follows from its largest magnitude a.
+    """The rule that computes the scale of a block from its largest magnitude.
 
-    m is the element format's largest number and emax its exponent. The first four rules, and RCEIL
-    with a scale format of one significand bit, give powers of two, from the exponent bits of a and
-    one comparison.
+    In the formulas a is the largest magnitude of the block, m is the largest number of the element
+    format, and emax is the exponent of m. The rules FLOOR, CEIL, EVEN and BUMP give powers of two,
+    and so does RCEIL if the scale format has one significand bit. Such a scale is computed from the
+    exponent bits of a and one comparison.
 
     Attributes:
-        FLOOR: 2^(floor(log2 a) - emax), OCP MX 1.0, 6.3; a / X may exceed m.
-        CEIL: 2^(ceil(log2 a) - emax).
-        EVEN: 2^(floor(log2 a') - emax), where a' is a rounded to the element's precision, ties
-            away.
-        BUMP: FLOOR, one exponent higher where a > 1.75 * 2^floor(log2 a); for elements with m =
-            1.75 * 2^emax.
-        RCEIL: a / m, rounded up to a number of the scale format.
-        NEAREST: a / m, rounded to the nearest number of the scale format, ties to even.
+        FLOOR: the scale is 2^(floor(log2 a) - emax), as in OCP MX 1.0, 6.3. The quotient of a and
+            the scale may exceed m.
+        CEIL: the scale is 2^(ceil(log2 a) - emax).
+        EVEN: the scale is 2^(floor(log2 b) - emax), where b is a rounded to the precision of the
+            element format, to nearest with ties away from zero.
+        BUMP: the scale is that of FLOOR, or twice that where a > 1.75 * 2^floor(log2 a). It is for
+            element formats with m = 1.75 * 2^emax.
+        RCEIL: the scale is a / m, rounded up to a number of the scale format.
+        NEAREST: the scale is a / m, rounded to the nearest number of the scale format, with ties to
+            even.
 
     Example:
         >>> import numpy as np
@@ -58,7 +62,7 @@ class ScaleRule(StrEnum):
 
 
 def _rule_named(name: str | ScaleRule) -> ScaleRule:
-    """Return the scale rule of that name; raise ValueError with the nearest name."""
+    """Return the scale rule with a name; raise ValueError for an unknown name."""
     try:
         return ScaleRule(str(name).lower())
     except ValueError:
@@ -70,11 +74,11 @@ INT8 = Format(
 )
 """MXINT8's element format, OCP MX 1.0, 5.3.4: the numbers k / 64 with |k| <= 127.
 
-Code -128, which stands for -2, is read and never written.
+The code -128 stands for -2. It is decoded, but no rounding gives it.
 """
 
 E8M0 = format_named("e8m0fnu")
-# the most significand bits, with which X P_i is exact in binary64
+# the largest numbers of significand bits; with them X P_i is exact in binary64
 WIDEST_ELEMENT = 11
 WIDEST_SCALE = 24
 WIDEST_SCALE_UNDER_TENSOR = 11
@@ -82,28 +86,33 @@ WIDEST_SCALE_UNDER_TENSOR = 11
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """How blocks of numbers are stored: element format, block size, scale format and scale rule.
+    """A block format: element format, block size, scale format and scale rule.
 
-    `BLOCK_NAMED` has the known ones by name, and `block_format` changes them.
+    A block is stored as one scale and one element for each number; scale * element is near the
+    number. `BLOCK_NAMED` has the known formats by name, and `block_format` returns altered copies
+    of them.
 
     Args:
-        element: the `Rounding` of V / X: element format, mode, overflow and seed.
-        size: the numbers of a block along the blocked axis. A last, shorter block stands for one
-            that is padded with zeros.
-        rows: the lines of a block along the axis after the blocked one (for the last axis, the one
-            before). More than 1 makes a tile, such as 128 x 128.
+        element: the `Rounding` of an element, which is number / scale. It has the element format,
+            the mode, the overflow policy and the seed.
+        size: how many numbers a block has along the blocked axis. If the last block of an array is
+            shorter, it is treated as if it were padded with zeros.
+        rows: how many numbers a block has along a second axis. That is the axis after the blocked
+            one or, if the blocked axis is the last, the axis before it. With more than 1 the block
+            is a tile, such as 128 x 128.
         scale: the format of the scales: e8m0fnu (MX), e4m3fn (NVFP4), fp32, or any other with NaN.
-        rule: the `ScaleRule`, which gets the scale from the block's largest magnitude.
-        tensor: whether one binary32 scale T of the whole array stands above the blocks' scales
-            (NVFP4). T = (largest finite magnitude) / (scale.max_finite * element.max_finite), or 1
-            for an array of zeros.
+        rule: the `ScaleRule`, which computes the scale from the block's largest magnitude.
+        tensor: whether the array also has one binary32 scale, which multiplies the scales of all
+            blocks (NVFP4). It is (largest finite magnitude of the array) / (scale.max_finite *
+            element.max_finite), or 1 for an array of zeros.
 
     Raises:
-        ValueError: for what cannot be computed exactly or has no meaning: an element format of more
-            than 11 significand bits or beyond binary32, a scale format without NaN or of too many
-            bits, a rule that does not fit the formats, or a block without numbers.
-        TypeError: for an element that is no `Rounding`, a scale that is no `Format`, or a size that
-            is no whole number.
+        ValueError: for an element format that is unsigned, has more than 11 significand bits or
+            does not fit binary32; for a scale format without NaN, outside binary32, with a largest
+            number below 1, or with more than 24 significand bits (11 if `tensor` is True); for a
+            rule that does not fit the formats; and for a size or a number of rows below 1.
+        TypeError: for an element that is not a `Rounding`, a scale that is not a `Format`, or a
+            size or a number of rows that is not a whole number.
 
     Example:
         >>> from roundscope import emu
@@ -142,7 +151,9 @@ class BlockFormat:
                 " inside binary32"
             )
         if not s.nan:
-            raise ValueError(f"scale={s.name}: a scale has to say NaN; use e8m0fnu, e4m3fn or fp32")
+            raise ValueError(
+                f"scale={s.name}: a scale format needs NaN; use e8m0fnu, e4m3fn or fp32"
+            )
         widest = WIDEST_SCALE_UNDER_TENSOR if self.tensor else WIDEST_SCALE
         if s.precision > widest or s.min_positive < 2.0**-149 or not 1.0 <= s.max_finite < 2.0**128:
             raise ValueError(
@@ -174,7 +185,7 @@ class BlockFormat:
 
     @property
     def bits(self) -> float:
-        """The stored bits of each number, where all blocks are whole."""
+        """The number of stored bits per number, in an array whose blocks are all full."""
         return self.element.format.bits + self.scale.bits / (self.size * self.rows)
 
 
@@ -195,8 +206,8 @@ BLOCK_NAMED: dict[str, BlockFormat] = {
     "mxfp4": BlockFormat(element=rounding("e2m1fn")),
     "mxint8": BlockFormat(element=Rounding(format=INT8)),
     "nvfp4": _NVFP4,
-    "fp8_1x128": _DEEPSEEK,  # DeepSeek-V3, arXiv 2412.19437, 3.3.2: activations
-    "fp8_128x128": replace(_DEEPSEEK, rows=128),  # and weights
+    "fp8_1x128": _DEEPSEEK,  # activations in DeepSeek-V3, arXiv 2412.19437, 3.3.2
+    "fp8_128x128": replace(_DEEPSEEK, rows=128),  # weights in DeepSeek-V3
 }
 
 
@@ -211,11 +222,13 @@ def block_format(
     """Return a `BlockFormat` by name, with changes.
 
     Args:
-        format: one of `BLOCK_NAMED`, or a `BlockFormat`.
+        format: one of the names in `BLOCK_NAMED`, or a `BlockFormat`.
         mode: the `RoundingMode` of the elements or its name; that of the format by default.
         rule: the `ScaleRule` or its name; that of the format by default.
-        overflow: what elements beyond the largest become, an `Overflow` or its name.
-        seed: of the stochastic mode, a whole number from 0 to 2^32 - 1.
+        overflow: what elements beyond the largest one become, an `Overflow` or its name; that of
+            the format by default.
+        seed: the seed of the stochastic mode, a whole number from 0 to 2^32 - 1; that of the format
+            by default.
 
     Returns:
         The block format with these changes.

@@ -1,4 +1,8 @@
-"""The Numba executor of block formats, in one pass over memory, on two threads or more."""
+"""The Numba executor of block formats, which makes one pass over memory on two threads or more.
+
+In this module P stands for the elements, X for the scales of blocks and T for the scale of the
+whole array; the numbers are T X P.
+"""
 
 from typing import Any
 
@@ -18,7 +22,7 @@ _NO_POWERS = Powers(0, 0, 0, 0)
 
 
 def tensor_scale(x: np.ndarray, f: BlockFormat) -> float:
-    """Return T of an array of blocks, which is 1 where the format has no such scale."""
+    """Return the scale T of a whole array of blocks, which is 1 where the format has none."""
     if not f.tensor:
         return 1.0
     finite = np.abs(x[np.isfinite(x)])
@@ -27,14 +31,17 @@ def tensor_scale(x: np.ndarray, f: BlockFormat) -> float:
 
 
 def _parts(size: int, block: int) -> Any:
-    """Return the function that moves the ends of a piece of `size` numbers to borders of blocks."""
+    """Return a function that maps the range (lo, hi) of a thread to a slice of whole blocks.
+
+    `size` is the number of all numbers and `block` that of the numbers in a block.
+    """
     return lambda lo, hi: slice(lo // block * block, hi // block * block if hi < size else size)
 
 
 def round_blocks(
     x: np.ndarray, f: BlockFormat, random: np.ndarray | None, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return blocks (n, k) of float32 or float64 numbers, quantized and back.
+    """Return blocks (n, k) of float32 or float64 numbers, rounded to the block format.
 
     `out`, a contiguous array, receives the result; it may be x itself.
     """
@@ -59,7 +66,7 @@ def round_blocks(
 def quantise(
     x: np.ndarray, f: BlockFormat, random: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.float32]:
-    """Return elements P (n, k) and scales X (n, 1), both float32, and T, of blocks (n, k)."""
+    """Return elements P (n, k), scales X (n, 1) and T of blocks (n, k), all in float32."""
     y = np.empty(x.shape, np.float32)
     lots = NO_BITS if random is None else np.ascontiguousarray(random).reshape(-1)
     scales, tensor = _run_scaled(x, y, lots, f, times=False)
@@ -67,7 +74,7 @@ def quantise(
 
 
 def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
-    """Return T X P in float32."""
+    """Return the numbers T X P in float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         return (p.astype(np.float64) * (scales.astype(np.float64) * float(tensor))).astype(
             np.float32
@@ -77,7 +84,7 @@ def dequantise(p: np.ndarray, scales: np.ndarray, tensor: float) -> np.ndarray:
 def _run_scaled(
     x: np.ndarray, y: np.ndarray, lots: np.ndarray, f: BlockFormat, times: bool
 ) -> tuple[np.ndarray, float]:
-    """Run `scaled` over threads; return the scales (n,) in float64, and T."""
+    """Run `scaled` over threads; return the scales X of shape (n,) in float64, and the scale T."""
     k, power, tensor = x.shape[1], f.power_of_two, tensor_scale(x, f)
     scales, cut = np.empty(x.shape[0]), _parts(x.size, x.shape[1])
     flat, result = np.ascontiguousarray(x).reshape(-1), y.reshape(-1)

@@ -1,7 +1,7 @@
-"""How the blocks of an array lie in it, and the way between an array and a matrix of its blocks.
+"""The position of blocks in an array, and conversion between an array and a matrix of its blocks.
 
-In the matrix, (blocks, numbers of a block), every row is one block; scales keep the array's own
-order of axes.
+In the matrix every row is one block, so its shape is (number of blocks, numbers in a block). Scales
+keep the array's order of axes.
 """
 
 from typing import Any, NamedTuple
@@ -13,14 +13,15 @@ Array = Any
 
 
 class Layout(NamedTuple):
-    """Where the blocks of an array lie.
+    """The position of blocks in an array.
 
-    Lines run along the axis after the blocked one; of the last axis, the one before.
+    A block has `size` numbers along the blocked axis and `rows` numbers along a second axis. That
+    is the axis after the blocked one or, if the blocked axis is the last, the axis before it.
     """
 
     shape: tuple[int, ...]  # of the array
-    axis: int  # the blocked one, counted from 0
-    line: int  # the axis of `rows`; -1 for a vector
+    axis: int  # the blocked axis, counted from 0
+    line: int  # the second axis, that of `rows`; -1 for a vector
     size: int
     rows: int
 
@@ -38,14 +39,14 @@ class Layout(NamedTuple):
 
     @property
     def scales(self) -> tuple[int, ...]:
-        """The shape of the scales: the array's shape, with one number for each block."""
+        """The shape of the array of scales: along every axis, the number of blocks along it."""
         lines, blocks = self.tiles
         counts = {self.axis: blocks, self.line: lines}
         return tuple(counts.get(n, d) for n, d in enumerate(self.shape))
 
     @property
     def plain(self) -> bool:
-        """Whether the blocks follow each other in the flat array: a reshape separates them."""
+        """Whether the blocks follow each other in the flat array, so that a reshape splits them."""
         return (
             self.rows == 1 and self.axis == len(self.shape) - 1 and self.shape[-1] % self.size == 0
         )
@@ -68,8 +69,8 @@ def layout_of(shape: tuple[int, ...], f: BlockFormat, axis: int) -> Layout:
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
     """Return the axis, counted from 0.
 
-    Raises TypeError for what is no whole number, ValueError for an axis that an array of that shape
-    lacks.
+    Raises TypeError if the axis is not a whole number, and ValueError if an array of this shape
+    lacks it.
     """
     check_whole("axis", axis, "axes count from 0, or from -1 backwards")
     dimensions = len(shape)
@@ -109,7 +110,7 @@ def from_lines(xp: Any, y: Array, at: Layout) -> Array:
 
 
 def scales_from_lines(xp: Any, scales: Array, at: Layout) -> Array:
-    """Return one number for each block in the array's order of axes, shape `at.scales`."""
+    """Return the scales in the array's order of axes, with the shape `at.scales`."""
     moved = [at.scales[n] for n in at.moved]
     return scales.reshape(moved).transpose(_back(at))
 

@@ -20,18 +20,20 @@ def round_blocks(
     axis: int,
     random: Array | None,
 ) -> tuple[Array, Array]:
-    """Return T X P and T X of a float64 matrix, both float64 arrays of its shape.
+    """Return a float64 matrix rounded to a block format, and the scale of each of its numbers.
 
-    T X P is exact, since it has at most 11 + 24 significand bits. A block larger than the matrix
-    ends with it. Where the scale is NaN, so are both results.
+    Both results are float64 arrays of the matrix's shape. The first has the numbers T X P, the
+    second T X, where P are the elements, X the scales of blocks and T the scale of the whole
+    matrix. T X P is exact, since it has at most 11 + 24 significand bits. A block that is larger
+    than the matrix is cut to it. Both results are NaN where the scale is NaN.
 
     Args:
         xp: the namespace, numpy or jax.numpy.
-        quantise: the executor's function from blocks to elements, scales and T.
-        widen: the executor's function from float32 to float64.
+        quantise: the executor's function that returns elements, scales and T of blocks.
+        widen: the executor's function that converts float32 to float64.
         x: the matrix.
         f: the block format.
-        axis: the axis along which its blocks run.
+        axis: the axis along which the blocks run.
         random: the stochastic mode's integers, of x's shape, or None.
     """
     at = layout_of(x.shape, _fitted(f, x.shape, axis), axis)
@@ -45,6 +47,6 @@ def round_blocks(
 def _fitted(f: BlockFormat, shape: tuple[int, ...], axis: int) -> BlockFormat:
     """Return the format with blocks no larger than the matrix.
 
-    The padding beyond the matrix is zeros, which have no say in the scale.
+    This leaves out padding beyond the matrix, whose zeros have no effect on the scale.
     """
     return replace(f, size=min(f.size, shape[axis]), rows=min(f.rows, shape[1 - axis]))

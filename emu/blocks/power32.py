@@ -1,10 +1,10 @@
 """Blocks of float32 numbers with powers of two as scales, rounded in binary32's bits.
 
-This is the fast path of `emu.blocks.kernels`. X times the element format is a format again, with
-its exponents moved by that of X, so a block rounds straight to it by the rule for binary32. Blocks
-whose moved format would reach binary32's subnormal numbers, and those with an infinity or a NaN,
-are done by the definition in binary64's bits. The results are equal in every bit
-(tests/emu/blocks/test_block_round.py).
+This is the fast path of `emu.blocks.kernels`. The products of a scale 2^e and the elements are the
+numbers of a format too: that of the elements, with e added to all exponents. The rule for binary32
+rounds a block to this moved format directly. Blocks whose moved format would reach binary32's
+subnormal numbers, and those with an infinity or a NaN, are rounded by the definition in binary64's
+bits. The results are equal in every bit (tests/emu/blocks/test_block_round.py).
 """
 
 from typing import Any
@@ -40,9 +40,9 @@ def _signed32(m: Any, b: Any, t: Target) -> Any:
 
 @njit
 def _moved(t: Target, e: Any) -> Target:
-    """Return the target with every number times 2^e.
+    """Return the target with every number multiplied by 2^e.
 
-    Its smallest number must stay two binades above binary32's subnormal numbers.
+    Its smallest number must be in the second binade of binary32's normal numbers or above.
     """
     step = e << 23
     return Target(
@@ -64,7 +64,7 @@ def _moved(t: Target, e: Any) -> Target:
 
 @njit
 def _exponents32(x: np.ndarray, size: int, p: Powers, t: Target, e: np.ndarray) -> int:
-    """Write the scale exponent of every block to e; return how many are not `_plain`."""
+    """Write the scale exponent of every block to e; return how many blocks are not `_plain`."""
     special = 0
     for n in range(e.size):
         top = _top32(x[n * size : (n + 1) * size])
@@ -75,7 +75,10 @@ def _exponents32(x: np.ndarray, size: int, p: Powers, t: Target, e: np.ndarray) 
 
 @njit
 def _plain(top: Any, e: Any, t: Target) -> Any:
-    """Return whether a block rounds in binary32's bits: finite, and above its subnormals."""
+    """Return whether a block can be rounded in binary32's bits.
+
+    It can if its numbers are finite and its moved format lies above binary32's subnormal numbers.
+    """
     return (top < INFINITY32) & (t.smallest >= 1 << 23) & ((t.smallest >> 23) + e >= 2)
 
 
@@ -154,9 +157,9 @@ def power32(
 ) -> None:
     """Round flat blocks of a float32 array, given as int32, by a rule that gives powers of two.
 
-    t and t64 are the elements' target in both carriers. A few blocks at a time, while they are in
-    the cache, get their exponents, then are all rounded by one loop; then those that are not plain
-    are rounded again.
+    t and t64 are the elements' target in the bits of binary32 and of binary64. The function takes a
+    few blocks at a time, so that they stay in the cache. It computes their exponents, rounds all of
+    them in one loop, and then rounds those that are not plain once more.
     """
     blocks, some = x.size // size, max(1, AT_ONCE // size)
     exponents = np.zeros(some, np.int32)

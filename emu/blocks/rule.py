@@ -1,29 +1,33 @@
 """The rules of a block on integers, in the bits of binary64: scale exponents and quotients.
 
-**Exponent.** A power of two rule is "the exponent of the largest magnitude a, one more where its
-fraction exceeds a limit": adding 2^52 - 1 - limit to the bits of a carries into the exponent
-exactly there, so one push says the rule:
+In this module V is a number of a block, a the block's largest magnitude, X its scale, m the largest
+number of the element format, emax the exponent of m, and p the precision of the element format.
 
-    FLOOR  limit = 2^52 - 1 (never exceeded)
+**Exponent.** A rule that gives powers of two takes the exponent of a, plus one if the fraction of a
+exceeds a limit. Adding 2^52 - 1 - limit, the push, to the bits of a carries into the exponent in
+exactly this case. So the limit, as 52 fraction bits, says everything about the rule::
+
+    FLOOR  limit = 2^52 - 1, which no fraction exceeds
     CEIL   limit = 0
-    EVEN   limit just below 2 - 2^-p
-    RCEIL  limit = fraction of the element's largest number m
-    BUMP   limit = 1.75
+    EVEN   limit = the fraction of the number just below 2 - 2^-p
+    RCEIL  limit = the fraction of m
+    BUMP   limit = the fraction of 1.75
 
-RCEIL: with a = f 2^e and m = g 2^emax, 1 <= f, g < 2, the quotient a / m = (f / g) 2^(e - emax)
-exceeds 2^(e - emax) if and only if f > g, and never 2^(e - emax + 1). EVEN: f rounds to p bits,
-ties away, and so to 2, from 2 - 2^-p on.
+RCEIL: let a = f 2^e and m = g 2^emax with 1 <= f, g < 2. The quotient a / m = (f / g) 2^(e - emax)
+exceeds 2^(e - emax) if and only if f > g, and it never exceeds 2^(e - emax + 1). EVEN: f rounds to
+2 if and only if f >= 2 - 2^-p, since it rounds to p bits with ties away from zero.
 
-**Quotient.** V / X is rounded to odd (inexact results take an odd last bit). Rounded once more to
-51 bits or fewer it is the rounding of the exact quotient, and its distance from its neighbors is
-right to 2^-31 for the stochastic mode. X has at most 35 significand bits, so its integer s' = s /
-2^18 is exact, and long division gives 57 bits in two steps:
+**Quotient.** V / X is rounded to odd (an inexact result takes an odd last bit). One more rounding,
+to 51 bits or fewer, gives the rounding of the exact quotient, and the probabilities of the
+stochastic mode are right to 2^-31. Let v and s be the 53-bit significands of V and X as integers. X
+has at most 35 significand bits, so s' = s / 2^18 is an integer. Long division gives 57 bits of the
+quotient in two steps, with the digits q1 and q2 and the remainders r1 and r2::
 
-    v 2^38 / s' = q1 2^28 + q2,   v 2^10 = q1 s' + r1,   r1 2^28 = q2 s' + r2
+    v 2^38 / s' = q1 2^28 + q2 + r2 / s',   v 2^10 = q1 s' + r1,   r1 2^28 = q2 s' + r2
     (v < 2^53,  2^34 <= s' < 2^35)
 
-and no step leaves 63 bits. A quotient that leaves binary64's normal range stops at its ends:
-elements live inside binary32.
+No step exceeds 63 bits. A quotient outside binary64's normal range becomes the nearest end of that
+range, which rounds in the same way, since element formats lie inside binary32.
 """
 
 import math
@@ -49,7 +53,7 @@ class Powers(NamedTuple):
 
 
 class Quotients(NamedTuple):
-    """A scale rule that rounds a / m to the scale format, as integers."""
+    """A scale rule that rounds the quotient a / m to the scale format, as integers."""
 
     largest: int  # bits of m
     scale: Target
@@ -98,8 +102,9 @@ def element_of(f: BlockFormat) -> Target:
 class BlockRule(NamedTuple):
     """The three functions of a block: its scale's exponent, and two ways to divide by a scale.
 
-    exponent(a, powers) returns e of X = 2^e; shifted(a, e) the bits of V / 2^e; quotient(a, x) the
-    bits of V / X.
+    exponent(a, powers) returns the exponent of the scale for a block whose largest magnitude has
+    the bits a. shifted(a, e) divides the magnitude with the bits a by 2^e, and quotient(a, x)
+    divides it by the scale with the bits x; both return the bits of the quotient.
     """
 
     exponent: Callable[..., Any]
@@ -117,8 +122,8 @@ def build_block_rule(
 
     Args:
         where: the elementwise choice, as in `emu.roundings.rule`.
-        divide: the quotient of non-negative integers, cut to a whole number.
-        compiled: applied to every function, as in `emu.roundings.rule`.
+        divide: the integer quotient of non-negative integers, rounded down.
+        compiled: a decorator for every function, as in `emu.roundings.rule`.
     """
 
     @compiled
@@ -132,7 +137,7 @@ def build_block_rule(
 
     @compiled
     def normal(a: Bits, q: Bits) -> Bits:
-        """A quotient inside binary64's normal range; a number below it is as good as its end."""
+        """Return a quotient clipped to binary64's normal range; 0 stays 0."""
         return where(a == 0, 0, where(a < ONE, ONE, within(q, ONE, LARGEST)))
 
     @compiled

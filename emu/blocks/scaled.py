@@ -1,6 +1,7 @@
 """The definition of a block's rounding for NumPy arrays, in the bits of binary64.
 
-It takes a block from scale to quotient, element and product; `power32` is its fast path.
+It computes the scale X of a block, the quotients V / (T X) of its numbers V, the elements P and the
+products T X P, where T is the scale of the whole array. `power32` is its fast path.
 """
 
 from typing import Any
@@ -29,7 +30,7 @@ exponent, _shifted, _quotient = RULE
 
 @njit
 def _largest(x: np.ndarray) -> int:
-    """Return the float64 bits of the largest magnitude of an array; a NaN is the largest of all."""
+    """Return the float64 bits of the largest magnitude of an array; NaN counts as the largest."""
     top = 0
     for i in range(x.size):
         top = max(top, bits_of_float(np.float64(x[i])) & MAGNITUDE64)
@@ -46,7 +47,7 @@ def _scale(top: int, tensor: float, q: Quotients) -> int:
 
 @njit
 def _element(a: int, negative: bool, random: int, t: Target) -> Any:
-    """Return the bits of |V / X| rounded; `random` is read in the stochastic mode only."""
+    """Return the bits of a rounded quotient; `random` is read in the stochastic mode only."""
     return _drawn64(a, negative, t, random) if t.mode == STOCHASTIC else _any64(a, negative, t)
 
 
@@ -69,7 +70,7 @@ def round_block(
     power: bool,
     t: Target,
 ) -> None:
-    """Round one block with the scale x, which is 2^e where `power`."""
+    """Round one block with the scale x, which is 2^e if `power` is true."""
     x_t = x * tensor
     for i in range(part.size):
         b = bits_of_float(np.float64(part[i]))
@@ -83,10 +84,11 @@ def round_block(
 def _divided(part: np.ndarray, out: np.ndarray, x_t: float, times: bool, t: Target) -> None:
     """Round one block of float32 numbers by the processor's division, without random bits.
 
-    A boundary m of the elements has at most 12 bits, so m X T is a binary64 number, and V another
-    one. Either V = m X T, or they are an ulp of V apart, and then V / (X T) is more than half an
-    ulp of m away from m. So the quotient's rounding to 53 bits moves it onto or across no boundary.
-    (A float64 V could be so small that the quotient becomes 0.)
+    The division rounds V / (X T) to 53 bits, which never moves it onto or across a rounding
+    boundary m of the elements. For m has at most 12 bits, so m X T is a binary64 number, as V is.
+    Either V = m X T, or they are at least one ulp of V apart, and then V / (X T) is more than half
+    an ulp of m away from m. (A float64 V could be so small that the quotient becomes 0, so such
+    arrays are rounded by `round_block`.)
     """
     factor = x_t if times else 1.0
     for i in range(part.size):
@@ -116,13 +118,13 @@ def scaled(
 
     Args:
         x: the numbers, flat.
-        y: receives P, or T X P where `times`.
-        scales: receives X, one for each block.
-        random: the stochastic mode's integers, as x, or empty.
-        size: the numbers of a block.
-        tensor: T.
+        y: receives the products T X P if `times` is true, else the elements P.
+        scales: receives the scales X, one for each block.
+        random: the stochastic mode's integers, of the shape of x, or an empty array.
+        size: how many numbers a block has.
+        tensor: the scale T of the whole array.
         times: whether y receives T X P.
-        power: whether the scales are powers of two, by p; otherwise they are quotients, by q.
+        power: whether the scales are powers of two, given by p; otherwise q gives them.
         p: the rule that gives powers of two.
         q: the rule that rounds quotients.
         t: the rounding of the elements.
@@ -146,5 +148,5 @@ def scaled(
 
 @compiled
 def tensor_of(top: int, q: Quotients) -> float:
-    """Return T, from the bits of the largest finite magnitude of the array."""
+    """Return the scale T of an array from the bits of its largest finite magnitude."""
     return float_of_bits(max(_any64(_quotient(top, q.tensor_top), False, q.tensor), SMALLEST32))

@@ -1,9 +1,11 @@
-"""`BlockStats`: what a block format did to an array, and what its scale rule cost beyond RCEIL's.
+"""`BlockStats`: the errors of a block format on an array, and those that its scale rule adds.
 
-A number that its scale cannot reach (`|V| > m T X`, m the largest element) is **clipped**; it is
-**saturated** if it would also have rounded beyond m, to nearest, had the elements gone on. Neither
-says what that cost, since m may have been the nearest element anyway. What a rule cost is its error
-less the error of the same format under RCEIL, which clips nothing: the **excess**.
+In this module V is a number of the array, X the scale of its block, T the scale of the whole array
+and m the largest element. A number is **clipped** if its scale cannot reach it, that is if `|V| > m
+T X`. It is **saturated** if it would also have rounded to nearest beyond m in an element format
+without an upper bound. Neither says how much error that caused, since m may have been the nearest
+element anyway. The **excess** does: it is the error less the error of the same format with the
+scale rule RCEIL, which clips nothing.
 """
 
 import math
@@ -23,30 +25,34 @@ from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
 class BlockStats:
     """Counts and sums over the blocks of arrays; `+` merges two.
 
-    V is a number of the array and Q what the block format keeps of it, T X P.
+    In the formulas V is a number of the array and Q is V rounded to the block format. All sums are
+    over the numbers whose rounded value is finite. Blocks whose scale is NaN and blocks of zeros
+    count only in `numbers`, `blocks`, `nan_blocks`, `zero_blocks` and `distinct`.
 
     Attributes:
-        numbers: numbers, without padding.
-        blocks: blocks.
-        nan_blocks: blocks whose scale is NaN. Neither they nor blocks of zeros enter anything below
-            but `distinct`.
-        zero_blocks: blocks of zeros.
-        clipped: numbers that their scale cannot reach: `|V| > m T X`, m the largest element.
-        saturated: clipped numbers that would also have rounded beyond m.
-        clipped_blocks: blocks with a clipped number.
-        underflow: numbers other than 0 that became 0.
-        subnormal: numbers whose element is subnormal.
-        inexact: numbers that changed.
-        distinct: the sum over blocks of the number of different elements used: near `blocks` where
-            values cluster.
-        size: the sum of `|V|`; like all sums, over the numbers that stay finite.
+        numbers: the number of numbers, without padding.
+        blocks: the number of blocks.
+        nan_blocks: the number of blocks whose scale is NaN.
+        zero_blocks: the number of blocks of zeros.
+        clipped: how many numbers are too large for their scale: they are larger in magnitude than
+            the largest element times the scale of the block and the scale of the array.
+        saturated: how many clipped numbers would have rounded beyond the largest element, to
+            nearest, if the element format had no upper bound.
+        clipped_blocks: the number of blocks with a clipped number.
+        underflow: how many numbers other than 0 became 0.
+        subnormal: how many numbers have a subnormal element.
+        inexact: how many numbers changed.
+        distinct: the sum over blocks of the number of distinct element values in the block. It is
+            near `blocks` where values cluster.
+        size: the sum of `|V|`.
         square: the sum of V^2.
         error: the sum of Q - V.
         absolute: the sum of `|Q - V|`.
         squared: the sum of (Q - V)^2.
-        shrink: the sum of (Q - V) sign(V): negative where magnitudes shrink.
-        excess: the sum of `|Q - V|`, less the same under RCEIL.
-        excess_squared: the sum of (Q - V)^2, less the same under RCEIL.
+        shrink: the sum of (Q - V) sign(V), which is the sum of `|Q|` - `|V|` and so negative where
+            magnitudes become smaller.
+        excess: the sum of `|Q - V|`, less the same sum under the scale rule RCEIL.
+        excess_squared: the sum of (Q - V)^2, less the same sum under RCEIL.
 
     Example:
         >>> import numpy as np
@@ -84,22 +90,25 @@ class BlockStats:
 
     @property
     def relative_shrink(self) -> float:
-        """The change of the magnitudes, shrink / size; negative where they shrink."""
+        """The relative change of the sum of magnitudes, `shrink` / `size`.
+
+        It is negative if the sum of magnitudes decreases.
+        """
         return self.shrink / self.size if self.size else 0.0
 
     @property
     def relative_rms(self) -> float:
-        """The root mean square error relative to the numbers: the root of squared / square."""
+        """The relative root mean square error, which is the square root of `squared` / `square`."""
         return math.sqrt(self.squared / self.square) if self.square else 0.0
 
     @property
     def relative_excess(self) -> float:
-        """The part of the error that RCEIL would not have made, excess / absolute."""
+        """The share of the absolute error that RCEIL would not have made, `excess` / `absolute`."""
         return self.excess / self.absolute if self.absolute else 0.0
 
     @property
     def codes_per_block(self) -> float:
-        """The mean number of different elements in a block."""
+        """The mean over blocks of the number of distinct element values in a block."""
         return self.distinct / self.blocks if self.blocks else 0.0
 
     def as_dict(self) -> dict[str, float]:
@@ -113,7 +122,7 @@ def block_stats(
     """Return the `BlockStats` of an array under a block format, computed on the host.
 
     Args:
-        x: a float32 array of NumPy or JAX, or a narrower one, with one number or more.
+        x: a float32 array of NumPy or JAX, or an array of narrower floats; it must not be empty.
         format: a name or a `BlockFormat`.
         axis: the axis along which the blocks run, the last by default.
         **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them.
@@ -147,13 +156,13 @@ def block_stats(
 
 
 def distinct_elements(b: Blocked) -> np.ndarray:
-    """Return how many different elements each block uses, +0 and -0 counting as one.
+    """Return the number of distinct element values in each block; +0 and -0 count as one.
 
     Args:
         b: a `Blocked` array.
 
     Returns:
-        A NumPy array of whole numbers, of the shape of the scales.
+        A NumPy array of whole numbers with the shape of `b.scales`.
 
     Raises:
         TypeError: for anything but a `Blocked` array.
@@ -178,7 +187,7 @@ def distinct_elements(b: Blocked) -> np.ndarray:
 
 
 def _summary(x: np.ndarray, b: Blocked, rceil: np.ndarray) -> BlockStats:
-    """Return the statistics of one array; `rceil` holds its numbers under RCEIL."""
+    """Return the statistics of an array x from its blocks b and its numbers rounded under RCEIL."""
     f, e = b.format, b.format.element.format
     at = layout_of(b.shape, f, b.axis)
     there = to_lines(np, np.ones(b.shape, bool), at)

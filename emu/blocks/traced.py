@@ -1,15 +1,15 @@
-"""A `BlockFormat` as numbers that XLA traces, so that one compiled function serves them all.
+"""A `BlockFormat` as numbers that XLA traces, so that one compiled function serves all formats.
 
-`row_of` writes a block format, or a `Rounding` without blocks, as one row of integers; `round_row`
-rounds by such a row, whose entries may be arrays. So formats, scale rules, modes and seeds are
-data; static is only the size of a block, and whether random bits are drawn. The arithmetic is that
-of `emu.blocks.xla` in binary32's bits: scales are powers of two.
+`row_of` writes a block format, or a `Rounding` without blocks, as one row of integers. `round_row`
+rounds as such a row says; the entries of the row may be arrays. So formats, scale rules, modes and
+seeds are data. Only the size of a block, and whether random bits are drawn, are static. The
+arithmetic is that of `emu.blocks.xla` in binary32's bits, and scales are powers of two.
 
-`round_even` does the same for formats that need nothing but nearest even and saturation
-(`is_even`), by float arithmetic at a fraction of the cost. With u the distance of the element's
-numbers in the binade of V / X, and C = 2^23 u, the sum (V / X + C) lies in [C, 2 C), where
-binary32's own numbers are u apart and as even as the element's: the addition is the rounding, and
-the subtraction of C is exact.
+`round_even` does the same for formats that need only ties-to-even and saturation (`is_even`). It
+uses float arithmetic, at a fraction of the cost. Let V be a number, X its scale, u the distance
+between elements in the binade of V / X, and C = 2^23 u. The sum V / X + C lies in [C, 2 C). In this
+range the numbers of binary32 are u apart, and the even ones are those that are even as elements. So
+the addition rounds, and the subtraction of C is exact.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ SIGN = np.int32(~C32.magnitude)
 
 
 class Scales(NamedTuple):
-    """The scale rule in the bits of binary32; where `blocked` is 0, every scale is 1."""
+    """The scale rule in the bits of binary32; if `blocked` is 0, every scale is 1."""
 
     blocked: Any
     push: Any
@@ -47,17 +47,17 @@ SEED = FIELDS - 1
 
 @lru_cache(4096)
 def row_of(f: BlockFormat | Rounding) -> np.ndarray:
-    """Return a format as int32 numbers, shape (FIELDS,); its block size is not among them.
+    """Return a format as int32 numbers of shape (FIELDS,), without its block size.
 
-    Raises ValueError for what 32 bits cannot compute: scales that are no powers of two, tiles, and
-    formats beyond binary32.
+    Raises ValueError for formats that 32-bit integers cannot compute: those with scales that are
+    not powers of two, with tiles, or with numbers beyond binary32.
     """
     if isinstance(f, Rounding):
         return _row(Scales(0, 0, 0, 0, 0), f)
     if not f.power_of_two or f.rows > 1 or not _fits_32(f):
         raise ValueError(f"{f}: only blocks of one line whose scales are powers of two run as data")
     p = powers_of(f)
-    # the limit of the fraction, cut to 23 bits: no binary32 number lies between it and the limit
+    # the limit of the fraction is cut to 23 bits; no binary32 number lies between the two limits
     push = LEAST32 - 1 - ((ONE - 1 - p.push) >> 29)
     return _row(Scales(1, push, p.emax, p.low, p.high), f.element)
 
@@ -68,18 +68,18 @@ def _row(scales: Scales, element: Rounding) -> np.ndarray:
 
 
 def round_row(x: Array, row: Array, size: int, axis: int, *, drawn: bool = False) -> Array:
-    """Return a float32 array with every number replaced by what the row's format keeps of it.
+    """Return a float32 array with every number rounded to the format of a row.
 
     The bits are those of `emu.round_blocks`, or of `emu.round_to` for a row without blocks.
 
     Args:
         x: a float32 array.
         row: the format, as `row_of` writes it.
-        size: the numbers of a block; x.shape[axis] must be a multiple of it, since nothing is
+        size: how many numbers a block has; x.shape[axis] must be a multiple of it, since nothing is
             padded here.
         axis: the axis along which the blocks run.
-        drawn: whether the row's mode may be stochastic; random bits then depend on a number's index
-            in x and the row's seed, as in `round_blocks`.
+        drawn: whether the row's mode may be stochastic. The random bits then depend on the seed in
+            the row and a number's flat index in x, as in `round_blocks`.
     """
     y, _, _, back, top = _parts(x, row, size, axis, drawn)
     scaled = jnp.where(top < INFINITE32, _times(y, back), NAN32)
@@ -90,8 +90,8 @@ def round_row(x: Array, row: Array, size: int, axis: int, *, drawn: bool = False
 def is_even(f: BlockFormat | Rounding) -> bool:
     """Return whether `round_even` can round to a format.
 
-    It can to nearest even with elements that saturate; without blocks, in formats with the
-    exponents of binary32 whose overflow is infinite.
+    It can if the mode is ties-to-even. The elements of a block format must saturate. A rounding
+    without blocks must be to a format with the exponents of binary32 and overflow to infinity.
     """
     if isinstance(f, Rounding):
         return (
@@ -105,8 +105,8 @@ def is_even(f: BlockFormat | Rounding) -> bool:
 def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
     """Return what `round_row` returns, for rows of formats that are `is_even`.
 
-    The bits are the same except for subnormal numbers of binary32, which a device may take for
-    zeros on their way in and out.
+    The bits are the same except for arguments and results that are subnormal numbers of binary32,
+    which a device may replace by zeros.
     """
     s, t, b, _, axis = _opened(x, row, size, axis)
     a = b & C32.magnitude
@@ -118,7 +118,7 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
     q = _floats(a) * down * rest_down
     c = _floats((jnp.maximum(lax.bitcast_convert_type(q, jnp.int32) >> 23, t.emin) + t.drop) << 23)
     p = (q + c) - c
-    # where V / X is far too large, C and p are NaN, and the comparison takes the largest, too
+    # if V / X is far too large, c and p are NaN, and the comparison gives the largest element too
     p = jnp.where(p < _floats(t.largest), p, _floats(t.largest))
     y = lax.bitcast_convert_type(p * up * rest_up, jnp.int32)
     sign = jnp.where((y == 0) & (t.negative_zero == 0), 0, b & SIGN)
@@ -127,9 +127,9 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
 
 
 def _plain(b: Array, a: Array, t: Target) -> Array:
-    """Return bits rounded to t.drop fewer, to nearest even.
+    """Return the bits b rounded to nearest even, with the last t.drop bits cleared; a is |b|.
 
-    A carry goes into the exponent, and to infinity, by itself.
+    A carry goes into the exponent, and on to infinity, by itself.
     """
     unit = 1 << t.drop
     return jnp.where(
@@ -149,7 +149,8 @@ def _power(n: Array) -> Array:
 def ends_row(x: Array, row: Array, size: int, axis: int) -> tuple[Array, Array]:
     """Return (clipped, last), two shares of the numbers.
 
-    `clipped` are those that their scale cannot reach, `last` those that became the largest element.
+    `clipped` is the share of numbers that are too large for their scale, and `last` the share of
+    numbers whose element is the largest one.
     """
     y, q, t, _, _ = _parts(x, row, size, axis, False)
 
@@ -164,8 +165,9 @@ def _parts(
 ) -> tuple[Array, Array, Target, Array, Array]:
     """Return the parts of a rounding by a row, in the shape of blocks.
 
-    They are the bits of P, the bits of |V| / X, the target, X's exponent at its place in the bits,
-    and the bits of the block's largest magnitude.
+    They are the bits of the elements, the bits of the quotients of magnitudes and scales, the
+    target, the exponents of the scales shifted to the exponent field, and the bits of the blocks'
+    largest magnitudes.
     """
     s, t, b, shape, axis = _opened(x, row, size, axis)
     a = b & C32.magnitude

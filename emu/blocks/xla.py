@@ -1,12 +1,14 @@
-"""The XLA executor of block formats: JAX blocks in, JAX arrays out.
+"""The XLA executor of block formats, whose functions take and return JAX arrays.
 
-Its functions may be traced, jitted and vmapped. `_wide` is the definition in binary64's bits, as in
-`emu.blocks.kernels`. `_power32` serves float32 arrays with powers of two as scales in 32-bit
-integers, which a GPU does at the speed of a copy, and the other not: V / X is the bits of V with
-another exponent, the rule of binary32 rounds it, and X P moves the exponent back. What binary32
-holds as a subnormal number gets its exponent from the conversion of its integer to a float, and
-gives it back by a shift: no float arithmetic touches a subnormal number, which XLA on a CPU would
-flush.
+In this module V is a number of a block, P its element, X the scale of the block and T the scale of
+the whole array. The functions may be traced, jitted and vmapped.
+
+`_wide` is the definition in binary64's bits, as in `emu.blocks.kernels`. `_power32` is for float32
+arrays whose scales are powers of two. It uses 32-bit integers, which a GPU computes at the speed of
+a copy; `_wide` is slower. V / X has the bits of V with another exponent, the rule of binary32
+rounds it, and X P has the exponent moved back. For a subnormal number of binary32 the conversion of
+its bits, as an integer, to a float gives the exponent, and a shift restores it. So no float
+arithmetic touches a subnormal number, which XLA on a CPU would flush.
 """
 
 from typing import Any
@@ -47,14 +49,14 @@ def _leave(y: Array, dtype: Any) -> Array:
 
 
 def quantise(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array, Array]:
-    """Return elements P (n, k), scales X (n, 1) and T (0-d) of blocks, all float32."""
+    """Return elements P (n, k), scales X (n, 1) and T (0-d) of blocks (n, k), all in float32."""
     with jax.enable_x64(True):
         p, scales, tensor = _wide(_enter(x), f, random)
         return narrow(p), narrow(scales), narrow(tensor)
 
 
 def round_blocks(x: Array, f: BlockFormat, random: Array | None) -> Array:
-    """Return blocks (n, k) of float32 or float64 numbers, quantized and back."""
+    """Return blocks (n, k) of float32 or float64 numbers, rounded to the block format."""
     with jax.enable_x64(True):
         if x.dtype == jnp.float32 and f.power_of_two and _fits_32(f):
             return _power32(x, f, random)
@@ -65,15 +67,15 @@ def round_blocks(x: Array, f: BlockFormat, random: Array | None) -> Array:
 def _fits_32(f: BlockFormat) -> bool:
     """Return whether 32-bit integers can compute a format.
 
-    They can where every X P is a multiple of 2^-149, and whatever is below 2^-126 times X is too
-    small for a random draw to notice.
+    They can if every product of a scale and an element is a multiple of 2^-149, and if quotients
+    below 2^-126 are too small to go up in the stochastic mode.
     """
     smallest = f.element.format.min_positive
     return smallest * f.scale.min_positive >= 2.0**-149 and smallest >= 2.0**-90
 
 
 def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array, Array]:
-    """Return P, X (n, 1) and T of float64 blocks, in float64."""
+    """Return P (n, k), X (n, 1) and T of float64 blocks (n, k), in float64."""
     b = _bits(x)
     a = b & C64.magnitude
     top = a.max(axis=1, keepdims=True)
@@ -91,7 +93,7 @@ def _wide(x: Array, f: BlockFormat, random: Array | None) -> tuple[Array, Array,
 
 
 def _scale(top: Array, tensor: Array, q: Quotients) -> Array:
-    """Return X by a rule that rounds a quotient."""
+    """Return the scales X by a rule that rounds a quotient."""
     m = _bits(_float(jnp.int64(q.largest)) * tensor)
     return _float(jnp.maximum(_rounded(RULE.quotient(top, m), q.scale), q.smallest))
 
@@ -102,14 +104,17 @@ def _rounded(a: Array, t: Target) -> Array:
 
 
 def _tensor(a: Array, q: Quotients) -> Array:
-    """Return T, from the largest finite magnitude."""
+    """Return T from the largest finite magnitude."""
     top = jnp.where(a < C64.infinity, a, 0).max()
     y = _rounded(RULE.quotient(top, jnp.int64(q.tensor_top)), q.tensor)
     return jnp.where(top == 0, 1.0, _float(jnp.maximum(y, bits_of(2.0**-149, C64))))
 
 
 def _power32(x: Array, f: BlockFormat, random: Array | None) -> Array:
-    """Return float32 blocks with powers of two as scales, quantized and back in 32-bit integers."""
+    """Return float32 blocks rounded to a block format in 32-bit integers.
+
+    The scales of the format must be powers of two.
+    """
     b = lax.bitcast_convert_type(x, jnp.int32)
     a = b & C32.magnitude
     top = a.max(axis=1, keepdims=True)
@@ -126,9 +131,9 @@ def _power32(x: Array, f: BlockFormat, random: Array | None) -> Array:
 
 
 def _normal(a: Array) -> Array:
-    """Return the bits of a magnitude as if binary32 had normal numbers below its smallest.
+    """Return the bits of a magnitude as if binary32 had no smallest exponent.
 
-    The exponent field may then be negative.
+    A subnormal number gets the bits of a normal one, whose exponent field may be negative.
     """
     converted = lax.bitcast_convert_type(a.astype(jnp.float32), jnp.int32) - (149 << 23)
     return jnp.where(a < LEAST32, converted, a)
@@ -137,7 +142,7 @@ def _normal(a: Array) -> Array:
 def _times(b: Array, step: Array) -> Array:
     """Return the bits of a rounded number times 2^(step >> 23).
 
-    They are exact for subnormal numbers, and infinite for a number that is too large.
+    A subnormal result is exact, and a result that is too large for binary32 is infinite.
     """
     m = b & C32.magnitude
     moved = m + step

@@ -1,4 +1,5 @@
-"""One rounding or one addition taken apart in exact integers and fractions, for people.
+"""Step-by-step explanations of one rounding or one addition, in exact integers and fractions.
 
-It shares no code with the rule that it explains. How it is drawn is in `experiments.look`.
+This package shares no code with `emu.roundings.rule`, which it explains. `experiments.look` draws
+the explanations.
 """

@@ -1,4 +1,4 @@
-"""A sum of two numbers, aligned in bits: it shows where a carry pushes one bit off the end."""
+"""A sum of two numbers in aligned bits, which shows where a carry pushes one bit off the end."""
 
 import math
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ class Addition:
         b: the second operand.
         total: their sum as a binary64 number.
         exact: whether total is the exact sum.
-        exponent: the weight of the bit before the point is 2^exponent.
-        rows: |a|, |b| and |a + b| in bits, each (before, after) the point. The point stands behind
-            the column of 2^exponent.
-        shift: how many places the sum moves to have one bit before the point. 1 is a carry out into
-            a new binade; negative numbers are cancellation.
+        exponent: the exponent of the bit before the point, whose weight is 2^exponent.
+        rows: |a|, |b| and |a + b| in bits, each as a pair: the bits before the point and those
+            after it. The point comes after the column of 2^exponent.
+        shift: how many places the sum moves to have one bit before the point. 1 means a carry into
+            a new binade, and a negative number means cancellation.
     """
 
     a: float
@@ -37,7 +37,7 @@ class Addition:
 def add(a: float | str, b: float | str, f: Format) -> Addition:
     """Return the sum of two finite numbers other than 0, aligned on the format's grid.
 
-    Raises ValueError for other numbers, and for two whose sum is 0.
+    Raises ValueError for other numbers, and for two numbers whose sum is 0.
     """
     x, y = parse(a)[0], parse(b)[0]
     if not (math.isfinite(x) and math.isfinite(y) and x + y != 0 and x != 0 and y != 0):

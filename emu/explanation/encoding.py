@@ -1,8 +1,8 @@
 """The bits of a number in its format: sign, exponent field, fraction.
 
-Codes of a format grow with the magnitude, so a code is the number's place in the order of
-magnitudes, with the sign on top. Infinity follows the largest finite number; NaN is the format's
-own (canonical) code.
+Codes of a format grow with the magnitude. So the code of a number is the place of its magnitude
+among the format's magnitudes, with the sign as the highest bit. Infinity follows the largest finite
+number; NaN has the format's canonical code.
 """
 
 import math
@@ -13,8 +13,8 @@ from roundscope.emu.formats.format import Format
 def code_of(x: float, f: Format) -> int | None:
     """Return the code of a number of the format.
 
-    It is None for a NaN, an infinity or a sign that the format does not have. Raises ValueError if
-    x is a number between two numbers of the format.
+    The result is None for a NaN, an infinity, a zero or a sign that the format does not have.
+    Raises ValueError for any other x that is not a number of the format.
     """
     negative = math.copysign(1, x) < 0
     if math.isnan(x):
@@ -26,7 +26,7 @@ def code_of(x: float, f: Format) -> int | None:
 
 
 def _place(magnitude: float, f: Format) -> int:
-    """Return how many magnitudes of the format come before this one."""
+    """Return how many magnitudes of the format are smaller than this one."""
     exponent = max(math.frexp(magnitude)[1] - 1, f.emin) if magnitude else f.emin
     units = math.ldexp(magnitude, f.precision - 1 - exponent)
     if units != int(units) or magnitude > f.max_finite:
@@ -38,8 +38,8 @@ def _place(magnitude: float, f: Format) -> int:
 def _nan_code(f: Format) -> int | None:
     """Return the code of NaN, or None if the format has none.
 
-    With infinities it is the quiet NaN, whose first fraction bit is set; in fnuz formats it is the
-    code of -0; in all others every bit but the sign is set.
+    In a format with infinities it is the quiet NaN, whose first fraction bit is set. In fnuz
+    formats it is the code that -0 has elsewhere. In all others every bit but the sign is set.
     """
     if not f.nan:
         return None
@@ -53,7 +53,7 @@ def _nan_code(f: Format) -> int | None:
 
 
 def fields_of(code: int, f: Format) -> tuple[str, str, str]:
-    """Return a code as bits: sign ('' if the format has none), exponent field, fraction."""
+    """Return the bits of a code: sign ('' if the format has none), exponent field, fraction."""
     bits, fraction = f"{code:0{f.bits}b}", f.precision - 1
     signs = int(f.signed)
     return bits[:signs], bits[signs : f.bits - fraction], bits[f.bits - fraction :]

@@ -1,4 +1,4 @@
-"""Numbers as a person writes them: decimals, fractions, hexadecimal floats, inf and nan."""
+"""Parsing of numbers in text: decimals, fractions, hexadecimal floats, inf and nan."""
 
 import math
 import re
@@ -10,9 +10,9 @@ _REPAIR = "write a decimal (-4.7), a fraction (1/3), a hexadecimal float (0x1.8p
 
 
 def parse(value: float | str) -> tuple[float, bool]:
-    """Return the nearest binary64 number, and whether it is exactly what was written.
+    """Return the binary64 number nearest to the value, and whether it is exactly the value.
 
-    Raises ValueError for what is no number or lies beyond binary64.
+    Raises ValueError for a text that is not a number or lies beyond binary64.
     """
     if not isinstance(value, str):
         return float(value), True
@@ -44,12 +44,12 @@ def _read(text: str) -> tuple[float, bool]:
 def _decimal_fits(text: str, x: float) -> bool:
     try:
         return Decimal(text) == Decimal(x)
-    except InvalidOperation:  # an exponent beyond even Decimal's
+    except InvalidOperation:  # the exponent is beyond Decimal's range
         return False
 
 
 def _hex_fits(text: str) -> bool:
-    """Return whether a hexadecimal float has at most 53 significant bits in binary64's range."""
+    """Return whether binary64 holds a hexadecimal float exactly (overflow is checked elsewhere)."""
     digits, _, exponent = text.partition("0x")[2].partition("p")
     whole, _, fraction = digits.partition(".")
     mantissa, power = int(whole + fraction, 16), int(exponent or 0) - 4 * len(fraction)

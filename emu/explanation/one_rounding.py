@@ -1,9 +1,12 @@
-"""One rounding taken apart, in exact integers and fractions that share no code with the rule.
+"""One rounding explained in bits, with exact integers and fractions.
+
+A number x that is rounded to a format of precision p is written as::
 
     |x| = (kept + rest) * 2^(exponent - p + 1),   kept an integer below 2^p,   0 <= rest < 1
 
-`rest` is what gets discarded: its first bit is the round bit, the others are the sticky bits. The
-result is the rule's own (emu.backends.numba.rounding) and is checked against the one derived here.
+`rest` is the discarded part. Its first bit is the round bit, and the others are the sticky bits.
+The result is computed by the rule (`emu.roundings.rule`, run by `emu.backends.numba.rounding`). It
+is checked against a second result, which is derived here by other code in exact arithmetic.
 """
 
 import math
@@ -28,25 +31,27 @@ class Explanation:
         value: the binary64 number that is rounded.
         exact_input: whether binary64 holds the text exactly.
         rounding: the `Rounding`.
-        exponent: the exponent of the grid, that of |value|, or emin below 2^emin; None unless the
-            value is finite and not 0.
-        kept: the p kept bits, the leading one first.
+        exponent: the exponent of |value|, or the format's smallest exponent if |value| is below its
+            smallest normal number; None unless the value is finite and not 0.
+        kept: the kept bits, the leading bit first; their number is the format's precision.
         round_bit: the first discarded bit.
         sticky: the other discarded bits, up to the last 1; '' if none is 1.
-        tie: whether |value| is halfway between two numbers.
-        up: whether one is added to the kept part.
+        tie: whether |value| is halfway between two neighboring numbers of the format.
+        up: whether 1 is added to the kept part.
         why: the decision in words.
-        place: how many magnitudes of the format lie below the kept part, which is its code without
-            the sign.
-        flips: the number of bits of the code that the added one changes (the carry's ripple).
+        place: the code, without the sign, of the number that the kept part represents. It is also
+            the number of smaller magnitudes in the format.
+        flips: how many bits of the code change if 1 is added to the kept part, which shows how far
+            the carry runs; 0 if nothing is added.
         grows: whether the carry runs out of the kept bits into the exponent.
         overflows: whether the rounded magnitude lies beyond the largest number.
         result: the rounded number, as the rule gives it.
-        code: its bits in the format; None for a NaN or a sign that the format does not have.
-        fields: the code's sign, exponent and fraction; None where the code is.
-        error: result - value; 0 where the two are equal, infinities and NaN too.
-        ulps: the error in spacings of the format at |value|; None unless the value is finite and
-            not 0, and the result is finite.
+        code: the result's code in the format; None for a NaN or a sign that the format does not
+            have.
+        fields: the sign, exponent field and fraction of the code; None if the code is None.
+        error: result - value. It is 0 if both are the same infinity or both are NaN.
+        ulps: the error divided by the distance between neighboring numbers of the format at
+            |value|; None unless the value is finite and not 0 and the result is finite.
     """
 
     text: str
@@ -72,25 +77,27 @@ class Explanation:
 
 
 def explain(value: float | str, rounding: Rounding | str) -> Explanation:
-    """Take one rounding of one number apart, in bits.
+    """Explain one rounding of one number in bits.
 
-    The result is computed by the rule and checked against exact integers and fractions, which share
-    no code with it. The stochastic mode draws the first random number of its seed.
+    The result is computed by the same integer rule as that of `round_to`. It is checked against a
+    second result, which separate code derives in exact arithmetic. The stochastic mode draws the
+    first random number of its seed.
 
     Args:
         value: a number, or a text: a decimal ("-4.7"), a fraction ("1/3"), a hexadecimal float
             ("0x1.8p3"), "inf" or "nan".
-        rounding: a `Rounding`, or the name of a format, to which it rounds to nearest even.
+        rounding: a `Rounding`, or a `Format` or its name. With a format the number is rounded to
+            nearest even.
 
     Returns:
         An `Explanation`: kept and discarded bits, the decision in words, and the result with its
-            code.
+        code.
 
     Raises:
-        ValueError: for a text that is no number or lies beyond binary64, or an unknown format.
-        TypeError: for a rounding that is no name, `Format` or `Rounding`.
-        ArithmeticError: if the rule disagrees with exact arithmetic, which would be an error in one
-            of them.
+        ValueError: for a text that is not a number or lies beyond binary64, or for an unknown
+            format.
+        TypeError: for a rounding that is not a name, a `Format` or a `Rounding`.
+        ArithmeticError: if the two results differ, which would be an error in this package.
 
     Example:
         >>> from roundscope import emu
@@ -120,7 +127,7 @@ def explain(value: float | str, rounding: Rounding | str) -> Explanation:
 
 
 def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
-    """Return (exponent, kept, rest) of a positive number on the format's grid."""
+    """Return (exponent, kept, rest) of a positive number, as the module's formula defines them."""
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     exponent -= magnitude < Fraction(2) ** exponent
     exponent = max(exponent, f.emin)
@@ -168,7 +175,7 @@ def _finite(x: float, r: Rounding) -> dict[str, Any]:
 
 
 def _special(x: float, r: Rounding) -> dict[str, Any]:
-    """Return the fields for zeros, infinities, NaN, and negative numbers of unsigned formats."""
+    """Return the fields for zeros, infinities, NaN, and negative numbers in unsigned formats."""
     f = r.format
     if math.isnan(x):
         keeps = f.nan or r.nan is NanPolicy.KEEP
@@ -192,7 +199,7 @@ def _special(x: float, r: Rounding) -> dict[str, Any]:
 
 
 def rule_result(x: float, r: Rounding) -> float:
-    """Return x rounded by the rule (Numba, binary64)."""
+    """Return x rounded by the rule, as Numba runs it on binary64 numbers."""
     import numpy as np
 
     from roundscope.emu.backends.numba.rounding import round_array

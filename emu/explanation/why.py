@@ -1,4 +1,4 @@
-"""Which way a rounding goes, decided on exact fractions and put into words."""
+"""The direction of a rounding, decided on exact fractions and explained in words."""
 
 import math
 from fractions import Fraction
@@ -9,7 +9,7 @@ HALF = Fraction(1, 2)
 
 
 def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool, str]:
-    """Return whether one is added to the kept part, and why in words."""
+    """Return whether 1 is added to the kept part, and the reason in words."""
     odd = kept & 1 == 1
     if rest == 0:
         return False, f"nothing is discarded: this is a number of {r.format.name}"
@@ -50,7 +50,7 @@ def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool
 
 
 def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
-    """Return what a finite number beyond the largest becomes, and why (IEEE 754-2019, 7.4)."""
+    """Return the result for a finite number beyond the largest, and why (IEEE 754-2019, 7.4)."""
     inward = {RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD}
     inward.add(RoundingMode.TOWARD_POSITIVE if negative else RoundingMode.TOWARD_NEGATIVE)
     largest, sign = r.format.max_finite, -1.0 if negative else 1.0

@@ -1,6 +1,6 @@
 """Number formats as data, and what follows from a format alone.
 
-`format` has the formats, `codes` the codes of their numbers, `spacing` the distance between
-neighbors. How a number is rounded into a format is in `emu.roundings`; formats with shared scales
-are in `emu.blocks`.
+`format` has the formats, `codes` converts between numbers and their codes, and `spacing` computes
+the distance between neighboring numbers. `emu.roundings` rounds numbers to a format, and
+`emu.blocks` has the formats with shared scales.
 """

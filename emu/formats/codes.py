@@ -1,8 +1,8 @@
-"""The way between the numbers of a format and their codes, on integers, for any array library.
+"""Conversion between the numbers of a format and their codes, on integers, for any array library.
 
-A code is sign | exponent | fraction; as an integer it counts the magnitudes from zero upward, so
-the code of a magnitude is its rank among the format's numbers. `emu.explanation.encoding` does the
-same for one number in exact arithmetic.
+A code consists of the sign bit, the exponent field and the fraction, in this order. Read as an
+integer, the code of a magnitude is its rank among the format's magnitudes, counted from zero
+upward. `emu.explanation.encoding` does the same for one number in exact arithmetic.
 """
 
 import math
@@ -33,7 +33,8 @@ def encode(ops: Ops, x: Array, f: Format) -> Array:
 def decode(ops: Ops, code: Array, f: Format) -> Array:
     """Return the float64 numbers of codes (int64).
 
-    Above the largest finite number stands infinity, then NaN.
+    The code after that of the largest finite number is infinity, if the format has it; all codes
+    after these are NaN.
     """
     xp, p = ops.xp, f.precision
     sign = 1 << (f.bits - 1) if f.signed else 0
@@ -49,14 +50,17 @@ def decode(ops: Ops, code: Array, f: Format) -> Array:
 
 
 def _offset(f: Format) -> int:
-    """Return the bits of a normal number, cut to p - 1 fraction bits, less its code."""
+    """Return what to subtract from a normal number's bits to get its code.
+
+    The bits are those of binary64, cut to p - 1 fraction bits.
+    """
     return (f.emin + 1022 + int(not f.zero)) << (f.precision - 1)
 
 
 def _lowest(f: Format) -> int:
-    """Return the bits of 2^emin, below which the exponent field is 0.
+    """Return binary64's bits of 2^emin, below which the format's exponent field is 0.
 
-    At binary64's own emin the carrier does the same, so the result is 0.
+    For binary64's own emin, binary64 has the same subnormal numbers, so the result is 0.
     """
     return (f.emin + 1023) << 52 if f.emin > -1022 else 0
 
@@ -70,7 +74,7 @@ def _top(f: Format) -> int:
 def _nan(f: Format) -> int:
     """Return the code of NaN.
 
-    In a format with infinities it has the first fraction bit set; else it follows the largest
-    number.
+    In a format with infinities it is the code of infinity with the first fraction bit set. In other
+    formats it follows the code of the largest number.
     """
     return (_top(f) + 1) | (1 << (f.precision - 2) if f.inf else 0)

@@ -1,10 +1,10 @@
 """Number formats as data: a `Format` is a finite set of floating-point numbers and nothing else.
 
-A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 <= k < 2^p: the
-precision `p` counts the leading bit, and below 2^emin the spacing stays that of emin (subnormal
-numbers). Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0 (e4m3fn,
-e5m2), Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn, e2m1fn,
-e8m0fnu).
+A finite positive number of a format is  k * 2^(e - p + 1)  with  e >= emin  and  0 < k < 2^p. The
+precision `p` counts the leading bit. The numbers below 2^emin are subnormal, and their spacing is
+that at 2^emin. Sources: IEEE 754-2019 (bf16's layout is the top half of binary32), OCP OFP8 1.0
+(e4m3fn, e5m2), Noune et al. arXiv 2206.02915 (fnuz), OCP Microscaling Formats 1.0 (e3m2fn, e2m3fn,
+e2m1fn, e8m0fnu).
 """
 
 import difflib
@@ -31,16 +31,17 @@ class Format:
         signed: whether it has negative numbers.
         zero: whether it has a zero (e8m0fnu has none).
         negative_zero: whether it tells -0 from +0 (the fnuz formats do not).
-        saturates: what overflow means where nobody says otherwise, in every function, plan and
-            command. True stands for the largest finite number, as NVIDIA's conversions and
-            attention kernels have it (e4m3fn and e5m2, for which OCP OFP8 1.0 leaves the choice).
-            False stands for infinity as in IEEE 754 (16 bits and wider, every e<x>m<y>), or for NaN
-            in a format without infinity (the fnuz formats, e8m0fnu). A format that has neither
-            (FP6, FP4) saturates whatever stands here. `Rounding.overflow` decides for one rounding.
+        saturates: the default for overflow in every function, plan and command; `Rounding.overflow`
+            replaces it for one rounding. True gives the largest finite number, as in NVIDIA's
+            conversions and attention kernels (e4m3fn and e5m2, for which OCP OFP8 1.0 allows both).
+            False gives infinity as in IEEE 754 (formats of 16 bits and wider, every e<x>m<y>), or
+            NaN in a format without infinity (the fnuz formats, e8m0fnu). A format that has neither
+            infinity nor NaN (FP6, FP4) always saturates.
 
     Raises:
         ValueError: for a precision outside 1 to 53, a largest number that is not finite and
-            positive, or a smallest number, 2^(emin - p + 1), below binary64's.
+            positive, or a smallest positive number, 2^(emin - precision + 1), below that of
+            binary64.
 
     Example:
         >>> from roundscope import emu
@@ -76,7 +77,7 @@ class Format:
             )
 
     def __hash__(self) -> int:
-        # plans are keys of caches and hold 44 formats: a name tells them apart well enough
+        # plans are keys of caches and hold 44 formats; hashing the name alone is fast and enough
         return hash(self.name)
 
     @property
@@ -86,22 +87,22 @@ class Format:
 
     @property
     def min_normal(self) -> float:
-        """The smallest number with a full significand, 2^emin."""
+        """The smallest normal number, 2^emin, which has a full significand."""
         return math.ldexp(1.0, self.emin)
 
     @property
     def min_positive(self) -> float:
-        """The smallest number above zero, 2^(emin - p + 1)."""
+        """The smallest number above zero, 2^(emin - precision + 1)."""
         return math.ldexp(1.0, self.emin - self.precision + 1)
 
     @property
     def epsilon(self) -> float:
-        """The distance from 1 to the next number above, 2^(1 - p)."""
+        """The distance from 1 to the next number above it, 2^(1 - precision)."""
         return math.ldexp(1.0, 1 - self.precision)
 
     @property
     def bits(self) -> int:
-        """The width of one code in bits: sign, exponent field and p - 1 fraction bits."""
+        """The width of a code in bits: sign, exponent field and precision - 1 fraction bits."""
         return int(self.signed) + max(1, self._largest_code.bit_length())
 
     @property
@@ -110,13 +111,16 @@ class Format:
         per_binade = 1 << (self.precision - 1)
         fraction = round(math.ldexp(self.max_finite, self.precision - 1 - self.emax)) - per_binade
         largest = (self.emax - self.emin + int(self.zero)) * per_binade + fraction
-        # in fnuz formats NaN has the code of -0 and takes none of its own
+        # in fnuz formats NaN has the code that -0 has elsewhere, not one after the largest number
         own_nan = self.nan and (self.negative_zero or not self.signed)
         return largest + int(self.inf) + int(own_nan)
 
     @property
     def tie_window(self) -> float:
-        """The largest gap g for which exp(-g) still rounds to 1, to nearest: -ln(1 - 2^-(p+1))."""
+        """The largest gap g for which exp(-g) rounds to 1 in the mode ties-to-even.
+
+        It is -ln(1 - 2^-(precision + 1)).
+        """
         return -math.log1p(-math.ldexp(1.0, -(self.precision + 1)))
 
     def holds(self, other: "Format") -> bool:
@@ -129,7 +133,7 @@ class Format:
 
     @property
     def fits_binary32(self) -> bool:
-        """Whether binary32 holds every number, and normal ones as normal numbers."""
+        """Whether binary32 holds all numbers of the format, and its normal ones as normal ones."""
         return self.precision <= 24 and self.emin >= -126 and self.max_finite <= _MAX32
 
 
@@ -222,10 +226,10 @@ _IEEE_LIKE = re.compile(r"e(\d+)m(\d+)")
 
 
 def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
-    """Return the format e<x>m<y> by IEEE 754's rules.
+    """Return the format e<x>m<y>, with x exponent bits and y fraction bits, by IEEE 754's rules.
 
-    The bias is 2^(x-1) - 1, and the top exponent stands for infinities and NaN. Raises ValueError
-    unless 2 <= x <= 11 and 1 <= y <= 52.
+    The bias is 2^(x-1) - 1, and the largest exponent field encodes infinities and NaN. Raises
+    ValueError unless 2 <= x <= 11 and 1 <= y <= 52.
     """
     if not (2 <= exponent_bits <= 11 and 1 <= fraction_bits <= 52):
         raise ValueError(
@@ -247,18 +251,18 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
 
 @functools.cache
 def format_named(name: str) -> Format:
-    """Return the format of that name.
+    """Return the format that a name stands for.
 
     Args:
-        name: one of `NAMED`, or e<x>m<y> for x exponent and y fraction bits by IEEE 754's rules (x
-            from 2 to 11, y from 1 to 52).
+        name: one of the names in `NAMED`, or e<x>m<y> for x exponent and y fraction bits by IEEE
+            754's rules (x from 2 to 11, y from 1 to 52).
 
     Returns:
-        The format; one object for each name.
+        The format. Every call with the same name returns the same object.
 
     Raises:
-        ValueError: for an unknown name (the message has the nearest one), or the name of a block
-            format, which `round_blocks` rounds to.
+        ValueError: for an unknown name (the message has the nearest known one), or the name of a
+            block format; `round_blocks` rounds to block formats.
 
     Example:
         >>> from roundscope import emu

@@ -1,4 +1,4 @@
-"""The unit in the last place, from the exponent bits: no logarithm is taken."""
+"""The unit in the last place, computed from the exponent bits without a logarithm."""
 
 from typing import Any
 
@@ -7,13 +7,17 @@ from roundscope.emu.formats.format import Format
 
 
 def biased_exponent(ops: Ops, x: Array, emin: Any) -> Array:
-    """Return max(e(x), emin) + 1023 of a float64 array, as integers; e(0) is below every emin."""
+    """Return max(e, emin) + 1023 as integers, where e is the exponent of each number of x.
+
+    x is a float64 array. The exponent of 0 counts as less than every emin.
+    """
     return ops.xp.maximum((ops.bits(x) & 0x7FF0_0000_0000_0000) >> 52, emin + 1023)
 
 
 def spacing(ops: Ops, x: Array, f: Format) -> Array:
-    """Return the distance of neighbors of the format in the binade of x, 2^(max(e, emin) - p + 1).
+    """Return the distance between neighboring numbers of the format in the binade of x.
 
-    x is a float64 array, and so is the result.
+    It is 2^(max(e, emin) - p + 1), where e is the exponent of x, p the precision of the format and
+    emin its smallest exponent. x is a float64 array, and so is the result.
     """
     return ops.from_bits((biased_exponent(ops, x, f.emin) - (f.precision - 1)) << 52)

@@ -1,6 +1,6 @@
-"""Instructions of NVIDIA GPUs that approximate a function, to the bit, as fused kernels use them.
+"""Bit-exact models of NVIDIA's approximate instructions, which fused kernels use.
 
-They are ex2, lg2 and rcp of PTX, and the code of libraries that calls them or takes their place.
-Correctly rounded functions are in `emu.functions`; how a kernel calls an instruction is not said
-here.
+The instructions are ex2, lg2 and rcp of PTX, NVIDIA's assembly language. There are also models of
+library functions that call these instructions or replace them. Correctly rounded functions are in
+`emu.functions`; `emu.backends.kernels` calls the instructions themselves.
 """

@@ -1,17 +1,17 @@
 """Approximate instructions of a Hopper GPU, and CUDA's expf, bit for bit.
 
 The instructions are `ex2.approx.ftz.f32`, `lg2.approx.ftz.f32` and `rcp.approx.ftz.f32`. Each is a
-quadratic interpolation in integers: the leading 6 or 7 fraction bits of the argument choose three
-coefficients, and the t that is left gives
+quadratic interpolation in integers. The leading 6 or 7 fraction bits of the argument choose three
+coefficients c0, c1 and c2. With t the remaining fraction bits and s a fixed shift, the result is::
 
-    c0 2^s + c1 t + c2 square(t) + bias, shifted right,
+    c0 2^s + c1 t + c2 square(t) + bias, shifted right
 
-where square(t) is a product that leaves out the low bits of its partial products, and bias is not
-quite one half. The form is that of the special function unit of NVIDIA's first unified GPUs, as the
-envytools project (nvhw/sfu.c) found it; that the coefficients are these, that x is cut to a
-multiple of 2^-23 and negative fractions are complemented bit by bit, follows from results on an
-H200, which all 2^32 arguments of each were compared with (`python -m
-tests.checks.gpu_instructions`).
+square(t) is a product that leaves out the low bits of its partial products, and bias is not quite
+one half. The special function unit of NVIDIA's first unified GPUs has this form, as the envytools
+project (nvhw/sfu.c) found. The coefficients were derived from results on an H200, and so were two
+other facts: the argument of ex2 is cut to a multiple of 2^-23, and negative fractions are
+complemented bit by bit. For each instruction the model was compared with an H200 on all 2^32
+arguments (`python -m tests.checks.gpu_instructions`).
 """
 
 import math
@@ -30,10 +30,10 @@ BEYOND = 2.0**128
 
 
 def ex2(ops: Ops, x: Array) -> Array:
-    """Return 2^x as the instruction gives it, of a float64 array of binary32 numbers.
+    """Return 2^x as the instruction ex2 gives it, for a float64 array of binary32 numbers.
 
-    It is within 2 ulps of binary32 [PTX ISA, ex2], and exact for whole x. Results below 2^-126 are
-    0.
+    The result is within 2 ulps of binary32 [PTX ISA, ex2], and exact for whole x. Results below
+    2^-126 are 0.
     """
     xp = ops.xp
     size = xp.fmin(xp.abs(x), 256.0)  # a number for NaN too
@@ -47,11 +47,11 @@ def ex2(ops: Ops, x: Array) -> Array:
 
 
 def expf(ops: Ops, x: Array) -> Array:
-    """Return e^x as CUDA's library computes expf, of a float64 array of binary32 numbers.
+    """Return e^x as CUDA's function expf gives it, for a float64 array of binary32 numbers.
 
-    It is within 2 ulps of binary32. n = round(x log2 e) comes from a saturated multiply-add, r = x
-    log2 e - n from two; then 2^r by `ex2`, times 2^n. This is the one form found that gives the
-    softmax of PyTorch and XLA, bit for bit.
+    The result is within 2 ulps of binary32. A saturated multiply-add computes n = round(x log2 e),
+    and two more multiply-adds compute r = x log2 e - n. The result is 2^r, given by `ex2`, times
+    2^n. No other form was found that gives the softmax of PyTorch and XLA bit for bit.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, -200.0), 200.0)
@@ -74,9 +74,10 @@ def fma(ops: Ops, x: Array, y: Any, z: Any) -> Array:
 
 
 def lg2(ops: Ops, x: Array) -> Array:
-    """Return log2(x) as the instruction gives it, of a float64 array of binary32 numbers.
+    """Return log2(x) as the instruction lg2 gives it, for a float64 array of binary32 numbers.
 
-    It is -inf for what is below 2^-126 and NaN for negative numbers; at 2^-n it falls short of -n.
+    The result is -inf for magnitudes below 2^-126 and NaN for other negative numbers. At 2^-n its
+    magnitude is a little smaller than n.
     """
     xp = ops.xp
     b = ops.bits(x)
@@ -92,9 +93,9 @@ def lg2(ops: Ops, x: Array) -> Array:
 
 
 def rcp(ops: Ops, x: Array) -> Array:
-    """Return 1 / x as the instruction gives it, of a float64 array of binary32 numbers.
+    """Return 1 / x as the instruction rcp gives it, for a float64 array of binary32 numbers.
 
-    It is within 1 ulp of binary32, and infinite for magnitudes below 2^-126.
+    The result is within 1 ulp of binary32, and infinite for magnitudes below 2^-126.
     """
     xp = ops.xp
     b = ops.bits(x)
@@ -117,7 +118,7 @@ def interpolated(
     bias: int,
     squared: Array | None = None,
 ) -> Array:
-    """Return c0 2^shift + c1 t + c2 square(t) + bias, by the coefficients of the interval."""
+    """Return c0 2^shift + c1 t + c2 square(t) + bias, where c0, c1, c2 are those of an interval."""
     c0, c1, c2 = (xp.asarray(column)[interval] for column in _columns(table))
     return (c0 << shift) + c1 * t + c2 * (square(t) if squared is None else squared) + bias
 
@@ -129,9 +130,9 @@ def _columns(table: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
 
 
 def square(t: Array) -> Array:
-    """Return about t^2 2^-19 of 17-bit integers.
+    """Return about t^2 2^-19 for 17-bit integers t.
 
-    Each bit's partial product is cut at 2^18 before they are added.
+    The partial product of each bit is cut at 2^18 before the partial products are added.
     """
     total = 0
     for bit in range(1, 17):
@@ -140,7 +141,7 @@ def square(t: Array) -> Array:
 
 
 def _scaled(ops: Ops, total: Array, exponent: Array) -> Array:
-    """Return total 2^exponent of positive integers of up to 25 bits, exactly."""
+    """Return total 2^exponent, exactly, for positive integers `total` of up to 25 bits."""
     return total.astype(np.float64) * ops.from_bits((exponent + 1023) << 52)
 
 

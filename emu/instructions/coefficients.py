@@ -1,6 +1,6 @@
-"""Coefficients of the interpolations: (c0, c1, c2) of each interval.
+"""Coefficients of the interpolations in `approximate`: (c0, c1, c2) for each interval.
 
-They were derived from the results of all significands on an H200.
+They were derived from the results of an H200 for all significands.
 """
 
 EX2 = (

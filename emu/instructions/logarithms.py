@@ -1,8 +1,9 @@
 """logf and log2f of CUDA's library, bit for bit: polynomials in multiply-adds of binary32.
 
-x = 2^k (1 + f); the constants and the order of the steps are those of the PTX that nvcc 13.0 emits
-for the two functions. logf gives every L of memory-efficient attention that was recorded on an
-H200, and with log2f the gradients of flex attention are equal to the bit.
+The argument is written as x = 2^k (1 + f). The constants and the order of the steps are those of
+the PTX that nvcc 13.0 emits for the two functions. With logf, every logarithm L of a softmax sum in
+memory-efficient attention that was recorded on an H200 is reproduced. With log2f, the gradients of
+flex attention are equal to the bit.
 """
 
 import math
@@ -19,7 +20,7 @@ LOG2_E = float.fromhex("0x1.715476p+0")  # binary32(log2 e)
 # the bits of the binary32 numbers at which the interval of 1 + f begins
 TWO_THIRDS = 0x3F2AAAAB
 ROOT_HALF = 0x3F3504F3
-REBIASED = (1023 - 127) << 23  # from exponents of binary32 to those of binary64
+REBIASED = (1023 - 127) << 23  # the difference between the biases of binary64 and binary32
 
 NATURAL = tuple(
     float.fromhex(word)
@@ -53,10 +54,10 @@ BINARY = tuple(
 
 
 def logf(ops: Ops, x: Array) -> Array:
-    """Return ln x as CUDA's logf gives it, of a float64 array of binary32 numbers.
+    """Return ln x as CUDA's logf gives it, for a float64 array of binary32 numbers.
 
-    It is within 1 ulp of binary32, -inf at 0, NaN below. ln x = k ln 2 + (f + f^2 p(f)), with 1 + f
-    in [2/3, 4/3) and p of degree 8.
+    The result is within 1 ulp of binary32. It is -inf at 0 and NaN for negative numbers. The method
+    is ln x = k ln 2 + (f + f^2 p(f)), with 1 + f in [2/3, 4/3) and a polynomial p of degree 8.
     """
     k, f = _parts(ops, x, TWO_THIRDS)
     p = ops.round(ops.multiply(_polynomial(ops, NATURAL, f), f), BINARY32, None)
@@ -64,10 +65,11 @@ def logf(ops: Ops, x: Array) -> Array:
 
 
 def log2f(ops: Ops, x: Array) -> Array:
-    """Return log2 x as CUDA's log2f gives it, of a float64 array of binary32 numbers.
+    """Return log2 x as CUDA's log2f gives it, for a float64 array of binary32 numbers.
 
-    It is within 1 ulp of binary32, -inf at 0, NaN below. log2 x = k + (f log2 e + f^2 p(f)), with 1
-    + f in [sqrt(1/2), sqrt 2) and p of degree 9.
+    The result is within 1 ulp of binary32. It is -inf at 0 and NaN for negative numbers. The method
+    is log2 x = k + (f log2 e + f^2 p(f)), with 1 + f in [sqrt(1/2), sqrt 2) and a polynomial p of
+    degree 9.
     """
     k, f = _parts(ops, x, ROOT_HALF)
     p = _polynomial(ops, BINARY, f)
@@ -77,9 +79,9 @@ def log2f(ops: Ops, x: Array) -> Array:
 
 
 def _parts(ops: Ops, x: Array, begin: int) -> tuple[Array, Array]:
-    """Return k and f of x = 2^k (1 + f), both exact.
+    """Return k and f with x = 2^k (1 + f), both exact.
 
-    1 + f lies between the number whose binary32 bits are `begin` and twice that.
+    1 + f lies between the number whose binary32 bits are `begin` and twice that number.
     """
     is_small = x < LEAST
     word = (ops.bits(ops.xp.where(is_small, x * 2.0**23, x)) >> 29) - REBIASED

@@ -1,9 +1,9 @@
-"""2^x by multiply-adds instead of ex2, bit for bit: what FlashAttention-4 does in some columns.
+"""2^x by multiply-adds instead of ex2, bit for bit, as in some columns of FlashAttention-4.
 
+An addition that rounds down splits x into a whole number and a fraction. A polynomial in binary32
+gives 2^fraction, and the whole number is added to the exponent's bits as an integer. Source:
 flash_attn/cute/utils.py of Dao-AILab/flash-attention at 0251105 (`ex2_emulation`, `POLY_EX2` of
-degree 3): x is split into a whole number and a fraction by an addition that rounds down, a
-polynomial in binary32 gives 2^fraction, and the whole number is added to the exponent's bits as an
-integer.
+degree 3).
 """
 
 import math
@@ -24,12 +24,12 @@ LOWEST, HIGHEST = -127.0, 128.0
 
 
 def poly_ex2(ops: Ops, x: Array) -> Array:
-    """Return 2^x of a float64 array of binary32 numbers, to a relative error of 2^-13.4.
+    """Return 2^x for a float64 array of binary32 numbers, with a relative error up to 2^-13.4.
 
-    That error holds for -126 <= x < 128. Arguments below -127 are taken for -127, whose result is
-    0. Between -127 and -126 the kernel's bits are those of a subnormal number with the polynomial p
-    of the fraction in place of its significand, 2^-126 (p - 1). From 128 on the kernel assumes that
-    there is none; here the result is infinite.
+    This bound holds for -126 <= x < 128. Arguments below -127 are replaced by -127, whose result is
+    0. For x between -127 and -126 the kernel's integer addition gives the subnormal number 2^-126
+    (p - 1), where p is the polynomial's value. The kernel assumes that no argument is 128 or
+    larger; here the result is infinite for such arguments.
     """
     xp = ops.xp
     z = xp.fmin(xp.fmax(x, LOWEST), HIGHEST)  # a number for NaN too

@@ -1,6 +1,6 @@
-"""How one value is rounded: the choices, the one rule on integers, and random bits.
+"""How one value is rounded: the modes and policies, the one rule on integers, and random bits.
 
-`modes` has the choices, `rule` the definition that executors in `emu.backends` run, `random` and
-`threefry` the bits of the stochastic mode. `nearest` is a fast path of XLA. `judge` decides the
-same roundings in exact fractions and shares no code with the rule.
+`modes` has the modes and policies, `rule` has the definition that the executors in `emu.backends`
+run, and `random` and `threefry` have the bits of the stochastic mode. `nearest` is a fast path of
+XLA. `judge` computes the same roundings in exact fractions and shares no code with `rule`.
 """

@@ -1,10 +1,9 @@
 """The independent judge: one number rounded from the definition, in exact rational arithmetic.
 
-It shares the records `Format` and `Rounding` with the rule of `emu.roundings.rule` and no line of
-its
-method: the two numbers of the format around x are written down as fractions, and the mode chooses
-one by its sentence in IEEE 754-2019, 4.3. It is slow (tens of microseconds a number) and meant to
-be read; only tests use it.
+It uses the records `Format` and `Rounding`, as `emu.roundings.rule` does, but its method is
+entirely different. It computes the two numbers of the format around x as fractions and chooses one
+of them as the mode's definition says; IEEE 754-2019, 4.3 defines the first five modes. It is slow
+(tens of microseconds a number) and meant to be read; only tests use it.
 """
 
 import math
@@ -17,13 +16,16 @@ HALF = Fraction(1, 2)
 
 
 def exponent(x: Fraction) -> int:
-    """Return the e with 2^e <= |x| < 2^(e + 1), exactly; x is not zero."""
+    """Return the integer e with 2^e <= |x| < 2^(e + 1); x must not be zero."""
     e = abs(x.numerator).bit_length() - x.denominator.bit_length()
     return e if abs(x) >= Fraction(2) ** e else e - 1
 
 
 def spacing(x: Fraction, format: Format) -> Fraction:
-    """Return one ulp at x: 2^(e - p + 1) with x's exponent e, or emin where x is below 2^emin."""
+    """Return one ulp at x: 2^(e - p + 1), where p is the precision of the format.
+
+    e is the exponent of x, or the format's smallest exponent emin where |x| is below 2^emin.
+    """
     e = exponent(x) if x else format.emin
     return Fraction(2) ** (max(e, format.emin) - format.precision + 1)
 
@@ -31,8 +33,8 @@ def spacing(x: Fraction, format: Format) -> Fraction:
 def neighbours(x: float | Fraction, format: Format) -> tuple[Fraction, Fraction]:
     """Return the numbers just below and just above a finite x; both are x where the format holds x.
 
-    The exponent is unbounded above, as IEEE 754-2019, 7.4 asks of a rounding before it looks for
-    overflow: a neighbor may exceed `max_finite`. Zero counts as a number of every format.
+    The exponent has no upper bound, so that a result may exceed `max_finite`: IEEE 754-2019, 7.4
+    rounds in this way before it tests for overflow. Zero counts as a number of every format.
     """
     exact = Fraction(x)
     unit = spacing(exact, format)
@@ -40,10 +42,11 @@ def neighbours(x: float | Fraction, format: Format) -> tuple[Fraction, Fraction]
 
 
 def judge(x: float, r: Rounding, random: int = 0) -> float:
-    """Return x rounded by r, once; exact for every binary64 x, and so for every binary32 x too.
+    """Return x rounded once as r says, for any binary32 or binary64 number x.
 
-    `random` is the stochastic mode's integer in [0, 2^31): x goes away from zero if and only if
-    floor(f 2^31) > random, where f is the exact position of |x| between its neighbors.
+    No other rounding takes part, since all arithmetic is on exact fractions. `random` is the
+    stochastic mode's integer in [0, 2^31): x goes away from zero if and only if floor(f * 2^31) >
+    random, where f is the exact position of |x| between its neighbors, from 0 to 1.
     """
     f = r.format
     if math.isnan(x):
@@ -73,14 +76,15 @@ def _magnitude(x: Fraction, r: Rounding, random: int) -> Fraction:
 def _goes_out(
     mode: RoundingMode, position: Fraction, odd: bool, positive: bool, random: int
 ) -> bool:
-    """Return whether a number strictly between its neighbors takes the one farther from zero.
+    """Return whether a number between two neighbors goes to the one farther from zero.
 
     Args:
         mode: the rounding mode.
         position: (|x| - inner) / (outer - inner), in (0, 1).
-        odd: whether the inner neighbor is an odd multiple of the spacing. With one significand bit
-            it always is, and a tie goes to the larger magnitude (IEEE 754-2019, 4.3.1).
-        positive: whether x is.
+        odd: whether the inner neighbor is an odd multiple of the spacing. In a format with one
+            significand bit it always is, and a tie goes to the larger magnitude (IEEE 754-2019,
+            4.3.1).
+        positive: whether x is positive.
         random: the stochastic mode's integer in [0, 2^31).
     """
     match mode:
@@ -103,13 +107,16 @@ def _goes_out(
 
 
 def _stops(mode: RoundingMode, x: float) -> bool:
-    """Return whether the mode stops at the largest finite number (IEEE 754-2019, 7.4 b to d)."""
+    """Return whether overflow gives the largest finite number in this mode, for a number x.
+
+    IEEE 754-2019, 7.4 b to d says so for the modes that round x toward zero.
+    """
     inward = RoundingMode.TOWARD_NEGATIVE if x > 0 else RoundingMode.TOWARD_POSITIVE
     return mode in (RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD, inward)
 
 
 def _overflowed(r: Rounding) -> float:
-    """Return the magnitude of an overflow, and of an infinity."""
+    """Return the magnitude of the result for an overflow or an infinity, as the policy says."""
     return (
         math.inf
         if r.overflow is Overflow.INF

@@ -1,4 +1,4 @@
-"""What happens at one rounding event: `Rounding`, with its mode and its policies."""
+"""`Rounding`: the format, mode and policies of one rounding."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -10,20 +10,24 @@ from roundscope.emu.numbers import check_seed
 
 
 class RoundingMode(StrEnum):
-    """Which of its two neighbors a number between them goes to.
+    """The direction in which a number that the format does not hold is rounded.
 
-    The first five modes are those of IEEE 754-2019, 4.3; the last three go beyond the standard. A
-    number that the format holds stays what it is in every mode.
+    Such a number lies between two neighboring numbers of the format, and the mode chooses one of
+    the two. A number that the format holds stays unchanged in every mode. The first five modes are
+    those of IEEE 754-2019, 4.3; the last three go beyond the standard.
 
     Attributes:
-        TIES_TO_EVEN: the nearest; of two, the one with an even last bit.
-        TIES_TO_AWAY: the nearest; of two, the one farther from zero.
+        TIES_TO_EVEN: the nearer one; if both are equally near, the one with an even last bit.
+        TIES_TO_AWAY: the nearer one; if both are equally near, the one farther from zero.
         TOWARD_ZERO: the one nearer to zero.
         TOWARD_POSITIVE: the larger one.
         TOWARD_NEGATIVE: the smaller one.
         AWAY_FROM_ZERO: the one farther from zero.
-        TO_ODD: the one with an odd last bit, which is a sticky bit in the number itself.
-        STOCHASTIC: the one above with probability (x - below) / (above - below), to 2^-31.
+        TO_ODD: the one with an odd last bit. The odd bit is a sticky bit: it records that the
+            number was inexact, so that a second rounding, to at least two bits fewer, gives what
+            one rounding of the original number gives.
+        STOCHASTIC: the upper one with probability (x - lower) / (upper - lower), which is accurate
+            to 2^-31, and otherwise the lower one.
 
     Example:
         >>> from roundscope import emu
@@ -53,13 +57,13 @@ class RoundingMode(StrEnum):
 class Overflow(StrEnum):
     """What a finite number becomes when it rounds beyond the largest finite one.
 
-    Modes that point inward stop at the largest finite number whatever the policy (IEEE 754-2019,
-    7.4).
+    A mode that rounds the number toward zero gives the largest finite number under every policy
+    (IEEE 754-2019, 7.4).
 
     Attributes:
-        INF: infinity; for formats that have one.
-        NAN: NaN; for formats that have one.
-        SATURATE: the largest finite number, which infinities become too.
+        INF: infinity, in a format that has infinities.
+        NAN: NaN, in a format that has NaN.
+        SATURATE: the largest finite number. Infinities become that number too.
 
     Example:
         >>> from roundscope import emu
@@ -73,11 +77,11 @@ class Overflow(StrEnum):
 
 
 class NanPolicy(StrEnum):
-    """What a NaN becomes in a format that has none. Where the format has NaN, it stays NaN.
+    """What a NaN becomes in a format without NaN. In a format with NaN it stays NaN.
 
     Attributes:
-        KEEP: the NaN of the array's own type, so that nothing is lost.
-        ZERO: zero.
+        KEEP: it stays a NaN of the array's type, so that nothing is lost.
+        ZERO: it becomes zero.
 
     Example:
         >>> from roundscope import emu
@@ -93,23 +97,25 @@ class NanPolicy(StrEnum):
 class Rounding:
     """One rounding: how a number of binary32 or binary64 becomes a number of a format.
 
-    `rounding` makes one from names. The text of a rounding says what overflow becomes where that is
-    not what IEEE 754 would do ("e4m3fn:saturate", "fp16:saturate") or not the format's own choice
-    ("e4m3fn:nan", "e5m2:inf").
+    `rounding` makes one from names. The text of a rounding, str(r), names the format, then a mode
+    other than ties-to-even, then the overflow policy. The policy is left out only where it is that
+    of IEEE 754 and also the format's default, as in "bf16". "e4m3fn:saturate" and "fp16:saturate"
+    differ from IEEE 754; "e4m3fn:nan" and "e5m2:inf" differ from the format's default.
 
     Args:
         format: the `Format` that a number is rounded to.
         mode: the direction, a `RoundingMode`; ties-to-even by default.
-        overflow: what overflow becomes, an `Overflow`; by default what the format says
-            (`Format.saturates`).
-        nan: what a NaN becomes where the format has none, a `NanPolicy`.
-        seed: of the random bits of the stochastic mode, a whole number from 0 to 2^32 - 1;
-            `roundscope.emu.roundings.random` says which seeds share bits.
+        overflow: the `Overflow` policy, which says what overflow becomes; by default
+            `Format.saturates` decides.
+        nan: the `NanPolicy`, which says what a NaN becomes in a format without NaN; KEEP by
+            default.
+        seed: the seed of the stochastic mode's random bits, a whole number from 0 to 2^32 - 1; 0 by
+            default. `roundscope.emu.roundings.random` says which seeds share bits.
 
     Raises:
-        ValueError: for an infinity or a NaN as overflow that the format does not have, an unknown
-            name, or what is no seed.
-        TypeError: for a format that is no `Format`.
+        ValueError: for an overflow to infinity or NaN in a format without it, an unknown name, or a
+            seed that is not a whole number from 0 to 2^32 - 1.
+        TypeError: for a format that is not a `Format`.
 
     Example:
         >>> from roundscope import emu
@@ -151,32 +157,35 @@ class Rounding:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the format is binary64, which carries every computation: nothing rounds."""
+        """Whether nothing rounds, since the format is binary64, which carries all computations."""
         f = self.format
         return (f.precision, f.emin, f.max_finite) == (53, -1022, sys.float_info.max)
 
     @property
     def keeps_specials(self) -> bool:
-        """Whether 0, -0, infinities and NaN stay what they are."""
+        """Whether 0, -0, infinities and NaN stay unchanged."""
         f = self.format
         return self.overflow is Overflow.INF and f.nan and f.zero and f.negative_zero and f.signed
 
 
 def _unsaturated(f: Format) -> Overflow:
-    """Return what overflow is by IEEE 754, or the nearest thing to it that the format has."""
+    """Return the overflow policy of IEEE 754, infinity, where the format has infinities.
+
+    Without infinities it is NaN, and without NaN it is saturation.
+    """
     return Overflow.INF if f.inf else Overflow.NAN if f.nan else Overflow.SATURATE
 
 
 def without_saturation(r: Rounding) -> Rounding:
     """Return the rounding with overflow to infinity, or to NaN in a format without infinity.
 
-    That is what ml_dtypes' conversions do. A format with neither goes on saturating.
+    ml_dtypes' conversions do the same. A format with neither infinity nor NaN still saturates.
     """
     return replace(r, overflow=_unsaturated(r.format))
 
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
-    """Return the rounding mode of that name; raise ValueError with the nearest name."""
+    """Return the rounding mode with a name; raise ValueError for an unknown name."""
     if isinstance(name, RoundingMode):
         return name
     try:
@@ -196,19 +205,19 @@ def rounding(
     """Return a `Rounding` from names.
 
     Args:
-        format: the name of a format ("bf16", "e5m10" ...), a `Format`, or a `Rounding`, whose
-            choices stay unless another argument replaces them.
+        format: the name of a format ("bf16", "e5m10" ...), a `Format`, or a `Rounding`. A
+            `Rounding` keeps its mode, policies and seed unless another argument replaces them.
         mode: a `RoundingMode` or its name; ties-to-even by default.
-        overflow: an `Overflow` or its name; by default what `Format.saturates` says.
+        overflow: an `Overflow` or its name; by default `Format.saturates` decides.
         nan: a `NanPolicy` or its name; "keep" by default.
-        seed: of the stochastic mode, a whole number from 0 to 2^32 - 1; 0 by default.
+        seed: the seed of the stochastic mode, a whole number from 0 to 2^32 - 1; 0 by default.
 
     Returns:
         The rounding to that format.
 
     Raises:
         ValueError: for an unknown name (the message has the nearest one), or as `Rounding` does.
-        TypeError: for a format that is no name, `Format` or `Rounding`.
+        TypeError: for a format that is not a name, a `Format` or a `Rounding`.
 
     Example:
         >>> from roundscope import emu
@@ -230,7 +239,7 @@ def rounding(
 
 
 def _plain(format: Any) -> Rounding:
-    """Return a rounding as it is, and for a format the rounding to nearest even."""
+    """Return a rounding unchanged, and for a format or its name the rounding to nearest even."""
     if isinstance(format, Rounding):
         return format
     if not isinstance(format, (str, Format)):
@@ -254,7 +263,7 @@ def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
         raise ValueError(unknown(what, name, enum)) from None
 
 
-# The roundings to nearest even that are named most; overflow is what the format says.
+# The most common roundings to nearest even; overflow is the format's default.
 BINARY64 = rounding("fp64")
 BINARY32 = rounding("fp32")
 BF16 = rounding("bf16")

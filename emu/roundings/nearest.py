@@ -1,12 +1,13 @@
 """Rounding to nearest even by two float additions, for the inner loop of a sum under XLA.
 
-Adding c = 1.5 * 2^(e + 53 - p), e the exponent of x (at least emin), puts the last bit that the
-target keeps on the last bit of binary64: the addition rounds x to nearest even there, the
-subtraction is exact. It is five times as fast as the rule on a CPU and equal to it in every bit
-(tests/emu/roundings/test_nearest.py). c depends on x, so no compiler folds (x + c) - c. Where |x|
-is 2^(971 + p) or more, c would lie beyond binary64: its bits are those of NaN for one binade, and
-of tiny numbers above. So y is NaN, or x itself; the test against the largest number takes both for
-overflows.
+The result is y = (x + c) - c with c = 1.5 * 2^(e + 53 - p). Here e is the exponent of x, or the
+target's smallest exponent emin if that is larger, and p is the target's precision. In x + c the
+last bit of binary64 is the last bit that the target keeps, so the addition rounds x to nearest even
+there; the subtraction is exact. This is five times as fast as the rule on a CPU and equal to it in
+every bit (tests/emu/roundings/test_nearest.py). c depends on x, so no compiler folds (x + c) - c.
+Where |x| is 2^(971 + p) or more, c would lie beyond binary64: its bits are those of NaN for one
+binade, and those of tiny numbers above it. Then y is NaN or x itself, and the test against the
+largest number treats both as overflows.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ SIGN = -(2**63)
 def takes_nearest_even(r: Rounding) -> bool:
     """Return whether `nearest_even` covers a rounding.
 
-    It covers ties to even in signed formats inside binary32 that have -0.
+    It covers the mode ties-to-even in signed formats that have -0 and fit binary32.
     """
     f = r.format
     return r.mode is RoundingMode.TIES_TO_EVEN and f.fits_binary32 and f.negative_zero and f.signed
@@ -34,9 +35,8 @@ def takes_nearest_even(r: Rounding) -> bool:
 def nearest_even(x: Array, t: Target) -> Array:
     """Return a float64 array rounded once to a target in binary64's bits; NaN stays NaN.
 
-    64-bit types must be enabled. Where the target is an array, it may be binary64 itself, which
-    drops
-    nothing: x then stays as it is.
+    64-bit types must be enabled. A target whose parameters are arrays may be binary64 itself, which
+    drops no bits; x then stays unchanged.
     """
     b = lax.bitcast_convert_type(x, jnp.int64)
     exponent = b & EXPONENT

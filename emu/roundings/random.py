@@ -1,9 +1,9 @@
 """The random bits of an event, from the seed, the event's stream and its coordinates alone.
 
-A mapped axis (`jax.vmap`) is no coordinate: its entries have the same bits. The key of the k-th
-addition of a sum is seed ^ (k STEP), so that seeds can share bits: `round_to` with seed STEP draws
-what the first addition of `dot` with seed 0 draws in row 0. Two seeds that are chosen without
-regard to STEP do so with a chance of 2^-32.
+An axis that `jax.vmap` maps over is not a coordinate, so all its entries have the same bits. The
+key of the k-th addition of a sum is seed ^ (k STEP). Different seeds can therefore share bits:
+`round_to` with seed STEP draws the bits that the first addition of `dot` with seed 0 draws in row
+0. Two seeds that are chosen without regard to STEP share bits with a probability of 2^-32.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ def event_bits(xp: Any, seed: int, stream: Any, rows: Any, columns: Any, step: A
 
     Args:
         xp: the namespace, numpy or jax.numpy.
-        seed: of the rounding.
-        stream: which event and which head, 0-d or of shape (1,).
+        seed: the seed of the rounding.
+        stream: the number of the event's and the head's random stream, 0-d or of shape (1,).
         rows: integers, one coordinate of each number.
         columns: integers, the other coordinate.
-        step: which addition inside the event, counted from 1; 0 outside sums.
+        step: the index of the addition inside the event, counted from 1; 0 outside sums.
     """
 
     def word(x: Any) -> Any:

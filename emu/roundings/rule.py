@@ -1,45 +1,50 @@
-"""The one rule: how a magnitude rounds, on non-negative integers.
+"""The one rule that rounds a magnitude, in arithmetic on its bits as a non-negative integer.
 
-A carrier (binary32 or binary64) has M fraction bits. The bits of |x|, read as an integer `a`, grow
-with |x|, and adding one to the kept part carries from fraction into exponent by itself:
+**The idea.** A carrier (binary32 or binary64) has M fraction bits. The bits of |x|, read as an
+integer `a`, grow with |x|::
 
     a = eeeeeeee kkkkkkk r ssssssssssssss      k kept   r round bit   s sticky bits
         exponent fraction \\__ d dropped __/     rem = the d dropped bits,  unit = 2^d
 
-so every rounding is a push and a cut,
+Adding one to the kept part carries from the fraction into the exponent by itself. So a rounding
+adds a number to `a`, the push, and then clears the dropped bits, the cut::
 
-    y = (a + push) & -unit,   0 <= push < unit,
+    y = (a + push) & -unit,   0 <= push < unit
 
-which goes up to the next number if and only if rem + push >= unit. The mode decides only the push:
+The result is the next number up if and only if rem + push >= unit; otherwise it is the number
+below. The mode decides only the push. With lsb the last kept bit and half = unit / 2::
 
-    ties to even      (unit - 1 + lsb) >> 1   half - 1 + lsb: a tie carries if the kept part is odd
-    ties to away      unit >> 1               half: a tie carries
-    directed, to odd  unit - 1                any rem > 0 carries, where the mode, the sign or an
-                      even lsb says so 0                       else nothing does
-    stochastic        unit - 1 or 0           by lot: rem / unit > R, R uniform on multiples of
-                      2^-31 in [0, 1)
+    mode               push                     effect
+    ties to even       (unit - 1 + lsb) >> 1    is half - 1 + lsb: a tie goes up if lsb is 1
+    ties to away       unit >> 1                is half: a tie goes up
+    directed, to odd   unit - 1 or 0            any rem > 0 goes up, or nothing does
+    stochastic         unit - 1 or 0            goes up if rem / unit > R, R random
 
-`unit - 1 + lsb` halved, rather than half - 1 + lsb, is 0 where nothing is dropped (unit = 1).
+In a directed mode the mode and the sign choose between unit - 1 and 0. To odd takes unit - 1 where
+lsb is 0. In the stochastic mode R is uniform on the multiples of 2^-31 in [0, 1). The push of ties
+to even is written as a shift because (unit - 1 + lsb) >> 1 is 0 where nothing is dropped (unit =
+1), as it must be.
 
-**Below the target's 2^emin** more bits are dropped, up to d = M, which keeps the leading bit alone:
-that is the binade of `smallest`, the smallest positive number. All of "tiny", a < smallest, becomes
-0 or smallest, and the same push decides. With d stopped at M + 1 and half = the bits of smallest /
-2 = smallest - 2^M:
+**Below the target's 2^emin** more bits are dropped, up to d = M, where only the leading bit is
+kept. This happens in the binade of `smallest`, the bits of the smallest positive number. Every
+smaller number, a < smallest, becomes 0 or smallest, and the same push decides. There d is held at
+M + 1, so that unit = 2^(M+1), and the bits of half the smallest number are smallest - 2^M::
 
-    to even    push = 2^M - 1       a + push >= smallest  iff  a > half      the tie goes to 0
-    to away    push = 2^M           a + push >= smallest  iff  a >= half
-    outward    push = smallest - a  for a > 0;  for a = 0 the unit - 1 = 2^(M+1) - 1 < smallest
-               above
+    ties to even       push = 2^M - 1         a + push >= smallest  iff  a > smallest - 2^M
+    ties to away       push = 2^M             a + push >= smallest  iff  a >= smallest - 2^M
+    outward, a > 0     push = smallest - a    a + push = smallest
+    outward, a = 0     push = unit - 1        a + push < smallest
 
-so the cut becomes 0 where a + push < smallest. Otherwise a + push < smallest + 2^M, and a cut at
-2^M (one binade, where unit would span two) leaves smallest. The lsb stands where `a` may have
-exponent bits, so it is taken from the significand 1.f instead: 1 at d = M, 0 at M + 1.
+So a tie goes to 0 in ties to even. The result is 0 where a + push < smallest. Otherwise a + push <
+smallest + 2^M, and a cut at 2^M instead of unit gives smallest: 2^M is one binade, whereas unit
+would be two. The position of lsb in `a` may belong to the exponent, so lsb is taken from the
+significand with its leading bit instead: it is 1 at d = M and 0 at d = M + 1.
 
-If smallest is no larger than the carrier's own least normal number (bf16 in binary32), then d <= M
-throughout, and "0 if below smallest" is what the cut does anyway.
+If smallest is not above the carrier's own least normal number (bf16 in binary32), d never exceeds
+M, and the cut gives 0 below smallest in any case.
 
-Only + - & | >> << comparisons and `where` are used, so that Numba compiles the very function that
-XLA traces; every parameter of the target is data.
+The code uses only + - & | >> << comparisons and `where`, so that Numba compiles the same function
+that XLA traces. Every parameter of the target is data.
 """
 
 from collections.abc import Callable
@@ -52,13 +57,13 @@ from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, Roundi
 
 EVEN, AWAY, ZERO, POSITIVE, NEGATIVE, OUTWARD, ODD, STOCHASTIC = (m.code for m in RoundingMode)
 Bits = Any  # integers or booleans of the carrier: a scalar in Numba, an array in XLA
-RANDOM_BITS = 31  # of the stochastic mode: the widest that a signed 32-bit word holds
+RANDOM_BITS = 31  # of the stochastic mode: the most that a signed 32-bit word holds
 
 
 class Carrier(NamedTuple):
     """The layout of the numbers that a computation carries."""
 
-    fraction: int  # M
+    fraction: int  # the number of fraction bits, M
     bias: int
     magnitude: int  # mask of everything but the sign
     infinity: int
@@ -73,8 +78,8 @@ class Target(NamedTuple):
     """A `Rounding` as integers in the bits of one carrier."""
 
     drop: int  # dropped bits of a normal number, M + 1 - p
-    # the largest number of dropped bits that differs from fewer: d of the carrier's lowest binade,
-    # at most M + 1
+    # the largest number of dropped bits, which the carrier's lowest binade has; at most M + 1,
+    # since more than M + 1 give the same result
     deepest: int
     emin: int  # biased exponent of the target's smallest normal number
     smallest: int  # bits of the smallest positive number
@@ -85,7 +90,7 @@ class Target(NamedTuple):
     nan: int  # what a NaN becomes
     floor: int  # bits of the least magnitude: 0, or `smallest` where the format has no zero
     negative_zero: int  # 1 if the format has -0
-    unsigned: int  # 1 if negative numbers, and zero, are NaN
+    unsigned: int  # 1 if negative numbers and zero become NaN
     mode: int
 
 
@@ -97,7 +102,7 @@ def bits_of(value: float, carrier: Carrier) -> int:
 
 
 def target_of(r: Rounding, carrier: Carrier) -> Target:
-    """Return the integers that the rule needs.
+    """Return a rounding as the integers that the rule needs for a carrier.
 
     Raises ValueError if the carrier cannot hold the format.
     """
@@ -138,7 +143,8 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
 class Rule(NamedTuple):
     """The rule over one carrier, as three functions.
 
-    They are the mode everyone uses, every mode as data, and the mode with random bits.
+    `nearest_even` has only the common mode ties-to-even, `any_mode` takes any mode but the
+    stochastic one from the target, and `stochastic` takes random bits too.
     """
 
     nearest_even: Callable[..., Any]
@@ -149,10 +155,10 @@ class Rule(NamedTuple):
 def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[..., Any]) -> Rule:
     """Return the rule for one carrier.
 
-    Each of its functions maps (a, negative, target[, random]) to the bits of the rounded magnitude:
-    a are the bits of |x|, negative says whether x < 0 or x is -0, random is an integer in [0,
-    2^31). `nearest_even` is `any_mode` at mode EVEN, at twice the speed; `any_mode` covers all but
-    the stochastic mode.
+    Each of its functions maps (a, negative, target[, random]) to the bits of the rounded magnitude.
+    a is the bits of |x|, negative says whether x < 0 or x is -0, and random is an integer in [0,
+    2^31). `nearest_even` gives what `any_mode` gives in the mode ties-to-even, at twice the speed.
+    `any_mode` covers all modes but the stochastic one.
 
     Args:
         carrier: the layout of the bits.
@@ -184,21 +190,22 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
 
     @compiled
     def outward(a: Bits, unit: Bits, t: Target) -> Bits:
-        """Return the push that takes whatever is inexact to the next number."""
+        """Return the push that takes every inexact number up to the next one."""
         return where((a < t.smallest) & (a > 0), t.smallest - a, unit - 1)
 
     @compiled
     def scale(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
-        """Apply what a scale format adds: it has no zero and nothing negative.
+        """Return the result in a format that may lack zero and negative numbers, as e8m0fnu does.
 
-        Only binary64 holds such a format, e8m0fnu.
+        Positive magnitudes below its smallest number become that number; zero and negative numbers
+        become NaN. Of the two carriers only binary64 holds such a format.
         """
         y = where(y < t.floor, t.floor, y)
         return where((t.unsigned == 1) & (negative | (a == 0)), NAN, y)
 
     @compiled
     def leave(y: Bits, a: Bits, negative: Bits, t: Target) -> Bits:
-        """Leave the result as it is, for carriers that hold no scale format."""
+        """Return y unchanged, for the carrier that does not hold e8m0fnu."""
         return y
 
     finish = scale if carrier is C64 else leave
@@ -222,7 +229,8 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
     def stochastic(a: Bits, negative: Bits, t: Target, random: Bits) -> Bits:
         unit, significand, _ = split(a, t)
         d = clip(t.drop + t.emin - (a >> M), t.drop, t.drop + t.emin - 1)
-        # the dropped part as a fraction of 2^31: what lies below 2^-31 of a unit never goes up
+        # floor(2^31 * dropped part / unit) is compared with the random integer, so a dropped part
+        # below 2^-31 of a unit never goes up
         part = where(a < t.smallest, significand, a & (unit - 1))
         up = (part << clip(RANDOM_BITS - d, 0, RANDOM_BITS)) >> clip(
             d - RANDOM_BITS, 0, M + 1

@@ -1,7 +1,8 @@
 """Counter-based random bits: Threefry-2x32 with 20 rounds (Salmon et al., SC'11), written once.
 
-The same (key, counter) gives the same bits on every engine, device and chunking. Only + ^ << >> on
-unsigned 32-bit words: NumPy and JAX arrays alike.
+The same (key, counter) gives the same bits on every engine and device, however the work is cut into
+pieces. The code uses only + ^ << >> on unsigned 32-bit words, so it runs on NumPy and JAX arrays
+alike.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ PARITY = 0x1BD11BDA
 def threefry2x32(k0: Any, k1: Any, c0: Any, c1: Any) -> tuple[Any, Any]:
     """Return two words of random bits from a key of two words and a counter of two words.
 
-    All four are uint32 arrays of one library (NumPy's scalars too), broadcast together.
+    All four words are uint32 arrays (or NumPy scalars) of the same library, broadcast together.
     """
     k0, k1, c0, c1 = (_array(word) for word in (k0, k1, c0, c1))
     keys = (k0, k1, k0 ^ k1 ^ _word(k0, PARITY))

@@ -1,10 +1,11 @@
-"""What a rounding did to one number, judged from outside.
+"""Classification of one rounding event from the numbers before and after it and the format.
 
-The judgment needs the number before, the number after, and the format. It is written once; Numba
-compiles it for scalars, XLA traces it on arrays. All is binary64: `after - before` is exact where
-the two are within a factor of two of each other or one of them is zero (Sterbenz), which is always
-so to nearest unless a number saturates. Elsewhere, as for a tiny number taken outward, it is
-rounded to nearest, and `after - error` is `before` only where half an ulp is no rounded difference.
+The function is written once; Numba compiles it for scalars, and XLA traces it on arrays. All
+arithmetic is in binary64. The error, `after - before`, is exact where the two are within a factor
+of two of each other (Sterbenz' lemma) or one of them is zero. One of the two always holds for
+rounding to nearest, unless a number saturates. Elsewhere, as for a tiny number that is rounded away
+from zero, the difference is rounded to nearest. It may then seem to be half an ulp when it is not;
+the test `after - error == before` tells true ties from these.
 """
 
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class Judged(NamedTuple):
 
 
 def judged(f: Any) -> Judged:
-    """Return the parameters of a `Format`, or of a `TracedFormat`, which has them as data."""
+    """Return the parameters of a `Format`, or those that a `TracedFormat` holds as data."""
     if not isinstance(f, Format):
         traced: Judged = f.judged
         return traced
@@ -55,13 +56,14 @@ def build_classify(
     """Return the function classify(before, after, a, b, format).
 
     Its arguments a and b are the bits of |before| and |after|. It returns the flags in the order of
-    COUNTS without `n`, then the error in value and in ulps of the format, both 0 where the result
-    or the argument is not finite. An ulp is the distance of neighbors in the binade of `before`.
+    COUNTS without `n`, then the error and the error in ulps of the format. Both errors are 0 where
+    the result or the argument is not finite. An ulp is the distance between neighboring numbers of
+    the format in the binade of `before`.
 
     Args:
         where: the elementwise choice, as in `emu.roundings.rule`.
-        from_bits: from int64 bits to the float64 number.
-        compiled: applied to the function, as in `emu.roundings.rule`.
+        from_bits: the function from int64 bits to the float64 number.
+        compiled: a decorator for the function, as in `emu.roundings.rule`.
     """
 
     @compiled
@@ -70,12 +72,13 @@ def build_classify(
         e = where(a >> 52 > f.emin, a >> 52, f.emin)
         per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two
         error = where(finite, after - before, 0.0)
-        # 1 / ulp is no number where the argument is none
+        # 1 / ulp is not a number where the argument is infinite or NaN
         ulps = where(error != 0.0, error * per_ulp, 0.0)
         size = where(ulps < 0.0, -ulps, ulps)
         away, toward = finite & (b > a), finite & (b < a)
         tie = (size == 0.5) & (after - error == before)
-        # beyond the largest finite number; then infinite, NaN or over half an ulp away: see `Stats`
+        # the argument is beyond the largest finite number, and the result is infinite, NaN or over
+        # half an ulp away (see `Stats`)
         beyond = (a < INFINITY) & (a > f.largest) & ((b >= INFINITY) | (size > 0.5))
         return (
             away | toward,

@@ -1,7 +1,8 @@
-"""`Stats`: a mergeable summary of rounding events, any number of them at once.
+"""`Stats`: a summary of rounding events that can be merged with others.
 
-Every field is an array of one leading shape: a trace keeps one entry per batch and head; a single
-summary is 0-d. Counts merge exactly and in any order; sums are binary64 sums of exact errors.
+One object can hold many summaries: every field is an array, and all fields have the same shape. The
+fields of a single summary are 0-d; those of a trace have one entry per batch and head. Counts merge
+exactly and in any order; sums are binary64 sums of exact errors.
 """
 
 import math
@@ -15,36 +16,39 @@ from roundscope.emu.stats.classify import COUNTS, SUMS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """What a set of rounding events did: counts, sums of errors, and the largest error.
+    """A summary of a set of rounding events: counts, sums of errors, and the largest error.
 
-    `stats_of` and `round_with_stats` make one; `+` merges the summaries of two sets of events.
+    `stats_of` and `round_with_stats` make one; `+` merges the summaries of two sets of events. All
+    fields are NumPy arrays of the same shape, 0-d for a single summary; the first eleven are
+    counts.
 
     Attributes:
-        n: events.
-        inexact: finite numbers with another finite result; what becomes infinite or NaN is not
-            counted.
+        n: all events.
+        inexact: finite numbers whose result is finite and differs from the number. Numbers that
+            become infinite or NaN are not counted.
         ties: numbers exactly half way between two neighbors.
         ties_away: ties that went away from zero.
         away: numbers that went away from zero.
         toward: numbers that went toward zero.
         carries: results in the next binade.
-        overflow: finite numbers beyond the largest finite one that became infinite or NaN, or a
-            number more than half an ulp away. To nearest that is what IEEE 754-2019, 7.4 calls an
-            overflow, except for a tie that saturates: 61440 in e5m2 is not counted. In other modes
-            it is not the same: of numbers that e5m2 saturates, 65000 toward zero counts and does
-            not overflow by IEEE, 60000 toward positive does not count and overflows.
+        overflow: finite numbers beyond the largest finite one that became infinite, NaN, or a
+            number more than half an ulp away. In rounding to nearest these are the overflows of
+            IEEE 754-2019, 7.4, except that a tie that saturates is not counted, such as 61440 in
+            e5m2. In other modes the two differ, as two examples with saturating e5m2 show. 65000
+            toward zero is counted, but IEEE 754 does not call it an overflow. 60000 toward positive
+            is not counted, but IEEE 754 calls it an overflow.
         underflow: numbers other than zero that became zero.
         subnormal: subnormal results.
         nan: results that are NaN.
-        error: the sum of the signed errors, after - before. Each is exact to nearest unless a
-            number saturates (`roundscope.emu.stats.classify`).
+        error: the sum of the signed errors, after - before. In rounding to nearest each error is
+            exact unless a number saturates (`roundscope.emu.stats.classify`).
         abs_error: the sum of the absolute errors.
         sq_error: the sum of the squared errors.
         ulps: the sum of the signed errors in ulps of the target format.
         abs_ulps: the sum of the absolute errors in ulps.
         sq_ulps: the sum of the squared errors in ulps.
         peak: the largest absolute error in ulps.
-        place: the flat index of the event with that error; -1 without events.
+        place: the flat index of the event with the largest error; -1 if there are no events.
 
     Example:
         >>> import numpy as np
@@ -79,7 +83,14 @@ class Stats:
 
     @classmethod
     def of(cls, counts: Any, sums: Any, peak: Any, place: Any) -> "Stats":
-        """Return the summary of arrays with the fields of COUNTS or SUMS along the last axis."""
+        """Return the summary from arrays of counts and sums.
+
+        Args:
+            counts: the fields named in COUNTS, along the last axis.
+            sums: the fields named in SUMS, along the last axis.
+            peak: the largest absolute error in ulps.
+            place: the flat index of the event with that error.
+        """
         counted = {name: np.asarray(counts)[..., i] for i, name in enumerate(COUNTS)}
         summed = {name: np.asarray(sums)[..., i] for i, name in enumerate(SUMS)}
         return cls(**counted, **summed, peak=np.asarray(peak), place=np.asarray(place))
@@ -93,7 +104,7 @@ class Stats:
         return Stats(**total)
 
     def total(self) -> "Stats":
-        """Return one summary over the whole leading shape."""
+        """Return one 0-d summary of the events of all entries, such as all batches and heads."""
         values = {f.name: np.asarray(getattr(self, f.name)).sum() for f in fields(self)}
         peak = np.asarray(self.peak).reshape(-1)
         worst = int(peak.argmax()) if peak.size else 0
@@ -103,7 +114,7 @@ class Stats:
 
     @property
     def mean_ulps(self) -> Any:
-        """The mean signed error in ulps: the bias of the event."""
+        """The mean signed error in ulps, which is the bias of the rounding."""
         return self.ulps / np.maximum(self.n, 1)
 
     @property
@@ -113,20 +124,20 @@ class Stats:
 
     @property
     def standard_error(self) -> Any:
-        """The standard error of `mean_ulps`, taking the events as independent."""
+        """The standard error of `mean_ulps` if the events are independent."""
         n = np.maximum(self.n, 1)
         variance = np.maximum(self.sq_ulps / n - self.mean_ulps**2, 0.0)
         return np.sqrt(variance / n)
 
     @property
     def coherence(self) -> Any:
-        """`|sum of errors|` / sqrt(sum of squared errors), in ulps.
+        """The ratio `|sum of errors|` / sqrt(sum of squared errors), with errors in ulps.
 
-        It is about 1 or less if the sign of every error is that of a coin flip.
+        It is about 1 or less if the signs of the errors are independent and random.
         """
         root = np.sqrt(self.sq_ulps)
         return np.abs(self.ulps) / np.where(root > 0.0, root, math.inf)
 
     def as_dict(self) -> dict[str, float]:
-        """Return the fields as plain numbers, for JSON; of a 0-d summary only."""
+        """Return the fields as plain numbers, for JSON; the summary must be 0-d."""
         return {f.name: np.asarray(getattr(self, f.name)).item() for f in fields(self)}

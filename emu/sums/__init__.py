@@ -1,4 +1,4 @@
 """How a sum of products becomes one number: `Accumulator`, its orders, and tensor cores.
 
-Written for any array library; the compiled loops are in `emu.backends`.
+The code runs on any array library; the compiled loops are in `emu.backends`.
 """

@@ -1,10 +1,10 @@
 """`Accumulator`: how a sum of products becomes one number, step by step or exactly.
 
-Every step is one rounding of the exact sum of two numbers to the step's format, as a machine's
-fused multiply-add does it for factors of any of its formats. Products are binary64 numbers, exact
-for factors of up to 26 bits (`emu.sums.odd`; a step to 52 bits or more is an addition in binary64).
-A sum of two numbers that is 0 is +0 unless both are -0; that holds for rounding toward negative
-too, where IEEE 754-2019, 6.3 asks for -0.
+Every step rounds the exact sum of two numbers once to the step's format, as a fused multiply-add
+does (`emu.sums.odd`). A step to 52 bits or more is an addition in binary64 instead. Products are
+binary64 numbers, which are exact for factors of up to 26 bits. If the sum of two numbers is zero,
+it is +0 unless both are -0. This holds for rounding toward negative too, where IEEE 754-2019, 6.3
+requires -0.
 """
 
 from collections.abc import Callable
@@ -26,21 +26,26 @@ class Order(StrEnum):
     """The order in which products are added.
 
     Attributes:
-        ASCENDING: ((init + x_0) + x_1) + x_2 and so on.
-        PAIRWISE: init + ((x_0 + x_1) + (x_2 + x_3)) and so on; an odd one out moves up unchanged.
-        HALVES: the first half added to the second, x_0 + x_(n/2), ..., until one is left, as lanes
-            of a GPU or a SIMD unit add; an odd one out moves up unchanged, and init comes last.
-        STRIDED: `chunk` lanes, of which lane n adds x_n, x_(n + chunk), ...; then the lanes as
-            HALVES, and init: a warp of a GPU.
-        OCTETS: up to `chunk` lanes, of which lane n adds x_8n to x_(8n + 7), then the eight that
-            lie 8 lanes further; then the lanes as HALVES, and init.
-        WARPS: `chunk` neighbors two by two, 32 such lanes of a warp as HALVES, the warps as HALVES,
-            and init: XLA's reductions on a GPU.
-        CHUNKED: each chunk ascending from 0, so that its first product rounds; the chunks' sums are
-            added to init.
+        ASCENDING: ((init + x_0) + x_1) + x_2 and so on, where x_k are the products.
+        PAIRWISE: init + ((x_0 + x_1) + (x_2 + x_3)) and so on. If a level has an odd number of
+            terms, the last one moves to the next level unchanged.
+        HALVES: the first half of the terms is added to the second half, x_0 + x_(n/2) and so on,
+            until one term is left, as the lanes of a GPU or a SIMD unit add. If the number of terms
+            is odd, the last one moves on unchanged. init is added last.
+        STRIDED: lane n of `chunk` lanes adds x_n, x_(n + chunk) and so on. Then the lanes are added
+            as in HALVES, and init last. A warp of a GPU adds in this order.
+        OCTETS: lane n of up to `chunk` lanes adds x_8n to x_(8n + 7), then the eight terms that
+            come 8 * lanes places later, and so on. Then the lanes are added as in HALVES, and init
+            last.
+        WARPS: each thread adds `chunk` neighboring terms in pairs, the 32 threads of a warp are
+            added as in HALVES, then the warps as in HALVES, and init last. XLA's reductions on a
+            GPU add in this order.
+        CHUNKED: each chunk is added in ascending order from 0, so that its first product rounds;
+            the sums of the chunks are added to init.
         EXACT: init + the exact sum, with one rounding at the end.
-        ALIGNED: chunks cut to a common exponent, as tensor cores add them (`emu.sums.aligned`).
-        NATIVE: whatever the device does, in float32; it is fast and not reproducible.
+        ALIGNED: the terms of each chunk are cut to a common exponent and added at once, as in
+            tensor cores (`emu.sums.aligned`).
+        NATIVE: the device's own order, in float32; it is fast and not reproducible.
 
     Example:
         >>> import numpy as np
@@ -63,7 +68,7 @@ class Order(StrEnum):
     NATIVE = "native"
 
 
-# orders with many additions at once, which have no random bits of their own
+# orders with many additions at once, for which no random bits are defined
 OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)
 
 
@@ -71,38 +76,39 @@ OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)
 class Accumulator:
     """How a sum of products becomes one number: the order of the additions and their rounding.
 
-    **The sign of a sum that is zero.** A sum that `dot` computes is init + a @ b, with init = +0
-    unless it is given; `sum` always has init = +0. Adding two numbers gives zero with the sign of
-    IEEE 754 to nearest, whatever the mode: -0 if both are -0, +0 otherwise, so exact cancellation
-    gives +0. A negative sum that is not zero and rounds to zero gives -0. Where the step's format
-    has no -0, every zero is +0. By order:
+    **The sign of a sum that is zero.** `dot` computes init + a @ b, where init is +0 by default;
+    `sum` always has init = +0. If the sum of two numbers is zero, its sign is that of IEEE 754's
+    rounding to nearest in every mode: -0 if both numbers are -0, and +0 otherwise. So exact
+    cancellation gives +0. A negative sum that is not zero but rounds to zero gives -0. If the
+    step's format has no -0, every zero is +0. The orders differ as follows:
 
-    * ASCENDING begins at init: from +0, zeros of either sign give +0.
+    * ASCENDING begins at init. If init is +0, zeros of either sign give +0.
     * PAIRWISE, HALVES, STRIDED, OCTETS and WARPS begin at the first products and add init last.
-      Sums of products may be -0 on the way; init = +0 makes a zero +0, and only init = -0 lets one
-      stay -0. OCTETS and WARPS pad short sums with +0.
+      Partial sums of products may be -0. A zero becomes +0 if init is +0; it stays -0 only if init
+      is -0. OCTETS and WARPS pad short sums with +0.
     * CHUNKED begins every chunk at +0 and the sum of the chunks at init.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
-    * ALIGNED gives +0 for every result of zero, also for one that was negative before the cut.
+    * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
     * NATIVE leaves the sign of a @ b to the device and adds init to it.
 
-    A sum without products is init, unrounded, in all orders but EXACT, which rounds it, and NATIVE,
-    which adds it to +0.
+    A sum without products is init. EXACT rounds it, NATIVE adds it to +0, and all other orders
+    leave it unrounded.
 
     Args:
-        order: an `Order` or its name: which products meet first.
-        step: the `Rounding` after each addition (in EXACT, the one rounding at the end; NATIVE has
-            none).
-        chunk: products of one chunk in CHUNKED and ALIGNED, lanes in STRIDED and OCTETS, numbers of
-            one thread in WARPS, where it is a power of two.
-        alignment: what ALIGNED keeps of its terms, an `Alignment`; None for the other orders.
+        order: the `Order` in which products are added, or its name.
+        step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
+            it.
+        chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS), or
+            of terms that a thread adds (WARPS, where it must be a power of two).
+        alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
     Raises:
-        ValueError: for an unknown order, a chunk below 1 or in WARPS not a power of two, EXACT with
-            a step of more than 29 bits, ALIGNED without an alignment, an alignment elsewhere, or a
-            stochastic step in ALIGNED, STRIDED, OCTETS and WARPS, whose additions happen at once.
-        TypeError: for a step that is no `Rounding` or a chunk that is no whole number.
+        ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
+            WARPS; EXACT with a step of more than 29 bits; ALIGNED without an alignment, or another
+            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS and WARPS, whose
+            additions happen at once.
+        TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
         >>> import numpy as np
@@ -148,19 +154,22 @@ class Accumulator:
 
     @staticmethod
     def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> "Accumulator":
-        """Return the accumulator of a tensor core, by architecture and format of the factors.
+        """Return the accumulator that adds as the tensor core of an architecture does.
 
         Args:
             arch: volta, turing, ampere, ada, hopper or blackwell.
             operand: the format of both factors, such as "bf16" (`roundscope.emu.sums.tensor_cores`
                 lists them).
-            sum_format: "fp32", or "fp16" for fp16 and FP8 factors.
+            sum_format: the format of the sum: "fp32", or "fp16" for fp16 and FP8 factors.
 
         Returns:
-            An accumulator of order ALIGNED.
+            An `Accumulator` with the order `Order.ALIGNED`, which cuts the products of a chunk to
+            a common exponent and adds them at once. Its chunk, alignment and step are those of the
+            tensor core.
 
         Raises:
-            ValueError: for an architecture, factors or a sum that do not exist.
+            ValueError: for an unknown architecture, or for a format of the factors or the sum that
+                its tensor core does not have.
 
         Example:
             >>> from roundscope import emu
@@ -188,7 +197,7 @@ class Accumulator:
 
 
 def _order_named(name: Any) -> Order:
-    """Return the order of that name; raise ValueError with the nearest name."""
+    """Return the order with a name; raise ValueError for an unknown name."""
     try:
         return name if isinstance(name, Order) else Order(str(name).lower())
     except ValueError:
@@ -207,7 +216,7 @@ def check_accumulator(accumulator: Any) -> None:
 # (index of the addition, its sum rounded to odd) -> the sum rounded by the step
 Step = Callable[[Any, Array], Array]
 Add = Callable[[Array, Array], Array]
-# (before, after) of each addition, with a leading axis k where several came at once
+# (before, after) of each addition, with a leading axis k if several are appended at once
 Steps = list[tuple[Array, Array]]
 
 
@@ -226,17 +235,18 @@ def accumulate(
     Args:
         ops: the array library.
         acc: the order of the additions and their rounding.
-        a: factors (K, T), float64.
-        b: factors (K, N), float64.
-        init: the sums' beginnings (T, N), float64.
-        step: takes the place of the rounding of each addition: (index, sum rounded to odd) ->
-            rounded sum. A stochastic rounding needs one, since its random bits depend on the index.
-        steps: a list to which every addition's (before, after) is appended.
-        product_bits: the most significand bits that a product has, which spares work; below 53 only
-            where all numbers are binary32 ones.
+        a: a float64 array of factors, of shape (K, T).
+        b: a float64 array of factors, of shape (K, N).
+        init: a float64 array of the numbers that the sums begin with, of shape (T, N).
+        step: a function (index, sum rounded to odd) -> rounded sum, which replaces the rounding of
+            each addition. A stochastic rounding needs it, since its random bits depend on the
+            index.
+        steps: a list to which (before, after) of every addition is appended.
+        product_bits: an upper bound of the significand bits of a product; a small one saves work.
+            It may be below 53 only if all numbers are binary32 numbers.
 
     Returns:
-        The sums (T, N), float64.
+        The sums, a float64 array of shape (T, N).
 
     Raises:
         ValueError: for a stochastic rounding without `step`.
@@ -274,9 +284,10 @@ def accumulate(
 def add_aligned(
     ops: Ops, acc: Accumulator, a: Factors, b: Factors, init: Array, steps: Steps | None = None
 ) -> Array:
-    """Return what `accumulate` does for ALIGNED, for factors whose exponents are given.
+    """Return what `accumulate` returns for ALIGNED, for factors with given exponents.
 
-    `steps` receives each chunk's sum in binary64 with nothing cut, and what became of it.
+    `steps` receives two numbers for each chunk: the sum in binary64 with no term cut, and the sum
+    that the accumulator computes.
     """
     if not a[0].shape[0]:
         return init
@@ -306,7 +317,7 @@ def _plain(ops: Ops, r: Rounding) -> Step:
 class _Keeping:
     """A step that appends (before, after) of one addition, or of several at once, to `steps`.
 
-    Nothing can be appended from inside a scan; there, `plain` takes its place.
+    A scan cannot append to a list, so `plain` is used inside it.
     """
 
     plain: Step
@@ -338,10 +349,10 @@ def _ascending(
 def _tree(
     ops: Ops, order: Order, add: Add, step: Step, a: Array, b: Array, init: Array, at_once: bool
 ) -> Array:
-    """Add the products two by two, for PAIRWISE and HALVES; init comes last.
+    """Return the sum for PAIRWISE and HALVES, which add the products in pairs and init last.
 
-    at_once: whether the additions of one level are rounded in one call, as they can be where their
-    rounding needs no index.
+    If `at_once` is true, the additions of a level are rounded in one call. This is possible if
+    their rounding does not need an index.
     """
     if not a.shape[0]:
         return init
@@ -365,7 +376,10 @@ def _tree(
 def _strided(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Add up each lane from its first product, which rounds; then the lanes by halves, and init."""
+    """Return the sum for STRIDED: add up each lane, then the lanes by halves, then init.
+
+    The first product of each lane is rounded.
+    """
     if not a.shape[0]:
         return init
     xp, lanes = ops.xp, min(acc.chunk, a.shape[0])
@@ -381,7 +395,10 @@ def _strided(
 def _octets(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Add up lanes that read 16 bytes of BF16 at a time; short sums are padded with +0."""
+    """Return the sum for OCTETS, whose lanes read 16 bytes, 8 BF16 numbers, at a time.
+
+    Short sums are padded with +0.
+    """
     if not a.shape[0]:
         return init
     lanes = min(acc.chunk, -(-a.shape[0] // 8))
@@ -395,7 +412,7 @@ def _octets(
 
 
 def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
-    """Add the second half of the first axis to the first, x_0 + x_(n/2), ..., until one is left."""
+    """Return the sum along the first axis, whose second half is added to its first repeatedly."""
     while (half := values.shape[0] // 2) > 0:
         values = xp.concatenate(
             [step(0, add(values[:half], values[half : 2 * half])), values[2 * half :]]
@@ -404,7 +421,7 @@ def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:
 
 
 def _padded(xp: Any, values: Array, unit: int) -> Array:
-    """Return the values with zeros behind them, to a multiple of `unit` along the first axis."""
+    """Return the values, padded with zeros to a multiple of `unit` along the first axis."""
     missing = -values.shape[0] % unit
     return xp.concatenate([values, xp.zeros((missing, *values.shape[1:]))]) if missing else values
 
@@ -412,9 +429,9 @@ def _padded(xp: Any, values: Array, unit: int) -> Array:
 def _warps(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Add neighbors of a thread two by two, then lanes by halves, then warps by halves.
+    """Return the sum for WARPS: add a thread's neighbors in pairs, then threads, warps and init.
 
-    Sums of other lengths are padded with +0.
+    Threads and warps are added by halves. Short sums are padded with +0.
     """
     if not a.shape[0]:
         return init

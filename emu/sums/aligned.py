@@ -1,17 +1,17 @@
 """Sums of products as tensor cores add them: cut to a common exponent, added exactly, cut again.
 
-A chunk of products and the running sum c are added at once (arXiv 2511.10909, algorithm T-FDPA).
-With e(x) the exponent of a factor, or that of its format's smallest normal number where x is
-smaller, and F the fractional bits that are kept:
+A chunk of products a_k b_k and the running sum c are added at once (arXiv 2511.10909, algorithm
+T-FDPA). Let e(x) be the exponent of x, or the smallest normal exponent of its format if that is
+larger. Let F be the number of fractional bits that are kept. Then the new c is::
 
-    E = max over k of e(a_k) + e(b_k), e(c);   a term that is 0 counts as the exponent `zero`
+    E = the maximum of e(c) and all e(a_k) + e(b_k), where a term that is 0 has the exponent `zero`
     u = 2^(E - F)
     c = step(u (trunc(c / u) + sum over k of trunc(a_k b_k / u)))
 
-A product's own exponent may be e(a_k) + e(b_k) + 1: it is not normalized before the cut. Everything
-but the last step is exact in binary64 (integers below 2^(F + 8) times a power of two), so the order
-of the inner sum is of no consequence. A result beyond the largest finite number is infinite,
-whatever the direction of the step; a sum of zeros is +0; NaN has no sign or payload here.
+The exponent of a product may be e(a_k) + e(b_k) + 1, since it is not normalized before the cut.
+Everything but the last step is exact in binary64 (integers below 2^(F + 8) times a power of two),
+so the order of the inner sum does not matter. A result beyond the largest finite number is
+infinite, whatever the direction of the step. A sum of zeros is +0. NaN has no sign or payload here.
 """
 
 from dataclasses import dataclass
@@ -27,13 +27,13 @@ MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alignment:
-    """What is kept of terms that are added at one common exponent.
+    """How terms are cut that are added at one common exponent.
 
     Attributes:
-        bits: F, the fractional bits kept.
-        zero: the exponent that a term of 0 counts as.
-        operand: the format of both factors; its smallest normal exponent is that of its subnormal
-            numbers.
+        bits: the number of fractional bits that are kept, F in `emu.sums.aligned`.
+        zero: the exponent that a term of 0 has.
+        operand: the format of both factors. Its subnormal numbers have its smallest normal
+            exponent.
     """
 
     bits: int
@@ -41,11 +41,11 @@ class Alignment:
     operand: Format
 
 
-Factors = tuple[Array, Array]  # numbers (K, lines), and the binade 2^e of each: 0 for 0
+Factors = tuple[Array, Array]  # numbers (K, lines), and the binade 2^e of each, which is 0 for 0
 
 
 def binade(ops: Ops, x: Array, emin: Any) -> Array:
-    """Return 2^max(e(x), emin), and 0 where x is 0."""
+    """Return 2^max(e, emin), where e is the exponent of x, and 0 where x is 0."""
     return ops.xp.where(x == 0.0, 0.0, ops.from_bits(biased_exponent(ops, x, emin) << 52))
 
 
@@ -54,7 +54,7 @@ def aligned(
 ) -> Array:
     """Return init + the sum over k of a[k, :, None] b[k, None, :], by an accumulator.
 
-    `totals` receives the running sums before and after each chunk, stacked, as two arrays.
+    If `totals` is a list, it receives two arrays: the running sums before and after each chunk.
     """
 
     def body(total: Array, k: Any, x: tuple[Array, ...]) -> tuple[Array, Any]:
@@ -79,7 +79,7 @@ def _chunk_added(
 ) -> Array:
     """Return total (T, N) + the sum over a chunk of a_k b_k.
 
-    a and its binades w_a are (chunk, T), b and w_b (chunk, N).
+    The factors a and their binades w_a have the shape (chunk, T), b and w_b the shape (chunk, N).
     """
     xp, kept, f = ops.xp, acc.alignment, acc.step.format
     # exact, since the factors have few bits
@@ -97,9 +97,9 @@ def _chunk_added(
 
 
 def _finished(ops: Ops, before: Array, after: Array, f: Format) -> Array:
-    """Return a rounded sum, with +0 for zeros.
+    """Return the final sum from the sum before and after rounding; every zero becomes +0.
 
-    It is infinite where the sum was beyond the format's binades before it was rounded.
+    It is infinite if the sum before rounding was beyond the binades of the format f.
     """
     xp = ops.xp
     beyond = (ops.bits(before) & MAGNITUDE) >> 52 > judged(f).largest >> 52

@@ -1,8 +1,9 @@
 """The exact sum of products, in fixed point, on any array library.
 
-The sum is kept in words of 32 bits, word w worth 2^(32 w - base), each in an int64 that takes 2^31
-additions before it could overflow: no rounding happens before the last step. Products of two
-binary32 numbers, multiples of 2^-298 below 2^256, need 19 words; any binary64 numbers 68.
+The sum is kept in words of 32 bits; one unit of word w is worth 2^(32 w - base). Each word is in an
+int64, which cannot overflow in fewer than 2^31 additions, so nothing is rounded before the last
+step. Products of two binary32 numbers are multiples of 2^-298 below 2^256 and need 19 words;
+binary64 numbers need 68.
 """
 
 from typing import Any, NamedTuple
@@ -13,14 +14,14 @@ from roundscope.emu.backends.ops import Array, Ops
 
 
 class Words(NamedTuple):
-    """Where the words of a sum lie."""
+    """The number of words of a sum, and what they are worth."""
 
-    base: int  # the lowest word is worth 2^-base
-    size: int
+    base: int  # one unit of the lowest word is worth 2^-base
+    size: int  # the number of words
 
 
 OF_BINARY32 = Words(320, 19)  # to 2^288, above the largest sum of 2^31 products of binary32 numbers
-OF_BINARY64 = Words(1088, 68)  # to 2^1088, above that of 2^31 binary64 numbers
+OF_BINARY64 = Words(1088, 68)  # to 2^1088, above the largest sum of 2^31 binary64 numbers
 LOW = 0xFFFF_FFFF
 LARGEST = 0x7FEF_FFFF_FFFF_FFFF  # bits of binary64's largest number
 
@@ -29,17 +30,18 @@ def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64
     """Return init + sum over k of a[k, :, None] b[k, None, :], rounded to odd at 31 bits or more.
 
     The result is a binary64 number. Rounding to odd keeps a sticky bit in the last place, so one
-    more rounding to 29 bits or fewer is the rounding of the exact sum (Boldo and Melquiond 2008). A
-    sum of zeros is +0, one beyond binary64 its largest number; infinities of one sign give that
-    infinity, of both signs NaN. Products are binary64 numbers: exact for factors of up to 26 bits
-    that stay inside its range (under XLA on a CPU its normal range).
+    more rounding to 29 bits or fewer gives the rounding of the exact sum (Boldo and Melquiond
+    2008). A sum of zeros is +0, and a sum beyond binary64 is binary64's largest number. Infinities
+    of one sign give that infinity, and infinities of both signs give NaN. Products are binary64
+    numbers. They are exact for factors of up to 26 bits if they are inside binary64's range (under
+    XLA on a CPU, inside its normal range).
 
     Args:
         ops: the array library.
-        a: factors (K, T).
-        b: factors (K, N).
-        init: the sums' beginnings (T, N).
-        at: OF_BINARY32 where a, b and init hold binary32 numbers, for a third of the work.
+        a: factors of shape (K, T).
+        b: factors of shape (K, N).
+        init: the numbers that the sums begin with, of shape (T, N).
+        at: OF_BINARY32 if a, b and init hold binary32 numbers, which takes a third of the work.
     """
     xp = ops.xp
 
@@ -56,15 +58,15 @@ def exact_sum(ops: Ops, a: Array, b: Array, init: Array, at: Words = OF_BINARY64
 
 
 def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
-    """Return words + x, where x is a float64 array whose last bit is worth at least 2^-base."""
+    """Return words + x, where all numbers of the float64 array x are multiples of 2^-base."""
     xp = ops.xp
     bits = ops.bits(x)
     sign = xp.where(bits < 0, -1, 1)
     exponent = (bits >> 52) & 0x7FF
     significand = (bits & (2**52 - 1)) | xp.where(exponent == 0, 0, 2**52)
     place = xp.maximum(exponent, 1) - 1075 + at.base
-    significand = significand >> xp.clip(-place, 0, 63)  # zeros, by the bound above
-    place = xp.clip(place, 0, 32 * (at.size - 2) - 1)  # where x is infinite or NaN, no matter what
+    significand = significand >> xp.clip(-place, 0, 63)  # drops only zeros: x is a multiple
+    place = xp.clip(place, 0, 32 * (at.size - 2) - 1)  # any place will do for infinity and NaN
     first, shift = place >> 5, place & 31
     low = (significand & LOW) << shift
     high = ((significand >> 32) << shift) + (low >> 32)
@@ -75,7 +77,7 @@ def _add(ops: Ops, at: Words, words: Array, x: Array) -> Array:
 
 
 def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
-    """Return the number of the words, rounded to odd at 31 to 53 bits, or below 2^-1056."""
+    """Return the number of the words, rounded to odd at 31 to 53 bits or at a bit below 2^-1056."""
     xp = ops.xp
     negative = _carried(words, at.size)[-1] < 0
     limbs = _carried(xp.where(negative, -words, words), at.size)
@@ -87,7 +89,7 @@ def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
         shifted = xp.where(room, (head << 32) | limbs[w], head | xp.where(limbs[w] != 0, 1, 0))
         exponent = xp.where(room, 32 * w - at.base, exponent)
         head = shifted
-    for bits in (8, 4, 2, 1):  # down to 53 bits, ORing what falls off into the last place
+    for bits in (8, 4, 2, 1):  # down to 53 bits; dropped bits are ORed into the last place
         wide = head >= 2 ** (52 + bits)
         head = xp.where(wide, (head >> bits) | xp.where(head & (2**bits - 1), 1, 0), head)
         exponent = xp.where(wide, exponent + bits, exponent)
@@ -98,7 +100,7 @@ def _to_odd(ops: Ops, at: Words, words: Array) -> Array:
 def _scaled(ops: Ops, n: Array, exponent: Array) -> Array:
     """Return n 2^exponent for 0 <= n < 2^53, or binary64's largest number if that is smaller.
 
-    It is computed by integers, so that subnormal results are right too.
+    It is computed with integers, so that subnormal results are right too.
     """
     xp = ops.xp
     b = ops.bits(n.astype(np.float64)) + (exponent << 52)

@@ -1,14 +1,17 @@
-"""A sum of two numbers in binary64, rounded to odd, so that a second rounding is the first.
+"""A sum of two numbers in binary64, rounded to odd, so that it can be rounded again without error.
 
-    s = a + b to nearest
-    e = a + b - s exactly (Knuth's TwoSum)
-    where e is not 0: s cut toward zero, its last bit 1
+The sum of a and b is computed as follows::
 
-A step of an accumulator is one rounding of total + product, as a fused multiply-add is. By way of
-binary64 to nearest it would be two, and 1 + (2^-24 + 2^-70) would be a tie, 1 - 2^-60 toward zero
-would be 1. A sum rounded to odd still says on which side of every boundary the exact sum lies: one
-more rounding to 51 bits or fewer gives what one of the exact sum would give (Boldo and Melquiond
-2008). Written once for arrays and for scalars in Numba, like the rule.
+    s = a + b, rounded to nearest
+    e = a + b - s, which is exact (Knuth's TwoSum)
+    if e is not 0: cut the exact sum toward zero to 53 bits and set its last bit to 1
+
+A step of an accumulator rounds total + product once, as a fused multiply-add does. Rounding to
+nearest in binary64 first would make two roundings: 1 + (2^-24 + 2^-70) would become a tie, and 1 -
+2^-60 toward zero would become 1. A sum that is rounded to odd lies on the same side of every
+rounding boundary as the exact sum. So one more rounding to 51 bits or fewer gives the rounding of
+the exact sum (Boldo and Melquiond 2008). The code is written once for arrays and for scalars in
+Numba, like the rule.
 """
 
 from collections.abc import Callable
@@ -16,16 +19,20 @@ from typing import Any
 
 from roundscope.emu.backends.ops import Array, Ops
 
-WIDEST = 51  # significand bits of a format for which two bits of binary64 are left
+WIDEST = 51  # the largest precision of a format that leaves two spare bits in binary64
 
 
 def build_odd_sum(
     where: Callable[..., Any], bits_of: Callable[[Any], Any], number_of: Callable[[Any], Any]
 ) -> Callable[[Any, Any], Any]:
-    """Return the function of (a, b), numbers or arrays in binary64, that adds and rounds to odd.
+    """Return a function of (a, b), numbers or arrays in binary64, that adds and rounds to odd.
 
-    Infinities and NaN are those of a + b. The arguments are the elementwise choice, the int64 bits
-    of a float64 number, and the number of such bits.
+    If a + b is infinite or NaN, so is the result.
+
+    Args:
+        where: the elementwise choice.
+        bits_of: the function from a float64 number to its int64 bits.
+        number_of: the function from int64 bits to the float64 number.
     """
 
     def odd_sum(a: Any, b: Any) -> Any:
@@ -40,9 +47,10 @@ def build_odd_sum(
 
 
 def sum_to_round(ops: Ops, precision: Any, a: Array, b: Array) -> Array:
-    """Return a + b for a rounding to so many bits: rounded to odd, and beyond 51 bits to nearest.
+    """Return a + b in a form that is then rounded to `precision` bits.
 
-    `precision` may be an array, where a format is data.
+    The sum is rounded to odd or, for more than 51 bits, to nearest. `precision` may be an array, if
+    a format is data.
     """
     if isinstance(precision, int):
         return ops.odd_sum(a, b) if precision <= WIDEST else a + b

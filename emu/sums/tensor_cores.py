@@ -1,15 +1,16 @@
 """The tensor cores of NVIDIA's architectures as accumulators.
 
-The parameters are those of arXiv 2511.10909 (MMA-Sim; its numbers in version 2.1.1):
+The parameters are those of arXiv 2511.10909 (MMA-Sim; the numbers are from its version 2.1.1).
 
-    chunk   factors of one sum: 8 bytes on Volta, 16 from Turing to Ada, 32 since Hopper
-    F       fractional bits kept when they are added: 23 on Volta, 24 from Turing to Ada, 25 since
-            Hopper; 13 for FP8 on Ada and Hopper
-    step    toward zero to binary32, to 13 fractional bits of it where F is 13; to nearest even
-            where the sum is kept in FP16
+* **chunk** is the size of the factors that are added at once: 8 bytes on Volta, 16 bytes from
+  Turing to Ada, 32 bytes since Hopper.
+* **F** is the number of fractional bits that are kept when they are added: 23 on Volta, 24 from
+  Turing to Ada, 25 since Hopper. For FP8 factors on Ada and Hopper it is 13.
+* **step** is the rounding of the sum: toward zero to binary32, or to binary32 with only 13 fraction
+  bits if F is 13. A sum that is kept in FP16 rounds to nearest even.
 
 The instructions are mma.sync up to Ada and on consumer Blackwell, wgmma on Hopper, and tcgen05.mma
-on Blackwell. mma.sync of FP8 on Hopper is another path, which is not modeled.
+on Blackwell. mma.sync with FP8 factors on Hopper computes differently and is not modeled.
 """
 
 from typing import NamedTuple
@@ -28,17 +29,17 @@ BITS = {
     "e3m2fn": 8,
     "e2m3fn": 8,
     "e2m1fn": 8,
-}  # of a factor where it is read
+}  # the width of a factor when a tensor core reads it
 
 
 class _Arch(NamedTuple):
     """The parameters of one architecture's tensor core."""
 
-    chunk: int  # bytes
-    bits: int  # F
-    bits_fp8: int | None  # F of FP8 factors, where it differs
-    zero: int  # the exponent that a term of 0 counts as
-    zero_fp16: int  # the same where the sum is kept in FP16
+    chunk: int  # the size, in bytes, of the factors that are added at once
+    bits: int  # the number of fractional bits that are kept, F
+    bits_fp8: int | None  # F for FP8 factors, if it differs
+    zero: int  # the exponent that a term of 0 has
+    zero_fp16: int  # the exponent that a term of 0 has if the sum is kept in FP16
     operands: tuple[str, ...]
 
 
@@ -54,24 +55,25 @@ ARCHITECTURES = {
 
 
 def architecture(name: str) -> _Arch:
-    """Return the parameters of one architecture; raise ValueError with the nearest name."""
+    """Return the parameters of an architecture; raise ValueError for an unknown name."""
     if name not in ARCHITECTURES:
         raise ValueError(unknown("architecture", name, ARCHITECTURES))
     return ARCHITECTURES[name]
 
 
 def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulator:
-    """Return the accumulator of one architecture for factors of one format: "hopper", "bf16".
+    """Return the accumulator of an architecture's tensor core, such as ("hopper", "bf16").
 
     Args:
         arch: volta, turing, ampere, ada, hopper or blackwell.
-        operand: the format of both factors, of which their numbers must be: fp16, bf16, tf32,
-            e4m3fn, e5m2, and on Blackwell e3m2fn, e2m3fn, e2m1fn. Blackwell's FP8 and FP6 factors
-            may also be in blocks of 32 with E8M0 scales (`to_blocks`).
-        sum_format: fp32, or fp16 where the architecture has it: for fp16 and FP8 factors.
+        operand: the format of both factors, which must hold their numbers. It is fp16, bf16, tf32,
+            e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older architectures have
+            fewer. On Blackwell FP8 and FP6 factors may also be in blocks of 32 with E8M0 scales
+            (`to_blocks`).
+        sum_format: the format of the sum: fp32, or fp16 for fp16 and FP8 factors.
 
     Returns:
-        An `Accumulator` of order ALIGNED.
+        An `Accumulator` with the order `Order.ALIGNED`.
 
     Raises:
         ValueError: for an unknown architecture, or a format that it does not have.

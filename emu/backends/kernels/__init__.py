@@ -1,7 +1,7 @@
-"""Arithmetic inside fused GPU kernels, with the same bits as everywhere else.
+"""Arithmetic inside fused GPU kernels, with the same bits as in all other executors.
 
-Here are narrow numbers where the bits are the same (`narrowing`), conversions by PTX (`convert`),
-exp (`exp`, `exp_table`), a GPU's approximate instructions (`instructions`) and products without
-transpositions (`transposing`). The kernels themselves, which use this, are in
-`attention.engines.kernels`.
+`narrowing` computes in types narrower than binary64 where that does not change the bits. `convert`
+rounds by instructions in PTX (NVIDIA's assembly language), `exp` and `exp_table` compute e^x,
+`instructions` has a GPU's approximate instructions, and `transposing` avoids transpositions. The
+kernels that use this package are in `attention.engines.kernels`.
 """

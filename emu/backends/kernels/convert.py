@@ -1,11 +1,12 @@
 """Roundings, sums and products by a GPU's own instructions, for kernels.
 
-They take a few operations where the rule takes forty. A GPU converts binary64 to binary32 and
-binary32 to bfloat16 or binary16 to nearest even, subnormal numbers included. There is no conversion
-from binary64 to the narrow two, and two in a row would round twice. So the first rounds **to odd**:
-where binary32 had to drop something, the result is the neighbor whose last bit is 1, which lies on
-no boundary of a format with 22 bits or fewer, so that the second conversion sees on which side of
-it x was (Boldo and Melquiond 2008).
+A rounding takes a few operations here, whereas the rule takes forty. A GPU converts binary64 to
+binary32, and binary32 to bfloat16 or binary16, to nearest even and with subnormal numbers. It has
+no conversion from binary64 to bfloat16 or binary16, and two conversions in a row would round twice.
+So the first rounds **to odd**: an inexact result is the neighbor whose last bit is 1. Such a number
+never lies on a rounding boundary of a format with 22 bits or fewer, so it is on the same side of
+every boundary as the original number, and the second conversion is right (Boldo and Melquiond
+2008).
 """
 
 from typing import Any
@@ -20,12 +21,12 @@ from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 NARROW = {BF16: jnp.bfloat16, FP16: jnp.float16}
 PAIRS = {BF16: "bf16x2", FP16: "f16x2"}
 ONE, NEGATIVE = {BF16: 0x3F80, FP16: 0x3C00}, 0x8000  # the code of 1, and the bit of the sign
-THREADS = 128  # of a program that has 64 rows of a tile
-TOGETHER = 32  # elements of a thread that share a branch
+THREADS = 128  # the number of threads of a program that has 64 rows of a tile
+TOGETHER = 32  # the number of elements of a thread that share a branch
 
 
 def converted(x: Array, r: Rounding) -> Array | None:
-    """Return a float64 array rounded once by conversions, or None where they cannot do it."""
+    """Return a float64 array rounded once by conversions, or None for roundings they cannot do."""
     if r == BINARY32:
         return x.astype(jnp.float32).astype(jnp.float64)
     if r not in NARROW:
@@ -34,9 +35,10 @@ def converted(x: Array, r: Rounding) -> Array | None:
 
 
 def to_odd(x: Array) -> Array:
-    """Return a float64 array as float32: itself, or the neighbor with an odd last bit.
+    """Return a float64 array rounded to odd, as float32.
 
-    Beyond the largest number it is that number or infinity.
+    A number that binary32 holds is unchanged; any other becomes the neighbor with an odd last bit.
+    A number beyond the largest one becomes the largest one or infinity.
     """
     y = x.astype(jnp.float32)
     b, back = lax.bitcast_convert_type(y, jnp.int32), y.astype(jnp.float64)
@@ -46,9 +48,9 @@ def to_odd(x: Array) -> Array:
 
 
 def narrowed_to(x: Array, r: Rounding) -> Array:
-    """Return a float32 array rounded once to bfloat16 or float16, in that type.
+    """Return a float32 array rounded once to bfloat16 or float16, as an array of that type.
 
-    The numbers of a tile are rounded two at a time, in a fourth of the time.
+    The numbers of a tile are rounded two at a time, which takes a fourth of the time.
     """
     return (
         x.astype(NARROW[r])
@@ -68,7 +70,7 @@ def narrowed32(x: Array, r: Rounding) -> Array:
 
 
 def parts(r: Rounding, first: str, second: str, both: str) -> str:
-    """Return PTX that takes the two bfloat16 or float16 numbers of a register as binary32 ones."""
+    """Return PTX that converts the two bfloat16 or float16 numbers in a register to binary32."""
     if r == BF16:
         return (
             f"{{ .reg .b32 x; shl.b32 x, {both}, 16; mov.b32 {first}, x; and.b32 x, {both},"
@@ -83,7 +85,7 @@ def parts(r: Rounding, first: str, second: str, both: str) -> str:
 def multiplied(a: Array, b: Array) -> Array:
     """Return a * b of float64 arrays inside a kernel.
 
-    An instruction that says how it rounds is not fused with an addition.
+    The assembler does not fuse an instruction with an explicit rounding mode with an addition.
     """
     return instruction("mul.rn.f64 $0, $1, $2;", jnp.float64, a, b)
 
@@ -96,9 +98,9 @@ def divided(a: Array, b: Array) -> Array:
 def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """Return a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded once.
 
-    It is rounded to nearest even, or to odd if `to_odd`, which only a product may be: by rounding
-    down and up. Of the two neighbors of an inexact result it is then the one whose last bit is 1;
-    where the result is exact they are one number.
+    The result is rounded to nearest even, or to odd if `to_odd` is true, which is allowed only for
+    products. To round to odd, the product is computed rounded down and rounded up, and the result
+    is the one whose last bit is 1. If the product is exact, the two are the same number.
     """
     if not to_odd:
         return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
@@ -111,7 +113,7 @@ def fused(a: Array, b: Array, c: Array) -> Array:
 
 
 def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
-    """Return PTX of an operation that rounds to odd."""
+    """Return PTX for an operation whose result is rounded to odd."""
     return f"""{{ .reg .f32 down, up; .reg .b32 bits; .reg .pred odd;
         {operation}.rm.f32 down, {a}, {b}; {operation}.rp.f32 up, {a}, {b};
         mov.b32 bits, down; and.b32 bits, bits, 1; setp.ne.b32 odd, bits, 0;
@@ -139,9 +141,11 @@ def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
 
 
 def scaled16(a: Array, b: Array, r: Rounding) -> Array:
-    """Return a b of a tile, rounded once to b's type; a is float32, b bfloat16 or float16.
+    """Return the product of a and a tile b, rounded once to the type of b.
 
-    A thread whose factors a are all 1, as alpha is where no maximum grows, has nothing to do.
+    a is a float32 array, b a bfloat16 or float16 one. A thread whose factors a are all 1 only
+    copies b. In attention this happens often: a is the factor alpha that rescales a sum when the
+    maximum of a row grows, and alpha is 1 where the maximum does not grow.
     """
     a, b = jnp.broadcast_arrays(a, b)
     together = in_turn(a, TOGETHER)
@@ -161,9 +165,9 @@ def scaled16(a: Array, b: Array, r: Rounding) -> Array:
 
 
 def _differing(factors: list[str]) -> list[str]:
-    """Return PTX that asks whether some factor is not 1, two by two.
+    """Return PTX that tests whether any factor differs from 1; it combines the factors in pairs.
 
-    Those of a row are one register, so the assembler drops most of it.
+    The factors of a row are in one register, so the assembler removes most of the tests.
     """
     lines = [
         f".reg .b32 d{n}; mov.b32 d{n}, {x}; xor.b32 d{n}, d{n}, 0x3F800000;"
@@ -179,24 +183,25 @@ def _differing(factors: list[str]) -> list[str]:
 def in_turn(x: Array, most: int) -> int:
     """Return how many elements of a thread one piece of PTX takes, an even number.
 
-    Of one number for each row, a thread has two. Where a program has more threads than this
-    assumes, Triton fills up with numbers that do not exist: a text may compute with them, not store
-    by them.
+    If an array has one number for each row, a thread has two of them. If a program has more threads
+    than THREADS, Triton adds numbers that are not part of the array. A PTX text may compute with
+    these numbers, but it must not store to addresses that depend on them.
     """
     return 2 if x.ndim < 2 else max(2, min(most, x.size // THREADS))
 
 
 def instruction(text: str, dtype: Any, *args: Any) -> Array:
-    """Return the result of a PTX text for every element of arrays of one type, in that type."""
+    """Return the result of a PTX text for every element of arrays; all have the type dtype."""
     arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))
     letter = "d" if dtype == jnp.float64 else "f"
     return assembled(text, ",".join([f"={letter}", *letter * len(arrays)]), 1, dtype, *arrays)
 
 
 def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
-    """Return the result of a PTX text for so many elements at a time, of arrays of one shape.
+    """Return the result of a PTX text for arrays of one shape.
 
-    The result has the shape of the arrays and the given type.
+    The text takes `together` elements at a time. The result has the shape of the arrays and the
+    type dtype.
     """
     like = jax.ShapeDtypeStruct(args[0].shape, dtype)
     (result,) = triton.elementwise_inline_asm(

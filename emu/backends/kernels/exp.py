@@ -1,15 +1,18 @@
 """exp of a binary32 number inside a GPU's kernels, rounded correctly to binary32.
 
-It takes 13 binary64 operations; for a bfloat16 number, 10. e^x = 2^k e^r with k = round(x / ln 2),
-r = x - k ln 2, |r| <= 0.347, ln 2 in one part; e^r = 1 + r f(r).
+It takes 13 binary64 operations, or 10 for a bfloat16 number. The method is e^x = 2^k e^r with k =
+round(x / ln 2), r = x - k ln 2 and |r| <= 0.347, where ln 2 is one binary64 number. Then e^r = 1 +
+r f(r) with a polynomial f.
 
-binary32   f of degree 9, |r f(r) - (e^r - 1)| < 2^-43 of e^r, which alone would not do: of the 2^32
-           arguments 3,038 come within 2^-42 of a rounding boundary. Its coefficients are a linear
-           program's, which has each of those on its side of the boundary, with the error of k ln 2;
-           the first four have a low word of 0, so that they are part of an instruction
-           (docs/decisions.md). Proved by all 2^32 (`make gpu-check`)
-bfloat16   f of degree 6, by Remez' exchange, 2^-33: none of its 2^16 arguments is that near to a
-           boundary, or it falls on the right side (all were run, too)
+**Arguments in binary32.** f has degree 9, and |r f(r) - (e^r - 1)| < 2^-43 e^r. This bound alone is
+not enough, since for 3,038 of the 2^32 arguments e^x lies within 2^-42 of a rounding boundary. A
+linear program chose the coefficients so that each of these results, with the error of k ln 2, is on
+the right side of its boundary. The low words of the first four coefficients are 0, so that they fit
+into an instruction (docs/decisions.md). `make gpu-check` checks all 2^32 arguments.
+
+**Arguments in bfloat16.** f has degree 6 and comes from Remez' exchange, with an error of 2^-33.
+For each of the 2^16 arguments e^x is farther than that from a boundary or falls on the right side
+of it; all were run, too.
 """
 
 import struct
@@ -22,13 +25,13 @@ from roundscope.emu.backends.kernels.convert import assembled, in_turn
 
 LN2 = "0x1.62e42fefa39efp-1"
 LOG2_E = "0x1.71547652b82fep+0"
-AT_ONCE = 32  # elements of a thread that are under way together
-# added and subtracted again, it rounds a binary64 number to a whole one, which stands in the low
-# word in between
+AT_ONCE = 32  # the number of elements that a thread computes at the same time
+# adding it to a binary64 number rounds the number to a whole one, which is then in the low word;
+# subtracting it again gives the whole number
 MAGIC = "0x1.8p+52"
 
 
-# f, from the highest power on
+# the coefficients of f, the highest power first
 BINARY32 = (
     "0x1.9f4a400000000p-23",
     "0x1.6fc6a00000000p-19",
@@ -60,9 +63,9 @@ def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
     Args:
         x: an array whose numbers are in binary32.
         name: the format that holds x, bf16 or another.
-        zero: an integer 0 that no compiler knows.
-        at_once: elements of a thread that are under way together: they hide each other's latency,
-            and take registers.
+        zero: an integer 0 whose value no compiler knows.
+        at_once: how many elements a thread computes at the same time. More elements hide more
+            latency, but they take more registers.
     """
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
@@ -78,11 +81,11 @@ def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
 
 
 def _text(f: Sequence[str], together: int) -> str:
-    """Return PTX for some elements at a time, an instruction for each in turn.
+    """Return PTX for `together` elements, which executes each instruction for all elements in turn.
 
-    An operation waits for the one before it, and the assembler, to save registers, would draw those
-    of one element together. A branch that is never taken, before the series, keeps it from that: a
-    fused kernel is faster by a fifth.
+    Each operation on an element waits for the one before it. To save registers, the assembler would
+    put the operations on one element next to each other. A branch before the series that is never
+    taken prevents that, and makes a fused kernel faster by a fifth.
     """
     reduction, power = evaluated(
         f, [f"${together + n}" for n in range(together)], [f"${n}" for n in range(together)]
@@ -96,9 +99,10 @@ def _text(f: Sequence[str], together: int) -> str:
 def evaluated(
     f: Sequence[str], arguments: Sequence[str], results: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """Return PTX from registers to registers, as two parts: the reduction, and the power.
+    """Return PTX that computes e^x from registers to registers.
 
-    Beyond [-110, 100] the result is 0 or infinity anyway.
+    The text has two parts: the reduction of x to k and r, and the power. x is clipped to [-110,
+    100], since beyond this range the result is 0 or infinity.
     """
     registers = (
         ".f32 z#",
@@ -142,5 +146,5 @@ def evaluated(
 
 
 def _constant(text: str, sign: float = 1.0) -> str:
-    """Return a binary64 number as PTX writes its bits."""
+    """Return a binary64 number, times the sign, in PTX's notation for its bits."""
     return "0d" + struct.pack(">d", sign * float.fromhex(text)).hex().upper()

@@ -1,15 +1,16 @@
 """exp of bfloat16 numbers inside a GPU's kernels, from a table in shared memory.
 
-A program makes the table once, by `emu.backends.kernels.exp`.
+A program makes the table once, with the series of `emu.backends.kernels.exp`. How e^x is computed
+in binary32 depends on x::
 
-    x            e^x in binary32
-    > -2^-25     1: half the distance from 1 to the number below it is 2^-25
-    < -104       0: half the least number is e^-103.97
-    between      4,049 numbers, in the order of the codes of x, 4 bytes each
-    > 0, or NaN  not in the table: by the series
+    x                  e^x in binary32
+    -2^-25 < x <= 0    1, since 2^-25 is half the distance from 1 to the number below it
+    -104 to -2^-25     from the table of 4,049 numbers, in the order of the codes of x, 4 bytes each
+    x < -104           0, since e^-103.97 is half the least number
+    x > 0, or NaN      from the series
 
-An exponent of attention is negative or 0, so the table has nearly all of them, by 4 instructions
-where the series takes 17.
+The arguments of exp in attention are negative or 0, so the table serves nearly all of them. It
+takes 4 instructions, whereas the series takes 17.
 """
 
 import jax.numpy as jnp
@@ -20,19 +21,19 @@ from roundscope.emu.backends.kernels.exp import AT_ONCE, BFLOAT16, evaluated, ex
 from roundscope.emu.roundings.modes import BF16
 
 NEAREST, FARTHEST = 0xB300, 0xC2D0  # the codes of -2^-25 and -104
-NUMBERS = 4096  # a multiple of the threads; nobody asks for the last ones
+NUMBERS = 4096  # a multiple of the number of threads; the last entries are never read
 BYTES = 4 * NUMBERS
-TOGETHER = 16  # elements of a thread that are asked for together
+TOGETHER = 16  # the number of elements that a thread looks up at the same time
 
 
 def table(zero: Array, threads: int) -> Array:
-    """Make the table, each thread of a program its part, and return its place.
+    """Make the table and return its address in shared memory, an int32 number.
 
-    The place is an int32 address in shared memory. `zero` is what `exp32` takes.
+    Each thread of a program makes its part of the table. `zero` is the argument of `exp32`.
     """
     n, each = lax.iota(jnp.int32, NUMBERS), NUMBERS // threads
     exps = exp32(lax.bitcast_convert_type((n + NEAREST) << 16, jnp.float32), "bf16", zero, AT_ONCE)
-    # aligned as the tiles are that Triton keeps behind it
+    # Triton keeps tiles behind the table; it has their alignment
     lines = [f".shared .align 1024 .b8 exps[{BYTES}]; .reg .b32 first, at; mov.u32 first, exps;"]
     for i in range(each):
         lines.append(
@@ -41,7 +42,8 @@ def table(zero: Array, threads: int) -> Array:
         )
     constraints = ",".join(["=r"] * each + ["f"] * each + ["r"] * each)
     places = assembled("{ " + "\n".join(lines) + " }", constraints, each, jnp.int32, exps, n)
-    # for the maximum Triton makes the threads wait for each other: then each has stored its part
+    # Triton makes the threads wait for each other to compute the maximum, so that each has stored
+    # its part of the table by then
     return places.max()
 
 
@@ -55,10 +57,11 @@ def exp32_by_table(x: Array, place: Array) -> Array:
 
 
 def _text(together: int) -> str:
-    """Return PTX for some elements at a time, two in a register.
+    """Return PTX for `together` elements, two of which share a register.
 
-    `dp2a` adds to a number the products of a register's halves with two bytes: a half's code, times
-    4, from where code 0 would be.
+    The instruction `dp2a` multiplies the halves of a register by two bytes and adds the products to
+    a number. Here it multiplies one half, the code of x, by 4, the other half by 0, and adds the
+    products to the address that code 0 would have. The result is the address of e^x in the table.
     """
     results = [f"${i}" for i in range(together)]
     pairs = [f"${together + i}" for i in range(together // 2)]

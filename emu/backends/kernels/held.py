@@ -1,6 +1,6 @@
-"""Numbers as a kernel holds them, no wider than their events allow, and the machine for them.
+"""The numbers of a kernel in the narrowest types that hold them, and the machine for them.
 
-`narrowing` runs a function on both.
+`narrowing` runs a function on such numbers by such a machine.
 """
 
 from collections.abc import Callable
@@ -22,16 +22,18 @@ ROUNDINGS = {"bf16": BF16, "fp16": FP16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Numbers as a kernel holds them.
+    """Numbers of a kernel, computed or still to be computed.
 
     Attributes:
-        array: an array of the machine's type for the format; None where the numbers are not
-            computed yet.
-        format: bf16, fp16, fp32 or fp64, one that holds all the numbers.
-        made: (operation, factors), what the numbers are computed from and not yet rounded: add,
-            sub, mul, fma (a b + c), odd (a + b, to odd) or a function.
-        wider: a float32 array that is to be rounded to the format; its reader says in which type.
-        uniform: the number, where all are one.
+        array: an array of the machine's type for the format; None if the numbers are not computed
+            yet.
+        format: bf16, fp16, fp32 or fp64, a format that holds all the numbers.
+        made: (operation, factors) if the numbers are not computed yet, so that their rounding can
+            be part of the operation. The operation is add, sub, mul, fma (a b + c), odd (a + b,
+            rounded to odd) or a function.
+        wider: a float32 array that still has to be rounded to the format; `held_as` rounds it, to
+            the type that is asked for.
+        uniform: the number, if all the numbers are equal and this is known.
     """
 
     array: Any
@@ -42,39 +44,40 @@ class Held:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of numbers that are computed."""
+        """The shape of the numbers, which must be computed."""
         shape: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
         return shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What does the arithmetic of a kernel.
+    """The functions that do the arithmetic of a kernel.
 
-    A float32 array here is one of the type for fp32, which an interpreter may make float64.
+    A float32 array here is an array of the type for fp32; in an interpreter that may be float64.
 
     Attributes:
         types: the types of arrays, by the name of the format.
-        combined: (add | sub | mul, x, y, to_odd) -> the sum, difference or product of two float32
-            arrays, rounded once to binary32: to nearest even, or, of products, to odd.
+        combined: (operation, x, y, to_odd) -> the sum (add), difference (sub) or product (mul) of
+            two float32 arrays, rounded once to binary32. It is rounded to nearest even; a product
+            can also be rounded to odd.
         fused: (a, b, c) -> a b + c of float32 arrays, rounded once to binary32.
-        combined16: (add | sub | mul, x, y, rounding) -> the same of two arrays of the rounding's
-            own 16-bit format, rounded once.
-        scaled16: (x, y, rounding) -> x y of a float32 array and one of the rounding's own 16-bit
+        combined16: (operation, x, y, rounding) -> the sum, difference or product of two arrays of
+            the rounding's 16-bit format, rounded once.
+        scaled16: (x, y, rounding) -> x y of a float32 array and an array of the rounding's 16-bit
             format, rounded once.
-        narrow: (x, rounding) -> a float32 array rounded once, in the type of its format.
-        narrow32: (x, rounding) -> the same as a float32 array.
+        narrow: (x, rounding) -> a float32 array rounded once, in the type of the rounding's format.
+        narrow32: (x, rounding) -> a float32 array rounded once, as a float32 array.
         exponential: the function of a float64 array that `exp` computes, such as exp64.
-        exp: (x, format) -> that function of an array for this format, within binary32, rounded once
-            to binary32.
-        instructions: function -> what computes it of an array for binary32, as a GPU's approximate
-            instruction does, giving an array for binary32 again.
+        exp: (x, format) -> the function `exponential` of an array for this format, which must fit
+            binary32, rounded once to binary32.
+        instructions: for each function with an approximate GPU instruction, a function that
+            computes it; both its argument and its result are arrays for binary32.
         odd_sum: the sum of float64 arrays, rounded to odd.
         round: (x, rounding, random) -> a float64 array rounded once.
-        multiply: the product of float64 arrays that no compiler fuses with a following addition.
-        divide: the quotient of float64 arrays, which no compiler narrows. Of binary32 numbers,
-            rounded to binary32, LLVM makes a division in binary32, and on a GPU that is an
-            approximate one.
+        multiply: the product of float64 arrays, which no compiler fuses with a following addition.
+        divide: the quotient of float64 arrays, which no compiler narrows. If binary32 numbers are
+            divided and the quotient is rounded to binary32, LLVM makes this a division in binary32,
+            which is approximate on a GPU.
         function: (f, x) -> f of a float64 array.
         total: (machine, accumulator, a, b, init) -> init + a @ b.
     """
@@ -98,7 +101,7 @@ class Machine:
 
 
 def format_of(f: Format) -> str:
-    """Return the narrowest of the formats above that holds the numbers of another."""
+    """Return bf16, fp16, fp32 or fp64, the narrowest of them that holds a format's numbers."""
     if f in (BF16.format, FP16.format, BINARY32.format):
         return f.name
     return FP32 if f.fits_binary32 else FP64
@@ -121,7 +124,7 @@ def held_as(machine: Machine, x: Held, name: str) -> Array:
 
 
 def computed(machine: Machine, x: Held) -> Held:
-    """Return the numbers computed in binary64 if they were only promised, else as they are."""
+    """Return the numbers, computed in binary64 if they were not computed yet."""
     if x.made is None:
         return x
     operation, factors = x.made

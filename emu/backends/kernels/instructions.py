@@ -1,7 +1,7 @@
-"""The approximate instructions of a GPU inside a kernel, or their model where it is interpreted.
+"""The approximate instructions of a GPU inside a kernel, or their model in an interpreted kernel.
 
-The model is `emu.instructions`; none of all 2^32 arguments of each gives another result than on an
-H200 (`python -m tests.checks.gpu_instructions`).
+The model is `emu.instructions`. For each instruction it gives the same result as an H200 for all
+2^32 arguments (`python -m tests.checks.gpu_instructions`).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,20 +21,21 @@ Instructions = Mapping[Callable[..., Any], Callable[[Array], Array]]
 
 
 def instructions(on_gpu: bool) -> Instructions:
-    """Return what computes each instruction, of arrays of the machine's type for binary32."""
+    """Return a function for each instruction, of arrays of the machine's type for binary32."""
     return {f: partial(_own, text) if on_gpu else partial(_model, f) for f, text in PTX.items()}
 
 
 def _own(text: str, x: Array) -> Array:
-    """Return what the GPU's own instruction gives."""
+    """Return the result of the GPU's instruction."""
     return instruction(f"{text} $0, $1;", jnp.float32, x)
 
 
 def _model(f: Callable[..., Any], x: Array) -> Array:
-    """Return what the model gives, computed by NumPy on float64.
+    """Return the result of the model, which NumPy computes on float64 numbers.
 
-    An interpreted kernel may hold no table of coefficients. Numbers go there and back as words of
-    32 bits, for a callback has no 64-bit types where the caller has none.
+    NumPy computes it because an interpreted kernel cannot hold the table of coefficients. The
+    numbers pass to NumPy and back as words of 32 bits, because a callback has no 64-bit types if
+    its caller has none.
     """
     words = lax.bitcast_convert_type(x, jnp.int32)
     results = jax.pure_callback(

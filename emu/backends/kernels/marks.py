@@ -1,6 +1,7 @@
-"""What a function tells `narrowing` about itself, by JAX primitives.
+"""JAX primitives that mark the operations of a kernel for `emu.backends.kernels.narrowing`.
 
-Each stands for one operation of a kernel, whatever computes it.
+Each primitive represents one operation, such as a rounding or a product. It does not say how the
+operation is computed; `narrowing` decides that.
 """
 
 from collections.abc import Callable

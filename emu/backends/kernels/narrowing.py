@@ -1,11 +1,12 @@
-"""A function of binary64 numbers, run on narrower ones wherever the bits are the same.
+"""Running a function of binary64 numbers in narrower types where its results keep the same bits.
 
-The carrier of every event is binary64, but most values are rounded to binary32 or less as soon as
-they are made, and a GPU has many times more of that arithmetic. So the function is traced, and its
-operations are done again one by one: what is known to be a binary32 number is kept as one; a sum,
-difference or product of two such numbers is not computed until its rounding comes, and then by one
-instruction that rounds so. What no rule here knows runs in binary64, as written. What a rule needs
-to see, the function marks (`emu.backends.kernels.marks`).
+The carrier of every event is binary64, but most values are rounded to binary32 or less at once, and
+a GPU has a far higher throughput in these types. So the function is traced, and its operations are
+carried out again one by one. A number that is known to be in binary32 stays in binary32. A sum,
+difference or product of two such numbers is not computed until it is rounded; then one instruction
+computes and rounds it. Every other operation runs in binary64, as the function says. The function
+marks its roundings, products and sums by `emu.backends.kernels.marks`, so that this module can
+recognize them.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +41,7 @@ STRUCTURE = (
     "slice",
     "copy",
     "select_n",
-)  # numbers move, none is made
+)  # operations that move numbers without computing any
 COMPARISON = (
     "max",
     "min",
@@ -53,7 +54,7 @@ COMPARISON = (
     "le",
     "gt",
     "ge",
-)  # the same in any type that holds them
+)  # operations with the same result in every type that holds their arguments
 INLINED = ("jit", "pjit", "closed_call", "custom_jvp_call")
 NUMBERS: dict[Rounding, Callable[[float], Any]] = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
 EVERYWHERE = (0.0, np.inf, -np.inf)
@@ -62,11 +63,13 @@ EVERYWHERE = (0.0, np.inf, -np.inf)
 def narrowed(
     machine: Machine, f: Callable[..., Any], formats: Sequence[str]
 ) -> Callable[..., tuple[tuple[Array, ...], Any]]:
-    """Return f as a function that runs on narrow numbers wherever the bits are the same.
+    """Return f as a function that runs in narrower types where its results keep the same bits.
 
-    f returns a tuple of numbers, and anything else. The new function is called with `Held` numbers
-    and other arrays. It returns the numbers as arrays for `formats`, which must hold them, and the
-    rest with its numbers as float64 arrays. One array that stands twice in the rest stays one.
+    f must return a pair: a tuple of arrays of numbers, and a structure of other results. The new
+    function takes `Held` numbers and other arrays as arguments, and returns the same pair. In the
+    tuple, each array has the type for the format at its place in `formats`, which must hold its
+    numbers. In the structure, numbers are float64 arrays; an array that occurs twice there is
+    converted only once.
     """
 
     def run(*args: Any) -> tuple[tuple[Array, ...], Any]:
@@ -93,7 +96,7 @@ def _like(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _constant(machine: Machine, value: Any, like: Any) -> Any:
-    """Return a number of the program's text as `Held`; other constants as they are."""
+    """Return a float64 constant of the traced program as `Held`, and other constants unchanged."""
     if like.dtype != jnp.float64:
         return value
     if np.ndim(value):
@@ -122,7 +125,7 @@ def _evaluate(
 
 
 def inlined(eqn: Any) -> Any:
-    """Return what an operation calls, where it is no more than a call, else None."""
+    """Return the program that an operation calls, or None if the operation is not a plain call."""
     return (
         (eqn.params.get("jaxpr") or eqn.params["call_jaxpr"])
         if eqn.primitive.name in INLINED
@@ -141,7 +144,7 @@ def _needed(jaxpr: Jaxpr) -> list[Any]:
 
 
 def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
-    """Return the results of one operation, done again on narrow numbers."""
+    """Return the results of one operation, carried out on narrow numbers."""
     name, params = eqn.primitive.name, eqn.params
     if closed := inlined(eqn):
         return _evaluate(machine, closed.jaxpr, closed.consts, x)
@@ -172,7 +175,7 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
 
 
 def _function(machine: Machine, f: Any, x: Held) -> Held:
-    """Return a function of numbers; an instruction gives binary32 numbers of such numbers."""
+    """Return f(x); an approximate instruction maps binary32 numbers to binary32 numbers."""
     if f in machine.instructions and x.format != FP64:
         return Held(array=machine.instructions[f](held_as(machine, x, FP32)), format=FP32)
     return promised(machine, f, (x,))
@@ -181,7 +184,8 @@ def _function(machine: Machine, f: Any, x: Held) -> Held:
 def _odd_sum(machine: Machine, a: Held, b: Held) -> Held:
     """Return a + b, rounded to odd.
 
-    Of a product and a binary32 number it is one multiply-add, if a rounding to binary32 follows.
+    If a is a product and b fits binary32, the sum is not computed yet, so that one fused
+    multiply-add can compute it when it is rounded to binary32.
     """
     if a.made is not None and a.made[0] == "mul" and b.format != FP64:
         return Held(array=None, format=FP64, made=("fma", (*a.made[1], b)))
@@ -189,9 +193,9 @@ def _odd_sum(machine: Machine, a: Held, b: Held) -> Held:
 
 
 def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
-    """Return add, sub, mul or a function of numbers.
+    """Return the result of add, sub, mul or a function.
 
-    The result waits for its rounding, if one instruction may then do both.
+    If one instruction may compute and round the result, it is not computed until it is rounded.
     """
     known = operation in ARITHMETIC or operation is machine.exponential
     promise = Held(array=None, format=FP64, made=(operation, tuple(x)))
@@ -223,11 +227,13 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
 
 
 def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
-    """Return a result of a 16-bit format's own instructions as an array of it, or None.
+    """Return x rounded to a 16-bit format by instructions of this format, as an array of its type.
 
-    They compute a sum, difference or product of two numbers of the format itself, or a binary32
-    number times such a number of a tile. One rounding is what binary64 and then the format give: 53
-    >= 2 p + 2 (Figueroa 1995), and products are exact.
+    The result is None if these instructions cannot compute x. They compute a sum, difference or
+    product of two numbers of the format, and the product of binary32 numbers and a tile of numbers
+    of the format. They round once, whereas the definition rounds to binary64 and then to the
+    format. Both give the same bits: for sums because 53 >= 2 p + 2 with p the precision of the
+    format (Figueroa 1995), and for products because they are exact in binary64.
     """
     if x.made is None or x.made[0] not in ARITHMETIC:
         return None
@@ -242,14 +248,14 @@ def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
 
 
 def _in_own(machine: Machine, x: Held, name: str) -> Array:
-    """Return numbers as an array of the format, in full shape where all are one number."""
+    """Return numbers as an array of the format; a uniform number is broadcast to the full shape."""
     if x.uniform is None:
         return held_as(machine, x, name)
     return jnp.broadcast_to(jnp.asarray(x.uniform, machine.types[name]), jnp.shape(x.array))
 
 
 def _is_within(x: Held, r: Rounding) -> bool:
-    """Return whether the numbers are those of the format."""
+    """Return whether all the numbers are known to be numbers of the rounding's format."""
     with np.errstate(over="ignore"):
         return x.format == r.format.name or (
             x.uniform is not None and float(NUMBERS[r](x.uniform)) == x.uniform
@@ -257,7 +263,7 @@ def _is_within(x: Held, r: Rounding) -> bool:
 
 
 def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
-    """Return a float32 array that rounds to what x rounds to, or None where only binary64 tells."""
+    """Return a float32 array that rounds to the same numbers as x, or None if x needs binary64."""
     if x.made is None:
         return held_as(machine, x, FP32) if x.format in WITHIN_FP32 else None
     operation, factors = x.made
@@ -272,7 +278,8 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
             machine.fused(*(held_as(machine, y, FP32) for y in factors)) if r == BINARY32 else None
         )
     to_odd = r != BINARY32
-    # the engines' sum has 53 bits: 1 + 2^-8 + 2^-60 is a tie there
+    # all engines round sums to binary64 first, where 1 + 2^-8 + 2^-60 is a tie of bf16; a sum that
+    # is rounded to odd in binary32 would not be a tie
     if to_odd and operation != "mul":
         return None
     a, b = (held_as(machine, y, FP32) for y in factors)
@@ -280,9 +287,10 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
 
 
 def _joined(x: Sequence[Any], least: str | None = None) -> str:
-    """Return the narrowest format that holds all these numbers, and is no narrower than `least`.
+    """Return the narrowest format that holds all the numbers of x.
 
-    Every format here holds 0 and infinities.
+    The result is at least as wide as the format `least`. Uniform numbers that are 0 or infinite are
+    ignored, since every format here holds them.
     """
     held = [y for y in x if isinstance(y, Held)]
     formats = {y.format for y in held if y.uniform not in EVERYWHERE}
@@ -295,7 +303,7 @@ def _joined(x: Sequence[Any], least: str | None = None) -> str:
 
 
 def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
-    """Return numbers that an operation moved, and did not compute."""
+    """Return the result of an operation that moves numbers without computing any."""
     y = [computed(machine, v) if isinstance(v, Held) else v for v in x]
     (moved,) = _bound(machine, eqn, y, _joined(y))
     return Held(
@@ -304,7 +312,7 @@ def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
 
 
 def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:
-    """Return the results of the operation itself, on arrays for one format."""
+    """Return the results of the traced operation, on arrays for the format `name`."""
     arrays = [held_as(machine, y, name) if isinstance(y, Held) else y for y in x]
     results = eqn.primitive.bind(*arrays, **eqn.params)
     results = results if eqn.primitive.multiple_results else [results]

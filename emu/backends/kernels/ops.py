@@ -1,9 +1,9 @@
 """`Ops` inside a Pallas kernel, where a tile's arrays stay in registers.
 
-They have the narrowest type that gives the bits (`narrowing`). Sums run on the tensor cores, by
-halves, or in ascending order. A kernel may not index an array by a loop's counter, only memory: so
-an ascending sum writes its factors to buffers of its program and reads them back, some lines at a
-time. 64-bit types must be enabled while it is traced.
+The arrays have the narrowest type that gives the right bits (`narrowing`). Sums run on the tensor
+cores, by halves, or in ascending order. A kernel can index memory by a loop's counter, but not an
+array. So an ascending sum writes its factors to buffers of its program and reads them back, some
+lines at a time. 64-bit types must be enabled while the kernel is traced.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,28 +29,29 @@ from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.odd import sum_to_round
 
-UNROLL = 8  # additions in a turn of a loop: their factors are read ahead
-# products of a sum that a multiprocessor's threads add up in a turn: their factors fit into the
-# threads' registers
+UNROLL = 8  # the number of additions in a turn of a loop; their factors are read ahead
+# the number of products that a multiprocessor's threads add to a sum in one turn of a loop; their
+# factors fit into the threads' registers
 DEPTH = 16
-# the most columns of a row that is added up in registers: each takes instructions to be traced
+# the largest number of columns of a row that is added up in registers; each column adds traced
+# instructions
 COLUMNS = 32
 TO_ODD = rounding("fp32", "to-odd")
 TYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, FP32: jnp.float32, FP64: jnp.float64}
-# two square buffers for each type, by the name of the format that an array of it holds
+# two square buffers for each type of array, by the name of the format
 Buffers = Mapping[str, tuple[Any, Any]]
 
 
 def types(on_gpu: bool) -> dict[str, Any]:
     """Return the types of arrays, by format.
 
-    A CPU may flush subnormal numbers of anything narrower than binary64, so there all are float64.
+    On a CPU all are float64, since a CPU may flush the subnormal numbers of narrower types.
     """
     return TYPES if on_gpu else dict.fromkeys(TYPES, jnp.float64)
 
 
 def kernel_ops() -> Ops:
-    """Return the record for what `emu.backends.kernels.narrowing.narrowed` runs."""
+    """Return the `Ops` record for functions that `emu.backends.kernels.narrowing.narrowed` runs."""
     return Ops(
         xp=jnp,
         round=marks.round_event,
@@ -74,9 +75,9 @@ def kernel_ops() -> Ops:
 
 
 def _events(events: Sequence[Event]) -> list[tuple[Array, Array, Array]]:
-    """Return events as they are, before and after, and how many of each row exist.
+    """Return the numbers before and after each event, and how many numbers of each row are valid.
 
-    Those are the first ones of the row: a kernel has no other masks.
+    The valid numbers are the first ones of a row, since a kernel has no other masks.
     """
     return [
         (before, after, valid.sum(axis=1).astype(jnp.int32)) for before, after, _, valid in events
@@ -99,16 +100,17 @@ def kernel_machine(
     exps_at_once: int = AT_ONCE,
     exps: Array | None = None,
 ) -> Machine:
-    """Return what does the arithmetic of one program.
+    """Return the machine that does the arithmetic of one program.
 
     Args:
         zero: an int64 0 that was read from memory, so that no compiler sees through it (`xla_ops`).
-        buffers: memory of the program's own, for the types that it passes through memory.
-        on_gpu: whether the kernel runs on a GPU, by its instructions and tensor cores; else it is
-            interpreted, with models of them.
-        exps_at_once: exps of a thread that are under way together; fewer of them where registers
-            are wanted for more than one sum.
-        exps: the place of the table of `emu.backends.kernels.exp_table`, if there is one.
+        buffers: buffers that belong to the program, for the types of arrays that sums write to
+            memory.
+        on_gpu: whether the kernel runs on a GPU and uses its instructions and tensor cores. If not,
+            the kernel is interpreted and uses models of them.
+        exps_at_once: how many exps a thread computes at the same time. It is smaller in kernels
+            that need the registers for more than one sum.
+        exps: the address of the table of `emu.backends.kernels.exp_table`, or None without a table.
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)
@@ -152,20 +154,21 @@ def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> 
 
 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """Return what `convert.combined` returns, by the rule.
+    """Return what `convert.combined` returns, computed by the rule.
 
-    binary64 holds every product, and a sum rounds to binary32 as if it did.
+    binary64 holds every product of binary32 numbers exactly. A sum may round to binary64 first,
+    which does not change its rounding to binary32.
     """
     return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
 
 
 def _fused_by_rule(wide: Ops, a: Array, b: Array, c: Array) -> Array:
-    """Return what `convert.fused` returns, by the rule."""
+    """Return what `convert.fused` returns, computed by the rule."""
     return _round(wide.odd_sum(wide.multiply(a, b), c), BINARY32)
 
 
 def _combined16(multiply: Any, operation: str, a: Array, b: Array, r: Rounding) -> Array:
-    """Return what `convert.combined16` returns, by the rule."""
+    """Return what `convert.combined16` returns, computed by the rule."""
     return _round(in_binary64(multiply, operation, a, b), r)
 
 
@@ -188,9 +191,10 @@ def _total(
     b: Held,
     init: Held,
 ) -> Held:
-    """Return init + a @ b; a is (T, K), b (K, N).
+    """Return init + a @ b, where a has the shape (T, K) and b the shape (K, N).
 
-    By halves, K is a power of two and b is ones: it is a row sum.
+    In the order HALVES, K must be a power of two and b must be a column of ones, so that the
+    function returns row sums.
     """
     if acc.order is Order.HALVES:
         return _by_halves(wide, on_gpu, machine, acc, a, init)
@@ -212,9 +216,10 @@ def _total(
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
-    """Return init + a @ b by the matrix unit, whatever precision a user asks of JAX's products.
+    """Return init + a @ b by the tensor cores, whatever JAX's default matmul precision is.
 
-    Triton makes init the first term of its sum, and leaves no other addition (TritonCombineOps).
+    Triton makes init the first term of its sum, so that no other addition remains (its pass is
+    TritonCombineOps).
     """
     assert acc.alignment is not None
     name = acc.alignment.operand.name
@@ -228,12 +233,12 @@ def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: 
 def _by_halves(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
-    """Return the sum of the numbers of each row, by halves; K is a power of two."""
+    """Return the sum of each row, by halves; the number of columns must be a power of two."""
     single = acc.step == BINARY32 and FP64 not in (a.format, init.format)
     x = held_as(machine, a, FP32 if single else FP64)
     while x.shape[1] > 1:
         if single and on_gpu:
-            x = x.reshape(-1, 2, x.shape[1] // 2).sum(axis=1)  # of two numbers there is one sum
+            x = x.reshape(-1, 2, x.shape[1] // 2).sum(axis=1)  # two numbers have only one order
         else:
             x = _added(wide, machine, acc.step, *_halves(on_gpu, x))
     if single:
@@ -245,9 +250,9 @@ def _by_halves(
 
 
 def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
-    """Return the left and the right half of a row.
+    """Return the left and the right half of each row.
 
-    A kernel has no slices, but it has sums over an axis, and x + -0 is x.
+    A kernel cannot slice an array, but it can add along an axis; and x + -0 is x for every x.
     """
     half = x.shape[1] // 2
     if not on_gpu:
@@ -260,9 +265,9 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
 def _column_by_column(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
-    """Return the ascending sum of each row of a power of two of numbers, in registers.
+    """Return the ascending sum of each row in registers; its length must be a power of two.
 
-    A row is cut into halves until columns are left.
+    Rows are cut into halves again and again, until single columns are left.
     """
     parts = [held_as(machine, a, FP32)]
     while parts[0].shape[1] > 1:
@@ -293,10 +298,11 @@ def _ascending(
     b: Held,
     init: Held,
 ) -> Held:
-    """Return the sum in ascending order; K is a multiple of DEPTH.
+    """Return init + a @ b in ascending order; the number of columns of a is a multiple of DEPTH.
 
-    Binary32 numbers with binary32 steps are added by fused multiply-adds: Triton's product of
-    float32 matrices at full precision, which adds to one sum in ascending order.
+    If the numbers and the steps are in binary32, fused multiply-adds compute the sum. They are
+    Triton's product of float32 matrices at full precision, which adds to one sum in ascending
+    order.
     """
     single = acc.step == BINARY32 and init.format != FP64 and _is_binary32(a) and _is_binary32(b)
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
@@ -331,8 +337,8 @@ def _ascending(
 def _fused(a: Array, b: Array, init: Array) -> Array:
     """Return init + a @ b of float32 arrays, by fused multiply-adds in ascending order.
 
-    Triton reads a factor that comes straight from memory in a way for which registers do not
-    suffice, in three times the time: so each is moved once.
+    A `mov` instruction copies each factor first. Without it Triton reads factors from memory in a
+    way that needs more registers than there are, which takes three times as long.
     """
     a, b = (gpu_convert.instruction("mov.f32 $0, $1;", jnp.float32, x) for x in (a, b))
     product: Array = triton.dot(a, b, precision=lax.Precision.HIGHEST)
@@ -340,16 +346,16 @@ def _fused(a: Array, b: Array, init: Array) -> Array:
 
 
 def _modelled(wide: Ops, acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
-    """Return the sum by any accumulator, in binary64, as an interpreter runs it."""
+    """Return init + a @ b by any accumulator, computed in binary64 in an interpreted kernel."""
     total: Array = accumulate(wide, acc, a.T, b, init)
     return total
 
 
 def _is_binary32(x: Held) -> bool:
-    """Return whether the numbers are binary32 ones."""
+    """Return whether all the numbers are known to be binary32 numbers."""
     return x.format != FP64 or x.uniform == 1.0
 
 
 def _added(wide: Ops, machine: Machine, step: Rounding, a: Array, b: Array) -> Array:
-    """Return a step of an accumulator, in binary64."""
+    """Return a + b, rounded as an accumulator's step says and computed in binary64."""
     return machine.round(sum_to_round(wide, step.format.precision, a, b), step, None)

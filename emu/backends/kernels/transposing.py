@@ -1,9 +1,9 @@
-"""A function without its transpositions: what is wanted transposed is computed that way.
+"""Running a function without its transpositions, by computing arrays in transposed form.
 
-Inside a kernel a transposition goes through memory that threads share, with waiting before and
-after. But the arrays of a tile are computed number by number, from rows, columns and sums of
-products, and (a b)^T = b^T a^T with the same products in the same order. So every array is computed
-the way round that is asked for, at most once each way.
+Inside a kernel a transposition goes through memory that threads share, and the threads wait before
+and after it. But the arrays of a tile are computed number by number, from rows, columns and sums of
+products, and (a b)^T = b^T a^T has the same products in the same order. So every array is computed
+directly in the form that is needed, plain or transposed, and at most once in each form.
 """
 
 import functools
@@ -45,14 +45,14 @@ BY_NUMBER = (
     "bitcast_convert_type",
     "copy",
 )
-EitherWay = Callable[[bool], Array]  # of False, an array; of True, its transpose
+EitherWay = Callable[[bool], Array]  # returns an array for False and its transpose for True
 
 
 def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return f, a function of arrays with `emu.backends.kernels.marks`, without its transpositions.
 
-    The results are the same, bit for bit; only arguments of f are transposed. Raises
-    NotImplementedError for an operation whose transpose is not known here.
+    The results are the same, bit for bit. The new function transposes nothing but arguments of f.
+    It raises NotImplementedError for an operation that it cannot compute in transposed form.
     """
 
     def run(*args: Any) -> Any:
@@ -67,7 +67,7 @@ def untransposed(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _given(x: Any) -> EitherWay:
-    """Return an array that exists as one that can be had either way."""
+    """Return an existing array as a function that returns it plain or transposed."""
     return functools.cache(lambda is_transposed: x.T if is_transposed and x.ndim == 2 else x)
 
 
@@ -136,6 +136,6 @@ def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
 
 
 def _bound(eqn: Any, *arrays: Array, **changes: Any) -> Array:
-    """Return the result of the same operation on other arrays, with these parameters changed."""
+    """Return the result of the same operation on other arrays, with some parameters changed."""
     array: Array = eqn.primitive.bind(*arrays, **eqn.params | changes)
     return array

@@ -1,1 +1,1 @@
-"""NumPy arrays, rounded and summed by Numba kernels; compiled code is kept on disk."""
+"""The executor for NumPy arrays: Numba kernels, whose compiled code is kept on disk."""

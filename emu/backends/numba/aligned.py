@@ -1,6 +1,7 @@
 """`emu.sums.aligned` on NumPy arrays: one Numba kernel for finite operands.
 
-Columns lie side by side in the processor's vector lanes.
+The processor's vector lanes each compute one column. In this module F is the number of fractional
+bits that are kept, as in `emu.sums.aligned`.
 """
 
 from typing import Any
@@ -21,8 +22,8 @@ from roundscope.emu.sums.aligned import Factors
 _even, _any, _ = RULE64
 _MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
 _EXPONENT = 0x7FF0_0000_0000_0000
-_ONE_TWICE = 2046 << 52  # in the bits of powers of two 1 / x is this less x
-_COLUMNS = 256  # of a chunk of b and its binades that stay in the first cache
+_ONE_TWICE = 2046 << 52  # for a power of two x, the bits of 1 / x are this number less those of x
+_COLUMNS = 256  # how many columns of a chunk of b and its binades fit into the first cache
 
 
 @compiled
@@ -38,7 +39,7 @@ def _fold(
     emin: int,
     t: Target,
 ) -> None:
-    """Add the chunks of a b to total, the rows of one thread."""
+    """Add the products of a and b to total, chunk by chunk, for the rows of one thread."""
     least, smallest, kept = 2.0**zero, (emin + 1023) << 52, bits << 52
     top, units = np.empty(_COLUMNS), np.empty(_COLUMNS)
     for left in range(0, total.shape[1], _COLUMNS):
@@ -55,7 +56,7 @@ def _fold(
 
 @compiled
 def _top(row: np.ndarray, w_a: np.ndarray, w_b: np.ndarray, top: np.ndarray, smallest: int) -> None:
-    """Write the largest binade of each column's terms to top."""
+    """Write the largest binade of the terms of each column to top."""
     for j in range(row.size):
         e = max(bits_of_float(row[j]) & _EXPONENT, smallest)
         top[j] = 0.0 if row[j] == 0.0 else float_of_bits(e)
@@ -75,9 +76,9 @@ def _zeros(
     least: float,
     padded: bool,
 ) -> None:
-    """Raise top to `least`, the binade that a term of 0 counts as, where there is such a term.
+    """Raise top to `least`, the binade of a term of 0, in columns that have such a term.
 
-    That changes something only where all other terms are smaller, which is seldom.
+    This changes something only if all other terms are smaller, which is rare.
     """
     for j in range(row.size):
         if top[j] < least:
@@ -92,7 +93,7 @@ def _zeros(
 def _units(
     row: np.ndarray, a: np.ndarray, b: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int
 ) -> None:
-    """Write the sum of the terms in units of top / 2^F, each cut to a whole number of them."""
+    """Write the sum of each column in units of top / 2^F, with each term cut to whole units."""
     for j in range(row.size):
         units[j] = np.trunc(row[j] * _per_unit(top[j], kept))
     for k in range(a.size):
@@ -103,13 +104,13 @@ def _units(
 
 @compiled
 def _per_unit(top: float, kept: int) -> float:
-    """Return 2^F / top, for a top that is a power of two."""
+    """Return 2^F / top, where top is a power of two."""
     return float_of_bits(_ONE_TWICE + kept - bits_of_float(top))
 
 
 @compiled
 def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Target) -> None:
-    """Write the rounded sums to row; what was infinite or NaN stays so."""
+    """Write the rounded sums to row; sums that were infinite or NaN stay unchanged."""
     bits = row.view(np.int64)
     for j in range(row.size):
         s = bits_of_float(units[j] * float_of_bits(bits_of_float(top[j]) - kept))

@@ -1,8 +1,8 @@
-"""Numba's decorators, given types, and the folder where compiled kernels are kept.
+"""Numba's decorators with types, and the folder where compiled kernels are kept.
 
-Numba has no type information: whatever its own decorators touch becomes `Any`. The decorators here
-return a function of the same type as the one they were given, so that kernels stay checked. All of
-them are plain `njit`, without fastmath: the bits are the definition.
+Numba has no type information, so its own decorators return `Any`. The decorators here return a
+function of the same type as their argument, so that a type checker still checks kernels. All of
+them are plain `njit` without fastmath, which could change the bits.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 def njit(function: F) -> F:
-    """Compile a function that other compiled functions call; it is not kept on disk by itself."""
+    """Compile a function that other compiled functions call, without keeping it on disk."""
     jitted: F = numba.njit(function)
     return jitted
 
@@ -41,18 +41,19 @@ def intrinsic(function: Callable[Concatenate[Any, P], Any]) -> Callable[P, Any]:
             signature and the function that emits the instructions.
 
     Returns:
-        What compiled code calls, with the arguments themselves and without the typing context.
+        The function that compiled code calls. It takes the arguments without the typing context.
     """
     declared: Callable[P, Any] = numba_intrinsic(function)
     return declared
 
 
 def compiled(function: F) -> F:
-    """Compile a function of a module and keep it on disk: a fresh process loads it in milliseconds.
+    """Compile a function of a module and keep it on disk, so that a new process loads it quickly.
 
-    Only a function of a module that calls nothing but such functions can be kept: a closure over
-    compiled functions, or a compiled function passed as an argument, cannot be cached. Numba reads
-    the folder's name at this moment and never again, so no other package's cache moves.
+    The function must be defined in a module and must call only such functions. Numba cannot cache a
+    closure over compiled functions or a compiled function that is passed as an argument. Numba
+    reads the name of the cache folder only while the function is decorated, so the caches of other
+    packages do not move.
     """
     before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
     try:
@@ -63,14 +64,14 @@ def compiled(function: F) -> F:
 
 
 def closure(tag: str) -> Callable[[F], F]:
-    """Return `njit` for the functions that a factory makes, under a name that no other one has.
+    """Return a decorator that compiles the functions of a factory by `njit`, with unique names.
 
-    Numba names machine code after the function, its types and a count that starts anew in every
-    process. Of two closures of one name and types, one loaded from disk and one compiled here, the
-    linker takes the first for both, silently.
+    Numba names machine code after the function, its types and a count that starts again in every
+    process. If two closures have the same name and types, and one is loaded from disk and the other
+    compiled in this process, the linker silently uses the first for both.
 
     Args:
-        tag: what tells this factory's functions from another's; it is appended to their names.
+        tag: a text that only this factory uses; it is appended to the functions' names.
     """
 
     def decorate(function: F) -> F:
@@ -84,8 +85,8 @@ def closure(tag: str) -> Callable[[F], F]:
 def _cache_directory() -> str:
     """Return the folder that keeps compiled kernels for exactly these sources.
 
-    Its name holds a digest of every source file of `emu` and Numba's version, since Numba's own
-    cache does not notice that a function which a kernel calls has changed.
+    Its name contains a digest of all source files of `emu` and of Numba's version. Numba's own
+    cache does not notice a change in a function that a kernel calls.
     """
     sources = sorted(Path(__file__).parents[2].rglob("*.py"))
     digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + numba.__version__.encode())

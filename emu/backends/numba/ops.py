@@ -1,4 +1,7 @@
-"""`Ops` on NumPy arrays with Numba kernels, one thread each call, the interpreter lock released."""
+"""`Ops` on NumPy arrays with Numba kernels.
+
+Each call runs on one thread and releases the interpreter lock.
+"""
 
 from functools import cache
 from typing import Any
@@ -48,7 +51,10 @@ def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
 
 
 def stack(ys: list[Any]) -> Any:
-    """Return structures of arrays as one structure of stacked arrays; None stands for zeros."""
+    """Return a list of structures of arrays as one structure of stacked arrays.
+
+    All structures have the same form; an entry None is replaced by zeros.
+    """
     like = next((y for y in ys if y is not None), None)
     if like is None:
         return None
@@ -67,7 +73,7 @@ def _when(active: Any, compute: Any, state: Any) -> tuple[Any, Any]:
 
 @cache
 def numpy_ops() -> Ops:
-    """Return the record for NumPy arrays."""
+    """Return the `Ops` record for NumPy arrays."""
     return Ops(
         xp=np,
         round=_round,

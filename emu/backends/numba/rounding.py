@@ -1,6 +1,6 @@
-"""The Numba executor of the rule: NumPy arrays in, NumPy arrays out, on two threads or more.
+"""The Numba executor of the rule, which takes and returns NumPy arrays and uses several threads.
 
-Kernels take flat contiguous arrays of the carrier's bits and release the interpreter lock;
+Kernels take flat contiguous arrays of the carrier's bits and release the interpreter lock.
 `parallel` cuts an array into one piece per thread.
 """
 
@@ -39,9 +39,9 @@ def float_of_bits(b: Any) -> float:
 
 @njit
 def in_place(x: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether two arrays begin at one address.
+    """Return whether two arrays begin at the same address.
 
-    Only a loop over one array is vectorized then.
+    If they do, a loop is vectorized only if it reads and writes through one of them.
     """
     return x.ctypes.data == y.ctypes.data
 
@@ -49,22 +49,22 @@ def in_place(x: np.ndarray, y: np.ndarray) -> bool:
 def _loops(
     rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Callable[..., Any]
 ) -> Rule:
-    """Return the three functions of a rule over arrays, which write x rounded to y.
+    """Return the three functions of a rule for arrays, which write the rounded numbers of x to y.
 
-    x, y and random are arrays of integers of one size.
+    Their arguments x, y and random are arrays of integers of the same size.
 
     Args:
         rule: the functions for single numbers.
         carrier: the layout of the bits.
-        enter: from an element of the array to the integer of the rule.
-        leave: from the integer of the rule to an element.
+        enter: the function from an element of the array to the integer of the rule.
+        leave: the function from the integer of the rule to an element.
     """
     magnitude, width = carrier.magnitude, carrier.magnitude.bit_length() + 1
     nearest_even, any_mode, drawn = rule
 
     @closure(f"{width}")
     def signed(m: Any, b: Any, t: Target) -> Any:
-        # zeros without a sign: those of the fnuz formats, and those that NaN becomes
+        # zeros of the fnuz formats have no sign, nor have zeros that NaN becomes
         signless = (t.negative_zero == 0) | (b & magnitude > carrier.infinity)
         return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
 
@@ -146,7 +146,7 @@ def stochastic64(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) ->
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Return the threads, one worker per core of this process; they are made on first use."""
+    """Return the pool of threads, one for each core of this process; it is made on first use."""
     return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="roundscope")
 
 
@@ -156,7 +156,8 @@ _PIECE = 1 << 16  # below this many numbers a second thread costs more than it s
 def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
     """Run job(first, end) over equal pieces of range(size), one per thread.
 
-    Returns the results in order. `work` is how many numbers there are in all, if not `size`.
+    Returns the results in order. `work` is the number of all numbers that the jobs compute, if that
+    is not `size`; it decides how many threads are used.
     """
     workers = min(numba.get_num_threads(), size, (size if work is None else work) // _PIECE) or 1
     cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
@@ -173,15 +174,15 @@ def parallel(
 def round_array(
     x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return x rounded, an array of its type and shape.
+    """Return x rounded, an array of the type and shape of x.
 
-    Formats beyond binary32's normal range pass through binary64.
+    If binary32 does not hold the format, a float32 array is rounded in binary64.
 
     Args:
         x: a float32 or float64 array of any shape.
         r: the rounding.
-        random: integers of x's shape (int32) for the stochastic mode, else None.
-        out: receives the result; it may be x itself or overlap it.
+        random: an int32 array of x's shape for the stochastic mode, else None.
+        out: an array that receives the result, or None; it may be x itself or overlap it.
     """
     if x.dtype == np.float32 and not r.format.fits_binary32:
         with np.errstate(all="ignore"):  # a signaling NaN

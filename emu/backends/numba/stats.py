@@ -1,4 +1,4 @@
-"""Statistics of rounding events: the Numba kernels of the NumPy executor, one thread each call."""
+"""Statistics of rounding events: the Numba kernels of the NumPy executor."""
 
 import functools
 from typing import Any
@@ -34,9 +34,10 @@ def _collect(
     sums: np.ndarray,
     rows: np.ndarray,
 ) -> tuple[float, int]:
-    """Add the events of a flat tile where `valid` to counts, sums, and the signed ulps of its rows.
+    """Add the valid events of a flat tile to counts and sums, and write each row's signed ulps.
 
-    Rows are of equal length. Returns the largest |error| in ulps and its flat index, or -1.
+    All rows have the same length. Returns the largest |error| in ulps and its flat index, which is
+    -1 if no event is valid.
     """
     columns = x.size // max(rows.size, 1)
     block = min(max(BLOCK // max(columns, 1), 1) * columns, x.size)  # whole rows
@@ -72,8 +73,8 @@ def _count(
 ) -> int:
     """Count events, write their errors, and return the bits of the largest |ulps|, or -1.
 
-    There are integer sums only, and no branch: the loop runs several events at a time. What is not
-    valid counts as 0 before and after, which raises no flag.
+    The loop has only integer sums and no branch, so that the processor counts several events at the
+    same time. An event that is not valid is replaced by a rounding of 0 to 0, which sets no flag.
     """
     n = inexact = ties = ties_away = away = toward = carries = overflow = underflow = subnormal = (
         nan
@@ -103,9 +104,9 @@ def _count(
 
 @njit
 def _sum(error: np.ndarray, ulps: np.ndarray, lanes: np.ndarray) -> None:
-    """Add error, |error|, error^2, |ulps| and ulps^2 to `lanes`, each in LANES sums.
+    """Add error, |error|, error^2, |ulps| and ulps^2 to `lanes`, each in LANES separate sums.
 
-    That is an order in which the processor adds several numbers at once.
+    In this order the processor can add several numbers at once.
     """
     for j in range(0, error.size, LANES):
         for k in range(LANES):
@@ -119,7 +120,7 @@ def _sum(error: np.ndarray, ulps: np.ndarray, lanes: np.ndarray) -> None:
 
 @njit
 def _row_sum(ulps: np.ndarray) -> float:
-    """Return the sum of one row, added up in four sums."""
+    """Return the sum of one row, added up in four partial sums."""
     a = b = c = d = 0.0
     whole = ulps.size // 4 * 4
     for j in range(0, whole, 4):
@@ -134,7 +135,7 @@ def _row_sum(ulps: np.ndarray) -> float:
 
 @njit
 def _find(ulps: np.ndarray, valid: np.ndarray, top: int) -> int:
-    """Return the place of the first valid |ulps| with these bits."""
+    """Return the index of the first valid event whose |ulps| has the bits `top`, or -1."""
     for j in range(valid.size):
         if valid[j] and bits_of_float(ulps[j]) & _MAGNITUDE == top:
             return j
@@ -142,7 +143,11 @@ def _find(ulps: np.ndarray, valid: np.ndarray, top: int) -> int:
 
 
 def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -> tuple[Any, ...]:
-    """Return counts (11), sums (6), peak, place and the rows' signed ulps of a tile of rows."""
+    """Return the statistics of a tile of rows.
+
+    They are the counts (11,), the sums (6,), the peak, its place, and the sum of signed ulps of
+    each row.
+    """
     counts, sums = np.zeros(11, np.int64), np.zeros(6)
     rows = np.zeros(before.shape[0])
     x, y, there = (np.ascontiguousarray(v).reshape(-1) for v in (before, after, valid))
@@ -154,9 +159,9 @@ def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -
 def _collect32(
     x: np.ndarray, y: np.ndarray, f: Judged, counts: np.ndarray, sums: np.ndarray
 ) -> tuple[float, int]:
-    """Add the events of flat float32 arrays, all valid, to counts and sums.
+    """Add the events of flat float32 arrays, which are all valid, to counts and sums.
 
-    Returns the peak and its index, or -1.
+    Returns the peak and its index, which is -1 for empty arrays.
     """
     before, after, valid = np.zeros(BLOCK), np.zeros(BLOCK), np.ones(BLOCK, np.bool_)
     error, ulps = np.zeros(BLOCK), np.zeros(BLOCK)
@@ -179,15 +184,15 @@ def _collect32(
     return float_of_bits(max(peak, 0)), place
 
 
-# numbers that are rounded and judged while they are in the cache; at 2^17 round_array would wait
-# for its own threads
+# the number of numbers that are rounded and classified while they are in the cache; with 2^17 or
+# more, round_array would use threads itself and wait for them
 PIECE = 1 << 15
 
 
 def rounded_with_stats(
     x: np.ndarray, r: Rounding, random: np.ndarray | None, out: np.ndarray | None
 ) -> tuple[np.ndarray, Stats]:
-    """Return a float32 array rounded and its events summarized, in one pass over memory."""
+    """Return a rounded float32 array and the summary of its events, in one pass over memory."""
     result = np.empty(x.shape, x.dtype) if out is None else out
     lots = None if random is None else random.reshape(-1)
     flat, rounded, judge = np.ascontiguousarray(x).reshape(-1), result.reshape(-1), judged(r.format)

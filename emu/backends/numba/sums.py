@@ -22,9 +22,9 @@ _odd_sum = closure("64")(build_odd_sum(where, bits_of_float, float_of_bits))
 
 @intrinsic
 def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
-    """Compute a b + c of three numbers of one type, rounded once.
+    """Return a b + c of three numbers of the same type, rounded once.
 
-    It is the processor's instruction, or its library's function.
+    It is computed by the processor's instruction, or by a library function if there is none.
     """
 
     def lowered(_: Any, builder: ir.IRBuilder, __: Any, args: Any) -> Any:
@@ -35,7 +35,7 @@ def fused(_: Any, a: Any, b: Any, c: Any) -> Any:
 
 @compiled
 def _fold32(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
-    """Add a_k b_k to total for ascending k, all binary32, each step by the processor."""
+    """Add a_k b_k to total for ascending k in binary32, by the processor's multiply-adds."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
             x = a[k, i]
@@ -67,7 +67,7 @@ def _fold(a: np.ndarray, b: np.ndarray, total: np.ndarray, t: Target) -> None:
 
 @compiled
 def _fold64(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> None:
-    """Add a_k b_k to total for ascending k in binary64, product and sum each rounded."""
+    """Add a_k b_k to total for ascending k in binary64; products and sums are each rounded."""
     for k in range(a.shape[0]):
         for i in range(a.shape[1]):
             x = a[k, i]
@@ -92,7 +92,10 @@ def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding) -> np.ndarray:
-    """Return init + the fold of a_k b_k, k ascending; a is (K, T), b (K, N), init (T, N)."""
+    """Return init + the sum of a_k b_k for ascending k.
+
+    a has the shape (K, T), b the shape (K, N), and init the shape (T, N).
+    """
     if r == BINARY32 and (narrow := _in_binary32(a, b, init)) is not None:
         _fold32(*narrow)
         return narrow[-1].astype(np.float64)
@@ -106,7 +109,7 @@ def ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding) -> np
 
 
 def _in_binary32(*arrays: np.ndarray) -> list[np.ndarray] | None:
-    """Return copies in binary32 if that holds every number, else None."""
+    """Return copies of the arrays in binary32 if binary32 holds all their numbers, else None."""
     with np.errstate(over="ignore"):
         narrow = [np.array(x, dtype=np.float32, order="C") for x in arrays]
     return (

@@ -1,9 +1,9 @@
 """Integers that stay 32 bits wide under Numba.
 
 Numba widens int32 to int64 at every operation, so a loop over binary32 numbers fills only half of
-each vector register. A `Word` is an int32 that wraps and does not widen: `+ - & | << >>`, unary
-minus and comparisons of words are words (or booleans), and an integer beside a word becomes one by
-its low 32 bits.
+each vector register. A `Word` is an int32 that wraps around and does not widen. `+ - & | << >>` and
+unary minus of words give words, and comparisons give booleans. If the other operand is an integer,
+its low 32 bits are taken as a word.
 """
 
 import operator
@@ -18,17 +18,17 @@ from roundscope.emu.backends.numba.jit import intrinsic
 
 
 class Word(numba.types.Type):  # type: ignore[misc]  # Numba has no types
-    """Numba's type of a word; there is one, `word`."""
+    """Numba's type of a word; `word` is its only instance."""
 
     def __init__(self) -> None:
         super().__init__(name="Word")
 
     def unify(self, context: Any, other: Any) -> Any:
-        """Return the type in which a word and another type meet: a word, for an integer."""
+        """Return the common type of a word and another type: a word for an integer, else None."""
         return self if isinstance(other, numba.types.Integer) else None
 
     def can_convert_from(self, context: Any, other: Any) -> Any:
-        """Accept an integer literal or a target's field where a word is asked for."""
+        """Accept an integer, such as a literal or a field of a target, where a word is needed."""
         return (
             numba.core.typeconv.Conversion.unsafe
             if isinstance(other, numba.types.Integer)
@@ -66,7 +66,7 @@ def from_word(typing: Any, value: Any) -> Any:
 
 
 def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
-    """Define an operation on words by the function that emits its instruction."""
+    """Define an operation on words; `emit` is the function that emits its instruction."""
 
     class Operation(ConcreteTemplate):  # type: ignore[misc]  # Numba has no types
         cases = (signature(result, *[word] * arity),)

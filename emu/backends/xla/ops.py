@@ -1,4 +1,4 @@
-"""`Ops` on JAX arrays under XLA; 64-bit types must be enabled while it is traced."""
+"""`Ops` on JAX arrays under XLA; 64-bit types must be enabled while its functions are traced."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,20 +22,20 @@ from roundscope.emu.stats.classify import SUMS, Judged, build_classify, judged
 from roundscope.emu.sums.aligned import Factors, aligned
 from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 
-# additions fused into one pass over the sums: a GPU is short of bandwidth, a CPU keeps a tile in
-# cache
+# the number of additions fused into one pass over the sums: a GPU is short of bandwidth, whereas a
+# CPU keeps a tile in its cache
 _UNROLL = {"gpu": 16, "cuda": 16}
-IN_A_WORD = 3  # counts of a row that share an integer, where it has fewer than 2^21 columns
-BITS = 21  # of each of them
+IN_A_WORD = 3  # the number of counts that share an integer if a row has fewer than 2^21 columns
+BITS = 21  # the number of bits of each such count
 
 
 def bits_of(x: Array) -> Array:
-    """Return the bits of a float64 array, int64."""
+    """Return the bits of a float64 array as int64 numbers."""
     return lax.bitcast_convert_type(x, jnp.int64)
 
 
 def number_of(b: Array) -> Array:
-    """Return the float64 array of these bits."""
+    """Return the float64 array that has the bits b."""
     return lax.bitcast_convert_type(b, jnp.float64)
 
 
@@ -47,16 +47,16 @@ _classify = build_classify(jnp.where, number_of, lambda f: f)
 def opaque_zero(x: Array) -> Array:
     """Return an int64 zero that no compiler can see through.
 
-    It is whether the largest element is below the first, or for one number alone, whether a square
-    leaves 2 modulo 3. The elements are compared as integers, since XLA's maximum of an array with a
-    NaN may be any of its numbers. Under `jax.vmap` there is
-    one zero for all that is mapped over.
+    It is the answer, always false, to a question about the elements: whether the largest is smaller
+    than the first or, if there is only one element, whether a square is 2 modulo 3. The elements
+    are compared as integers, since XLA's maximum of an array with a NaN may be any of its numbers.
+    Under `jax.vmap` all mapped entries share one zero.
     """
     if not x.size:
         return jnp.zeros((), jnp.int64)
     flat = lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}").reshape(-1)
     if x.size == 1:
-        # compilers see that one number is its own maximum; but no square leaves 2 modulo 3
+        # compilers see that one number is its own maximum, but not that no square is 2 modulo 3
         word = flat[0].astype(jnp.int64) & 0xFFFF
         return (word * word % 3 == 2).astype(jnp.int64)
     return (jnp.max(flat) < flat[0]).astype(jnp.int64)
@@ -64,12 +64,12 @@ def opaque_zero(x: Array) -> Array:
 
 @opaque_zero.def_vmap
 def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array, bool]:
-    with jax.enable_x64(True):  # a map may come to it after the caller's own context is left
+    with jax.enable_x64(True):  # vmap may call this after the caller has left its own context
         return opaque_zero(x), False
 
 
 def xla_ops(zero: Array) -> Ops:
-    """Return the record for JAX arrays.
+    """Return the `Ops` record for JAX arrays.
 
     Args:
         zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the
@@ -106,8 +106,8 @@ def guarded(zero: Array, a: Array, b: Array) -> Array:
 def _divided(zero: Array, a: Array, b: Array) -> Array:
     """Return a / b, rounded once.
 
-    Where XLA sees that one number divides an array, it multiplies by its reciprocal, which rounds
-    twice: the dividend's own bits keep it from seeing that.
+    If XLA sees that an array is divided by one number, it multiplies by the reciprocal, which
+    rounds twice. Here the divisor also depends on the bits of the dividend, so XLA cannot see that.
     """
     return a / number_of(bits_of(b) ^ (bits_of(a) & zero))
 
@@ -154,10 +154,11 @@ def _scan(body: Callable[..., Any], carry: Any, xs: tuple[Array, ...]) -> tuple[
 
 
 def _mapped_with(x: Array, carry: Any) -> Any:
-    """Return the carry, mapped over with x where x is.
+    """Return the carry, mapped over by `vmap` wherever x is.
 
-    `vmap` tries a loop again and again, twice for each loop around it, if the carry turns out to be
-    mapped over only after its first turn. XLA drops a choice between equals.
+    If `vmap` finds only after the first turn of a loop that the carry is mapped over, it traces the
+    loop again, and twice for each loop around it. So the carry is made to depend on x by a choice
+    between equal values, which XLA removes.
     """
     if not x.size:
         return carry
@@ -173,10 +174,11 @@ def _when(active: Array, compute: Callable[[], tuple[Any, Any]], state: Any) -> 
 
 
 def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
-    """Return an array like another, computed once for all its readers.
+    """Return the array that `compute` returns, computed once for all its readers.
 
-    XLA on a CPU copies a chain of cheap operations into each fusion that reads it, an exp of 40
-    operations too, through any `optimization_barrier`; the result of a conditional it cannot copy.
+    The array has the shape and type of `like`. XLA on a CPU copies a chain of cheap operations,
+    even an exp of 40 operations, into each fusion that reads it, and an `optimization_barrier` does
+    not prevent that. It cannot copy the result of a conditional, so the computation is inside one.
     """
     return (
         compute()
@@ -196,8 +198,8 @@ def _ascending(
 def _fold(
     zero: Array, a: Array, b: Array, init: Array, r: Rounding | TracedRounding, product_bits: int
 ) -> Array:
-    # an exact product may be fused with the addition, and a sum of two binary32 numbers rounds to
-    # one by way of binary64 (53 >= 2 p + 2)
+    # an exact product may be fused with the addition; a sum of two binary32 numbers may round to
+    # binary64 first, which does not change its rounding to binary32 (53 >= 2 * 24 + 2)
     nearest = _step(r)
     multiply = partial(guarded, zero) if product_bits > EXACT_PRODUCT else jnp.multiply
     rounds_once = product_bits <= BINARY32.format.precision and r == BINARY32
@@ -217,7 +219,8 @@ _fold_compiled = partial(jax.jit, static_argnums=(4, 5))(_fold)
 def _aligned(a: Factors, b: Factors, init: Array, acc: Any) -> Array:
     """Return the sum of `emu.sums.aligned`.
 
-    Every operation in it but the rounding is exact: nothing needs to be hidden from the compiler.
+    Every operation of this sum except the rounding is exact, so nothing has to be hidden from the
+    compiler.
     """
     total: Array = (
         _aligned_compiled(acc, a, b, init)
@@ -238,7 +241,7 @@ def _exact_ops() -> Ops:
 
 
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
-    """Return a rounding without random bits, by two additions where they serve."""
+    """Return a function that rounds without random bits, by two additions where possible."""
     if isinstance(r, TracedRounding):
         return (
             partial(nearest_even, t=r.target)
@@ -253,9 +256,9 @@ def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
 
 
 def _stats(events: Sequence[Event]) -> list[Any]:
-    """Return the statistics of events, those of one shape together in one reduction.
+    """Return the statistics of events.
 
-    XLA needs seconds to compile each reduction.
+    All events of the same shape share one reduction, since XLA needs seconds to compile each.
     """
     results: dict[int, Any] = {}
     for shape in dict.fromkeys(before.shape for before, *_ in events):
@@ -277,9 +280,9 @@ def _stats(events: Sequence[Event]) -> list[Any]:
 def judged_events(
     before: Array, after: Array, f: Judged, valid: Array
 ) -> tuple[list[Array], list[Array]]:
-    """Return each event by itself: flags in the order of COUNTS, terms of the sums in that of SUMS.
+    """Return the flags of each event in the order of COUNTS, and its terms in the order of SUMS.
 
-    Events that are not valid have neither.
+    For events that are not valid, the flag `n` is False and the terms are 0.
     """
     x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
     *flags, error, ulps = _classify(x, y, bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude, f)
@@ -288,10 +291,11 @@ def judged_events(
 
 @jax.jit
 def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
-    """Return counts (11), sums (6), peak, place and the rows' signed ulps of a tile of rows.
+    """Return the statistics of a tile of rows.
 
-    It is one reduction over many operands: as many reductions would classify every event as many
-    times.
+    They are the counts (11,), the sums (6,), the peak, its place, and the sum of signed ulps of
+    each row. One reduction over many operands computes them, because separate reductions would each
+    classify every event again.
     """
     flags, sums = judged_events(before, after, f, valid)
     size = sums[SUMS.index("abs_ulps")]
@@ -325,12 +329,12 @@ def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[
 
 
 def _word(flags: Sequence[Array]) -> Array:
-    """Return up to three flags as parts of one number, so that one sum counts them all."""
+    """Return up to three flags in separate bits of one number, so that one sum counts them all."""
     return sum((flag.astype(jnp.int64) << BITS * k for k, flag in enumerate(flags)), jnp.int64(0))
 
 
 def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
-    """Return the row sums of every array of `added`, the largest size and its first place."""
+    """Return the row sums of every array in `added`, and each row's largest size with its place."""
 
     def combine(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (left[-2] > right[-2]) | ((left[-2] == right[-2]) & (left[-1] < right[-1]))

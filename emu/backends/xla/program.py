@@ -1,7 +1,7 @@
 """A call of the API on JAX arrays as one compiled program.
 
-Run operation by operation, a first call would compile some fifty programs, a second call as many
-for each new shape, and every call would pass over memory once for each of them.
+If the operations ran one by one, a first call would compile some fifty programs, and a call with a
+new shape would compile as many again. Every call would also pass over memory once for each program.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ def run(f: Callable[..., Any], /, *arrays: Any, **fixed: Any) -> Any:
     It is compiled once for each shape and dtype of the arrays and each value of `fixed`.
 
     Args:
-        f: a function of a module: its identity is part of the program's key.
+        f: a function that is defined in a module, since its identity is part of the program's key.
         *arrays: JAX arrays, NumPy arrays, numbers, None, or structures of them; tracers too.
-        **fixed: hashable values, which the program is compiled for.
+        **fixed: hashable values that are constants of the program.
     """
     with jax.enable_x64(True):
         return _compiled(f, tuple(fixed.items()), arrays)

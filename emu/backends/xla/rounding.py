@@ -1,6 +1,7 @@
-"""The XLA executor of the rule: JAX arrays in, JAX arrays out, on whatever device they live.
+"""The XLA executor of the rule, which takes and returns JAX arrays on whatever device holds them.
 
-The rule works on bitcast integers, which no XLA pass removes (an `astype` round trip is removed).
+The rule works on integers from a bitcast, which no XLA pass removes (XLA removes a conversion by
+`astype` and back).
 Every function here may be traced, jitted and vmapped.
 """
 
@@ -21,9 +22,9 @@ RULE64 = build_rule(C64, jnp.where, lambda f: f)
 
 
 def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
-    """Return x (float32 or float64) rounded.
+    """Return x, a float32 or float64 array, rounded once.
 
-    `random` (int32, of x's shape) is for the stochastic mode.
+    `random`, an int32 array of x's shape, has the integers of the stochastic mode.
     """
     if x.dtype == jnp.float64:
         return round_wide(x, r, random)
@@ -34,7 +35,7 @@ def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
 
 def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = None) -> Array:
-    """Return a float64 array rounded once, straight to the format; 64-bit types must be enabled."""
+    """Return a float64 array rounded once to the format; 64-bit types must be enabled."""
     if r.is_identity:
         return x
     target = r.target if isinstance(r, TracedRounding) else target_of(r, C64)
@@ -62,6 +63,6 @@ def _apply(
     else:
         m = rule.any_mode(a, negative, t)
     sign = b & ~np.dtype(word).type(carrier.magnitude)
-    # zeros without a sign: those of the fnuz formats, and those that NaN becomes
+    # zeros of the fnuz formats have no sign, nor have zeros that NaN becomes
     signless = (t.negative_zero == 0) | (a > carrier.infinity)
     return lax.bitcast_convert_type(jnp.where((m == 0) & signless, 0, m | sign), x.dtype)

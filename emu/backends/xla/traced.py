@@ -1,8 +1,9 @@
-"""A `Rounding` as numbers that XLA traces, so that one compiled function serves them all.
+"""A `Rounding` as numbers that XLA traces, so that one compiled function serves all roundings.
 
-`row_of` writes a rounding as one row of integers; `TracedRounding` reads such a row, whose entries
-may be arrays, and takes the place of a `Rounding`. So formats, modes and seeds are data; static is
-only which function of the rule runs: `kind_of`.
+`row_of` writes a rounding as one row of integers, and `rounding_of` reads such a row as a
+`TracedRounding`, which takes the place of a `Rounding`. The entries of a row may be arrays, so
+formats, modes and seeds are data. Only the choice of the function that rounds is static; `kind_of`
+makes this choice.
 """
 
 from enum import Enum
@@ -23,15 +24,15 @@ FIELDS = T + J + 2  # the last two are the tie window's bits and the seed
 
 
 class Kind(Enum):
-    """Which function rounds."""
+    """The function that rounds."""
 
-    NEAREST = "two additions"  # ties to even in a format inside binary32, or binary64 itself
+    NEAREST = "two additions"  # the mode ties-to-even, in formats that fit binary32 or in binary64
     ANY = "the rule, its mode as data"
     STOCHASTIC = "the rule with random bits"
 
 
 class TracedFormat(NamedTuple):
-    """What events need of a format beside its rounding."""
+    """The parameters of a format that rounding events need besides its `Target`."""
 
     precision: Any
     emin: Any
@@ -40,17 +41,19 @@ class TracedFormat(NamedTuple):
 
 
 class TracedRounding(NamedTuple):
-    """Takes the place of a `Rounding`; `mode` is None where it is data."""
+    """A rounding whose parameters are data; `mode` is None if the mode is data too."""
 
     mode: RoundingMode | None
     format: TracedFormat
     target: Target
     seed: Any
-    is_identity: bool = False  # not known while tracing: the rule leaves binary64 as it is
+    # False for every format, since a program is traced without knowing the format; the rule runs
+    # for binary64 too, and does not change any number there
+    is_identity: bool = False
 
 
 def kind_of(r: Rounding) -> Kind:
-    """Return the kind of the fastest function that does this rounding."""
+    """Return the kind of the fastest function that can do this rounding."""
     if r.mode is RoundingMode.STOCHASTIC:
         return Kind.STOCHASTIC
     plain = takes_nearest_even(r) or (r.is_identity and r.mode is RoundingMode.TIES_TO_EVEN)
@@ -59,7 +62,7 @@ def kind_of(r: Rounding) -> Kind:
 
 @lru_cache(4096)
 def row_of(r: Rounding) -> np.ndarray:
-    """Return the rounding as int64 numbers, shape (FIELDS,).
+    """Return the rounding as int64 numbers of shape (FIELDS,).
 
     Raises ValueError if binary64 cannot hold its format.
     """
@@ -68,7 +71,7 @@ def row_of(r: Rounding) -> np.ndarray:
 
 
 def rounding_of(row: Any, kind: Kind) -> TracedRounding:
-    """Return the rounding that a row (FIELDS,) stands for."""
+    """Return the rounding that a row of shape (FIELDS,) represents."""
     target, judge = Target(*(row[i] for i in range(T))), Judged(*(row[T + i] for i in range(J)))
     window = lax.bitcast_convert_type(row[T + J], jnp.float64)
     mode = {

@@ -1,7 +1,7 @@
 """Conversions between binary32 and binary64 under XLA, on bits.
 
-XLA on a CPU flushes subnormal numbers in float arithmetic and in conversions; integers it leaves
-alone. So a binary32 array enters and leaves the binary64 carrier through these two functions.
+XLA on a CPU flushes subnormal numbers in float arithmetic and in conversions, but not in integer
+arithmetic. So these two functions convert binary32 arrays to the binary64 carrier and back.
 """
 
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def widen(x: Array) -> Array:
 
 
 def narrow(x: Array) -> Array:
-    """Return float64 numbers as float32, exactly, for numbers that binary32 holds (round first)."""
+    """Return float64 numbers as float32, exactly; binary32 must hold them, so round them first."""
     b = lax.bitcast_convert_type(x, jnp.int64)
     a = b & 0x7FFF_FFFF_FFFF_FFFF
     e = a >> 52
