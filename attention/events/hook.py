@@ -191,7 +191,7 @@ class Events:
         return {} if self.recorder is None else self.recorder.seen()
 
     def _random(self, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0) -> Array:
-        """Return the random bits of the event, or, for a step above 0, of that addition of its sum."""
+        """Return the random bits of the event, or, if step > 0, of that addition of its sum."""
         return random_bits(self.ops.xp, self.tile, site, seed, shape, step)
 
     def _stochastic_step(self, site: Site, r: Rounding) -> Callable[[Index, Array], Array]:
