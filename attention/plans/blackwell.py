@@ -1,6 +1,6 @@
 """FlashAttention-4 and cuDNN's MXFP8 attention as plans.
 
-They are made of what public code says and were not compared with a Blackwell GPU.
+They follow public code and were not compared with a Blackwell GPU.
 
 The source is flash_attn/cute of Dao-AILab/flash-attention, read at 0251105 (softmax.py,
 `SoftmaxSm100`; utils.py, `fadd_reduce` and `ex2_emulation`; flash_fwd_sm100.py, `_TUNING_CONFIG`).
@@ -43,8 +43,8 @@ def fa4_fp8() -> Plan:
     threshold 4.
 
     P of up to 2^4 is scaled by 2^8 and clips at 448, but its row sum does not (flash-attention
-    issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, which the
-    kernel multiplies with scores and outputs. There is no polynomial, as on a B300. The ten errors
+    issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, by which
+    the kernel multiplies scores and outputs. There is no polynomial, as on a B300. The ten errors
     that were published for a B300 agree with those of this plan (docs/kernels.md); bits were not
     compared. The backward is that of fa2-bf16 on the same operands.
     """
@@ -69,8 +69,9 @@ def fa4_fp8_threshold0() -> Plan:
 
 
 def cudnn_mxfp8() -> Plan:
-    """Return cuDNN's MXFP8 forward as the reference of its tests has it (NVIDIA/cudnn-frontend at
-    3929da2, test/python/sdpa/mxfp8_ref.py).
+    """Return cuDNN's MXFP8 forward, as in the reference implementation of its tests.
+
+    The source is NVIDIA/cudnn-frontend at 3929da2, test/python/sdpa/mxfp8_ref.py.
 
     Q, K and V are in MXFP8 E4M3, with scales rounded up as TransformerEngine does. exp is in base
     e, and m stays as it is where it would grow by 4 or less. P is in E4M3 as 16 P, of up to

@@ -280,8 +280,8 @@ def preset(name: str) -> Plan:
     tensor cores already.
 
     Raises:
-        ValueError: There is no such name; the message has the nearest one.
-        TypeError: The name is no text.
+        ValueError: There is no such name. The message has the nearest one.
+        TypeError: The name is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")

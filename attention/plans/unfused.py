@@ -1,5 +1,6 @@
-"""Unfused attention as plans, whose softmax is a step of its own: eager frameworks, XLA, and the
-math back end of torch's SDPA.
+"""Plans of unfused attention: eager frameworks, XLA, and the math back end of torch's SDPA.
+
+Their softmax is a separate step.
 
 These are twins: they give the bits of that code on an H200 (docs/kernels.md).
 """
@@ -107,8 +108,8 @@ def jax_xla() -> Plan:
 def sdpa_math() -> Plan:
     """Return SDPA's math back end, which computes in FP32 until results are cast.
 
-    The root of the scale multiplies q and k each. Products are chains of multiply-adds in ascending
-    order, a warp adds up each row, and P is divided and kept in FP32.
+    q and k are each multiplied by the root of the scale. Products are chains of multiply-adds in
+    ascending order, a warp adds up each row, and P is divided and kept in FP32.
     """
     cast = (Site.Q, Site.K, Site.V, Site.DO, Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
     plan = fp32().rounded(dict.fromkeys(cast, BF16)).at(Site.INV, BINARY64)
