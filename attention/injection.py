@@ -111,7 +111,7 @@ class SetTo:
             have.
 
     Raises:
-        TypeError: `value` is not a real number, such as 3.0 or `math.nan`.
+        TypeError: `value` is not a real number (NaN, as a float, counts as one).
 
     Example:
         >>> import numpy as np

@@ -47,8 +47,8 @@ class Record:
             rows of the sampled tiles.
 
     `events`, `ones` and `steps` are tuples of sites, or any other collections of them. A site is a
-    `Site` or its name in upper or lower case. A `Record` accepts sites that a plan does not have;
-    the call that is given both refuses them.
+    `Site` or its name in upper or lower case. A `Record` itself accepts sites that a plan does not
+    have; the call that gets both checks them and may refuse the record.
 
     With a sample, the summaries, `ones` and `steps` contain the sampled events only, but `events`
     still contains all. The sample is the same on every engine. The field n of `Stats` is the number

@@ -167,7 +167,7 @@ class BackwardExponent(StrEnum):
     """How the backward computes P again (exponent_again= in the grammar of changes)."""
 
     FORWARD = "forward"
-    """As the forward computed it, with L in the place of m."""
+    """As in the forward, with L instead of m."""
     AFTER = "after"
     """X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B. cuDNN."""
     NATURAL = "natural"

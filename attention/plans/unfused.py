@@ -28,8 +28,9 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 def eager() -> Plan:
     """Return transformers' eager attention: operation by operation in BF16, with an FP32 softmax.
 
-    The scores leave their product in BF16 and are scaled in BF16. A warp adds each row. P is
-    divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast again.
+    The scores are rounded to BF16 after their product and scaled in BF16. A warp adds each row. P
+    is divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast
+    again.
     """
     bf16 = (
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),

@@ -91,7 +91,7 @@ class Setup:
 
     @property
     def every(self) -> int:
-        """`Record.every`: a trace summarizes one tile in so many of queries and of keys."""
+        """`Record.every`: the n of a trace that summarizes one query tile and one key tile in n."""
         return 1 if self.record is None else self.record.every
 
 
@@ -227,7 +227,7 @@ def if_any(
     state: State,
     taken: Flag | None = None,
 ) -> tuple[State, Out]:
-    """Return what a tile computes, or leave the state where there is nothing to compute.
+    """Return what a tile computes, or the unchanged state if there is nothing to compute.
 
     There is nothing to compute if none of the tile's scores exists, which only a mask, a window or
     causality can cause, or if the tile is not taken. The state is then returned unchanged, and what

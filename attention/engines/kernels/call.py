@@ -199,7 +199,7 @@ def run(
     buffers = _buffers(call, passed, grid, inputs)
     zero = (
         jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
-    )  # the interpreter, XLA, knows constants
+    )  # the interpreter is XLA, which would fold constants
     kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
     counts = [
         jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32
@@ -371,7 +371,7 @@ def _stages(
     table = BYTES if _has_table(call, kernel) else 0
     wanted = (
         3 if 3 * turn + 2 * table < AHEAD else 2
-    )  # where a table leaves too little for two programs with three tiles: two
+    )  # two if a table leaves too little memory for two programs with three tiles each
     size = call.setup.block_q, call.setup.block_k
     written: list[int] = [
         math.prod(size) * call.dtype(site).itemsize
