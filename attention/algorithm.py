@@ -1,16 +1,19 @@
-"""FlashAttention, forward and backward, one tile at a time: the equations, once, for every engine.
+"""The equations of FlashAttention, forward and backward, for one tile; every engine runs them.
 
-The letters are those of arXiv 2307.08691 and 2510.04212: S are the scores, m is the running
-maximum, l the running row sum, O the output before its normalization, L = m + ln l, and delta =
-rowsum(dO O). `at(site, value)` is one rounding event, `at.product(site, a, b)` the event of a sum
-of products; `at` is an `Events`, which knows the plan, the tile, and what is injected and recorded.
+The letters are those of arXiv 2307.08691 and 2510.04212. S are the scores, m is the running
+maximum of a row, and l is its running sum. alpha = exp(m_old - m) rescales l and O when m grows. O
+is the output before its normalization, P = exp(S - L) with L = m + ln l, and delta = rowsum(dO O).
+Names in capitals are sites, which `attention.sites` lists. `at(site, value)` is one rounding event,
+and `at.product(site, a, b)` is the event of a sum of products. `at` is an `Events`; it knows the
+plan, the tile, and what is injected and recorded.
 
-Arrays are binary64, those of one tile of bq queries and bk keys: q (bq, H), k (bk, H), v (bk, Hv),
-do and O (bq, Hv), m, l, L and delta (bq,), S, P and dS (bq, bk). `scale` is the factor of S.
+Arrays are binary64 and hold one tile of bq queries and bk keys, with H features of q and k and Hv
+features of v: q (bq, H), k (bk, H), v (bk, Hv), do and O (bq, Hv), m, l, L and delta (bq,), S, P
+and dS (bq, bk). `scale` is the factor of S.
 
-A masked score takes part in the sums of its tile like any other, with S = -inf and so P = 0. What P
-multiplies is then 0, but NaN where V or dO is infinite or NaN. Tiles in which no score exists are
-left out by the loops (`attention.tiles`).
+A masked score takes part in the sums of its tile like any other, with S = -inf and so P = 0. Its
+products with V and dO are then 0, or NaN where V or dO is infinite or NaN. Tiles in which no score
+exists are left out by the loops (`attention.tiles`).
 """
 
 import math
@@ -45,19 +48,19 @@ from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.emu.backends.ops import Array
 
-# what a query tile carries from key tile to key tile: m (bq,), l (bq,) or its lanes (bq, 4), O (bq,
-# Hv), and in plans with `flushed_tiles` a `softmax.flushed.Kept`
+# the state of a query tile, which each key tile updates: m (bq,), l (bq,) or its lanes (bq, 4), O
+# (bq, Hv), and in plans with `flushed_tiles` a `softmax.flushed.Kept`
 State = tuple[Any, ...]
 
 
 def start(xp: ModuleType, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
     """Return the state before the first key tile: m = -inf, l = 0 and O = 0.
 
-    Where a plan adds up a row in lanes, l is (rows, 4).
+    In a plan that adds up a row in four lanes, l is (rows, 4).
 
     rows, features  bq and Hv
-    sink            (rows,), where rows begin with a sink: then m is the sink, and l is exp(0) = 1,
-                    times 2^offset in a plan with an offset of P
+    sink            (rows,) if rows begin with a sink, else None. With a sink, m starts at the sink,
+                    and l at exp(0) = 1, times 2^offset in a plan with an `offset`
     """
     in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
@@ -72,13 +75,14 @@ def start(xp: ModuleType, plan: Plan, rows: int, features: int, sink: Array | No
 def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
     """Return the state after one key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10.
 
-    The rescaling of line 10 is alpha, not its inverse. It is computed at every key tile, but its
-    events (`sites.RESCALES`) exist only in rows that had a visible key before: from the second key
-    tile of a row on. At its first one alpha is exp(-inf) = 0 and so are l and O, and the new O is 0
-    + P V, in which a -0 becomes +0. Where the softmax comes first (`_unfused`) O is plain P V.
+    Line 10 is computed with alpha as the factor of O, not with its inverse as the paper prints it.
+    The factor is computed at every key tile, but its events (`sites.RESCALES`) exist only in rows
+    that had a visible key in an earlier tile. At the first tile with a visible key, alpha is
+    exp(-inf) = 0 and l and O are 0, so the new O is 0 + P V, in which -0 becomes +0. In plans that
+    compute the softmax first (`_unfused`), O is P V, without that sum.
 
-    A masked score has P = 0 here and takes part in P V all the same: 0 times an infinite V is NaN.
-    A row without a key so far stays at m = -inf, l = 0 and O = 0, unless V is infinite.
+    A masked score has P = 0 and still takes part in P V, where 0 times an infinite V is NaN. A row
+    without a visible key so far keeps m = -inf, l = 0 and O = 0, unless V is infinite.
     """
     ops, plan = at.ops, at.plan
     mul = ops.multiply
@@ -106,7 +110,7 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
-    """Return the state of a row that is one tile: the softmax first, then O = P V, normalized."""
+    """Return the state of rows that are one tile: P is normalized first, and then O = P V."""
     l = at(Site.L, whole_row_sum(at, al, e))
     p = at(Site.P, _normalized(at, e, l))
     return m, l, at(Site.O, at.product(Site.PV, p, v))
@@ -120,13 +124,15 @@ def _normalized(at: Events, e: Array, l: Array) -> Array:
 def finish(
     at: Events, scale: float, state: State, apart: Array | None = None, sink: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """Return the output, the output before its last rounding, and L, of all rows of a head.
+    """Return the output, the output before its last rounding, and L, for all rows of a head.
 
-    A row without a key gives 0, 0 and -inf, unless V is infinite (`without_rows_of_no_key`).
+    For a row without a key these are 0, 0 and -inf, unless V is infinite
+    (`without_rows_of_no_key`).
 
-    state  after the last key tile, of all rows of a head
-    apart  (rows,) of bool: rows that divide by l as it is, not by l as it is kept; None for none
-    sink   (rows,), the sink that a row adds at its end; None where it has none, or began with it
+    state  the state after the last key tile, for all rows of a head
+    apart  (rows,) of bool: rows that divide by l before the rounding LANES; None if no row does
+    sink   (rows,), the sink that is added after the last key tile; None if there is no sink, or if
+           the rows began with it
     """
     m, as_it_is, o, *kept = state
     o = all_of(at, o, kept[0]) if kept else o
@@ -143,7 +149,7 @@ def finish(
 
 
 def _kept_row_sum(at: Events, l: Array) -> Array:
-    """Return l (rows,) as it is kept: its lanes added up, or rounded where the plan keeps state."""
+    """Return l (rows,): its lanes added up, or, with `kept_state`, rounded as for memory."""
     if l.ndim == 2:
         return at(Site.LANES, added_lanes(at, l))
     return at(Site.LANES, l) if at.plan.kept_state else l
@@ -159,8 +165,8 @@ def without_rows_of_no_key(
 ) -> tuple[Array, Array, Array]:
     """Return the results of `finish` with 0, 0 and L = -inf in rows that see no key.
 
-    Without this, 0 times an infinity of V would make them NaN. In a call with sinks every row sees
-    its sink, and nothing is changed.
+    Without this, 0 times an infinite V would make them NaN. In a call with sinks every row sees its
+    sink, so nothing changes.
     """
     xp, rows = at.ops.xp, at.tile.rows
     return (
@@ -171,7 +177,7 @@ def without_rows_of_no_key(
 
 
 def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
-    """Return O_i and L_i of one split of the keys, in registers: O_i before its last rounding."""
+    """Return O and L of one split of the keys, with O before its last rounding."""
     m, l, o = state
     l = _kept_row_sum(at, l)
     return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, factor(at, scale), m, l))
@@ -182,9 +188,10 @@ def combine(
 ) -> tuple[Array, Array, Array]:
     """Return the results of `finish` from those of the splits of the keys.
 
-    L = M + ln sum_i exp(L_i - M) and O = sum_i exp(L_i - L) O_i, added one after the other.
+    Each split i has the results O_i and L_i. With M the largest L_i, L is M + ln sum_i exp(L_i -
+    M), and O is sum_i exp(L_i - L) O_i, added in the order of the splits.
 
-    splits: (hook, O_i, L_i) of each split, as `finish_split` returns them.
+    splits: (hook, O_i, L_i) of each split, with O_i and L_i as `finish_split` returns them.
     """
     ops, xp = at.ops, at.ops.xp
     lse = at(Site.LSE, combined_lse(ops, xp.stack([own for _, _, own in splits])))
@@ -198,7 +205,7 @@ def combine(
 def delta(at: Events, do: Array, o: Array) -> Array:
     """Return delta = rowsum(dO O), (rows,).
 
-    The products are exact where the plan has no event DOO.
+    The products are exact in plans without the event DOO.
     """
     ones = at.ops.xp.ones((o.shape[1], 1))
     products = at.ops.multiply(do, at(Site.OD, o))
@@ -209,13 +216,13 @@ def delta(at: Events, do: Array, o: Array) -> Array:
 
 
 class Again(NamedTuple):
-    """What the backward computes again of a tile.
+    """The results of the forward for a tile, which the backward computes again.
 
     p     P, (bq, bk): exp(S - L), or EXP / l in plans with `saved_p`
-    s     the S that P is of, (bq, bk), or the tanh of a softcap
-    e, l  in plans with `saved_p`, EXP (bq, bk) and l (bq,), whose quotient P is; else None
+    s     the scores S of that P, (bq, bk), or with a softcap their tanh
+    e, l  in plans with `saved_p`, EXP (bq, bk) and l (bq,), whose quotient is P; else None
     x     in plans with `saved_p`, the exponents of EXP, (bq, bk); else None
-    sink  in such plans, and calls with sinks, the P of the sink, (bq,); else None
+    sink  in plans with `saved_p` and calls with sinks, the P of the sink, (bq,); else None
     """
 
     p: Array
@@ -236,9 +243,9 @@ def probabilities(at: Events, scale: float, q: Array, k: Array, lse: Array) -> A
 
 
 def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
-    """Return P of the forward, before its cast, of a row that is one tile.
+    """Return P as the forward computed it, before its cast, for rows that are one tile.
 
-    Its events are not recorded again: they are the forward's.
+    Its events are not recorded here, since the forward recorded them.
     """
     at = replace(at, recorder=None)
     s, c = capped(at, scale, at.product(Site.S, q, k.T))
@@ -274,8 +281,8 @@ def backward_tile(
     """Return dQ, dK and dV after one tile: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
 
     dq, dk and dv are the sums so far, to which the tile adds. The scale is applied at the end, or
-    where the plan says. At a masked score P = 0, and DP and DPD are not rounded; rows and keys
-    without a score in this tile keep their sums as they were.
+    where the plan's `gradient_scale` says. At a masked score P = 0, and DP and DPD are not rounded.
+    Rows and keys without a visible score in this tile keep their sums unchanged.
     """
     again = probabilities(at, scale, q, k, lse)
     p, ds = _score_gradients(at, scale, again, v, do, delta)
@@ -313,14 +320,14 @@ def _score_gradients(
     if again.sink is not None:
         of_sink = replace(at, recorder=None)(
             Site.DSINK, -at.ops.multiply(again.sink, delta)
-        )  # an event of whole columns
+        )  # a trace records it once, for the whole head
     return p, _scaled_gradient(
         at, scale, ds, Site.SDS, Site.DS, lambda ds: less_maximum(at, ds, again.x, of_sink)
     )
 
 
 def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
-    """Return dS as the operand of dQ where the sum of dO v begins at -delta; e: P, (bq, bk)."""
+    """Return dS, the operand of dQ, from a sum dO V^T that begins at -delta; e: P, (bq, bk)."""
     start = at.ops.xp.broadcast_to(-delta[:, None], e.shape)
     dpd = at(Site.DPQ, *at.sum(Site.DP, do, v.T, init=start, event=Site.DPQ))
     return _scaled_gradient(
@@ -336,7 +343,7 @@ def _scaled_gradient(
     cast: Site,
     then: Callable[[Array], Array] | None = None,
 ) -> Array:
-    """Return dS cast, and multiplied with the scale before or after that as the plan says.
+    """Return dS after its cast, multiplied by the scale before or after it if the plan says so.
 
     scaled, cast  the sites of the two events
     then          what is done to dS after the cast, if anything
@@ -351,7 +358,7 @@ def _scaled_gradient(
 
 
 def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array) -> Array:
-    """Return P (dP - delta), or P dP - delta P, as the plan says, before its cast; e: P."""
+    """Return dS before its cast: P (dP - delta), or P dP - delta P, as the plan says; e: P."""
     mul = at.ops.multiply
     if at.plan.gradient_scale is ScaleOfGradient.PROBABILITY:
         e = at(Site.SDS, mul(e, scale))
@@ -361,7 +368,7 @@ def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array)
 
 
 def register(at: Events, site: Site, x: Array) -> Array:
-    """Return x after the event of a binary32 register, in plans that have those; else x itself."""
+    """Return x after its event in a binary32 register, in plans with `registers`; else x itself."""
     return at(site, x) if at.plan.registers else x
 
 
@@ -381,10 +388,10 @@ def key_gradients(
 
 
 def _added(at: Events, site: Site, part: Site | None, a: Array, b: Array, total: Array) -> Array:
-    """Return total + a b, rounded at `site`; where the event does not exist, `total` stays.
+    """Return total + a b, rounded at `site`; where the event does not exist, return `total`.
 
-    It is one sum that goes on from the total. With `part` the tile's products are a sum of their
-    own instead, rounded at that site, which is then added to the total.
+    Without `part` this is one sum, which starts at the total. With `part` the products of the tile
+    are summed separately and rounded at the site `part`, and then added to the total.
     """
     if part is None:
         return at.product(site, a, b, init=total)
@@ -401,12 +408,13 @@ def delta_tile(
     lse: Array,
     sums: tuple[Array, ...],
 ) -> tuple[Array, ...]:
-    """Return sums + (rowsum(P dP), the same again) after one tile, by DELTA's accumulator.
+    """Return the sums that give delta after the tile's rowsum(P dP) is added to them.
 
-    The second sum is exact where an Exact() injection at DELTA wants that. Where `sums` has four
-    entries, the other two are rowsum(P), added in the same two ways.
+    `sums` has this sum twice. The first is added by DELTA's accumulator. The second is too, unless
+    an Exact() injection at DELTA needs it in binary64. If `sums` has four entries, the other two
+    are rowsum(P), added in the same two ways.
 
-    `at` records nothing here: `backward_tile` meets the same events and records them.
+    `at` records nothing here, since `backward_tile` has the same events and records them.
     """
     again = probabilities(at, scale, q, k, lse)
     dp = at.product(Site.DP, do, v.T)
@@ -422,7 +430,7 @@ def delta_tile(
 
 
 def _row_sum(at: Events, x: Array, rounded: Array, exact: Array) -> tuple[Array, Array]:
-    """Return both sums with the rows of x (bq, bk) added, by DELTA's accumulator, and exactly."""
+    """Return the sums plus the rows of x (bq, bk): by DELTA's accumulator, and exactly."""
     ones = at.ops.xp.ones((x.shape[1], 1))
     total, _ = at.sum(Site.DELTA, x, ones, init=rounded[:, None])
     _, wanted = at.sum(Site.DELTA, x, ones, init=exact[:, None])

@@ -67,19 +67,20 @@ _SUMMARIES = Record()
 class Examined:
     """What `examine` returns: the results of attention, and the trace of its rounding events.
 
-    Results are float64 where an input is, else float32, whatever 16-bit type the inputs have: every
-    number leaves exactly as its last event made it.
+    Results are float64 if an input is float64, else float32, also for inputs of a 16-bit type. This
+    type holds every result exactly as its last event rounded it.
 
     Attributes:
         out: The output O, (B, T, N, Hv).
         lse: The logarithm of the row sums, L = m + ln l, (B, T, N).
-        dq: The gradient of q, (B, T, N, H); None without `do`, as are dk, dv and delta.
+        dq: The gradient of q, (B, T, N, H). Like dk, dv and delta, it is None without `do`.
         dk: The gradient of k, (B, S, G, H).
         dv: The gradient of v, (B, S, G, Hv).
-        delta: rowsum(dO O), or what the plan takes in its place, (B, T, N).
+        delta: rowsum(dO O), or what the plan computes instead (`DeltaFrom`), (B, T, N).
         trace: Counts, errors and biases of every event that the record asks for.
-        dsinks: The gradient of sinks, (N,): the sum of DSINK over rows and the batch, in binary64
-            by halves, rounded once to the type of the result. None without sinks or without `do`.
+        dsinks: The gradient of sinks, (N,). It is the sum of the event DSINK over rows and the
+            batch, added pairwise in binary64 and rounded once to the type of the result. None
+            without sinks or without `do`.
     """
 
     out: Result
@@ -112,58 +113,63 @@ def attend(
 ) -> Result:
     """Return softmax(scale Q K^T) V, tile by tile, with every rounding that the plan names.
 
-    All engines return the same bits, unless the plan asks for a native accumulator, which adds in
-    the device's own order. Under JAX the call is differentiable by q, k, v and sinks, and the
-    derivative is the emulated backward. To see the events as well, call `examine`.
+    All engines return the same bits, unless the plan has a native accumulator, which adds in the
+    order that the device chooses. Under JAX the call is differentiable with respect to q, k, v and
+    sinks, and its derivative is the emulated backward. To see the rounding events as well, call
+    `examine`.
 
     Args:
-        q: Queries (B, T, N, H): a NumPy or a JAX array of floats. Numbers of types narrower than
-            float32 enter exactly.
+        q: Queries (B, T, N, H), with batch entries, queries, heads and features: a NumPy or JAX
+            array of floats. Types narrower than float32 are converted exactly.
         k: Keys (B, S, G, H), where G divides N: heads of q share heads of k in groups, in order.
         v: Values (B, S, G, Hv).
-        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". Under JAX also
-            `attention.plans.traced.head_plans([...])`: one plan for each head, as data.
-        block_q: Query rows of a tile. Where a tile size does not divide the tokens, the last tile
-            is padded with entries that no event counts.
+        plan: A `Plan`, or the name of a preset, such as "fa2-bf16". Under JAX it can also be
+            `attention.plans.traced.head_plans([...])`, which has one plan for each head as data.
+        block_q: Query rows of a tile. If a tile size does not divide the number of tokens, the last
+            tile is padded with entries that no event counts.
         block_k: Keys of a tile.
-        scale: The factor of the scores, 1 / sqrt(H) by default. It is rounded to binary32, a given
-            one too, unless the plan's SCALED event is wider.
+        scale: The factor of the scores, 1 / sqrt(H) by default. It is rounded to binary32, even if
+            it is given, unless the plan's event SCALED has a wider format.
         is_causal: Whether query t sees only keys s <= t. Both are counted from the start, as in
-            `jax.nn.dot_product_attention`; FlashAttention counts from the end since version 2.1,
-            which differs where T is not S: pass such a mask.
+            `jax.nn.dot_product_attention`. FlashAttention counts from the end since version 2.1,
+            which differs if T is not S; pass a mask for that.
         mask: Booleans that broadcast to (B, N, T, S), True where a query sees a key. A row that
             sees no key gives 0. Under engine "xla" it may be an argument of a jitted function.
-        inject: An `Injection`, its text (docs/grammar.md), such as "O:ulps=0.5", or several: each
-            adds its error at the events that it names.
+        inject: An `Injection`, its text (docs/grammar.md), such as "O:ulps=0.5", or several of
+            them. Each causes its error at the events that it selects.
         engine: "numpy", "xla" or "pallas"; by default "xla" for JAX arrays and "numpy" for others.
             "pallas" runs fused kernels on a GPU, for plans that
             `attention.engines.kernels.fit.check` accepts; elsewhere it is interpreted, slowly.
-        delta_error: Under engine "xla", an error as data, e (B, T, N, Hv), while `inject` is part
-            of the compiled program: it is added in binary64 to the output where delta reads it,
-            before OD rounds. With OD in binary64, delta moves by rowsum(dO e), dQ by
-            -scale rowsum(dO e) P K, and the output not at all. Its derivative is 0.
-        window: How many keys a query sees, its own included: t - window < s <= t of a causal call,
-            `|t - s|` < window of any other. It takes the place of the plan's own.
-        softcap: c > 0 bounds the scores: c tanh(scale Q K^T / c), by the events SS, CAP, TANH and
-            SCALED, in the backward SS_B to DTANH and DSC. It takes the place of the plan's own.
-        sinks: (N,): for each head, a logit that takes part in the softmax of every row with a value
-            of 0; a row that sees no key then has L = sink, and output 0 where V is
-            finite. The plan's `sinks` says by which events.
-            "pallas" runs neither sinks nor `window` nor `softcap`.
+        delta_error: An error e (B, T, N, Hv), under engine "xla" only. Unlike `inject`, which is
+            part of the compiled program, it is data. It is added in binary64 to the output that
+            delta reads, before the event OD rounds it. With OD in binary64, delta changes by
+            rowsum(dO e), dQ changes by -scale rowsum(dO e) P K, and the output does not change. Its
+            derivative is 0.
+        window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
+            of a causal call, and `|t - s|` < window of any other. It replaces the plan's window;
+            None keeps it.
+        softcap: A number a > 0 makes the scores a tanh(scale Q K^T / a), by the events SS, CAP,
+            TANH and SCALED, and SS_B to DTANH and DSC in the backward. It replaces the plan's
+            softcap; None keeps it.
+        sinks: One logit for each head, (N,), which takes part in the softmax of every row like the
+            score of a key whose value is 0. A row that sees no key then has L = sink, and output 0
+            if V is finite. The plan's field `sinks` chooses the events of the sink. "pallas" runs
+            neither sinks nor `window` nor `softcap`.
 
     Returns:
-        The output (B, T, N, Hv), of JAX where the engine is. It is float64 where an input is, else
-        float32; but where q, k and v have one 16-bit type (bfloat16 or float16) that holds every
-        number of the plan's OUT event, and nothing is injected there, it has that type. Either way
-        no bit is lost. For float32 from 16-bit tensors, pass q.astype("float32"). A plan with a
-        fixed seed draws the same random bits at every call; entries of the batch axis draw their
-        own, entries mapped by `jax.vmap` the same. Forward-mode derivatives (`jax.jvp`) are not
-        supported.
+        The output (B, T, N, Hv), a JAX array for the engines "xla" and "pallas", else a NumPy
+        array. It is float64 if an input is float64, else float32, with one exception. It is
+        bfloat16 or float16 if q, k and v have this type, the type holds every number of the plan's
+        event OUT, and nothing is injected there. The type always holds the result exactly. To get
+        float32 from 16-bit tensors, pass q.astype("float32"). A plan with a fixed seed draws the
+        same random bits at every call. Different entries of the batch axis draw different bits, but
+        entries that `jax.vmap` maps over draw the same. Forward-mode derivatives (`jax.jvp`) are
+        not supported.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: An argument has a wrong value, or the plan, the engine and the other arguments
-            do not go together. Both messages name the argument, its value and the repair.
+            do not fit together. Both messages name the argument, its value and how to fix it.
 
     Example:
         >>> import numpy as np
@@ -220,30 +226,30 @@ def examine(
     softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Examined:
-    """Run attention, backward too where `do` is given, and return its results with their trace.
+    """Run attention, with its backward if `do` is given, and return the results and their trace.
 
-    Arguments that are not listed mean what they mean in `attend`. Recording never changes a bit of
-    a result. The call cannot be traced by `jax.jit`, `jax.grad` or `jax.vmap`.
+    Arguments that are not listed are those of `attend`. Recording never changes a bit of a result.
+    The call cannot be traced by `jax.jit`, `jax.grad` or `jax.vmap`.
 
     Args:
         q: Queries (B, T, N, H).
         k: Keys (B, S, G, H).
         v: Values (B, S, G, Hv).
-        do: The gradient of the output, (B, T, N, Hv); the backward runs where it is given.
-        plan: A `Plan`, the name of a preset, or a sequence with one plan for each batch entry,
-            which is then computed as if it were called alone. Under engine "xla" these plans are
-            data of one program: their events may differ in formats, seeds and modes, stochastic
-            ones excepted, their sums in the format and seed of the steps
-            (`attention.plans.traced.structure`), and no injection may flip a bit.
-        record: What to keep: by default counts and sums of every event. "pallas" keeps no steps and
-            no events of a sample.
+        do: The gradient of the output, (B, T, N, Hv). The backward runs only if it is given.
+        plan: A `Plan`, the name of a preset, or a sequence with one plan for each batch entry. With
+            a sequence, each entry is computed as in a separate call. Under engine "xla" the plans
+            of a sequence are data of one program. Their events may then differ only in formats,
+            seeds and modes other than stochastic, and their sums only in the format and seed of the
+            steps (`attention.plans.traced.structure`). No injection may then flip a bit.
+        record: What the trace keeps; by default counts and sums of every event. "pallas" does not
+            keep steps, and does not keep single events with a sample (`Record.every` above 1).
 
     Returns:
-        The output, L, the gradients where `do` is given, and the trace, as an `Examined`.
+        An `Examined` with the output, L, the gradients if `do` is given, and the trace.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: An argument has a wrong value, or arguments do not go together.
+        ValueError: An argument has a wrong value, or arguments do not fit together.
 
     Example:
         >>> import numpy as np
@@ -259,7 +265,7 @@ def examine(
     check_shapes(q, k, v)
     plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
     plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]
-    batch = 1 if many else None  # with a plan of its own, a batch entry is a call of its own
+    batch = 1 if many else None  # a batch entry with its own plan is a separate call
     setups = [
         _setup(
             q,

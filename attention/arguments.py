@@ -1,6 +1,6 @@
-"""What `attend` and `examine` may be given: types, shapes, numbers.
+"""The checks of the arguments of `attend` and `examine`: types, shapes, numbers.
 
-Every refusal names argument, value and repair.
+Every error message names the argument, its value and how to fix it.
 """
 
 import math
@@ -26,9 +26,7 @@ ENGINES = ("numpy", "xla", "pallas")
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:
-    """Raises TypeError or ValueError for tensors that are no float arrays (B, T, N, H), or do not
-    go together.
-    """
+    """Raise TypeError or ValueError unless q, k and v are matching float arrays (B, T, N, H)."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floats(name, x)
         if len(x.shape) != 4 or 0 in x.shape:
@@ -51,7 +49,7 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
 
 
 def check_floats(name: str, x: Any) -> None:
-    """Raises TypeError for what is no array of floats of at most 64 bits."""
+    """Raise TypeError if x is not an array of floats of at most 64 bits."""
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(
             f"{name}: a {type(x).__name__}, must be an array of floats; numpy.asarray(x, 'float32')"
@@ -70,14 +68,14 @@ def check_floats(name: str, x: Any) -> None:
 
 
 def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
-    """Raises TypeError or ValueError for what has not the output's shape."""
+    """Raise TypeError or ValueError if x is not a float array of the output's shape."""
     check_floats(name, x)
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(x.shape)}, must be that of the output, {shape}")
 
 
 def plan_given(plan: Any) -> Plan:
-    """A plan, or that of a preset's name. Raises TypeError for what is neither."""
+    """Return a plan, given as such or as the name of a preset. Raise TypeError for other types."""
     if isinstance(plan, str):
         return Plan.preset(plan)
     if not isinstance(plan, Plan):
@@ -89,17 +87,18 @@ def plan_given(plan: Any) -> Plan:
 
 
 def plans_given(plan: Any) -> list[Plan]:
-    """Plans of batch entries, or the one of all."""
+    """Return the plans of the batch entries, or a list of the one plan of all entries."""
     many = isinstance(plan, Sequence) and not isinstance(plan, str) and len(plan) > 0
     return [plan_given(p) for p in plan] if many else [plan_given(plan)]
 
 
 def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) -> Plan:
-    """The plan with what the call asks for: a window and a softcap, if given, in the place of its
-    own, and its way of sinks.
+    """Return the plan with the window, softcap and sinks of a call.
 
-    Raises TypeError or ValueError for what is no window, softcap or sinks (N,), and for sinks that
-    a plan asks for and nobody gives.
+    A window or softcap that is given replaces that of the plan. The plan's `sinks` is none in a
+    call without sinks; in a call with sinks, none becomes key or last.
+
+    Raise TypeError or ValueError if a window, a softcap or sinks (N,) are not valid.
     """
     if window is not None:
         if not _is_whole(window):
@@ -137,7 +136,7 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
 
 
 def block_given(name: str, rows: Any) -> int:
-    """Rows of a tile. Raises TypeError or ValueError for what is no whole number from 1 on."""
+    """Return the rows of a tile. Raise TypeError or ValueError unless it is an integer > 0."""
     if not _is_whole(rows):
         raise TypeError(f"{name}={rows!r}: a tile has a whole number of rows; 128 is usual")
     if rows < 1:
@@ -146,8 +145,9 @@ def block_given(name: str, rows: Any) -> int:
 
 
 def causal_given(is_causal: Any) -> bool:
-    """Raises TypeError for what is no bool: any other value, 'no' too, would be true or false by
-    accident.
+    """Return `is_causal`. Raise TypeError if it is not a bool.
+
+    Any other value, such as the string 'no', would be true or false by accident.
     """
     if not isinstance(is_causal, (bool, np.bool_)):
         raise TypeError(f"is_causal={is_causal!r}: give True or False")
@@ -155,10 +155,11 @@ def causal_given(is_causal: Any) -> bool:
 
 
 def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, float]:
-    """(the scale, rounded to binary32 unless `is_wide`; the same before that), 1 / sqrt(features)
-    where none is given.
+    """Return the scale rounded to binary32, and the scale before that rounding.
 
-    Raises TypeError for what is no number, ValueError for 0, NaN and infinities, before the
+    The scale is not rounded if `is_wide`. It is 1 / sqrt(features) if none is given.
+
+    Raise TypeError if it is not a number, and ValueError if it is 0, NaN or infinite, before the
     rounding or after it.
     """
     if scale is not None and not _is_number(scale):
@@ -177,9 +178,10 @@ def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, flo
 
 
 def injections_given(inject: Any) -> tuple[Injection, ...]:
-    """Injections, or their texts as the command line takes them; a single one needs no list.
+    """Return injections, given as injections or as texts of the command line, one or a list.
 
-    Raises TypeError for anything else, ValueError for a text that names none.
+    Raise TypeError for anything else, and ValueError for a text that does not describe an
+    injection.
     """
     several = (inject,) if isinstance(inject, (Injection, str)) else inject
     if not isinstance(several, (tuple, list)) or not all(
@@ -200,7 +202,7 @@ def _injection_named(text: str) -> Injection:
 
 
 def check_held_values(inject: Sequence[Injection], plan: Plan) -> None:
-    """Raises ValueError for an injection of a value that the format of its event does not have."""
+    """Raise ValueError for an injection of a value that the format of its event does not have."""
     for made in inject:
         try:
             check_held(made, plan)
@@ -209,16 +211,14 @@ def check_held_values(inject: Sequence[Injection], plan: Plan) -> None:
 
 
 def record_given(record: Any) -> Record | None:
-    """Raises TypeError for what is no record."""
+    """Return the record. Raise TypeError if it is neither a `Record` nor None."""
     if record is not None and not isinstance(record, Record):
         raise TypeError(f"record={record!r}: give a Record, such as Record(events=('P',)), or None")
     return record
 
 
 def check_forward_record(record: Record | None) -> None:
-    """Raises ValueError for a record of nothing but events of the backward, of a call that has
-    none.
-    """
+    """Raise ValueError if all events of a record are of the backward, for a call without one."""
     for name in ("events", "ones", "steps"):
         sites = () if record is None else getattr(record, name)
         if sites and all(site in BACKWARD for site in sites):
@@ -229,9 +229,9 @@ def check_forward_record(record: Record | None) -> None:
 
 
 def engine_given(engine: Any) -> str | None:
-    """An engine's name, or None.
+    """Return the name of an engine, or None.
 
-    Raises TypeError for what is no name, ValueError with the nearest one.
+    Raise TypeError if it is not a string, and ValueError with the nearest name if it is unknown.
     """
     if engine is not None and not isinstance(engine, str):
         raise TypeError(
@@ -244,9 +244,9 @@ def engine_given(engine: Any) -> str | None:
 
 
 def mask_given(mask: Any) -> Any:
-    """A mask as an array: NumPy, or JAX where it is traced.
+    """Return the mask as an array of NumPy, or of JAX if it is traced.
 
-    Raises TypeError or ValueError for what is no array of bool.
+    Raise TypeError or ValueError if it is not an array of bool.
     """
     try:
         mask = mask if is_traced(mask) else np.asarray(mask)
@@ -260,8 +260,9 @@ def mask_given(mask: Any) -> Any:
 
 
 def _is_whole(x: Any) -> bool:
-    """Return whether x is one whole number whose value is known, an array without axes too; True
-    and False are not.
+    """Return whether x is one whole number whose value is known.
+
+    An array without axes may be one; True and False are not.
     """
     return (
         not isinstance(x, (bool, np.bool_))
@@ -273,8 +274,9 @@ def _is_whole(x: Any) -> bool:
 
 
 def _is_number(x: Any) -> bool:
-    """Whether it is one real number whose value is known: an array of no axes too, but no bool,
-    text or complex number.
+    """Return whether x is one real number whose value is known.
+
+    An array without axes may be one; a bool, a string and a complex number are not.
     """
     if (
         isinstance(x, (bool, np.bool_, str))
@@ -287,19 +289,18 @@ def _is_number(x: Any) -> bool:
 
 
 def _kind(x: Any) -> str:
-    """NumPy's letter for the type of a number; that of Python's own numbers is i, so that large
-    ones and fractions count.
+    """Return NumPy's letter for the type of a number.
+
+    It is i for all of Python's own numbers, so that large integers and fractions are accepted.
     """
     return str(x.dtype.kind) if hasattr(x, "dtype") else "i"
 
 
 def is_traced(x: Any) -> bool:
-    """Whether an array is inside a transformation of JAX, where it has a shape and a type but no
-    numbers.
-    """
+    """Return whether x is a traced array of JAX, which has a shape and a type but no values."""
     return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
 
 
 def is_of_jax(x: Any) -> bool:
-    """Whether an array is JAX's."""
+    """Return whether x is a JAX array."""
     return "jax" in sys.modules and isinstance(x, sys.modules["jax"].Array)

@@ -22,9 +22,9 @@ from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.ops import Array as CarrierArray
 
-Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks where a call has them
+Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks if the call has them
 # what the forward keeps for the backward: the plans of heads (or None); q, k, v rounded; the mask;
-# the output, the same before its last rounding, and L; (sinks,) or (); the error of the output
+# the output, the output before its last rounding, and L; (sinks,) or (); the error of the output
 Residuals: TypeAlias = tuple[Any, ...]
 
 
@@ -43,12 +43,12 @@ def attend_jax(
     """Return the output (B, T, N, Hv), differentiable; gradients have the types of the inputs.
 
     engine       the module that runs heads: `attention.engines.xla`, or `kernels.engine` there
-    setup        what is fixed of the call, checked
+    setup        the setup of the call, already checked
     plans        a plan for each head as data, or None for the plan of the setup
     output       the dtype of the output
     q, k, v      (B, T, N, H), (B, S, G, H) and (B, S, G, Hv)
     mask         as for `attend`, or None
-    delta_error  (B, T, N, Hv) or None: what the backward adds to the output where delta reads it
+    delta_error  (B, T, N, Hv) or None: what the backward adds to the output that delta reads
     sinks        (N,) or None
     """
     dtype = result_type(q, k, v)
@@ -74,7 +74,7 @@ def attend_jax(
 
 
 def _entering(x: Array, dtype: Any) -> Array:
-    """Return an input in the type of the result, or as it is if that is a narrower float type."""
+    """Return an input in the type of the result, or unchanged if its float type is narrower."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
     return x if x.dtype == dtype or (is_narrow and dtype == jnp.float32) else x.astype(dtype)
 
@@ -218,7 +218,7 @@ def pulled(
         is_causal: Whether query t sees only keys s <= t.
 
     Raises:
-        TypeError: `plan` is no `HeadPlans`, or an argument is of a type that `attend` refuses.
+        TypeError: `plan` is not a `HeadPlans`, or an argument is of a type that `attend` refuses.
         ValueError: An argument has a shape or value that `attend` refuses.
     """
     if not isinstance(plan, HeadPlans):

@@ -1,6 +1,7 @@
 """`Injection`: a controlled error at chosen entries of one site, and the kinds of errors.
 
-The kinds are `AddUlps`, `Bias`, `Noise`, `SetTo`, `FlipBit` and `Exact`; `What` is their union.
+The kinds of errors are `AddUlps`, `Bias`, `Noise`, `SetTo`, `FlipBit` and `Exact`. `What` is the
+union of these classes.
 """
 
 import math
@@ -20,14 +21,15 @@ Where = int | range | tuple[int, ...] | None
 class AddUlps:
     """An error that adds units in the last place of the number after rounding.
 
-    The result may lie between the numbers of the site's format.
+    The result may lie between two neighboring numbers of the site's format.
 
     Args:
         ulps: How many units are added, a finite number. The unit is the spacing of the site's
-            format at the number; in a block, that of its element times the scale.
+            format at the number. In a block, it is the spacing of the element format at the
+            element, times the scale of the block.
 
     Raises:
-        TypeError: `ulps` is no number.
+        TypeError: `ulps` is not a number.
         ValueError: `ulps` is infinite or NaN.
 
     Example:
@@ -53,7 +55,7 @@ class Bias:
         value: The constant, a finite number.
 
     Raises:
-        TypeError: `value` is no number.
+        TypeError: `value` is not a number.
         ValueError: `value` is infinite or NaN.
 
     Example:
@@ -73,14 +75,15 @@ class Bias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlipBit:
-    """An error that flips one bit of the number's code in the site's format.
+    """An error that flips one bit of the code that the rounded number has in the site's format.
 
     Args:
-        bit: Number of the bit, 0 or more; bit 0 is the last fraction bit, and the highest bit is
-            the sign. A call refuses a bit that the format does not have, and a site in binary64.
+        bit: Number of the bit, 0 or more. Bit 0 is the last fraction bit, and the highest bit is
+            the sign. `attend` and `examine` refuse a bit that the format does not have, and a site
+            in binary64.
 
     Raises:
-        TypeError: `bit` is no whole number.
+        TypeError: `bit` is not a whole number.
         ValueError: `bit` is negative.
 
     Example:
@@ -103,10 +106,12 @@ class SetTo:
     """An error that replaces the number by a value.
 
     Args:
-        value: The value. It alone among the amounts of errors may be NaN or infinite.
+        value: The value. It may be NaN or infinite, unlike the numbers in the other kinds of
+            errors. `attend` and `examine` refuse a finite value that the site's format does not
+            have.
 
     Raises:
-        TypeError: `value` is no number.
+        TypeError: `value` is not a real number (NaN, as a float, counts as one).
 
     Example:
         >>> import numpy as np
@@ -127,7 +132,8 @@ class SetTo:
 class Exact:
     """The opposite of an error: the number is replaced by what it was before rounding.
 
-    For a sum of products that is the sum in binary64, so the rounding of its steps is undone too.
+    For a sum of products, the number before rounding is the sum in binary64, so the rounding of its
+    single additions is undone too.
 
     Example:
         >>> import numpy as np
@@ -144,16 +150,17 @@ class Exact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """An error that adds or subtracts units in the last place by a fair coin for each number.
+    """An error that adds or subtracts units in the last place, with a random sign per number.
 
-    Its mean is zero, and its root mean square is that of `AddUlps` with the same `ulps`.
+    Both signs are equally likely. The mean of the error is zero, and its root mean square is that
+    of `AddUlps` with the same `ulps`.
 
     Args:
-        ulps: How many units, a finite number.
-        seed: Of the coins, a whole number from 0 to 2^32 - 1.
+        ulps: How many units are added or subtracted, a finite number.
+        seed: Seed of the random signs, a whole number from 0 to 2^32 - 1.
 
     Raises:
-        TypeError: `ulps` is no number, or `seed` no whole number.
+        TypeError: `ulps` is not a number, or `seed` is not a whole number.
         ValueError: `ulps` is infinite or NaN, or `seed` is out of its range.
 
     Example:
@@ -184,24 +191,27 @@ What = AddUlps | Bias | FlipBit | SetTo | Exact | Noise
 class Injection:
     """An error at one site, at the entries that all of its selections name.
 
-    Each selection is an int, a range, a slice with a stop, an iterable of ints, or None (default),
-    which names all. Indices count from 0. `attend` and `examine` refuse entries that the call does
-    not have, sites that the plan never reaches, and a bit that the site's format does not have.
+    The arguments `batch` to `tiles` are selections. A selection is an int, a range, a slice with a
+    stop, an iterable of ints, or None (default), which selects all. Indices count from 0. `attend`
+    and `examine` refuse entries that the call does not have, sites that the plan never reaches, and
+    a bit that the site's format does not have.
 
     Args:
-        site: The event, or its name in any case.
+        site: The site at which the error happens, or its name in upper or lower case.
         what: The error: `AddUlps`, `Bias`, `FlipBit`, `SetTo`, `Exact` or `Noise`.
         batch: Entries of the batch axis.
-        heads: Query heads; for events of key heads (such as K, V, DK_OUT, DV_OUT) key heads.
-        rows: Queries; for events with a row per key (such as K, V, DK, DV) keys.
+        heads: Query heads, or key heads for events of key heads (such as K, V, DK_OUT, DV_OUT).
+        rows: Queries, or keys for events that have a row per key (such as K, V, DK, DV).
         columns: Keys, for events that have one entry per score.
         features: Features, for events that have one entry per feature.
-        tiles: Key tiles (for DV and DK query tiles) at which a repeated event is hit.
+        tiles: Tiles, for events that are computed anew at each tile. These are key tiles, or query
+            tiles for DV and DK. The error happens only at the selected tiles.
 
     Raises:
-        TypeError: `what` is none of these errors.
-        ValueError: The site is unknown; or a selection is empty, has a negative index, is no
-            selection, or is one that events of the site do not have.
+        TypeError: `what` is not one of these errors.
+        ValueError: The site is unknown. Or a selection is empty, has a negative index, or is not of
+            a type listed above. Or `columns` or `features` is given for a site whose events do not
+            have this axis.
 
     Example:
         >>> from roundscope.attention import AddUlps, Injection
@@ -226,11 +236,14 @@ class Injection:
 
         Args:
             text: SITE:WHAT[:WHERE]..., such as "O:ulps=0.5:rows=0:64:heads=1,3".
-            seed: Of noise, from 0 to 2^32 - 1.
+            seed: Seed of the error `Noise`, from 0 to 2^32 - 1.
+
+        Returns:
+            The injection.
 
         Raises:
-            ValueError: A word is unknown; the message names it and the repair.
-            TypeError: `text` is no text.
+            ValueError: A word is unknown. The message names the word and how to fix it.
+            TypeError: `text` is not a string.
 
         Example:
             >>> from roundscope.attention import Injection
@@ -264,7 +277,7 @@ class Injection:
 
 
 def _selection(name: str, where: object) -> range | tuple[int, ...] | None:
-    """Return a selection as a range or a tuple; it must name something, from 0 on."""
+    """Return a selection as a range or a tuple; it must not be empty or have a negative index."""
     chosen = _as_where(name, where)
     if chosen is not None and not chosen:
         raise ValueError(
@@ -276,7 +289,7 @@ def _selection(name: str, where: object) -> range | tuple[int, ...] | None:
 
 
 def _as_where(name: str, where: object) -> range | tuple[int, ...] | None:
-    """Return a selection as a range or a tuple. Raises ValueError for what is no selection."""
+    """Return a selection as a range or a tuple. Raise ValueError if it is not a selection."""
     if where is None or isinstance(where, range):
         return where
     if _is_index(where):
@@ -304,13 +317,13 @@ def _is_index(x: object) -> TypeGuard[SupportsIndex]:
 
 
 def _number(name: str, x: object) -> None:
-    """Raise TypeError for what is no real number."""
+    """Raise TypeError if x is not a real number."""
     if not isinstance(x, Real) or isinstance(x, bool):
         raise TypeError(f"{name}={x!r}: give a number, such as 0.5")
 
 
 def _finite(name: str, x: float) -> None:
-    """Raise TypeError for what is no real number, and ValueError for an infinity or NaN."""
+    """Raise TypeError if x is not a real number, and ValueError if it is an infinity or NaN."""
     _number(name, x)
     if not math.isfinite(x):
         raise ValueError(
@@ -320,7 +333,7 @@ def _finite(name: str, x: float) -> None:
 
 
 def _whole(name: str, x: int, hint: str) -> None:
-    """Raise TypeError for what is no whole number, and ValueError for a negative one."""
+    """Raise TypeError if x is not a whole number, and ValueError if it is negative."""
     if not _is_index(x):
         raise TypeError(f"{name}={x!r}: give a whole number from 0 on; {hint}")
     if x < 0:

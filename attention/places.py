@@ -1,7 +1,8 @@
 """Which events a plan and a call have, and the checks of injections and records against them.
 
-An injection at an event that never happens, or a record that stays empty, would look like a result.
-So both are refused, with a message that says why the event does not happen and what to use instead.
+An injection at an event that never happens would seem to have no effect, and a record of such an
+event would be empty. Both are refused with a message that says why the event does not happen and
+what to use instead.
 """
 
 from collections.abc import Iterable
@@ -81,7 +82,7 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
     return None
 
 
-OF_START = (Sinks.FIRST, Sinks.KEY)  # the ways of a sink in which m begins at the sink
+OF_START = (Sinks.FIRST, Sinks.KEY)  # the choices of `Sinks` in which m begins at the sink
 # events that happen once in every split of the keys
 OF_SPLITS = (
     Site.LANES,
@@ -92,7 +93,7 @@ OF_SPLITS = (
     Site.SW,
     Site.SO,
 )
-# for each event that only some kernels have, the one to use in other plans
+# for each event that only some kernels have, the event to use in other plans
 INSTEAD = {
     Site.LS: "SCALED",
     Site.CM: "M",
@@ -210,8 +211,9 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
 
 
 def _without(plan: Plan) -> dict[Site, str]:
-    """Return the events that a plan lacks because its kernel computes the step in another way, each
-    with the events to use instead.
+    """Return the events that a plan lacks since its kernel computes the step in another way.
+
+    Each has the events to use instead.
     """
     instead = {}
     if plan.row_sum in (RowSum.LANES, RowSum.EIGHTS):
@@ -235,8 +237,9 @@ def occurs(plan: Plan, site: Site) -> None:
 
 
 def check_injection(injection: Injection, plan: Plan) -> None:
-    """Raise ValueError for an injection at an event that the plan does not have, or of a bit that
-    the event's format does not have.
+    """Raise ValueError for an injection at an event, or of a bit, that the plan does not have.
+
+    The bits are those of the event's format.
     """
     site, f = injection.site, plan[injection.site].format
     if missing := absent(plan, site):
@@ -264,7 +267,7 @@ def check_forward(inject: Iterable[Injection]) -> None:
 
 
 def check_place(injection: Injection, sizes: Sizes, owner: str = "the call") -> None:
-    """Raise ValueError for an injection that selects entries which are not there.
+    """Raise ValueError for an injection that selects entries which the call does not have.
 
     Args:
         injection: The injection.
@@ -281,8 +284,9 @@ def check_place(injection: Injection, sizes: Sizes, owner: str = "the call") -> 
 
 
 def limits(site: Site, sizes: Sizes) -> dict[str, int]:
-    """Return how many entries each selection of an `Injection` at a site can choose from, by the
-    name of the selection.
+    """Return how many entries each selection of an `Injection` at a site can choose from.
+
+    The result is by the name of the selection, such as "rows".
     """
     of_keys = site.axes is Axes.SH
     walked, block = (sizes.queries, sizes.block_q) if of_keys else (sizes.keys, sizes.block_k)
@@ -299,17 +303,17 @@ def limits(site: Site, sizes: Sizes) -> dict[str, int]:
 def in_traces(plan: Plan, site: Site) -> bool:
     """Return whether a trace of the plan has an entry for a site.
 
-    Sites that rescale have one always, though a call of one key tile has nothing to rescale.
+    Sites that rescale always have an entry, even in a call with one key tile, which rescales
+    nothing.
     """
     rescales = site in RESCALES and site not in OF_KERNELS
     return rescales or absent(plan, site) is None
 
 
 def check_record(record: Record, plan: Plan) -> None:
-    """Raise ValueError for a record that would stay empty, since the plan has none of its events or
-    additions.
+    """Raise ValueError if the plan has none of the events or additions that a record asks for.
 
-    A record of all sites, or of all sums, is one of those that the plan has.
+    A record may also name sites that the plan does not have, if the plan has one of them.
     """
     for name in ("events", "ones"):
         sites = getattr(record, name)

@@ -1,7 +1,8 @@
 """The random Hadamard rotation of Q and K, `rotated`.
 
-In exact arithmetic it leaves the scores as they are. It spreads a feature of large numbers over all
-features, so that a cast to a format of few bits loses less.
+The rotation does not change the scores in exact arithmetic. If one feature has much larger numbers
+than the others, the rotation spreads them over all features, so a cast to a format of few bits
+loses less.
 """
 
 import math
@@ -17,28 +18,33 @@ from roundscope.emu.roundings.threefry import random31
 
 
 def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:
-    """Return q and k rotated alike, "incoherent processing" before a cast to FP8.
+    """Return q and k after a random rotation that does not change their products.
 
-    The results are q R and k R' with R R'^T = I, so (q R)(k R')^T = q k^T in exact arithmetic. R =
-    D W 2^-a and R' = D W 2^-b, where W is the Hadamard matrix, D a diagonal of random signs, and a
-    + b = log2 H. Where H is no square, q and k share the factor unevenly, so that it is a power of
-    two and exact. The log2 H additions of a number round in its type. Under JAX the gradients are
-    those of the unrotated q and k.
+    This step is called "incoherent processing"; it precedes a cast to FP8.
 
-    Source: arXiv 2407.08608, section 3.3, which has 1 / sqrt(H) on both; the released code does not
-    rotate.
+    The results are q R and k R', where R = 2^-a D W and R' = 2^-b D W. W is the Hadamard matrix of
+    size H, D is a diagonal matrix of random signs, and a + b = log2 H. Since R R'^T = I, the scores
+    (q R)(k R')^T equal q k^T in exact arithmetic. The factors 2^-a and 2^-b are powers of two, so
+    multiplying by them is exact. They differ where the square root of H is not a whole number: then
+    b = a + 1. Each number of a result is computed by log2 H additions, which round in the type of
+    the result. Under JAX, gradients are taken with respect to the unrotated q and k.
+
+    Source: arXiv 2407.08608, section 3.3, which multiplies both by 1 / sqrt(H) instead. The code
+    released with that paper does not rotate.
 
     Args:
-        q, k: Arrays (..., H), NumPy or JAX, of float32 or float64, or of a narrower type, which
-            becomes float32. H is a power of two.
-        seed: Of the signs D, one for each feature, which all heads share; from 0 to 2^32 - 1.
+        q, k: Arrays (..., H), NumPy or JAX, of float32, float64 or a narrower type, which is
+            converted to float32. H is a power of two.
+        seed: Seed of the random signs in D, from 0 to 2^32 - 1. There is one sign per feature, and
+            all heads have the same signs.
 
     Returns:
         The rotated q and k, in their shapes and types.
 
     Raises:
-        TypeError: q or k is no array of floating-point numbers, or the seed no whole number.
-        ValueError: H differs or is no power of two, or the seed is out of range.
+        TypeError: q or k is not an array of floating-point numbers, or the seed is not a whole
+            number.
+        ValueError: q and k differ in H, H is not a power of two, or the seed is out of its range.
 
     Example:
         >>> import numpy as np
@@ -73,7 +79,7 @@ def _spread(x: ops.Array, halvings: int, seed: int) -> ops.Array:
 
 
 def _signs(count: int, seed: int) -> NDArray[np.floating]:
-    """Return a random sign, +1 or -1, for each of so many features."""
+    """Return a random sign, +1 or -1, for each of `count` features."""
     word = np.uint32
     with np.errstate(over="ignore"):  # NumPy's scalars warn where its arrays wrap
         bits = random31(

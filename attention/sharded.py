@@ -1,7 +1,7 @@
 """Attention over several devices, with the bits of one.
 
-Batch entries and heads know nothing of each other, so each device takes its own, and no bit
-changes.
+Batch entries and heads do not depend on each other, so each device computes some of them, and no
+bit changes.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ def attend_sharded(
         v: (B, S, G, Hv).
         mesh: The devices, with the two axes "batch" and "heads", in either order: for example
             jax.make_mesh((2, 2), ("batch", "heads")). Their sizes must divide B and G.
-        plan: A `Plan` or the name of a preset, as for `attend`, without stochastic rounding: a
-            device numbers its own heads from 0, and would draw the random bits of another's.
+        plan: A `Plan` or the name of a preset, as for `attend`, without stochastic rounding. Each
+            device numbers its heads from 0, so different devices would draw the same random bits.
         block_q: Rows of a query tile.
         block_k: Rows of a key tile.
         scale: The factor of the scores, 1 / sqrt(H) by default.
@@ -53,13 +53,13 @@ def attend_sharded(
         engine: "xla", or "pallas" for the fused kernels, with a mesh of GPUs.
 
     Returns:
-        The output (B, T, N, Hv), sharded over the mesh as B and N are: float64 for float64 inputs,
-        else float32.
+        The output (B, T, N, Hv), whose axes B and N are sharded over the mesh. It is float64 for
+        float64 inputs, else float32.
 
     Raises:
-        TypeError: `mesh` is no mesh, or an argument is of a type that `attend` refuses.
-        ValueError: The mesh has other axes, its sizes do not divide B and G, or the plan draws
-            random bits; or an argument has a value that `attend` refuses.
+        TypeError: `mesh` is not a mesh, or an argument is of a type that `attend` refuses.
+        ValueError: The mesh has other axes, its sizes do not divide B and G, the plan draws random
+            bits, or an argument has a value that `attend` refuses.
 
     Example:
         >>> import jax

@@ -1,7 +1,7 @@
-"""`Site`: the named rounding events of attention, in the order in which the algorithm meets them.
+"""`Site`: the named rounding events of attention, in the order in which the algorithm has them.
 
-Beside the list stand the sets of sites that share a property: which are operands and of what
-(`BLOCK_AXIS`, `FACTORS`), which are sums of products (`PRODUCTS`), and which exist only in some
+The module also defines the sets of sites that share a property: the operands of products
+(`BLOCK_AXIS`, `FACTORS`), the sums of products (`PRODUCTS`), and the sites that exist only in some
 plans, calls or tiles.
 """
 
@@ -11,7 +11,7 @@ from roundscope.emu.formats.format import unknown
 
 
 class Axes(StrEnum):
-    """Which entries the values of an event have; the value of a member says so in words.
+    """Which axes the array of an event has; the text of a member names them in words.
 
     Example:
         >>> from roundscope.attention import Axes, Site
@@ -32,20 +32,27 @@ class Axes(StrEnum):
 class Site(StrEnum):
     """One named rounding event of attention: a place of the algorithm where a result is rounded.
 
-    A member is also its name as text (`Site.P == "P"`), and a function that takes a site takes the
-    name in any case too. Its documentation (`Site.P.__doc__`) is put together from the attributes
-    below. Formulas use the names of other sites for their rounded results, lower-case q, k and v
-    for the inputs, m and l for the running maximum and row sum, and the indices t of queries, s of
-    keys and h of features. Which sites a plan reaches depends on its fields: `roundscope sites`
-    lists them.
+    A member is a string that equals its name (`Site.P == "P"`). A function that takes a site also
+    takes its name, in upper or lower case. The documentation of a member (`Site.P.__doc__`) is put
+    together from the attributes below. Which sites a plan reaches depends on its fields; the
+    command `roundscope sites` lists them.
+
+    The attribute `formula` uses these names:
+
+    - The name of another site means the rounded result of that site.
+    - q, k and v are the inputs, and dO is the gradient of the output.
+    - m is the running maximum, l the running row sum, and O the output before it is normalized.
+    - alpha is the factor exp(m_old - m), and L is m + ln l.
+    - t is the index of queries, s that of keys, and h that of features.
 
     Attributes:
         formula: What is rounded.
-        axes: Which entries the event has, a member of `Axes`.
+        axes: Which axes the array of the event has, a member of `Axes`.
         stage: "inputs", "forward" or "backward".
-        stream: Number of the event's random stream, of the 128 that a head has. It is part of every
-            stochastic result and so never changes; a new site takes the next free number, wherever
-            it stands in the list.
+        stream: Number of the random stream from which stochastic rounding at the site draws. A head
+            has 128 streams. The numbers never change, since every result of stochastic rounding
+            depends on them. A new site takes the next free number, whatever its position in the
+            list.
 
     Example:
         >>> from roundscope.attention import Site
@@ -167,7 +174,7 @@ class Site(StrEnum):
 
 
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
-"""The operands of products, and the axis that the sum of their first product runs along.
+"""The operands of products, and for each the axis over which its first product sums.
 
 The blocks of a block format lie along that axis.
 """
@@ -183,16 +190,17 @@ FACTORS = {
 }
 """The products that matrix units compute, and for each the two events whose results it multiplies.
 
-`Plan.factors` knows the plans in which other events take their place.
+In some plans other events take the place of these two; `Plan.factors` returns those of a plan.
 """
 
-# events that only rescale what earlier tiles gave, so that the first tile of a row has none
+# events that rescale the results of earlier tiles; the first tile of a row has none of them
 RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
 
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 
-# events of scores that have a softcap; of those whose softcap is multiplied as a chain; of sinks
+# events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN), and of
+# calls with sinks (OF_SINKS)
 OF_SOFTCAP = frozenset(
     {
         Site.SS,
@@ -210,11 +218,11 @@ OF_SOFTCAP = frozenset(
 OF_CHAIN = frozenset({Site.DCT, Site.DCQ})
 OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
 
-# events of plans that compute dS by the rule for quotients
+# events of plans that compute dS by the quotient rule
 OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
 
-# events that only plans of real kernels have: those above, and steps of a softmax in base 2, in
-# lanes, with a logarithm of its own, and so on
+# events that only plans of real kernels have: those above, and further ones, such as the steps of a
+# softmax in base 2 or of a row sum in lanes
 OF_KERNELS = (
     REGISTERS
     | OF_SOFTCAP
@@ -287,7 +295,7 @@ ONCE = (
     }
 )
 
-# events whose features are those of q and k; other events with features have those of v
+# events with as many features as q and k; other events with features have as many as v
 QUERY_FEATURES = frozenset(
     {
         Site.Q,
@@ -320,10 +328,10 @@ Example:
 
 
 def site_named(name: Site | str) -> Site:
-    """Return the site of a name, in any case.
+    """Return a site by its name, in upper or lower case.
 
     Raises:
-        ValueError: There is no such site; the message has the nearest name.
+        ValueError: There is no such site. The message names the nearest one.
     """
     try:
         return Site[str(name).upper()]

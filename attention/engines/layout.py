@@ -1,5 +1,7 @@
-"""Between the caller's arrays (B, T, N, H) and the engines' (heads, rows in whole tiles, H); and
-the 16-bit types of callers.
+"""Conversion between the arrays of callers and those of engines, and the 16-bit types of callers.
+
+Callers have arrays (B, T, N, H): batch entries, rows, heads and features. Engines have (heads, rows
+in whole tiles, H), with the heads of all batch entries along the first axis.
 """
 
 from types import ModuleType
@@ -14,7 +16,7 @@ SIXTEEN_BITS = {np.dtype(ml_dtypes.bfloat16): BF16.format, np.dtype(np.float16):
 
 
 def to_heads(xp: ModuleType, x: Array, block: int) -> Array:
-    """Return (B, T, N, H) as (B N, T', H), T' being T padded to whole tiles of `block` rows."""
+    """Return (B, T, N, H) as (B N, T', H), where T' is T padded to whole tiles of `block` rows."""
     b, t, n, h = x.shape
     heads, missing = x.swapaxes(1, 2).reshape(b * n, t, h), -t % block
     if missing == 0:

@@ -1,7 +1,7 @@
-"""The NumPy engine: heads in a thread pool, tiles in Python, numbers in Numba kernels.
+"""The NumPy engine: heads run in a thread pool, tiles in Python, and numbers in Numba kernels.
 
-Every function takes arrays of all heads, and the setups of batch entries where each has a plan of
-its own (`each`); the other engines have the same functions.
+Every function takes the arrays of all heads. If each batch entry has a plan of its own, it also
+takes the setups of the batch entries (`each`). The other engines have the same functions.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def _each(function: Callable[[int], Result], count: int) -> Result:
-    """Return what a function returns of 0 .. count - 1, each of its arrays stacked."""
+    """Return the results of function(0) to function(count - 1), with their arrays stacked."""
 
     def quietly(h: int) -> Result:
         with np.errstate(
@@ -45,14 +45,16 @@ def _each(function: Callable[[int], Result], count: int) -> Result:
 
 
 def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
-    """Return the arguments of the calls below: a setup, and that of each batch entry if given."""
+    """Return the arguments of the calls below: a setup, and the setups of batch entries or None."""
     return (setups, None) if isinstance(setups, Setup) else (setups[0], setups)
 
 
 def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setup, int]:
-    """Return the setup of one of all `heads`, and its number in random streams and injections.
+    """Return the setup of a head, and the head's number in random streams and injections.
 
-    A batch entry with a plan of its own is a call of its own, whose heads count from 0.
+    A batch entry with a plan of its own counts as a separate call, so its heads count from 0.
+
+    heads: how many heads there are in total.
     """
     if each is None:
         return setup, head
@@ -115,8 +117,8 @@ def backward(
 ) -> tuple[tuple[Floats, Floats, Floats, Floats], dict[str, Seen]]:
     """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
 
-    dK and dV are those of key heads. Arguments as `forward`; out, wide and lse are its results, do
-    is (heads, T, Hv), rounded.
+    dK and dV are the gradients of key heads. The arguments are those of `forward` and its results
+    out, wide and lse. do is (heads, T, Hv), rounded.
     """
     group = q.shape[0] // k.shape[0]
 
@@ -152,14 +154,14 @@ def sink_gradients(
 
 
 def enter_sinks(sinks: AnyArray, batch: int) -> Floats:
-    """Return sinks (N,) in binary64, exactly, for every batch entry: (B N,)."""
+    """Return sinks (N,), converted exactly to binary64, for every batch entry: (B N,)."""
     return np.tile(np.asarray(sinks).astype(np.float64), batch)
 
 
 def leave_sinks(x: Floats, batch: int, dtype: Any) -> Results:
     """Return gradients of sinks (B N,) added up over the batch, (N,).
 
-    They are in float64, or in float32 by one rounding, as dtype says.
+    They are in float64, or rounded once to float32, as dtype says.
     """
     return _left(backward_of.by_halves(np, x.reshape(batch, -1)), dtype)
 
@@ -169,7 +171,8 @@ def _with_tiles(
 ) -> dict[str, Seen]:
     """Return what was recorded, with zeros for the tiles of a call in which no score exists.
 
-    No tile was met there; the zeros are shaped as what a head records whose tiles are met.
+    No tile was computed in such a call. The zeros have the shapes of what a head records if its
+    tiles are computed.
     """
     found = {name: part for name, part in seen.items() if part is not None}
     if "tiles" in found:
@@ -189,13 +192,13 @@ def _zeros(like: Any, heads: int) -> Any:
 
 
 def enter(x: AnyArray, block: int) -> Floats:
-    """Return a float array (B, T, N, H) in binary64, exactly, as (B N, T in whole tiles, H)."""
+    """Return an array (B, T, N, H) converted exactly to binary64, as (B N, T in whole tiles, H)."""
     heads: Floats = to_heads(np, np.asarray(x).astype(np.float64), block)
     return heads
 
 
 def leave(x: Floats, batch: int, rows: int, dtype: Any) -> Results:
-    """Return arrays of heads as (B, T, N, ...), in float64, or in float32 by one rounding."""
+    """Return arrays of heads as (B, T, N, ...), in float64, or rounded once to float32."""
     return _left(from_heads(x, batch, rows), dtype)
 
 

@@ -1,7 +1,7 @@
 """The XLA engine: the function of one head, traced once and mapped over heads, on CPU or GPU.
 
-It has the functions of `attention.engines.numpy`. Plans that differ in formats only may be data
-here (`Each`), so that many plans share one compilation.
+The engine has the functions of `attention.engines.numpy`. Plans that differ only in formats may be
+data of the compiled program (`Each`), so that many plans share one compilation.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def compilations() -> int:
 
 
 class Each(NamedTuple):
-    """Plans of all query heads as data.
+    """The plans of all query heads as data of the compiled program.
 
     table   the roundings of each head's plan, (heads, rows, FIELDS, 2)
             (`attention.plans.traced.table_of`)
@@ -54,14 +54,14 @@ class Each(NamedTuple):
 def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Each | None]:
     """Return the arguments of the calls below.
 
-    These are the setup that is compiled for, and, where batch entries have plans of their own,
-    those plans as data. Raises ValueError for plans that need different compilations.
+    These are the setup that is compiled and, if batch entries have plans of their own, those plans
+    as data, else None. Raise ValueError for plans that need different compilations.
     """
     if isinstance(setups, Setup):
         return setups, None
     plans, heads = [s.plan for s in setups], setups[0].heads
     setup = replace(setups[0], plan=common_structure(plans), scale=setups[0].whole_scale)
-    # with a plan of its own, a batch entry is a call of its own
+    # a batch entry with a plan of its own counts as a separate call
     table = np.repeat(np.stack([table_of(p) for p in plans]), heads, axis=0)
     return setup, Each(table, np.tile(np.arange(heads), len(plans)))
 
@@ -73,7 +73,7 @@ def by_head(plans: HeadPlans, batch: int) -> Each:
 
 
 def _own(setup: Setup, own: Array | None) -> Setup:
-    """Return the setup of one head: with its plan from the table of an `Each`, or as it is."""
+    """Return the setup of one head: with its plan from the table of an `Each`, or unchanged."""
     if own is None:
         return setup
     plan: Any = TracedPlan(setup.plan, own)
@@ -85,7 +85,8 @@ def _own(setup: Setup, own: Array | None) -> Setup:
 def _per_head(each: Each | None, heads: int) -> tuple[Array, Array | None, int | None]:
     """Return the numbers of query or key heads, the plan of each, and the plans' axis for vmap.
 
-    The plan of a key head is that of its first query head; both are None where plans are no data.
+    The plan of a key head is the plan of its first query head. The plans and their axis are None if
+    plans are not data.
     """
     if each is None:
         return jnp.arange(heads), None, None
@@ -94,9 +95,9 @@ def _per_head(each: Each | None, heads: int) -> tuple[Array, Array | None, int |
 
 
 def _wide(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Return a function of (setup, arrays) compiled, with 64-bit types enabled inside.
+    """Return a function of (setup, arrays) that is compiled with 64-bit types enabled.
 
-    It is compiled once for each setup and shapes.
+    It is compiled once for each combination of setup and shapes.
     """
     compiled = jax.jit(function, static_argnums=0)
     _COMPILED.append(compiled)
@@ -179,8 +180,8 @@ def backward(
 ) -> tuple[Gradients, dict[str, Seen]]:
     """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
 
-    dK and dV are those of key heads. Arguments as `forward`; out, wide and lse are its results, do
-    is (heads, T, Hv), rounded.
+    dK and dV are the gradients of key heads. The arguments are those of `forward` and its results
+    out, wide and lse. do is (heads, T, Hv), rounded.
     """
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
@@ -223,7 +224,7 @@ def sink_gradients(
 
 
 def enter_sinks(sinks: AnyArray, batch: int) -> Array:
-    """Return sinks (N,) in binary64, exactly, for every batch entry: (B N,)."""
+    """Return sinks (N,), converted exactly to binary64, for every batch entry: (B N,)."""
     with jax.enable_x64(True):
         own: Array = _enter(jnp.asarray(sinks)[None, None, :, None], 1)
         return jnp.tile(own.reshape(-1), batch)
@@ -232,7 +233,7 @@ def enter_sinks(sinks: AnyArray, batch: int) -> Array:
 def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
     """Return gradients of sinks (B N,) added up over the batch, (N,).
 
-    They are in float64, or in float32 by one rounding, as dtype says.
+    They are in float64, or rounded once to float32, as dtype says.
     """
     with jax.enable_x64(True):
         total = backward_of.by_halves(jnp, x.reshape(batch, -1))
@@ -241,7 +242,7 @@ def leave_sinks(x: Array, batch: int, dtype: Any) -> Array:
 
 
 def enter(x: AnyArray, block: int) -> Array:
-    """Return a float array (B, T, N, H) in binary64, exactly, as (B N, T in whole tiles, H)."""
+    """Return an array (B, T, N, H) converted exactly to binary64, as (B N, T in whole tiles, H)."""
     with jax.enable_x64(True):
         heads: Array = _enter(jnp.asarray(x), block)
     return heads
@@ -255,8 +256,9 @@ def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, 
 
 
 def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
-    """Return arrays of heads as (B, T, N, ...), in float64; in float32, by one rounding; or in a
-    16-bit type that holds every number.
+    """Return arrays of heads as (B, T, N, ...), in the type `dtype`.
+
+    It is float64; or float32, with one rounding; or a 16-bit type that holds every number.
     """
     with jax.enable_x64(True):
         left: Array = _leave(x, batch, rows, jnp.dtype(dtype))
@@ -265,7 +267,7 @@ def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 
 @partial(jax.jit, static_argnums=1)
 def _enter(x: Array, block: int) -> Array:
-    """Return the result of `enter`, on a CPU by integer arithmetic, which flushes no subnormals."""
+    """Return the result of `enter`; on a CPU by integer arithmetic, which keeps subnormals."""
     if x.dtype != jnp.float64:
         x = lax.platform_dependent(
             x, cpu=lambda x: widen(x.astype(jnp.float32)), default=_converted
@@ -293,24 +295,25 @@ def _leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:
 
 
 def _coded(x: Array, dtype: Any) -> Array:
-    """Return numbers that a 16-bit type holds in that type.
+    """Return x, whose numbers a 16-bit type holds, as an array of that type.
 
-    A CPU's own conversion may flush those that are subnormal.
+    A CPU's own conversion may flush subnormal numbers.
     """
     codes = encode(xla_ops(opaque_zero(x)), x, SIXTEEN_BITS[dtype])
     return lax.bitcast_convert_type(codes.astype(jnp.uint16), dtype)
 
 
 def _rounded(x: Array) -> Array:
-    """Return x in float32 by emulated rounding: a CPU's conversion may flush subnormal numbers."""
+    """Return x in float32 by emulated rounding, since a CPU's conversion may flush subnormals."""
     return narrow(round_wide(x, BINARY32))
 
 
 def _converted(x: Array) -> Array:
     """Return x in float32 if it is float64, else in float64, by conversions of the device.
 
-    A GPU rounds them to nearest even; a CPU may flush subnormal numbers. There are barriers since
-    XLA leaves out a conversion to a narrower type and back, also one together with the caller's.
+    A GPU rounds to nearest, ties to even; a CPU may flush subnormal numbers. The barriers are
+    needed because XLA removes a conversion to a narrower type and back, even if one of the two is
+    in the caller's code.
     """
     if x.dtype == jnp.float64:
         narrow: Array = lax.optimization_barrier(x.astype(jnp.float32))

@@ -1,7 +1,7 @@
-"""`Events`, the hook `at`: it rounds, perturbs if asked, and records if asked.
+"""`Events`, the hook `at`, which rounds values, injects errors and records events.
 
-There is one for each tile. The equations (`attention.algorithm`) only call it: they know the names
-of their rounding events, and neither formats nor what is injected or recorded.
+There is one hook for each tile. The equations (`attention.algorithm`) only call it. They know the
+names of their rounding events, but not the formats, the injections or what is recorded.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _WHOLE = Accumulator(step=BINARY64)
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """The rounding events of one tile: `at(site, value)` is the event of one site.
+    """The rounding events of one tile; calling `at(site, value)` performs the event of a site.
 
     ops, plan  the array library, and the plan that gives each site its format
     tile       where the tile is, and which of its entries exist
@@ -33,29 +33,29 @@ class Events:
     recorder   what collects the events, or None
     sink       the logit of the head's sink, a scalar, or None
 
-    An event is one operation on binary64 numbers and one rounding to the site's format. The
-    operation's result is itself rounded to binary64, to nearest, so there are two roundings
-    wherever binary64 does not hold it:
+    An event is one operation on binary64 numbers and one rounding to the site's format. If binary64
+    does not hold the exact result of the operation, the result is first rounded to the nearest
+    binary64 number, so there are two roundings. In detail:
 
-    - Products of numbers of up to 26 bits are held, and so are sums of numbers of like size: the
-      event is one rounding.
-    - To nearest, sums and quotients of numbers of p <= 24 bits, rounded to p bits, are what one
-      rounding gives (53 >= 2 p + 2).
-    - In directed modes and to odd, a sum or quotient beyond binary64 may go to the wrong side: X =
-      2^-60 - 1 is -1 in binary64, and fp32:toward-positive leaves it there, where one rounding
-      would give -1 + 2^-24.
+    - Binary64 holds products of numbers of up to 26 bits, and sums of numbers of similar size, so
+      these events are one rounding.
+    - Sums and quotients of numbers of p <= 24 bits, rounded to the nearest number of p bits, equal
+      the result of a single rounding (53 >= 2 p + 2).
+    - In directed modes and to odd, a sum or quotient that binary64 does not hold may be rounded in
+      the wrong direction. For example, 2^-60 - 1 is -1 in binary64, and fp32:toward-positive leaves
+      it at -1, but a single rounding would give -1 + 2^-24.
     - In stochastic modes the probability is off by at most 2^(p - 54).
-    - A sum of x and -x is +0, toward-negative too, where IEEE 754 (6.3) has -0.
+    - A sum of x and -x is +0 in every mode. In the mode toward-negative, IEEE 754 (6.3) has -0.
 
     Each step of an accumulator is a single rounding in every mode (`emu.sums.odd`).
 
-    Entries that do not exist (`Tile.valid`: masked scores, padding, rows without a key so far, the
-    rescaling of a row that had no key yet) are neither rounded nor injected into nor recorded: they
-    keep the value that came in, or what `kept` says. The operations before and after the event take
-    part in them all the same. So a row without a visible key in a backward tile leaves the running
-    sum of its dQ as it was, and at a masked score DP and DPD stay as binary64 has them, though the
-    steps of DP's accumulator round there. P = 0 multiplies them: were they rounded, one beyond the
-    format could become infinite, and 0 times infinity is NaN.
+    Some entries do not exist (`Tile.valid`): masked scores, padding, rows without a key so far, and
+    the rescaling of a row that had no key yet. These are not rounded, injected into or recorded.
+    They keep the value before the event, or the value that `kept` gives. The operations before and
+    after an event are still computed for them. So a row without a visible key in a backward tile
+    leaves the running sum of its dQ unchanged. At a masked score, DP and DPD are not rounded, but
+    the steps of DP's accumulator are. There P = 0 multiplies them. If they were rounded, a number
+    beyond the format could become infinite, and 0 times infinity is NaN.
     """
 
     ops: Ops
@@ -70,11 +70,11 @@ class Events:
     ) -> Array:
         """Return the value rounded by the plan and perturbed by the injections at this site.
 
-        The event is recorded if asked.
+        The event is recorded if there is a recorder.
 
         value  what is rounded, (rows, columns) or (rows,) as the site's axes say
-        exact  what an Exact() injection puts in the result's place, if that is not `value`
-        kept   what entries have where the event does not exist, if that is not `value`
+        exact  the values that an Exact() injection replaces the result by, if not `value`
+        kept   the values of entries where the event does not exist, if not `value`
         """
         r = self.plan[site]
         random = (
@@ -99,11 +99,11 @@ class Events:
     def _may_happen_everywhere(self, site: Site, r: Rounding, kept: Array | None) -> bool:
         """Return whether the event may be applied to all entries, also those that do not exist.
 
-        It may where all of them exist, and, in a tile that nobody records, where it leaves the
-        others as they are: there it meets 0, -inf or NaN, or scores that are masked later. DP and
-        DPD are not among those: what the event meets of them is multiplied by P = 0, and if it
-        became infinite the product would be NaN. Nor are events with a `kept`, a sum so far, of
-        which a -0 would become +0.
+        It may if all entries exist. In a tile that is not recorded, it also may if the rounding
+        does not change the entries that do not exist; these are 0, -inf or NaN, or scores that are
+        masked later. Two kinds of events may not. DP and DPD are multiplied by P = 0 at masked
+        scores, and the product would be NaN if the rounding made them infinite. Events with `kept`,
+        a sum so far, would turn its -0 into +0.
         """
         if self.tile.is_whole and site not in RESCALES:
             return True
@@ -117,7 +117,7 @@ class Events:
     def _rounded_in_blocks(
         self, site: Site, value: Array, block: BlockFormat, random: Array | None
     ) -> tuple[Array, Array]:
-        """Return the value rounded in blocks, and the scale of each entry, 1 where that is NaN.
+        """Return the value rounded in blocks, and the scale of each entry, with 1 in place of NaN.
 
         Entries that do not exist count as zeros of their block.
         """
@@ -131,12 +131,12 @@ class Events:
     ) -> tuple[Array, Array | None]:
         """Return init + a @ b by the site's accumulator, before the event's own rounding.
 
-        The second result is the same sum in binary64 if an Exact() injection at the event wants it,
-        else None. Both are arguments of the event: `at(site, *at.sum(site, a, b))`.
+        The second result is the same sum in binary64 if there is an Exact() injection at the event,
+        else None. Both results are arguments of the event: `at(site, *at.sum(site, a, b))`.
 
         a, b   (T, K) and (K, N)
-        init   (T, N), where the sum begins; zeros if None
-        event  the site at which the sum rounds, if it is not `site`
+        init   (T, N), the numbers that the sum starts from; zeros if None
+        event  the site that rounds the sum, if it is not `site`
         """
         xp = self.ops.xp
         acc = self.plan.accumulator(site)
@@ -170,7 +170,7 @@ class Events:
         return total, self._exact_sum(event or site, a, b, start)
 
     def _exact_sum(self, event: Site, a: Array, b: Array, init: Array) -> Array | None:
-        """Return init + a @ b in binary64 if an Exact() injection at the event wants it."""
+        """Return init + a @ b in binary64, or None without an Exact() injection at the event."""
         if not any(i.site is event and isinstance(i.what, Exact) for i in self.inject):
             return None
         return (
@@ -180,9 +180,9 @@ class Events:
         )
 
     def product(self, site: Site, a: Array, b: Array, init: Array | None = None) -> Array:
-        """Return the event of a sum of products: init + a @ b, by the accumulator, then rounded.
+        """Return init + a @ b, added by the site's accumulator and rounded by its event.
 
-        Where the event does not exist, `init` stays.
+        Where the event does not exist, the result is `init`.
         """
         return self(site, *self.sum(site, a, b, init), kept=init)
 
@@ -191,11 +191,11 @@ class Events:
         return {} if self.recorder is None else self.recorder.seen()
 
     def _random(self, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0) -> Array:
-        """Return the random bits of an addition of a sum, counted from 1, or of the event: 0."""
+        """Return the random bits of the event, or, if step > 0, of that addition of its sum."""
         return random_bits(self.ops.xp, self.tile, site, seed, shape, step)
 
     def _stochastic_step(self, site: Site, r: Rounding) -> Callable[[Index, Array], Array]:
-        """Return the rounding of a sum's k-th addition, counted from 0: (k, total) -> rounded."""
+        """Return the function (k, total) -> rounded total, k being the addition, counted from 0."""
         return lambda k, total: self.ops.round(
             total, r, self._random(site, r.seed, total.shape, k + 1)
         )

@@ -1,4 +1,4 @@
-"""What an injection makes of an event of a tile: the entries that it selects, and their error."""
+"""How an injection changes an event of a tile: the entries that it selects, and their error."""
 
 from types import ModuleType
 
@@ -33,7 +33,7 @@ def perturbed(
 ) -> Array:
     """Return an event's result with the injection's error at the entries that it selects.
 
-    exact   what an Exact() injection puts there: the value before the rounding, or a sum in
+    exact   the values that an Exact() injection uses: those before the rounding, or sums in
             binary64
     after   the result, a number of the format f
     unit    the scale of each entry's block, or None where the site has no block format
@@ -74,7 +74,7 @@ def _hit(
 
 
 def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
-    """Return an ulp at x: in a block, an ulp of the element times the block's scale."""
+    """Return the ulp at x; in a block it is the ulp of the element times the block's scale."""
     return (
         spacing(ops, x, f)
         if unit is None
@@ -101,7 +101,7 @@ def _selected(xp: ModuleType, tile: Tile, injection: Injection, shape: tuple[int
 
 
 def _among(index: Index, where: Where) -> Array:
-    """Return whether each index is among those selected, an array of bool (a bool of an int)."""
+    """Return whether each index is selected: an array of bool, or a bool if `index` is an int."""
     if isinstance(where, range):
         return (
             (index >= where.start)

@@ -1,4 +1,8 @@
-"""`Record` says what a trace keeps beside its summaries; a `Recorder` collects it, tile by tile."""
+"""`Record` says what a trace keeps besides its summaries; a `Recorder` collects it, tile by tile.
+
+A trace summarizes the rounding events of each site. A sample of the events may be enough for that:
+the tiles of the sample are "looked at", and the other tiles are not (`attention.tiles.sample`).
+"""
 
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -10,49 +14,54 @@ from roundscope.emu.backends.ops import Array, Event, Ops
 from roundscope.emu.formats.format import Format
 from roundscope.emu.sums.accumulator import Order
 
-ERRORS = 3  # of the sums of `Ops.stats`: error, its size and square, before those in ulps
+ERRORS = 3  # how many sums of `Ops.stats` (error, |error|, error^2) precede the sums in ulps
 STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over scores
 
 # The summary of one site's events in one tile or head: counts (by `COUNTS`), sums (by `SUMS`), the
 # largest error in ulps, the flat index of its event, and the errors in ulps summed over each row.
 Summary = tuple[Array, Array, Array, Array, Array]
 
-# What was recorded, by name: "<SITE>" and "<SITE>.step" have a `Summary`, "<SITE>.ones" an array of
-# counts per row, "<SITE>.events" the pair (before, after).
+# What was recorded, by name: under "<SITE>" and "<SITE>.step" a `Summary`, under "<SITE>.ones" an
+# array of counts per row, and under "<SITE>.events" the pair (before, after).
 Seen = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a trace keeps beside the summary of every site.
+    """What a trace keeps besides the summary of every site.
 
-    `Record()` keeps the summaries alone, which is what `examine` does by default. A record never
+    `Record()` keeps only the summaries, which is what `examine` does by default. A record never
     changes a bit of a result.
 
     Args:
-        events: Sites whose single events are kept, each as its values before and after the
-            rounding, in `Trace.events`.
-        ones: Sites whose results that equal 1 are counted, per row and tile, in `Trace.ones`.
+        events: Sites whose single events are kept in `Trace.events`. Each event is kept as its
+            values before and after the rounding.
+        ones: Sites for which `Trace.ones` counts the results that equal 1, per row and tile.
         steps: Sums of products (`PRODUCTS`) whose single additions are summarized too, under the
             name "<SITE>.step" in `Trace.stats` and `Trace.rows`.
-        every: 1 looks at all events. With n, a trace looks at a sample of one tile in n^2: of each
-            head every n-th tile of queries (of keys, for what dK and dV add up), and with it every
-            n-th tile of the other side (`attention.tiles.sample` says which). Of events that a head
-            has once it looks at the rows of such tiles. Summaries, ones and steps are of the
-            sample; `events` are kept whole. The sample is the same on every engine, and `Stats.n`
-            says how large it was: under a mask, also a causal one, tiles hold fewer events or none,
-            and n of a single head may be 0. The fused kernels of engine="pallas" walk once more
-            over what one query tile in n meets, and write one tile in n^2.
+        every: 1 (default) summarizes all events. A larger number, here called n, summarizes a
+            sample of one tile in n^2: every n-th query tile of each head, and for each of these
+            every n-th key tile. For the events of the sums dK and dV it is every n-th key tile, and
+            for each of these every n-th query tile. `attention.tiles.sample` says which tiles these
+            are. Events that happen only once per head, and not in every tile, are summarized in the
+            rows of the sampled tiles.
 
-    `events`, `ones` and `steps` are tuples of sites, or any other collection of them, in which a
-    site is a `Site` or its name in either case. What a plan does not have is refused when the call
-    is made, not here.
+    `events`, `ones` and `steps` are tuples of sites, or any other collections of them. A site is a
+    `Site` or its name in upper or lower case. A `Record` itself accepts sites that a plan does not
+    have; the call that gets both checks them and may refuse the record.
+
+    With a sample, the summaries, `ones` and `steps` contain the sampled events only, but `events`
+    still contains all. The sample is the same on every engine. The field n of `Stats` is the number
+    of events in it. Under a mask, including a causal one, a tile has fewer events or none, so this
+    number can be 0 for a single head. With engine="pallas", the fused kernels run a second time for
+    one query tile in `every`, over all its key tiles, and write the events of the sampled tiles to
+    memory.
 
     Raises:
-        TypeError: `events`, `ones` or `steps` is no collection of sites: a single site or its name,
-            a number, None.
-        ValueError: A name is no site, `steps` names a site that is no sum of products, or `every`
-            is no whole number from 1 on.
+        TypeError: `events`, `ones` or `steps` is not a collection of sites but, for example, a
+            single site or its name, a number, or None.
+        ValueError: A name is not a site, `steps` names a site that is not a sum of products, or
+            `every` is not a whole number of at least 1.
 
     Example:
         >>> from roundscope.attention import Record, Site
@@ -87,7 +96,8 @@ class Record:
 def _sites(name: str, asked: Any) -> tuple[Site, ...]:
     """Return the sites of the argument `name`, given as sites or their names.
 
-    A text is refused although it is a collection of letters, and a `Site` is a text.
+    A string is refused although it is a collection of letters. This includes a single `Site`, which
+    is a string.
     """
     if isinstance(asked, (str, bytes)):
         names = tuple(asked.replace(",", " ").split()) if isinstance(asked, str) else ("P", "O")
@@ -105,13 +115,13 @@ def _sites(name: str, asked: Any) -> tuple[Site, ...]:
 
 @dataclass(slots=True)
 class Recorder:
-    """Collects the events of one tile while the algorithm computes it; `seen` summarizes them.
+    """A collector of the events of one tile; `seen` summarizes them.
 
     ops, tile   the array library and the tile whose events these are
     record      what is asked for
     kept        the events to summarize, each with its name and the scales of its blocks (None where
                 its site has no block format)
-    others      what is handed on without a summary, by name: ones, single events, steps
+    others      what is returned as it is, without a summary, by name: ones, single events, steps
     """
 
     ops: Ops
@@ -123,8 +133,9 @@ class Recorder:
     def seen(self) -> Seen:
         """Return what was recorded, by name.
 
-        Where a site rounds in blocks, counts and ulps are those of the elements, in units of their
-        block's scale, and errors are those of the numbers.
+        For a site that rounds in blocks, the counts and the errors in ulps are those of the
+        elements, which are the numbers divided by the scale of their block. The other errors are
+        those of the numbers themselves.
         """
         in_blocks = [event for _, event, unit in self.kept if unit is not None]
         own = [
@@ -150,8 +161,9 @@ class Recorder:
     ) -> None:
         """Keep an event of a site under a name, to be summarized by `seen`.
 
-        before, after: its numbers before and after the rounding, (rows, columns) or (rows,);
-        f: their format; unit: the scale of each number's block, or None without blocks.
+        before, after  the numbers before and after the rounding, (rows, columns) or (rows,)
+        f              the format of the numbers
+        unit           the scale of each number's block, or None without blocks
         """
         x, y = (v if v.ndim == 2 else v[:, None] for v in (before, after))
         valid = self.ops.xp.broadcast_to(self._seen(site), x.shape)
@@ -165,7 +177,7 @@ class Recorder:
         self.kept.append((name, (x, y, f, valid), unit))
 
     def _seen(self, site: Site) -> Array:
-        """Return which entries of a site's event exist and are looked at, (rows, columns or 1)."""
+        """Return which entries of an event exist and are looked at, (rows, columns or 1)."""
         valid, side = self.tile.valid(site), self.tile.looked_at(site)
         return (
             valid
@@ -174,10 +186,10 @@ class Recorder:
         )
 
     def _of_all_rows(self, name: str, event: Event, summary: Summary) -> Summary:
-        """Return a summary of the rows looked at as one of all rows.
+        """Return the summary of an event with row numbers and row sums of the whole tile.
 
-        The place of the largest error is then counted in all rows, and sums of rows are 0 where
-        nobody looked.
+        `summary` has only the rows that are looked at. In the result the index of the largest error
+        counts all rows, and the sum of a row that is not looked at is 0.
         """
         side = self.tile.looked_at(Site[name])
         if side is None or side.rows is None:
@@ -189,20 +201,21 @@ class Recorder:
     def wants_steps(self, site: Site, order: Order) -> bool:
         """Return whether the additions of the sum at a site are asked for and can be observed.
 
-        Those of a native sum (`Order.NATIVE`) are the device's own and cannot.
+        The additions of a native sum (`Order.NATIVE`) cannot be observed, since the device makes
+        them.
         """
         return site in self.record.steps and order is not Order.NATIVE
 
     def keep_steps(self, site: Site, order: Order, before: Array, after: Array, f: Format) -> None:
-        """Summarize the additions of the sum at a site, added to those kept of it before.
+        """Add the additions of a sum at a site to the summary of the sum's earlier additions.
 
-        before, after: each running total before and after its rounding to the format f, shaped
+        before, after: the running totals before and after their rounding to the format f, shaped
         (products, rows, columns).
         """
         valid = self._seen(site)
         if before.shape[1] == valid.shape[0]:
             valid = self._valid_steps(site, order)
-        else:  # lanes of a row, which stand as rows of their own
+        else:  # each lane of a row is a row here
             before, after = (x.reshape(x.shape[0], valid.shape[0], -1) for x in (before, after))
         shape = before.shape[1:]
         valid = self.ops.xp.broadcast_to(valid, before.shape)
@@ -218,8 +231,8 @@ class Recorder:
     def _valid_steps(self, site: Site, order: Order) -> Array:
         """Return which additions exist and are looked at.
 
-        The result broadcasts to (products, rows, columns). In a sum over scores that adds one
-        product after the other, the addition of a masked score does not exist.
+        The result broadcasts to (products, rows, columns). A masked score has no addition in a sum
+        over scores that adds one product after the other.
         """
         if order is not Order.ASCENDING or site not in STEPS_OF_SCORES:
             return self._seen(site)[None]
@@ -240,6 +253,6 @@ def merged(xp: ModuleType, a: Summary, b: Summary) -> Summary:
 
 
 def _in_units(ops: Ops, event: Event, unit: Array) -> Event:
-    """Return the elements of an event in blocks: V / (T X) before, and P after the rounding."""
+    """Return an event in blocks with its numbers divided by the scale of their block, `unit`."""
     x, y, f, valid = event
     return ops.divide(x, unit), ops.divide(y, unit), f, valid

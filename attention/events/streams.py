@@ -1,7 +1,7 @@
 """The random bits of events, for stochastic rounding and for injected noise.
 
-Each head has 64 streams of random numbers and 64 later ones, of which every site has its own
-(`Site.stream`).
+Each head has 128 streams of random numbers, and every site has a stream of its own (`Site.stream`).
+The streams from number 64 on share the counters of the first 64 and start at a later step.
 """
 
 from types import ModuleType
@@ -12,10 +12,10 @@ from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.roundings.random import event_bits
 
-STREAMS = 64  # of a head
-LATER = 2**30  # the step from which streams of 64 and above count: no sum has so many additions
-NOISE = 2**31  # the step whose random bits are an injection's, not a rounding's
-TILE = 65536  # columns by which an event that is repeated moves on, tile by tile
+STREAMS = 64  # of a head, before the later ones
+LATER = 2**30  # first step of streams 64 and above; no sum has that many additions
+NOISE = 2**31  # the step whose random bits belong to an injection, not to a rounding
+TILE = 65536  # how far the column index of a repeated event moves on per tile
 
 
 def random_bits(
@@ -23,10 +23,10 @@ def random_bits(
 ) -> Array:
     """Return the random integers in [0, 2^31) of a tile's event, an array of the given shape.
 
-    They depend on the coordinates of an entry in its head, so the size of query tiles plays no
-    part, nor, at events of scores, that of key tiles.
+    They depend on the coordinates of an entry in its head, and not on the size of query tiles. For
+    events of scores they do not depend on the size of key tiles either.
 
-    seed  that of the rounding or injection
+    seed  the seed of the rounding or injection
     step  which addition of a sum, counted from 1; 0 for the event itself, NOISE for an injection
     """
     if site.stream >= STREAMS:

@@ -4,11 +4,11 @@
                            P=bf16
     site=O,PV -> bf16      site=PV -> accumulator=ascending:bf16        -> plan=fp32 ; backward=bf16
 
-Left of the arrow stand the places where the change holds, each at most once; without places the
-arrow may be left out. Right of it stand edits WHAT=VALUE, which apply from left to right. WHAT is a
-site or a stage, SITE.sum, SITE.mode, or a name of `edits.KINDS`, alone or with a site, as in
-format.O. After site=, a VALUE alone is a rounding of those sites. A semicolon separates changes,
-which apply in turn.
+The places to which the change applies are left of the arrow, each at most once. Without places the
+arrow may be left out. Right of the arrow are edits WHAT=VALUE, which are applied from left to
+right. WHAT is a site or a stage, SITE.sum, SITE.mode, or a name of `edits.KINDS`, alone or with a
+site, as in format.O. After site=, a VALUE alone is a rounding of those sites. Semicolons separate
+changes, which are applied one after the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,8 +52,8 @@ class Edit:
     Args:
         kind: A name of `edits.KINDS`.
         value: The value in words.
-        sites: The sites that change; () stands for all that the kind can change.
-        named: Those of them that were named one by one, which the plan has to reach.
+        sites: The sites that change; () means all that the kind can change.
+        named: The sites that were named one by one. The plan has to reach them.
     """
 
     kind: str
@@ -70,7 +70,7 @@ def changes(text: str, places: Sequence[str] = PLACES) -> tuple[Change, ...]:
         places: The places that can be given here, of `PLACES` or a caller's own.
 
     Raises:
-        ValueError: The text is no change, or names a place that there is not here.
+        ValueError: The text is not a change, or names a place that is not in `places`.
     """
     return tuple(_change(part.strip(), places) for part in text.split(";") if part.strip())
 
@@ -80,8 +80,8 @@ def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
 
     Args:
         change: The change.
-        others: Names that the caller knows beside those of the grammar, for the message about an
-            unknown one.
+        others: Names that the caller accepts in addition to the grammar, for the message about an
+            unknown name.
 
     Raises:
         ValueError: A name or value is unknown; the message has the nearest one.
@@ -92,7 +92,7 @@ def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
 
 
 def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
-    """Return the plan with changes that apply in turn; see `Plan.changed`."""
+    """Return the plan with changes that are applied one after the other; see `Plan.changed`."""
     check_seed("seed", 0 if seed is None else seed)
     for text in texts:
         if not isinstance(text, str):
@@ -109,7 +109,7 @@ def edited(plan: Plan, edit: Edit) -> Plan:
     """Return the plan with one edit, under its name with a star.
 
     Raises:
-        ValueError: The plan never reaches a site that was named, or cannot be changed so.
+        ValueError: The plan never reaches a site that was named, or does not allow the change.
     """
     for site in edit.named:
         occurs(plan, site)
@@ -214,7 +214,7 @@ def _check_value(kind: str, name: str, value: str) -> None:
 
 
 def _stage(name: str) -> tuple[Site, ...]:
-    """Return the sites of a stage, or () where the name is of none."""
+    """Return the sites of a stage, or () if the name is not a stage."""
     return tuple(s for s in Site if s.stage == name.lower())
 
 

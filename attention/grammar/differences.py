@@ -50,7 +50,7 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
         words["stabiliser"] = (
             f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
         )
-    # what needs another field leaves before that one does
+    # a field that needs another one changes before that one
     leaving: list[str] = [
         name
         for name in (

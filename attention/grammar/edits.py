@@ -42,7 +42,7 @@ from roundscope.emu.formats.format import unknown
 from roundscope.emu.roundings.modes import BINARY64, mode_named
 from roundscope.emu.sums.accumulator import Accumulator
 
-Sites = tuple[Site, ...]  # () stands for all sites that the kind can change
+Sites = tuple[Site, ...]  # () means all sites that the kind can change
 WIDE = Accumulator(step=BINARY64)
 RESCALES = (Site.DM, Site.ALPHA, Site.AL, Site.AO)
 
@@ -52,8 +52,8 @@ class Kind:
     """A kind of change.
 
     Args:
-        spell: A function from a value in words to its one spelling. It raises ValueError for what
-            is no value of the kind.
+        spell: A function from a value in words to its one spelling. It raises ValueError for
+            anything that is not a value of the kind.
         apply: A function from a plan, a value and sites to the changed plan.
         per_site: Whether the change can be restricted to sites.
     """
@@ -70,10 +70,10 @@ def apply(plan: Plan, kind: str, value: str, sites: Sites = ()) -> Plan:
         plan: The plan to change.
         kind: A name of `KINDS`.
         value: The value in words.
-        sites: The events or sums that change; () stands for all.
+        sites: The events or sums that change; () means all.
 
     Raises:
-        ValueError: The value is none of the kind, or the rest of the plan does not allow it.
+        ValueError: The value is not one of this kind, or the rest of the plan does not allow it.
     """
     return KINDS[kind].apply(plan, value, sites)
 
@@ -112,7 +112,7 @@ def _stabilizer(plan: Plan, beta: str, _: Sites) -> Plan:
 
 
 def stabilizer_words(value: str | float) -> str:
-    """Return none, or beta as its shortest text, so that 2, 2.0 and "2" are one condition.
+    """Return none, or the shortest text of beta, so that 2, 2.0 and "2" are the same condition.
 
     Raises:
         ValueError: The value is neither none nor a finite number above 1.
@@ -192,8 +192,8 @@ def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
 
     Args:
         plan: The plan to change.
-        is_wide: A function from a site, and whether the steps of its sum are meant, to whether that
-            is to be in binary64.
+        is_wide: A function of a site and a bool, which is True for the steps of the site's sum and
+            False for its event. It returns whether these become binary64.
     """
     wide: dict[Site, Event] = {site: BINARY64 for site in Site if is_wide(site, False)}
     sums = tuple(WIDE if is_wide(site, True) else plan.accumulator(site) for site in PRODUCTS)
@@ -201,7 +201,7 @@ def _widened(plan: Plan, is_wide: Callable[[Site, bool], bool]) -> Plan:
 
 
 def _checked(build: Callable[[str], object]) -> Callable[[str], str]:
-    """Return a spelling that leaves texts as they are, but raises what `build` raises for them."""
+    """Return a function that returns its text unchanged, but raises what `build` raises for it."""
 
     def spell(text: str) -> str:
         build(text)
@@ -224,7 +224,7 @@ def _one_of(
         names: The names, each with one spelling.
         field: The field of `Plan`.
         kind: The enumeration of the names.
-        aliases: Other spellings, and the names that they stand for.
+        aliases: Other spellings, and the names that they mean.
     """
 
     def spell(name: str) -> str:

@@ -4,7 +4,7 @@
 
 WHAT is one of exact, ulps=X, bias=X, set=X, flip=BIT and noise=ULPS. WHERE is one of batch=,
 heads=, rows=, columns=, features= and tiles=, with numbers and ranges (`ranges`). A colon before a
-letter separates these parts; one before a digit or a sign belongs to a range.
+letter separates these parts; a colon before a digit or a sign belongs to a range.
 """
 
 import math
@@ -46,8 +46,8 @@ def injection_of(text: str, seed: int = 0) -> Injection:
         seed: Seed of noise, from 0 to 2^32 - 1.
 
     Raises:
-        ValueError: A word is unknown or given twice; the message names it and the repair.
-        TypeError: `text` is no text.
+        ValueError: A word is unknown or given twice. The message names the word and how to fix it.
+        TypeError: `text` is not a string.
     """
     if not isinstance(text, str):
         raise TypeError(f"text={text!r}: write SITE:WHAT[:WHERE]..., as in 'O:ulps=0.5:rows=0:64'")
@@ -64,16 +64,16 @@ def injection_of(text: str, seed: int = 0) -> Injection:
 def check_injection(injection: Injection, plan: Plan) -> None:
     """Raise ValueError for an injection that a plan cannot have.
 
-    Its event is one that the plan never reaches, or its bit or value is none of the event's format.
+    The plan never reaches its event, or the event's format does not have its bit or value.
     """
     places.check_injection(injection, plan)
     check_held(injection, plan)
 
 
 def check_held(injection: Injection, plan: Plan) -> None:
-    """Raise ValueError for a `SetTo` whose finite value is no number of its event's format.
+    """Raise ValueError for a `SetTo` of a finite value that its event's format does not have.
 
-    Blocks are left out, since their scales decide which numbers they have.
+    Sites in blocks are not checked, since the scale of a block decides which numbers it has.
     """
     if (
         isinstance(injection.what, SetTo)
@@ -84,7 +84,7 @@ def check_held(injection: Injection, plan: Plan) -> None:
 
 
 def injection_words(injection: Injection) -> str:
-    """Return an injection in words that `injection_of` reads, as O:ulps=0.5:rows=0:64:heads=3.
+    """Return an injection as text for `injection_of`, such as O:ulps=0.5:rows=0:64:heads=3.
 
     The seed of noise is left out.
     """
@@ -128,7 +128,7 @@ def _what(text: str, seed: int) -> What:
 
 
 def _bit(text: str) -> int:
-    """Return the number of a bit. Raises ValueError for anything else."""
+    """Return the number of a bit. Raise ValueError for anything else."""
     if not (text.isascii() and text.isdigit()):
         raise ValueError(
             f"flip={text}: a bit is a whole number from 0; bit 0 is the last fraction bit"
@@ -137,7 +137,7 @@ def _bit(text: str) -> int:
 
 
 def _number(text: str) -> float:
-    """Return a finite number. Raises ValueError for anything else."""
+    """Return a finite number. Raise ValueError for anything else."""
     try:
         x = float(text)
     except ValueError:
@@ -148,12 +148,12 @@ def _number(text: str) -> float:
 
 
 def _short(x: float) -> str:
-    """Return the number as text that reads back as it: by %g where that is exact, else by repr."""
+    """Return text that reads back as the same number: by %g if that is exact, else by repr."""
     return f"{x:g}" if float(f"{x:g}") == x else repr(x)
 
 
 def _check_held(x: float, f: Format) -> None:
-    """Raise ValueError for a number that a format does not have; the message has the nearest."""
+    """Raise ValueError if a format does not have a number; the message has the nearest one."""
     if abs(x) > f.max_finite:
         raise ValueError(f"{f.name} cannot hold {x:g}; its largest number is {f.max_finite:g}")
     unit = math.ldexp(1.0, max(math.frexp(x)[1] - f.precision, f.emin - f.precision + 1))

@@ -14,7 +14,8 @@ def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a text such as 0,2:5 or 0-2,5, in the order of the text.
 
     Raises:
-        ValueError: A part is no number or range, or is empty; the message names it and the repair.
+        ValueError: A part is not a number or a range, or is empty. The message names it and how to
+            fix it.
     """
     return tuple(i for part in text.split(",") for i in one_range(part.strip()))
 
@@ -33,8 +34,8 @@ def one_range(text: str) -> range:
     """Return the range of 3, 0:64, 0:64:2, :64, or 0-63, which has both ends.
 
     Raises:
-        ValueError: The text is none of these, is empty, or has more than `MOST` numbers; the
-            message names it and the repair.
+        ValueError: The text has none of these forms, is empty, or has more than `MOST` numbers. The
+            message names it and how to fix it.
     """
     if _ONE.fullmatch(text):
         return range(int(text), int(text) + 1)

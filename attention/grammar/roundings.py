@@ -1,11 +1,12 @@
 """Roundings and accumulators in words.
 
-A rounding is FORMAT[:MODE][:OVERFLOW], as bf16:stochastic or e4m3fn:toward-zero:inf, or of blocks
-FORMAT[:RULE][:MODE], as mxfp8_e4m3:rceil.
+A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward-zero:inf, or in
+blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil.
 
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, warpsN and exact,
-with :FORMAT[:MODE] of its steps or without, which means fp32; or native; or a tensor core,
-ARCHITECTURE[-N]:TYPE[:FORMAT], as hopper:bf16, which with -N takes N products at a time.
+followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default. It can also be
+native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With -N, the tensor
+core takes N products at a time.
 """
 
 import re
@@ -28,8 +29,8 @@ _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tupl
 def event_of(text: str) -> Event:
     """Return the rounding of FORMAT[:MODE][:OVERFLOW], or the block format of NAME[:RULE][:MODE].
 
-    The words after the first may stand in any order. Without an overflow word, overflow is the
-    format's own (`Format.saturates`).
+    The words after the first may stand in any order. Without an overflow word, the format decides
+    what overflow becomes (`Format.saturates`).
 
     Raises:
         ValueError: A word is unknown (the message has the nearest one), two words are of one kind,
@@ -85,7 +86,7 @@ def spelled(event: Event) -> str:
 
 
 def _shape(f: BlockFormat) -> tuple[object, ...]:
-    """Return what only the name of a block format decides, and no further word."""
+    """Return what only the name of a block format decides, without what further words set."""
     return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
 
 
@@ -175,7 +176,7 @@ def places_of(text: str) -> tuple[Place, ...]:
     """Return the events and steps of a text SITE+SITE.step, each once, in the order of `Site`.
 
     Raises:
-        ValueError: A site is unknown, or is no sum of products and has no steps.
+        ValueError: A site is unknown, or steps are named of a site that is not a sum of products.
     """
     named = {_place(word) for word in text.split("+")}
     return tuple((site, step) for site in Site for step in (False, True) if (site, step) in named)

@@ -1,12 +1,13 @@
 """FlashAttention-4 and cuDNN's MXFP8 attention as plans.
 
-They are made of what public code says and were not compared with a Blackwell GPU.
+They follow public code and were not compared with a Blackwell GPU.
 
 The source is flash_attn/cute of Dao-AILab/flash-attention, read at 0251105 (softmax.py,
 `SoftmaxSm100`; utils.py, `fadd_reduce` and `ex2_emulation`; flash_fwd_sm100.py, `_TUNING_CONFIG`).
-The last key tile comes first. The maximum m of the unscaled scores stays as it is where it would
-grow by a threshold of powers of two or less. X is one multiply-add with c = scale log2 e and
-offset - c m. P is 2^X, in some columns by a polynomial. A thread adds its row in eight lanes.
+The last key tile comes first. The maximum m is that of the unscaled scores. It keeps its old value
+if it would grow by no more than a threshold, which is a number of powers of two. X is one
+multiply-add with c = scale log2 e and offset - c m. P is 2^X, in some columns by a polynomial. A
+thread adds its row in eight lanes.
 
 Three things are left out: what ex2, rcp and lg2 of a Blackwell GPU give (here they are correctly
 rounded), the order in which its tensor cores add, and multiply-adds that a compiler may make of
@@ -43,8 +44,8 @@ def fa4_fp8() -> Plan:
     threshold 4.
 
     P of up to 2^4 is scaled by 2^8 and clips at 448, but its row sum does not (flash-attention
-    issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, which the
-    kernel multiplies with scores and outputs. There is no polynomial, as on a B300. The ten errors
+    issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, by which
+    the kernel multiplies scores and outputs. There is no polynomial, as on a B300. The ten errors
     that were published for a B300 agree with those of this plan (docs/kernels.md); bits were not
     compared. The backward is that of fa2-bf16 on the same operands.
     """
@@ -69,12 +70,13 @@ def fa4_fp8_threshold0() -> Plan:
 
 
 def cudnn_mxfp8() -> Plan:
-    """Return cuDNN's MXFP8 forward as the reference of its tests has it (NVIDIA/cudnn-frontend at
-    3929da2, test/python/sdpa/mxfp8_ref.py).
+    """Return cuDNN's MXFP8 forward, as in the reference implementation of its tests.
+
+    The source is NVIDIA/cudnn-frontend at 3929da2, test/python/sdpa/mxfp8_ref.py.
 
     Q, K and V are in MXFP8 E4M3, with scales rounded up as TransformerEngine does. exp is in base
-    e, and m stays as it is where it would grow by 4 or less. P is in E4M3 as 16 P, of up to
-    16 e^4 = 874, which clips at 448 here. The row sum adds P in FP32, before its cast.
+    e, and m keeps its old value if it would grow by 4 or less. P is in E4M3 as 16 P, of up to 16
+    e^4 = 874, which clips at 448 here. The row sum adds P in FP32, before its cast.
 
     It was compared neither with hardware nor with the reference's bits. In the backward the
     reference rounds Q, K, dO and dS twice, along either axis, and has 256 P in E4M3. No plan rounds

@@ -3,7 +3,7 @@ methods of `Plan` refuse.
 
 `check_plan` runs whenever a plan is made and `check_factors` when one is run; `events_given` and
 `product_named` read the arguments of `Plan.rounded` and `Plan.adding`. Each raises a TypeError or a
-ValueError whose message names the field or argument, its value and the repair.
+ValueError whose message names the field or argument, its value and how to fix it.
 """
 
 import math
@@ -54,7 +54,7 @@ def _check_lengths(plan: "Plan") -> None:
 
 
 def _check_base(plan: "Plan") -> None:
-    """Raise ValueError for another operand of the row sum, and for log2 e in base e."""
+    """Raise ValueError for a wrong operand of the row sum, and for log2 e in base e."""
     if plan.row_sum_of not in (Site.EXP, Site.P):
         raise ValueError(f"row_sum_of={plan.row_sum_of}: the row sum adds EXP or P")
     if plan.log2_e is not Log2E.NONE and plan.exp not in (Exponential.BASE2, Exponential.EX2):
@@ -96,7 +96,7 @@ def _check_gradients(plan: "Plan") -> None:
 
 
 def _check_maximum(plan: "Plan") -> None:
-    """Raise ValueError for a kept state, a threshold, an offset or a polynomial that cannot be."""
+    """Raise ValueError for an impossible kept state, threshold, offset or polynomial."""
     if plan.first_tile_apart and not plan.kept_state:
         raise ValueError(
             "first_tile_apart=True: only a row sum that is kept in memory is another one there;"
@@ -126,7 +126,7 @@ def _check_maximum(plan: "Plan") -> None:
 
 
 def check_served(plan: "Plan") -> None:
-    """Raise ValueError for a bad softcap, window or way of sinks.
+    """Raise ValueError for a softcap, window or choice of sinks that is not allowed.
 
     These are the fields that `attend` can set for one call. They are refused where their value is
     impossible and where the rest of the plan does not support them.
@@ -195,7 +195,9 @@ def _check_tiles(plan: "Plan") -> None:
 
 
 def _check_blocks(plan: "Plan") -> None:
-    """Raise ValueError for blocks at a site that is no operand, or against its rounding."""
+    """Raise ValueError for blocks at a site that is not an operand, or that contradict its
+    rounding.
+    """
     for site, block in plan.blocks:
         if site not in BLOCK_AXIS:
             raise ValueError(
@@ -237,8 +239,8 @@ def events_given(
     A key may also be the name of a site, as text.
 
     Raises:
-        TypeError: `events` is no mapping, or one of its values is no rounding.
-        ValueError: A name is of no site.
+        TypeError: `events` is not a mapping, or one of its values is not a rounding.
+        ValueError: A name is not a site.
     """
     if not isinstance(events, Mapping):
         raise TypeError(
@@ -258,7 +260,7 @@ def product_named(site: Site | str) -> Site:
     """Return the site of that name, whose event must be a sum of products.
 
     Raises:
-        ValueError: The name is of no site, or of one that is not in `PRODUCTS`.
+        ValueError: The name is not a site, or the site is not in `PRODUCTS`.
     """
     site = site_named(site)
     if site not in PRODUCTS:

@@ -1,11 +1,12 @@
-"""The few choices in which published kernels differ: where delta comes from, and how exponentials,
-row sums, reciprocals, logarithms and gradients are computed.
+"""The few choices in which published kernels differ, such as how row sums or reciprocals are
+computed.
 
-Each class is the type of one field of `attention.plans.plan.Plan` and has a word in the grammar of
-changes (docs/grammar.md). The values of the enumerations are those words; stored results have them,
-so a value never changes. Below each value stands what it computes and whose kernel does so. Letters
-are those of `attention.algorithm`: S scores, m running maximum, l row sum, L = m + ln l. Names in
-capitals are sites, and c is binary32(scale log2 e).
+Each class is the type of one field of `attention.plans.plan.Plan`. A field is set by a word such as
+delta_from= in the grammar of changes (docs/grammar.md), which takes the value of a member, as in
+delta_from=OUT. Stored results contain these values, so a value never changes. The text below each
+value says what it computes and which kernel does so. The letters are those of
+`attention.algorithm`: S scores, m running maximum, l row sum, alpha = exp(m_old - m), and L = m +
+ln l. Names in capitals are sites, and c is binary32(scale log2 e).
 """
 
 from dataclasses import dataclass
@@ -13,18 +14,19 @@ from enum import StrEnum
 
 
 class DeltaFrom(StrEnum):
-    """Where delta takes its operands (the word delta_from=).
+    """The operands from which delta is computed, written delta_from= in the grammar of changes.
 
-    In exact arithmetic rowsum(dO O) and rowsum(P dP) are one number, since every row of P adds up
-    to 1. In rounded arithmetic they differ, and with them dS = P (dP - delta).
+    In exact arithmetic rowsum(dO O) and rowsum(P dP) are equal, since every row of P adds up to 1.
+    In rounded arithmetic they differ, and the gradient of the scores, dS = P (dP - delta), then
+    depends on the choice.
 
-    * OUT, "OUT": rowsum(dO O) with the rounded output, as every released fused kernel has it
+    * OUT, "OUT": rowsum(dO O) with the rounded output, as in every released fused kernel
       (arXiv 2307.08691, Algorithm 2).
     * WIDE_O, "O": rowsum(dO O) with the output before its last rounding.
-    * P_DP, "P_DP": rowsum(P dP) with the recomputed probabilities, as an unfused softmax has it.
-    * CENTERED, "CENTRED": rowsum(P dP) / rowsum(P), for which every row of dS adds up to 0,
-      whatever P lost. `CENTRED` is another name of the member; the value keeps that spelling, since
-      stored results have it.
+    * P_DP, "P_DP": rowsum(P dP) with the recomputed probabilities, as in an unfused softmax.
+    * CENTERED, "CENTRED": rowsum(P dP) / rowsum(P). Every row of dS then adds up to 0, even where
+      the rounded P does not add up to 1. `CENTRED` is another name of this member. Its value keeps
+      the British spelling because stored results contain it.
 
     Example:
         >>> from roundscope.attention import DeltaFrom
@@ -35,37 +37,40 @@ class DeltaFrom(StrEnum):
     OUT = "OUT"
     WIDE_O = "O"
     P_DP = "P_DP"
-    CENTRED = "CENTRED"  # first of the two, so that reprs, of which stored keys are made, stay
+    CENTRED = "CENTRED"  # first of the two, since its repr is part of stored keys
     CENTERED = "CENTRED"
 
 
 class Exponential(StrEnum):
-    """How exp(x) is computed (the word exp=)."""
+    """How exp(x) is computed (exp= in the grammar of changes)."""
 
     CORRECT = "correct"
     """Correctly rounded to the format of the event."""
     BASE2 = "base2"
-    """2^X, correctly rounded. GPU kernels compute powers of two: they fold log2 e into the scale
-    (`Log2E`); without that, X = (S - m) log2 e.
+    """2^X, correctly rounded. GPU kernels compute powers of two and fold log2 e into the scale
+    (`Log2E`). In a plan that does not, X is (S - m) log2 e.
     """
     CUDA = "cuda"
-    """`expf` of CUDA's library, to the bit, as eager kernels and XLA call it. It ends in ex2."""
+    """`expf` of CUDA's library, bit for bit, which eager kernels and XLA call. Its last step is the
+    instruction ex2.
+    """
     EX2 = "ex2"
-    """2^X by ex2.approx.ftz.f32 of a Hopper GPU, to the bit (`emu.instructions`)."""
+    """2^X by the instruction ex2.approx.ftz.f32 of a Hopper GPU, bit for bit (`emu.instructions`).
+    """
 
 
 class Log2E(StrEnum):
-    """Where log2 e enters, so that exp(x) is 2^(x log2 e) (the word log2_e=)."""
+    """Where log2 e enters, so that exp(x) is 2^(x log2 e) (log2_e= in the grammar of changes)."""
 
     NONE = "none"
-    """Nowhere before the exponential: SCALED = scale S and X = SCALED - m. With a base of 2 the
-    exponential's argument is X log2 e.
+    """Only in the exponential: SCALED = scale S and X = SCALED - m. If the exponential is a power
+    of 2, its exponent is X log2 e.
     """
     SCALE = "scale"
     """In the scale: SCALED = c S and X = SCALED - m, as in cuDNN and Triton's tutorial."""
     MAXIMUM = "maximum"
-    """In the scale, with m of the unscaled scores: SCALED = c S, X = SCALED - c m, and
-    DX = c (m_old - m), as in FlashAttention-2.
+    """In the scale, where m is the maximum of the unscaled scores: SCALED = c S, X = SCALED - c m,
+    and DX = c (m_old - m), as in FlashAttention-2.
     """
     SCORES = "scores"
     """After the scale: SCALED = scale S, LS = log2 e SCALED and X = LS - m, as in flex attention
@@ -74,90 +79,95 @@ class Log2E(StrEnum):
 
 
 class ScoreGradient(StrEnum):
-    """How dS is computed from P, dP and delta (the word score_gradient=)."""
+    """How dS is computed from P, dP and delta (score_gradient= in the grammar of changes)."""
 
     DIFFERENCE = "difference"
     """P (dP - delta), as in fused kernels."""
     SOFTMAX = "softmax"
-    """P dP - delta P, the subtraction and its product being one multiply-add: the backward of a
-    softmax that stands alone.
+    """P dP - delta P, where the subtraction and the product delta P are one multiply-add. This is
+    the backward of an unfused softmax.
     """
     QUOTIENT = "quotient"
-    """(dP / l - delta) EXP with delta = sum dP / l^2 EXP: EXP / l differentiated as a quotient, as
-    JAX does.
+    """(dP / l - delta) EXP, where delta is the sum of (dP / l^2) EXP. This is EXP / l
+    differentiated by the quotient rule, as JAX does.
     """
 
 
 class GradientsApart(StrEnum):
-    """Which gradients add up tile by tile, where each tile's part is a sum of its own (the word
-    gradients_apart=).
+    """Which gradients sum each tile separately, and then add that sum to the total.
+
+    The word in the grammar of changes is gradients_apart=.
     """
 
     NONE = "none"
-    """None of them: each is one sum over all tiles."""
+    """None: each gradient is one sum over all tiles."""
     DQ = "dq"
-    """dQ, as kernels do that add the parts by atomic additions, in some order."""
+    """dQ, as in kernels that add the sums of the tiles by atomic additions, in some order."""
     ALL = "all"
-    """dQ, dK and dV, as code does that adds tensors."""
+    """dQ, dK and dV, as in code that adds whole tensors."""
 
 
 class ScaleOfGradient(StrEnum):
-    """Where the scale enters the gradients of Q and K (the word gradient_scale=)."""
+    """Where the scale enters dQ and dK (gradient_scale= in the grammar of changes)."""
 
     RESULT = "result"
     """It multiplies dQ and dK at the end, as in FlashAttention-2."""
     PROBABILITY = "probability"
-    """It multiplies P before dP - delta does: SDS = scale P, then PD and DS."""
+    """It multiplies P, and the product is then multiplied by dP - delta: SDS = scale P, then PD and
+    DS.
+    """
     REGISTER = "register"
     """It multiplies dS before its cast: SDS, then DS."""
     OPERAND = "operand"
-    """It multiplies dS after its cast: DS, then SDS, which is the operand of dQ and dK."""
+    """It multiplies dS after its cast: DS, then SDS. The operand of dQ and dK is SDS."""
 
 
 class RowSum(StrEnum):
-    """How threads add up a row (the word row_sum=).
+    """How threads add up a row (row_sum= in the grammar of changes).
 
-    In four lanes, column j belongs to lane (j // 2) % 4, as in the accumulators of tensor cores.
+    A lane is a partial sum that one thread keeps. With four lanes l0 to l3, column j belongs to
+    lane (j // 2) % 4, as in the accumulators of tensor cores.
     """
 
     PLAIN = "plain"
-    """ROWSUM by its accumulator, and then L = alpha l + ROWSUM."""
+    """One sum by the accumulator of ROWSUM, and then L = alpha l + ROWSUM."""
     LANES = "lanes"
-    """Four lanes. Each goes on from alpha l, column by column, over all tiles; at the end LANES is
-    (l0 + l2) + (l1 + l3). FlashAttention-2.
+    """Four lanes, each with its own l. A lane starts a tile at alpha l and adds its columns one by
+    one. After the last tile LANES is (l0 + l2) + (l1 + l3). FlashAttention-2.
     """
     TILE_LANES = "tile-lanes"
-    """Four lanes. Each adds the columns of a tile from 0, and then alpha l is added; at the end
-    LANES is (l0 + l1) + (l2 + l3). cuDNN.
+    """Four lanes, each with its own l. A lane adds its columns of a tile, starting at 0, and then
+    adds alpha l. After the last tile LANES is (l0 + l1) + (l2 + l3). cuDNN.
     """
     TILES = "tiles"
-    """Four lanes from 0 in each tile, added as (l0 + l2) + (l1 + l3), and then alpha l is added.
-    Triton.
+    """Four lanes that start at 0 in each tile and are added as (l0 + l2) + (l1 + l3). Then alpha l
+    is added. Triton.
     """
     EIGHTS = "eights"
-    """Eight lanes, column j in lane j % 8, the first going on from alpha l; in each tile added as
-    ((l0 + l2) + (l4 + l6)) + ((l1 + l3) + (l5 + l7)). FlashAttention-4.
+    """Eight lanes, where column j belongs to lane j % 8. In each tile the first lane starts at
+    alpha l and the others at 0, and the lanes are added as ((l0 + l2) + (l4 + l6)) + ((l1 + l3) +
+    (l5 + l7)). FlashAttention-4.
     """
     GROUPS = "groups"
-    """Four lanes from 0 in each group of 32 columns, added as (l0 + l1) + (l2 + l3); alpha l plus
-    one group after the other. CUTLASS.
+    """Four lanes that start at 0 in each group of 32 columns and are added as (l0 + l1) + (l2 +
+    l3). The sums of the groups are added to alpha l one after the other. CUTLASS.
     """
 
 
 class Reciprocal(StrEnum):
-    """How 1 / l is computed (the word reciprocal=)."""
+    """How 1 / l is computed (reciprocal= in the grammar of changes)."""
 
     CORRECT = "correct"
     """In binary64, so that INV is its only rounding."""
     RCP = "rcp"
-    """By the instruction rcp.approx.ftz.f32 of a Hopper GPU, to the bit."""
+    """By the instruction rcp.approx.ftz.f32 of a Hopper GPU, bit for bit."""
 
 
 class BackwardExponent(StrEnum):
-    """How the backward computes P again (the word exponent_again=)."""
+    """How the backward computes P again (exponent_again= in the grammar of changes)."""
 
     FORWARD = "forward"
-    """As the forward computed it, with L in the place of m."""
+    """As in the forward, with L instead of m."""
     AFTER = "after"
     """X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B. cuDNN."""
     NATURAL = "natural"
@@ -165,55 +175,60 @@ class BackwardExponent(StrEnum):
 
 
 class Logarithm(StrEnum):
-    """How ln l is computed (the word log=)."""
+    """How ln l is computed (log= in the grammar of changes)."""
 
     CORRECT = "correct"
     """In binary64, so that LSE is its only rounding."""
     LG2 = "lg2"
-    """binary32(ln 2) times lg2.approx.ftz.f32, rounded: `__logf` of CUDA."""
+    """binary32(ln 2) times the result of lg2.approx.ftz.f32, rounded, which is CUDA's `__logf`."""
     CUDA = "cuda"
-    """`logf` of CUDA's library, or `log2f` where L is in base 2, to the bit."""
+    """`logf` of CUDA's library, or `log2f` where L is in base 2, bit for bit."""
 
 
 class Sinks(StrEnum):
-    """How a sink enters (the word sinks=).
+    """How a sink enters the softmax (sinks= in the grammar of changes).
 
-    A sink is a logit of each head that takes part in the softmax of every row and whose value is 0
-    (arXiv 2508.10925).
+    A sink is one logit per head. It takes part in the softmax of every row like the score of a key
+    whose value is 0 (arXiv 2508.10925).
     """
 
     NONE = "none"
-    """In calls that have sinks, as `KEY` where the softmax is of whole rows, else as `LAST`."""
+    """The default. In calls that have sinks, it is `KEY` if the softmax is of whole rows, else
+    `LAST`.
+    """
     KEY = "key"
-    """As a key behind the others, in m and in the row sum. Eager attention of gpt-oss."""
+    """As a key after the others, which counts in m and in the row sum. Eager attention of gpt-oss.
+    """
     FIRST = "first"
-    """As a key that comes first: m begins at SINK and l at 1. vLLM's Triton kernel."""
+    """As a key before the others: m starts at SINK and l at 1. vLLM's Triton kernel."""
     LAST = "last"
-    """m is of the keys alone, and at the end SL = l + exp(SINK - m). FlashAttention-3 and -4."""
+    """At the end, as SL = l + exp(SINK - m); m is the maximum of the keys alone. FlashAttention-3
+    and -4.
+    """
 
 
 class CappedBy(StrEnum):
-    """How a softcap c divides and multiplies (the word capped_by=)."""
+    """How the scores are divided by a softcap a (capped_by= in the grammar of changes)."""
 
     QUOTIENT = "quotient"
-    """CAP = SS / c, and the gradient is DSC DTANH. FlashAttention-4."""
+    """CAP = SS / a, and the gradient is DSC DTANH. FlashAttention-4."""
     CHAIN = "chain"
-    """CAP = SS times binary32(1 / c), and the gradient is multiplied with c and 1 / c too, DCT and
-    DCQ, as automatic differentiation does.
+    """CAP = SS times binary32(1 / a). The gradient is also multiplied by a (event DCT) and by 1 / a
+    (event DCQ), as automatic differentiation does.
     """
 
 
 class Tanh(StrEnum):
-    """How the tanh of a softcap is computed (the word tanh=)."""
+    """How the tanh of a softcap is computed (tanh= in the grammar of changes)."""
 
     CORRECT = "correct"
     """In binary64, so that TANH is its only rounding."""
     CUDA = "cuda"
-    """`tanhf` of CUDA's library, to the bit, as torch and Triton call it."""
+    """`tanhf` of CUDA's library, bit for bit, which torch and Triton call."""
 
 
 class KeyOrder(StrEnum):
-    """The order in which a query tile meets the key tiles (the word key_order=).
+    """The order of the key tiles of a query tile (key_order= in the grammar of changes).
 
     Inside a tile keys stay in ascending order.
     """
@@ -221,33 +236,36 @@ class KeyOrder(StrEnum):
     ASCENDING = "ascending"
     """From the first key tile to the last."""
     DESCENDING = "descending"
-    """From the last key tile, which a causal call masks, to the first. FlashAttention-2 and -3."""
+    """From the last key tile, part of which a causal call masks, to the first. FlashAttention-2 and
+    -3.
+    """
     MASKED_FIRST = "masked-first"
     """The tiles that causality cuts, then the others, each ascending. Flex attention."""
 
 
 class QueryOrder(StrEnum):
-    """The order in which the backward adds up tiles (the word query_order=).
+    """The order in which the backward adds up tiles (query_order= in the grammar of changes).
 
-    These are the query tiles in dK and dV, and the key tiles in dQ.
+    dK and dV add up query tiles, and dQ adds up key tiles.
     """
 
     ASCENDING = "ascending"
     """All ascending."""
     DESCENDING = "descending"
-    """dK and dV from the last query tile down, dQ ascending. FlashAttention-2."""
+    """dK and dV from the last query tile to the first, and dQ ascending. FlashAttention-2."""
     MASKED_FIRST = "masked-first"
     """The tiles that causality cuts, then the others, each ascending. Flex attention."""
     WRAPPED = "wrapped"
-    """From the diagonal on. dK and dV go up to the last query tile and then on from the first; dQ
-    goes down to the first key tile and then on from the last. CUTLASS.
+    """Starting at the diagonal. dK and dV go up to the last query tile and then continue from the
+    first one; dQ goes down to the first key tile and then continues from the last one. CUTLASS.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """The columns of a tile in which a polynomial takes the place of ex2 in EXP, as in
-    FlashAttention-4 (`emu.instructions.polynomial`).
+    """The columns of a tile in which a polynomial replaces the instruction ex2 in EXP.
+
+    FlashAttention-4 has such a polynomial (`emu.instructions.polynomial`).
 
     A tile consists of fragments of 32 columns. In every fragment from number `first` on, except the
     last of the tile, the polynomial computes column c of the fragment where (c - c % 2) % every >=
@@ -280,7 +298,7 @@ class Polynomial:
             raise ValueError(f"polynomial={self}: {form}")
 
     def __str__(self) -> str:
-        """Return EVERY:SHARE:FIRST, as the grammar writes it."""
+        """Return EVERY:SHARE:FIRST, the form that the grammar of changes uses."""
         return f"{self.every}:{self.share}:{self.first}"
 
     @staticmethod
@@ -302,9 +320,7 @@ class Polynomial:
             raise ValueError(f"give none, or EVERY:SHARE:FIRST, {form}") from None
 
     def columns(self, count: int) -> tuple[bool, ...]:
-        """Return, for each column of a tile of `count` columns, whether the polynomial computes
-        it.
-        """
+        """Return for each of the `count` columns of a tile whether the polynomial computes it."""
         last = -(-count // 32) - 1
 
         def is_polynomial(c: int) -> bool:
@@ -320,24 +336,24 @@ class Polynomial:
 class Stabilizer:
     """The shifted maximum of arXiv 2510.04212, Algorithm 1.
 
-    Where several scores of a tile row share the maximum, m moves away from it, so that no P is 1
-    and no sum of P V is a sum of unrounded V. Softmax is invariant under the shift, so the result
-    is exact in exact arithmetic for every input.
+    Where several scores in a row of a tile equal the maximum, m is moved away from it. No P is then
+    1, so no sum P V adds numbers of V multiplied by exactly 1. Softmax is invariant under this
+    shift, so in exact arithmetic the result does not change.
 
-    Unlike the released code it clamps no row sum and counts no masked score. The shift is kept
-    between twice the window plus an ulp of M (a smaller one rounds P back to 1; this also moves a
-    maximum of 0) and half the exponent range of P (a larger one would underflow). docs/decisions.md
-    says why.
+    Unlike the released code, it does not clamp row sums and does not count masked scores. The shift
+    has two bounds. It is at least twice the window plus an ulp of M, since P would round back to 1
+    with a smaller one; this also moves a maximum of 0. It is at most half the exponent range of P,
+    since P would underflow with a larger one. docs/decisions.md gives the reasons.
 
     Args:
-        beta: Factor above 1. A repeated maximum r > 0 gives m = beta r; a negative one gives m = 0.
-            The paper uses 2 to 8; default 2.
-        window: Scores closer to the maximum than this count as equal to it. A number, 0 or more, in
-            the units of scores in base e; None (default) takes the gap below which P rounds to 1 in
-            its format (`Format.tie_window`).
+        beta: Factor above 1. A repeated maximum r > 0 gives m = beta r, and a negative r gives m =
+            0. The paper uses 2 to 8; the default is 2.
+        window: Scores closer to the maximum than this count as equal to it. It is a number, 0 or
+            more, in the units of scores in base e. None (default) means the gap below which P
+            rounds to 1 in its format (`Format.tie_window`).
 
     Raises:
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
         ValueError: `beta` is not above 1, or `window` is below 0.
 
     Example:
@@ -365,7 +381,7 @@ class Stabilizer:
             raise ValueError(f"window={self.window}: a gap between scores is 0 or more")
 
     def __repr__(self) -> str:
-        """Return the record under its old name, since keys of stored trials are made of reprs."""
+        """Return the repr under the old class name, since keys of stored trials contain it."""
         return f"Stabiliser(beta={self.beta!r}, window={self.window!r})"
 
 

@@ -18,8 +18,9 @@ EIGHTS = replace(HOPPER, chunk=8)
 
 
 def octets(lanes: int) -> Accumulator:
-    """Return the accumulator of so many threads that read eight BF16 numbers at a time, as kernels
-    add up delta.
+    """Return the accumulator by which kernels add up delta.
+
+    Several threads each read eight BF16 numbers at a time.
     """
     return Accumulator(order=Order.OCTETS, chunk=lanes)
 

@@ -1,7 +1,8 @@
 """`Plan`: the whole arithmetic of one attention computation, as a hashable record.
 
-A plan gives every site (rounding event) a rounding and every sum of products an accumulator, and
-fixes the few further choices in which published kernels differ. The checks of a plan are in
+A site is a named place of the algorithm where a result is rounded, and each rounding there is an
+event. A plan gives every site a rounding and every sum of products an accumulator. It also fixes
+the few further choices in which published kernels differ. The checks of a plan are in
 `attention.plans.checks`, the values of its choices in `attention.plans.choices`, and published
 plans, each with its source, in `attention.plans.presets` and `attention.plans.twins`.
 """
@@ -37,7 +38,7 @@ from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 
 Event = Rounding | BlockFormat
-"""How one site rounds: number by number, or in blocks that share a scale."""
+"""How one site rounds: each number by itself, or in blocks that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +47,41 @@ class Plan:
 
     A plan is immutable, hashable and picklable, so it can be a dictionary key or a static argument
     of `jax.jit`. Start from a published plan (`Plan.preset`) and derive others with `at`,
-    `rounded`, `adding`, `changed`, `seeded` or `dataclasses.replace`. Names in capitals, such as
-    EXP, are sites; `Site` says what each one rounds. m is the running row maximum, l the row sum, O
-    the output before it is divided by l, L = m + ln l, and delta = rowsum(dO O).
+    `rounded`, `adding`, `changed`, `seeded` or `dataclasses.replace`.
+
+    Names in capitals, such as EXP, are sites; `Site` says what each one rounds. The entries below
+    use these letters:
+
+    - S are the scores Q K^T, and "scale" is the factor that attention multiplies them by.
+    - m is the running maximum of a row, and l is its running sum of exponentials.
+    - alpha = exp(m_old - m) rescales l and O when m grows from m_old to m.
+    - X is the exponent of EXP, and P is EXP after its cast to the operand of P V.
+    - O is the output before the division by l.
+    - L is the logarithm of the row sum, m + ln l.
+    - delta is the sum over the features of dO times O, elementwise.
+    - c is scale times log2 e, rounded to binary32.
+
+    Where an entry names a preset or twin as its source, `attention.plans.presets` or
+    `attention.plans.twins` cites the code or the paper.
 
     Args:
         name: Name of the plan in traces and messages. It has no part in the arithmetic.
         roundings: One `Rounding` for each member of `Site`, in that order. For a site that rounds
-            in blocks, this is the rounding of the elements, and it alone has their seed.
+            in blocks, this is the rounding of the elements. The seed of such a site is kept only
+            here; the block format in `blocks` has seed 0.
         accumulators: One `Accumulator` for each member of `PRODUCTS`, in that order.
         blocks: Pairs (site, `BlockFormat`) for the sites that round in blocks, in the order of
-            `Site`. Default (): none. Only operands of products can be in blocks. Source of the
-            formats: OCP MX 1.0 and those of `BlockFormat`.
+            `Site`. Default (): none. Only operands of products can be in blocks. The formats are
+            those of OCP MX 1.0 and any other `BlockFormat`.
 
-        pv_into_o: True adds P V to alpha O as one sum, and site O rounds the result; then there is
-            no event PV. False (default) makes P V an event PV of its own, and O = AO + PV. True is
-            FlashAttention-2 (arXiv 2307.08691), preset fa2-bf16; False is qiu-yao.
-        normalise_first: True divides P by the row sum before P V, which needs the whole row as one
-            key tile (`attend` sees to that). Default False. True is unfused attention: presets
-            baseline-bf16, eager, gpt-oss, sdpa-math, jax-xla. (The spelling is part of stored
-            results.)
+        pv_into_o: True adds P V to alpha O as one sum, and site O rounds the result; there is then
+            no event PV. This is FlashAttention-2 (arXiv 2307.08691), preset fa2-bf16. False
+            (default) makes P V an event PV of its own, and site O rounds the sum of the results of
+            AO (which is alpha O) and PV. This is preset qiu-yao.
+        normalise_first: True divides P by the row sum before P V. The whole row must then be one
+            key tile, which `attend` ensures. Default False. True is unfused attention: presets
+            baseline-bf16, eager, gpt-oss, sdpa-math, jax-xla. (The field keeps its British spelling
+            because stored results contain its name.)
         row_sum_of: What the row sum adds: `Site.EXP` (default), as released kernels do, or
             `Site.P`, the operand of P V after its cast. It has no effect with normalise_first.
         row_sum: How threads add up a row, one of `RowSum`: plain (default), lanes
@@ -81,94 +97,104 @@ class Plan:
         exp: How exp is computed, forward and backward, one of `Exponential`: correct (default),
             base2, cuda (CUDA's expf: eager frameworks) or ex2 (ex2.approx.ftz.f32: fused kernels).
         log2_e: Where log2 e enters the scores, one of `Log2E`: none (default), scale (cuDNN),
-            maximum (FlashAttention-2), scores (Triton). Other values than none need exp base2 or
+            maximum (FlashAttention-2), scores (Triton). Values other than none need exp base2 or
             ex2.
-        fused_exponent: True computes X as one multiply-add, so the product of the scores with
-            scale, c or log2 e is not rounded before m is subtracted. Default False. Source: flex,
-            triton-tutorial, FlashAttention-4.
-        unfused_if_cut: With fused_exponent, True rounds that product after all in tiles that
-            causality or a window cuts, forward and backward. Default False. Source: flex,
-            triton-tutorial.
+        fused_exponent: True computes X as one multiply-add. The scores are multiplied by scale, c
+            or log2 e in it, and this product is not rounded before m is subtracted. Default False.
+            Source: twins flex and triton-tutorial, and FlashAttention-4.
+        unfused_if_cut: With fused_exponent, True rounds the product of that multiply-add in the
+            tiles that causality or a window cuts, forward and backward. Default False. Source:
+            twins flex and triton-tutorial.
         fused_without_mask: True sets fused_exponent in calls that have no mask and no window and
             are not causal. Default False. Source: the compiled code of arXiv 2510.04212.
         polynomial: The columns in which a polynomial takes the place of 2^x in EXP, a `Polynomial`,
             or None (default). It needs exp base2 or ex2. Source: FlashAttention-4.
-        offset: A whole number from 0 (default) to 63. P is 2^offset exp(S - m) from its exponent X
-            on, so that its cast has other codes. EXP, the row sum and O have the factor, L has not.
-            It needs log2_e other than none. Source: FlashAttention-4 in FP8 (8, later 4).
+        offset: A whole number from 0 (default) to 63, which is added to the exponent X. EXP, P, the
+            row sum and O are then larger by the factor 2^offset, so P is cast in another range of
+            its format. L does not have the factor. It needs log2_e other than none. Source:
+            FlashAttention-4 in FP8 (8 in its first release, 4 in a later one).
         stabiliser: The shifted maximum of arXiv 2510.04212, a `Stabilizer`, or None (default). It
-            needs log2_e none. (The spelling is part of stored results.)
-        stale_maximum: m stays as it is where it would grow by this many powers of two (powers of e
-            with log2_e none) or fewer. A number from 0 up to, but not including, 64; 0 (default): m
-            is the maximum. Source: FlashAttention-4 (8; in FP8 4 or 0), cuDNN's MXFP8 reference
-            (4).
+            needs log2_e none. (The field keeps its British spelling because stored results contain
+            its name.)
+        stale_maximum: A number from 0 up to, but not including, 64. m keeps its old value where it
+            would grow by this many powers of two or fewer (powers of e with log2_e none). With 0
+            (default), m is always the maximum. Source: FlashAttention-4 (8 in BF16; 4, later 0, in
+            FP8) and cuDNN's MXFP8 reference (4).
         key_order: The order of the key tiles in the forward, one of `KeyOrder`: ascending
             (default), descending (FlashAttention-2 and -3), masked-first (flex).
-        split_tiles: The keys are split into parts of so many key tiles, each a softmax of its own,
-            and the results are combined by SW and SO. 0 (default): no split. Source:
-            FlashAttention-2 with few heads (fa2-split).
-        flushed_tiles: O is flushed every so many key tiles into a sum of its own, OA, which is
-            binary32 unless OA rounds otherwise. 0 (default): never. Source: FlashAttention-3 in FP8
-            as vLLM runs it.
-        kept_state: True is code that keeps m and l in memory: alpha and L read m as it is kept, MS,
-            and 1 / l and L read l as it is kept, LANES. Default False. Source: the released code
-            of arXiv 2510.04212.
-        first_tile_apart: With kept_state, of several query tiles the first divides by l as it was
-            before memory rounded it. Default False. Source: the same code, compiled.
-        registers: True casts from binary32 registers, in two roundings: EI before P or OI before
-            OUT, PD before DS, SDQ and SDK before DQ_OUT and DK_OUT. Default False: one rounding.
-            Source: GPU kernels; all twins (`attention.plans.twins`) have it.
+        split_tiles: With a number n above 0, the keys are split into parts of n key tiles. Each
+            part has a softmax of its own, and the events SW and SO combine the results. 0
+            (default): no split. Source: FlashAttention-2 with few heads (fa2-split).
+        flushed_tiles: With a number n above 0, O is added to a second sum after every n key tiles
+            and starts again at 0. Site OA rounds the second sum, to binary32 unless the plan gives
+            OA another rounding. 0 (default): there is no second sum. Source: FlashAttention-3 in
+            FP8 as vLLM runs it.
+        kept_state: True models code that stores m and l in memory between tiles. alpha and L then
+            use m as event MS rounded it for memory, and 1 / l and L use l as event LANES rounded
+            it. Default False. Source: the released code of arXiv 2510.04212.
+        first_tile_apart: With kept_state, True lets the first query tile divide by l without the
+            rounding LANES, in heads that have more than one query tile. Default False. Source: the
+            same code, compiled.
+        registers: True casts from binary32 registers, so a cast is two roundings: first event EI
+            and then P, or OI and then OUT, PD and then DS, SDQ and then DQ_OUT, SDK and then
+            DK_OUT. Default False: a cast is one rounding. Source: GPU kernels. Every twin, a plan
+            that gives the bits of a real kernel (`attention.plans.twins`), has True.
 
         window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
-            of a causal call and `|t - s|` < window of any other. 0 (default): all. The argument
-            `window` of `attend` takes its place. Source: sliding-window attention.
-        softcap: c > 0 makes the scores c tanh(scale S / c), by the events SS, CAP and TANH. 0.0
-            (default): they are scale S. The argument `softcap` of `attend` takes its place. Source:
-            Gemma 2 (arXiv 2408.00118).
-        capped_by: How a softcap divides, one of `CappedBy`: quotient (default) or chain. It matters
-            only where there is a softcap. Source: FlashAttention-4 and automatic differentiation.
+            of a causal call and `|t - s|` < window of any other. 0 (default): all. If the argument
+            `window` of `attend` is given, it replaces this value. Source: sliding-window attention.
+        softcap: A number a > 0 makes the scores a tanh(scale S / a), by the events SS, CAP and
+            TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of `attend` is
+            given, it replaces this value. Source: Gemma 2 (arXiv 2408.00118).
+        capped_by: How a softcap divides, one of `CappedBy`: quotient (default; FlashAttention-4) or
+            chain (automatic differentiation). It has no effect without a softcap.
         tanh: How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda
             (tanhf: torch, Triton).
-        sinks: How the sinks that a call is given enter, one of `Sinks`: none (default: key with
-            normalise_first, else last), key (eager gpt-oss), first (vLLM) or last
-            (FlashAttention-3 and -4).
+        sinks: How the sinks of a call enter, one of `Sinks`: key (eager gpt-oss), first (vLLM),
+            last (FlashAttention-3 and -4), or none (default). A plan with none treats sinks like
+            key with normalise_first, and like last otherwise.
 
         exponent_again: How the backward computes P again, one of `BackwardExponent`: forward
             (default), after (cuDNN), natural (CUTLASS).
         saved_p: True lets the backward read P as the forward had it instead of exp(S - L). It needs
             normalise_first. Default False. Source: eager frameworks and XLA.
         delta_from: The operands of delta, one of `DeltaFrom`: OUT (default; fused kernels), O, P_DP
-            (unfused softmax) or CENTRED (of no kernel: it keeps row sums of dS at 0).
-        delta_products: With delta_from OUT or O, True rounds the products dO O, DOO, before delta
-            adds them. Default False. Source: pallas-mha and the eager code of arXiv 2510.04212.
-        ds_from_p: True multiplies dS with P_B, which has been cast, instead of EXP_B. Default
-            False. Source: CUTLASS (sdpa-efficient), gpt-oss.
+            (unfused softmax), or CENTRED, which keeps the row sums of dS at 0 and which no kernel
+            uses.
+        delta_products: With delta_from OUT or O, True rounds the products of dO and O (event DOO)
+            before delta adds them. Default False. Source: pallas-mha and the eager code of
+            arXiv 2510.04212.
+        ds_from_p: True computes dS from P_B, which has been cast, instead of EXP_B. Default False.
+            Source: CUTLASS (sdpa-efficient), gpt-oss.
         score_gradient: How dS is computed, one of `ScoreGradient`: difference (default; fused
             kernels), softmax (eager frameworks) or quotient (JAX). quotient needs saved_p and
             delta_from P_DP.
-        maximum_gradient: True gives m a gradient too: the first key that has the maximum gives up
-            the sum of dS, by DMAX and DSM. It needs saved_p. Default False. Source: eager gpt-oss.
+        maximum_gradient: True differentiates through m too. The row sum of dS (event DMAX) is then
+            subtracted from dS at the first key that has the maximum (event DSM). It needs saved_p.
+            Default False. Source: eager gpt-oss.
         gradient_scale: Where the scale enters dQ and dK, one of `ScaleOfGradient`: result (default;
             FlashAttention-2), probability (arXiv 2510.04212), register (cuDNN) or operand (eager
             frameworks).
         query_order: The order of the tiles in dK, dV and dQ, one of `QueryOrder`: ascending
             (default), descending (FlashAttention-2), masked-first (flex) or wrapped (CUTLASS).
-        gradients_apart: Which gradients add parts that are sums of their own, one tile each, DQP,
-            DKP and DVP. One of `GradientsApart`: none (default), dq (FlashAttention-2, cuDNN) or
-            all (arXiv 2510.04212).
-        scale_roots: True multiplies q and k, and their gradients, with the root of the scale (QS,
-            KS) and the scores with nothing. Default False. Source: the math back end of torch's
-            SDPA.
-        scaled_keys: True multiplies K in the backward with scale log2 e and rounds it, KC, for S_B
-            and dQ; ln 2 multiplies dQ at the end. It needs log2_e scale, lse_base2 and
-            gradient_scale result. Default False. Source: Triton's tutorial 06.
-        dp_from_delta: True starts the sum dO v of dQ at -delta, DPQ, which gives a second dS, DSQ;
-            for dK, delta is subtracted from DP as usual. Default False. Source: Pallas' mha
-            (pallas-mha).
+        gradients_apart: Which gradients sum each tile separately before they add it to the total,
+            one of `GradientsApart`: none (default), dq (FlashAttention-2, cuDNN) or all
+            (arXiv 2510.04212). The events DQP, DKP and DVP round the sums of one tile.
+        scale_roots: True multiplies q and k by the square root of the scale (events QS and KS), and
+            their gradients too. The scores are then not multiplied by the scale. Default False.
+            Source: the math back end of torch's SDPA.
+        scaled_keys: True multiplies K by scale times log2 e in the backward, rounds the product
+            (event KC), and uses it for S_B and dQ; dQ is multiplied by ln 2 at the end. It needs
+            log2_e scale, lse_base2 and gradient_scale result. Default False. Source: Triton's
+            tutorial 06.
+        dp_from_delta: True computes a second dP - delta for dQ, as one sum of dO V^T that starts at
+            -delta (event DPQ). It gives a second dS, the event DSQ. For dK, delta is subtracted
+            from DP as usual. Default False. Source: Pallas' mha (pallas-mha).
 
     Raises:
-        ValueError: A site or product is missing, a field has a value that is not allowed, or fields
-            contradict each other as said above. The message names the field and the repair.
+        ValueError: A site or product is missing, a field has a value that is not allowed, or a
+            field lacks another one that its entry above says it needs. The message names the field
+            and how to fix it.
 
     Example:
         >>> from dataclasses import replace
@@ -231,22 +257,23 @@ class Plan:
 
     @staticmethod
     def preset(name: str) -> "Plan":
-        """Return the published plan of a name.
+        """Return a published plan by its name.
 
         Args:
-            name: A name in `PRESETS` (rounding as a paper or a release has it) or in
-                `attention.plans.twins.TWINS` (a plan that gives the bits of a real kernel), or
-                all:FORMAT, where every event and every step of a sum rounds to one format. A preset
-                or all:FORMAT may end in @ARCHITECTURE: its products of matrices then run on that
-                architecture's tensor cores, as far as they can read the factors.
+            name: A name in `PRESETS` (plans that round where a paper or a release rounds) or in
+                `attention.plans.twins.TWINS` (plans that give the bits of a real kernel), or
+                all:FORMAT, which rounds every event and every step of a sum to one format. A preset
+                or all:FORMAT may end in @ARCHITECTURE. Its products of matrices then run on the
+                tensor cores of that architecture, except those whose factors are in a format that
+                the tensor cores cannot read.
 
         Returns:
             The plan, whose `name` is the given one.
 
         Raises:
-            ValueError: There is no such plan, format or architecture; the message has the nearest
-                name.
-            TypeError: The name is no text.
+            ValueError: There is no such plan, format or architecture. The message names the nearest
+                one.
+            TypeError: The name is not a string.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -260,9 +287,14 @@ class Plan:
         return preset(name)
 
     def __getitem__(self, site: Site) -> Rounding:
-        """Return the rounding of a site, given as a `Site` or by its name in any case.
+        """Return the rounding of a site.
 
-        For a site in blocks this is the rounding of the elements; `event` has the blocks too.
+        Args:
+            site: A member of `Site`, or its name in upper or lower case.
+
+        Returns:
+            The rounding. For a site that rounds in blocks this is the rounding of the elements;
+            `Plan.event` returns the block format.
 
         Raises:
             ValueError: There is no site of that name.
@@ -281,7 +313,8 @@ class Plan:
             site: A member of `Site`.
 
         Returns:
-            The block format. Its element has seed 0; the seed is in `plan[site]`.
+            The block format, or None. Its element has seed 0; the seed of the site is in
+            `plan[site]`.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -293,10 +326,13 @@ class Plan:
         return next((block for blocked, block in self.blocks if blocked is site), None)
 
     def event(self, site: Site) -> Event:
-        """Return how a site rounds: its block format, with the seed, or else its rounding.
+        """Return how a site rounds: its block format with the seed, or its rounding.
 
         Args:
             site: A member of `Site`.
+
+        Returns:
+            A `BlockFormat` for a site that rounds in blocks, and a `Rounding` otherwise.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -312,8 +348,11 @@ class Plan:
         Args:
             site: A member of `PRODUCTS`, or its name.
 
+        Returns:
+            The accumulator of that sum.
+
         Raises:
-            ValueError: The event at the site is no sum of products.
+            ValueError: The event at the site is not a sum of products.
 
         Example:
             >>> from roundscope.attention import Plan
@@ -331,23 +370,26 @@ class Plan:
         overflow: str | None = None,
         seed: int | None = None,
     ) -> "Plan":
-        """Return the plan with one site rounded otherwise.
+        """Return the plan with another rounding at one site.
 
         Args:
-            site: A member of `Site`, or its name in any case.
+            site: A member of `Site`, or its name in upper or lower case.
             format: A format of numbers ("bf16", "e4m3fn", "e8m3") or of blocks ("mxfp8_e4m3"), a
-                `Rounding` or a `BlockFormat`. Blocks lie along the sum of the first product that
-                reads the operand (`sites.BLOCK_AXIS`).
-            mode: A `RoundingMode` or its name. Default: that of `format`, else ties-to-even.
-            overflow: "inf", "nan" or "saturate". Default: that of `format`, else the format's own.
-            seed: Of stochastic rounding, from 0 to 2^32 - 1. Default: that of `format`, else 0.
+                `Rounding` or a `BlockFormat`. Blocks lie along the axis over which the first
+                product that reads the operand sums (`sites.BLOCK_AXIS`).
+            mode: A `RoundingMode` or its name. Default: the mode of `format`, or ties-to-even if
+                `format` has none.
+            overflow: "inf", "nan" or "saturate". Default: what `format` says, or the usual overflow
+                of the format.
+            seed: Seed of stochastic rounding, from 0 to 2^32 - 1. Default: the seed of `format`, or
+                0 if it has none.
 
         Returns:
-            The new plan, whose name ends in a star. This one stays as it is.
+            The new plan, whose name ends in a star. This plan is not changed.
 
         Raises:
-            ValueError: A name is unknown, or blocks are asked for at a site that is no operand of a
-                product.
+            ValueError: A name is unknown, or `format` is a block format and the site is not an
+                operand of a product.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -361,16 +403,21 @@ class Plan:
         )
 
     def rounded(self, events: Mapping[Site, Event], name: str | None = None) -> "Plan":
-        """Return the plan with some sites rounded otherwise.
+        """Return the plan with other roundings at some sites.
 
         Args:
             events: The new `Rounding` or `BlockFormat` of each site that changes. A key may also be
                 the name of a site.
             name: Name of the new plan; None keeps the name of this one.
 
+        Returns:
+            The new plan. This plan is not changed.
+
         Raises:
-            TypeError: `events` is no mapping to roundings.
-            ValueError: A site is unknown, or is no operand of a product and is to be in blocks.
+            TypeError: `events` is not a mapping, or a value is neither a `Rounding` nor a
+                `BlockFormat`.
+            ValueError: A site is unknown, or a `BlockFormat` is given for a site that is not an
+                operand of a product.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -389,18 +436,18 @@ class Plan:
         return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
 
     def adding(self, site: Site | str, accumulator: Accumulator) -> "Plan":
-        """Return the plan with one sum of products added up otherwise.
+        """Return the plan with another accumulator for one sum of products.
 
         Args:
-            site: A member of `PRODUCTS`, or its name in any case.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
             accumulator: How the products are added.
 
         Returns:
             The new plan, whose name ends in a star.
 
         Raises:
-            TypeError: `accumulator` is no `Accumulator`.
-            ValueError: The event at the site is no sum of products.
+            TypeError: `accumulator` is not an `Accumulator`.
+            ValueError: The event at the site is not a sum of products.
 
         Example:
             >>> from roundscope.attention import Plan
@@ -415,24 +462,26 @@ class Plan:
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
     def changed(self, *changes: str, seed: int | None = None) -> "Plan":
-        """Return the plan with changes in words, in the grammar of every command (docs/grammar.md).
+        """Return the plan with changes given in words (docs/grammar.md), as on the command line.
 
         Args:
-            changes: Changes that apply from left to right; one text may hold several, separated by
-                blanks. SITE=FORMAT[:MODE[:OVERFLOW]] and SITE=BLOCK_FORMAT[:RULE][:MODE] round a
-                site, where inputs, forward and backward stand for all sites of a stage;
-                SITE.sum=ACCUMULATOR adds up a sum; mode= exp= delta_from= stabilizer= key_order=
-                unfused= only= but= plan= and the other words of docs/grammar.md change the rest.
-            seed: Seed of every stochastic rounding, steps of sums included, from 0 to 2^32 - 1;
-                None leaves the seeds of the plan.
+            changes: Changes, which are applied from left to right. One string may hold several,
+                separated by blanks. SITE=FORMAT[:MODE[:OVERFLOW]] and
+                SITE=BLOCK_FORMAT[:RULE][:MODE] set the rounding of a site; in place of SITE, the
+                words inputs, forward and backward mean all sites of that stage.
+                SITE.sum=ACCUMULATOR sets the accumulator of a sum. The words mode= exp= delta_from=
+                stabilizer= key_order= unfused= only= but= plan= and the others of docs/grammar.md
+                change everything else.
+            seed: Seed of every stochastic rounding, including the steps of sums, from 0 to
+                2^32 - 1. None keeps the seeds of the plan.
 
         Returns:
             The new plan. Its name ends in a star if anything but the seed was changed.
 
         Raises:
             ValueError: A word is unknown, or names a site that the plan never reaches. The message
-                has the word and the repair.
-            TypeError: A change is no text.
+                names the word and how to fix it.
+            TypeError: A change is not a string.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -447,7 +496,7 @@ class Plan:
         return changed(self, changes, seed)
 
     def seeded(self, seed: int) -> "Plan":
-        """Return the plan with this seed in every stochastic rounding, steps of sums included.
+        """Return the plan with one seed in every stochastic rounding, including the steps of sums.
 
         Args:
             seed: A whole number from 0 to 2^32 - 1.
@@ -456,7 +505,7 @@ class Plan:
             The new plan, under the same name.
 
         Raises:
-            ValueError: The seed is out of that range, and the plan has a stochastic rounding.
+            ValueError: The seed is out of its range, and the plan has a stochastic rounding.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -472,10 +521,13 @@ class Plan:
         return replace(self, roundings=tuple(map(reseeded, self.roundings)), accumulators=sums)
 
     def first_term(self, site: Site) -> Site | None:
-        """Return the event whose result the sum at a site starts from, or None where that is 0.
+        """Return the event whose result the sum at a site starts from, or None if it starts from 0.
 
         Args:
             site: A member of `PRODUCTS`.
+
+        Returns:
+            The site of that event, or None.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -497,9 +549,11 @@ class Plan:
             site: A member of `PRODUCTS`.
 
         Returns:
-            The sum of the precisions of its factors. Up to 24, the products and what the sum starts
-            from are binary32 numbers; up to 53, products are exact in binary64; beyond that it is
-            106, the bits of a product of two binary64 numbers.
+            The sum of the precisions of the two factors, with two exceptions. It is at least 53 if
+            a factor is in blocks, or if binary32 does not hold a factor or the number that the sum
+            starts from. It is 106, the bits of a product of two binary64 numbers, if the sum of the
+            precisions exceeds 53. So with 24 or less, all these numbers are binary32 numbers, and
+            with 53 or less, the products are exact in binary64.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -557,7 +611,8 @@ class Plan:
     def is_reproducible(self) -> bool:
         """Whether the same inputs give the same bits on every machine.
 
-        It is False if an accumulator is native, which adds in the device's own order.
+        It is False if an accumulator is native, since such a sum is added in the order that the
+        device chooses.
 
         Example:
             >>> from roundscope.attention import Plan
@@ -571,10 +626,12 @@ class Plan:
         """Return the plan as plain data for JSON, the form in which results store it.
 
         Returns:
-            A dictionary from the names of fields to text, numbers, True, False, None, or a
-            dictionary of these: "roundings" by site, with blocks in them, and "accumulators" by
-            site. Fields and sites that only real kernels have are left out where all such fields
-            have their defaults, so that results stored before they existed keep their keys.
+            A dictionary from the names of fields to their values, which are text, numbers, True,
+            False or None. Three fields hold a dictionary: "roundings" and "accumulators" go from
+            the name of a site to text (a site in blocks has its block format under "roundings"),
+            and a "stabiliser" that is not None has "beta" and "window". Fields and sites that only
+            real kernels have are left out if all such fields have their defaults. Older results
+            were stored without these fields and so keep their keys.
 
         Example:
             >>> from roundscope.attention import Plan
@@ -610,8 +667,8 @@ class Plan:
     def is_of_kernel(self) -> bool:
         """Whether the plan has steps that only real kernels have.
 
-        Such steps are log2 e in the scores, row sums in lanes, registers, and whatever else a field
-        of `OF_KERNEL` turns on.
+        Examples are log2 e in the scores, row sums in lanes, and casts from registers. The fields
+        that turn such steps on are listed in `OF_KERNEL`.
 
         Example:
             >>> from roundscope.attention import Plan
@@ -656,7 +713,7 @@ OF_KERNEL = (
     "window",
     "sinks",
 )
-"""Names of the fields that are at their defaults in plans without steps of real kernels.
+"""Names of the fields that have their defaults in plans without steps of real kernels.
 
 `Plan.describe` leaves them out of such plans.
 """
@@ -666,8 +723,9 @@ _ORDINAL = {site: i for i, site in enumerate(Site)}
 
 
 def ordinal(site: Site) -> int:
-    """Return the position of a site in `Site`, at which a plan, or a table of plans, has its
-    rounding.
+    """Return the position of a site in `Site`.
+
+    A plan and a table of plans hold the rounding of the site at that position.
     """
     return _ORDINAL[site]
 
@@ -679,14 +737,15 @@ def event_to(
     overflow: str | None = None,
     seed: int | None = None,
 ) -> Event:
-    """Return how an event rounds to a format: a `BlockFormat` if the format is one, or the name of
-    one, and otherwise a `Rounding`.
+    """Return how an event rounds to a format, as a `BlockFormat` or a `Rounding`.
+
+    The result is a `BlockFormat` if `format` is one or the name of one.
 
     Args:
         format: A format by name, a `Rounding`, or a `BlockFormat`.
-        mode: The rounding mode; None keeps that of the format, by default ties-to-even.
-        overflow: "inf", "nan" or "saturate"; None keeps that of the format.
-        seed: Of stochastic rounding; None keeps that of the format, by default 0.
+        mode: The rounding mode; None keeps the mode of the format, by default ties-to-even.
+        overflow: "inf", "nan" or "saturate"; None keeps the overflow of the format.
+        seed: Seed of stochastic rounding; None keeps the seed of the format, by default 0.
 
     Raises:
         ValueError: A name is unknown, or the words contradict each other.
@@ -699,7 +758,7 @@ def event_to(
 
 
 def _format(name: str) -> Format:
-    """Return the format of a name; the error for an unknown one lists block formats too."""
+    """Return a format by its name; the error for an unknown name lists the block formats too."""
     try:
         return format_named(name)
     except ValueError as error:
@@ -707,23 +766,25 @@ def _format(name: str) -> Format:
 
 
 def _element(event: Event) -> Rounding:
-    """Return how the numbers of an event round, those of blocks without their scale."""
+    """Return how the numbers of an event round; in blocks, how the elements do."""
     return event.element if isinstance(event, BlockFormat) else event
 
 
 def _seedless(block: BlockFormat) -> BlockFormat:
-    """Return the block format with seed 0, as `Plan.blocks` has it."""
+    """Return the block format with seed 0, the form in which `Plan.blocks` stores it."""
     return replace(block, element=replace(block.element, seed=0))
 
 
 def _precision(block: BlockFormat) -> int:
-    """Return the significand bits of a number T X P in blocks: element P, scale X, and the scale T
-    of a whole tensor.
+    """Return how many significand bits a number in blocks can have.
+
+    The number is the product of its element, the scale of its block, and, where the format has one,
+    the scale of the whole tensor.
     """
     scale = 0 if block.power_of_two else block.scale.precision
     return block.element.format.precision + scale + (24 if block.tensor else 0)
 
 
 def _edited(name: str) -> str:
-    """Return the name of a plan that was made from the plan of the given name."""
+    """Return the name of a plan that is derived from the plan of the given name."""
     return name if name.endswith("*") else f"{name}*"

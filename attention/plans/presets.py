@@ -86,7 +86,7 @@ def qiu_yao() -> Plan:
     Scores, running maximum, row sum and O are kept in BF16, and O is rounded per tile, before it is
     normalized, by mul_, einsum and add_ in turn. exp and the row sum of a tile are FP32. div_
     divides, so INV stays in binary64 and the quotient rounds once. The backward starts from the
-    BF16 output, and gradients leave in BF16.
+    BF16 output, and the final gradients are in BF16.
 
     The code's own backward runs under autocast, and its compiled forward is different too: the
     twins qiu-yao-eager and qiu-yao-compiled give their bits (`attention.plans.released`,
@@ -242,11 +242,12 @@ Example:
 def on_tensor_cores(plan: Plan, arch: str) -> Plan:
     """Return the plan with its products of matrices on the tensor cores of an architecture.
 
-    A product moves there if the architecture reads the formats of both factors. Factors of two
-    formats meet in the first of these two, bf16 and fp16 that holds both. Sums of FP32 factors and
-    delta stay as they are, since they run elsewhere, and so do products of operands in blocks,
-    whose factors include the scales. The row sum adds by halves, as lanes of a GPU reduce.
-    (FlashAttention-3's own lanes first add their columns one after the other, over all tiles.)
+    A product runs there if the architecture reads the formats of both factors. If these formats
+    differ, both factors are read in one format: the first of their two formats, bf16 and fp16 that
+    holds both. Sums of FP32 factors and delta are not changed, since they run elsewhere. Products
+    of operands in blocks are not changed either, since their factors include the scales. The row
+    sum is added by halves, in the order in which the lanes of a GPU reduce. (FlashAttention-3's own
+    lanes first add their columns one after the other, over all tiles.)
 
     Args:
         plan: The plan to change.
@@ -280,8 +281,8 @@ def preset(name: str) -> Plan:
     tensor cores already.
 
     Raises:
-        ValueError: There is no such name; the message has the nearest one.
-        TypeError: The name is no text.
+        ValueError: There is no such name. The message has the nearest one.
+        TypeError: The name is not a string.
     """
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")

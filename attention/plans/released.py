@@ -27,8 +27,9 @@ def qiu_yao_compiled() -> Plan:
 
     The compiler keeps the scaled scores, the maximum, EXP and O in FP32, adds the tiles by
     multiply-adds, and writes m and l to memory in BF16. The backward computes BF16 scores again and
-    adds BF16 parts in FP32. Without a mask X is one multiply-add. Of several query tiles the first
-    divides by l in FP32 and the others by l in BF16; a single tile divides by l in BF16.
+    adds BF16 parts in FP32. Without a mask X is one multiply-add. If there are several query tiles,
+    the first divides by l in FP32 and the others divide by l in BF16. A single tile divides by l in
+    BF16.
     """
     wide = (Site.SCALED, Site.X, Site.DM, Site.M, Site.L, Site.O, Site.SCALED_B)
     plan = (

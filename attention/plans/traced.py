@@ -1,9 +1,10 @@
 """Plans as data: `TracedPlan` is a plan whose formats, modes and seeds are a table of integers, so
 that another plan of the same structure needs no new compilation by XLA.
 
-`structure(plan)` is what stays static: the choices of the kernel, the orders of its sums, which
-roundings are stochastic, whether the steps of a sum round to nearest even, otherwise, or at random,
-and block formats. `head_plans` makes such a table, with one plan for each query head.
+`structure(plan)` is the part of a plan that is compiled: the choices of the kernel, the orders of
+its sums, block formats, and the kinds of modes. An event is stochastic or not; the steps of a sum
+round to nearest even, in another mode, or stochastically. `head_plans` makes such a table, with one
+plan for each query head.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class TracedAccumulator(NamedTuple):
 
 
 class TracedPlan:
-    """A plan with the roundings of a table, which stands wherever events read a `Plan`.
+    """A plan with the roundings of a table, which events can read like a `Plan`.
 
     Args:
         like: The structure, from which everything but roundings is read.
@@ -136,7 +137,7 @@ def common_structure(plans: Sequence[Plan]) -> Plan:
 
 
 def difference(a: Plan, b: Plan) -> str:
-    """Return the first thing in which two plans of different structure differ, in words."""
+    """Return in words the first difference between two plans of different structure."""
     for site in Site:
         if a.block(site) != b.block(site):
             return f"{site}: {a.event(site)} and {b.event(site)}, and blocks are no data"
@@ -201,10 +202,10 @@ def table_of(plan: Plan) -> NDArray[np.uint32]:
 
 @lru_cache(4096)
 def structure(plan: Plan) -> Plan:
-    """Return the plan without what is data, which is equal for all plans that share a compilation.
+    """Return the plan without its data; the result is equal for all plans that share a compilation.
 
-    Its name is empty, and its roundings stand for all others of their kind. Block formats are no
-    data, except for their seeds.
+    Its name is empty, and each rounding is replaced by a fixed one of the same kind. Block formats
+    are not data, except for their seeds.
     """
     accumulators = tuple(map(_static, plan.accumulators))
     blocks = dict(plan.blocks)
@@ -215,16 +216,16 @@ def structure(plan: Plan) -> Plan:
 
 
 def _static(a: Accumulator) -> Accumulator:
-    """Return an accumulator with a step that stands for all others of its kind."""
+    """Return the accumulator with its step replaced by a fixed one of the same kind."""
     has_chunk = a.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS, Order.ALIGNED)
     return replace(a, step=_canonical(a.step), chunk=a.chunk if has_chunk else 16)
 
 
 def _canonical_event(r: Rounding) -> Rounding:
-    """Return the rounding that stands for all that an event may have as data."""
+    """Return the fixed rounding that replaces those that an event may have as data."""
     return STOCHASTIC32 if kind_of(r) is Kind.STOCHASTIC else BINARY32
 
 
 def _canonical(step: Rounding) -> Rounding:
-    """Return the rounding that stands for all that a step of a sum may have as data."""
+    """Return the fixed rounding that replaces those that a step of a sum may have as data."""
     return {Kind.NEAREST: BINARY32, Kind.ANY: ANY32, Kind.STOCHASTIC: STOCHASTIC32}[kind_of(step)]

@@ -88,7 +88,7 @@ def fa2_split() -> Plan:
 
 
 def cudnn() -> Plan:
-    """Return cuDNN's fused attention, which multiplies the scores with c before the maximum."""
+    """Return cuDNN's fused attention, which multiplies the scores by c before the maximum."""
     return replace(
         _fused("cudnn", lanes=16),
         log2_e=Log2E.SCALE,
@@ -119,7 +119,7 @@ def efficient() -> Plan:
 
 def flex() -> Plan:
     """Return torch's flex_attention, which Triton compiles: the scores are scaled, and then
-    multiplied with log2 e inside the multiply-add of X.
+    multiplied by log2 e inside the multiply-add of X.
     """
     return replace(
         _fused("flex").at(Site.TT, BINARY64),
@@ -141,8 +141,8 @@ def flex() -> Plan:
 def triton_tutorial() -> Plan:
     """Return the attention of Triton's tutorial 06, in FP16.
 
-    Its backward multiplies K with scale log2 e and rounds it again, so the scores that it computes
-    again, S_B, are not those of the forward.
+    Its backward multiplies K by scale times log2 e and rounds it again, so the scores that it
+    computes again, S_B, are not those of the forward.
     """
     plan = replace(
         _fused("triton-tutorial", tensor_core("hopper", "fp16"), lanes=16),

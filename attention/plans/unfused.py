@@ -1,5 +1,6 @@
-"""Unfused attention as plans, whose softmax is a step of its own: eager frameworks, XLA, and the
-math back end of torch's SDPA.
+"""Plans of unfused attention: eager frameworks, XLA, and the math back end of torch's SDPA.
+
+Their softmax is a separate step.
 
 These are twins: they give the bits of that code on an H200 (docs/kernels.md).
 """
@@ -27,8 +28,9 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 def eager() -> Plan:
     """Return transformers' eager attention: operation by operation in BF16, with an FP32 softmax.
 
-    The scores leave their product in BF16 and are scaled in BF16. A warp adds each row. P is
-    divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast again.
+    The scores are rounded to BF16 after their product and scaled in BF16. A warp adds each row. P
+    is divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast
+    again.
     """
     bf16 = (
         *(Site.Q, Site.K, Site.V, Site.DO, Site.S, Site.SCALED, Site.P, Site.PV, Site.OUT),
@@ -107,8 +109,8 @@ def jax_xla() -> Plan:
 def sdpa_math() -> Plan:
     """Return SDPA's math back end, which computes in FP32 until results are cast.
 
-    The root of the scale multiplies q and k each. Products are chains of multiply-adds in ascending
-    order, a warp adds up each row, and P is divided and kept in FP32.
+    q and k are each multiplied by the root of the scale. Products are chains of multiply-adds in
+    ascending order, a warp adds up each row, and P is divided and kept in FP32.
     """
     cast = (Site.Q, Site.K, Site.V, Site.DO, Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
     plan = fp32().rounded(dict.fromkeys(cast, BF16)).at(Site.INV, BINARY64)

@@ -1,7 +1,8 @@
-"""The softmax of a tile, in which published kernels differ; each of its steps is a named event.
+"""The steps of a tile's softmax, in which published kernels differ; each step is a named event.
 
-`maximum`, `exponents`, `row_sums` and `logarithm` have its parts, `quotient` and `softcap` their
-gradients too, `sinks` a logit that every row sees, and `flushed` an O that is kept in two levels.
+`maximum`, `exponents`, `row_sums` and `logarithm` have the parts of the softmax. `quotient` has its
+gradient by the quotient rule, `softcap` has bounded scores and their gradient, `sinks` has a logit
+that every row sees, and `flushed` keeps O in two sums.
 The equations of a tile, which call them, are in `attention.algorithm`; the fields of a plan that
 choose among them are in `attention.plans.choices`.
 """

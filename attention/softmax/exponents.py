@@ -1,7 +1,7 @@
-"""How scores become exponents of the plan's base, and these become exponentials.
+"""How scores become exponents of the plan's base, and exponents become exponentials.
 
 Plans differ in where the scale and log2 e enter, and in which products are rounded (`Log2E`). `at`
-is the hook of the tile; scores are (bq, bk), and what a row has once is (bq,).
+is the hook of the tile. Scores are (bq, bk), and numbers that a row has only once are (bq,).
 """
 
 import math
@@ -31,7 +31,7 @@ EXPONENTIALS = {
 def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, Array, Array]:
     """Return the new maximum m, the exponents of EXP (bq, bk), and those of ALPHA (bq,).
 
-    scale  of the scores, or the softcap where s is a tanh
+    scale  the factor of the scores, or the softcap if s is a tanh
     m_old  the maximum before this tile, (bq,)
     s      the scores S, not masked yet; masked ones have the exponent -inf
     """
@@ -57,13 +57,13 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
         x = multiply_add(at, Site.X, masked(at, factors), factor, less, scaled)
     else:
         x = at(Site.X, exponent(ops, plan, scaled - less))
-    if plan.kept_state:  # alpha has both maxima as memory holds them
+    if plan.kept_state:  # alpha is computed from both maxima as memory holds them
         m_old, shift = (ops.round(y, plan[Site.MS], None) for y in (m_old, shift))
     return m, x, at(Site.DM, exponent(ops, plan, m_old - shift))
 
 
 def shifted(at: Events, m: Array) -> Array:
-    """Return what is subtracted in the exponents: m, less the offset of P in plans with one."""
+    """Return what the exponents subtract: m, or m - offset in plans with an `offset`."""
     return at(Site.MO, m - at.plan.offset) if at.plan.offset else m
 
 
@@ -99,10 +99,10 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
 def _scaled(
     at: Events, scale: float, s: Array, site: Site, in_base2: Site
 ) -> tuple[Array, float, Array]:
-    """Return the scores in the units of the exponent, and the two factors of that product.
+    """Return the scores in the units of the exponent, and two factors whose product they are.
 
-    site, in_base2: the events of the product with the scale, and, where scores hold log2 e, of the
-    product with log2 e.
+    site      the event of the product of the scores and the scale
+    in_base2  the event of its product with log2 e, in plans with log2_e=scores
     """
     scaled = at(site, at.ops.multiply(s, scale))
     if at.plan.log2_e is not Log2E.SCORES:
@@ -113,7 +113,7 @@ def _scaled(
 def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
     """Return the factor of the scores: scale, or c = binary32(scale log2 e).
 
-    It is an array where plans are data.
+    It is an array where plans are data (`attention.plans.traced`).
     """
     if plan.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM):
         return scale
@@ -125,13 +125,13 @@ def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
 def multiply_add(
     at: Events, site: Site, x: Array, factor: float, less: Array, product: Array | None = None
 ) -> Array:
-    """Return x factor - less with the event as its only rounding, -inf where x is.
+    """Return x times factor, minus less, with the event as its only rounding; -inf where x is.
 
     The sum before the event is rounded to odd, so that two roundings give what one would.
 
     less     what is subtracted, broadcastable to x
-    product  the rounded product, from which a plan with `unfused_if_cut` subtracts in tiles that
-             are cut
+    product  the rounded product of x and factor; plans with `unfused_if_cut` subtract from it in
+             tiles that are cut
     """
     xp = at.ops.xp
     total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
@@ -143,7 +143,8 @@ def multiply_add(
 def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
     """Return the exponent of the plan's base for exp(x).
 
-    It is x, or x log2 e where the plan computes 2^x and the scores do not hold log2 e yet.
+    It is x log2 e where the plan computes 2^x and the scores do not contain the factor log2 e yet,
+    and x otherwise.
     """
     if plan.exp in (Exponential.CORRECT, Exponential.CUDA) or plan.log2_e is not Log2E.NONE:
         return x
@@ -151,14 +152,14 @@ def exponent(ops: Ops, plan: Plan, x: Array) -> Array:
 
 
 def exponential(at: Events, x: Array) -> Array:
-    """Return the plan's base to the power of x, e or 2, before the event's rounding."""
+    """Return the plan's base, e or 2, to the power of x, before the event's rounding."""
     if at.plan.exp in (Exponential.EX2, Exponential.CUDA):
         x = at.ops.round(x, BINARY32, None)  # the register that the instruction reads
     return at.ops.call(EXPONENTIALS[at.plan.exp], x)
 
 
 def exponential_of_tile(at: Events, x: Array) -> Array:
-    """Return `exponential` of a tile (bq, bk), by a polynomial in the plan's columns for that."""
+    """Return `exponential` of a tile (bq, bk), in the `polynomial` columns by a polynomial."""
     if at.plan.polynomial is None or not any(columns := at.plan.polynomial.columns(x.shape[1])):
         return exponential(at, x)
     by_polynomial = at.ops.call(poly_ex2, at.ops.round(x, BINARY32, None))
@@ -166,7 +167,7 @@ def exponential_of_tile(at: Events, x: Array) -> Array:
 
 
 def exponential_again(at: Events, x: Array) -> Array:
-    """Return the exponential of the backward: the forward's, or CUDA's expf where the plan says."""
+    """Return the exponential of the backward: as in the forward, or CUDA's expf with `NATURAL`."""
     if at.plan.exponent_again is BackwardExponent.NATURAL:
         return at.ops.call(expf, at.ops.round(x, BINARY32, None))
     return exponential(at, x)

@@ -1,9 +1,11 @@
-"""An O that is flushed every n tiles into a second sum, as in FlashAttention-3 in FP8 in vLLM.
+"""The output O in two sums: every n key tiles it is added to a second sum, that is, flushed.
 
-FP8 tensor cores of Hopper keep fewer bits than FP32, so a long sum loses what it adds. With two
-levels A <- beta A + O every n tiles, beta the product of the alphas since the last time, and O
-begins at 0 again (vllm-project/flash-attention, pull requests 104 and 122; read at d8d2839,
-hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp). The compiler is taken to fuse the multiply-add.
+FP8 tensor cores of Hopper keep fewer bits than FP32, so a long sum loses small terms. After every n
+key tiles the second sum A therefore becomes beta A + O, and O starts again at 0. beta is the
+product of the rescaling factors alpha since the last flush. FlashAttention-3 in FP8 does so in vLLM
+(vllm-project/flash-attention, pull requests 104 and 122; read at d8d2839,
+hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp). This module assumes that the compiler makes one
+multiply-add of beta A + O.
 """
 
 from types import ModuleType
@@ -17,23 +19,25 @@ Kept = tuple[Array, Array, Array]  # A (rows, H), beta (rows,), tiles so far
 
 
 def empty(xp: ModuleType, rows: int, features: int) -> Kept:
-    """Return what is kept before the first tile: A = 0, beta = 1, no tiles."""
+    """Return the second sum and its state before the first tile: A = 0, beta = 1, no tiles."""
     return xp.zeros((rows, features)), xp.ones((rows,)), xp.zeros((), dtype=xp.int32)
 
 
 def is_due(plan: Plan, kept: Kept) -> Array:
-    """Return whether the accumulator of O is flushed before the next tile, a scalar of bool.
+    """Return whether O is flushed before the next tile, a scalar of bool.
 
-    It is after every n tiles, n being the plan's `flushed_tiles`.
+    This happens after every n tiles, where n is the plan's `flushed_tiles`.
     """
     tiles = kept[2]
     return (tiles > 0) & (tiles % plan.flushed_tiles == 0)
 
 
 def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kept]:
-    """Return alpha O, or 0 where it was flushed, and what is kept, before a tile's P V is added.
+    """Return what a tile adds its P V to, and the second sum with its state.
 
-    alpha, ao: the factor of this tile, (rows,), and alpha O, (rows, Hv).
+    The first result is alpha O, or 0 if O was flushed before this tile.
+
+    alpha, ao: the rescaling factor of this tile, (rows,), and alpha O, (rows, Hv).
     """
     xp, (a, beta, tiles), due = at.ops.xp, kept, at.tile.is_flushed
     beta = at(Site.BETA, at.ops.multiply(alpha, beta))
@@ -42,11 +46,11 @@ def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kep
 
 
 def all_of(at: Events, o: Array, kept: Kept) -> Array:
-    """Return all of O after the last tile: beta A and what was not flushed."""
+    """Return the sum of both parts of O after the last tile: beta A + O."""
     a, beta, _ = kept
     return at(Site.OT, _together(at, a, beta, o))
 
 
 def _together(at: Events, a: Array, beta: Array, o: Array) -> Array:
-    """Return beta A + O, rounded to odd, so that the event that follows is its only rounding."""
+    """Return beta A + O, rounded to odd; with the event that follows it is rounded only once."""
     return at.ops.odd_sum(at.ops.multiply(beta[:, None], a), o)

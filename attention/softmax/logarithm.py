@@ -1,6 +1,7 @@
 """L = m + ln l, the logarithm of a row's sum of exponentials.
 
-It also combines rows whose keys were split over blocks of a GPU: each part is weighted by it.
+The module also has the weights by which kernels combine the results of a row whose keys were split
+over several thread blocks of a GPU. They are computed from the L of each split.
 """
 
 from roundscope.attention.events.hook import Events
@@ -16,12 +17,12 @@ from roundscope.emu.roundings.modes import BINARY32
 
 
 def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
-    """Return L = m + ln l (rows,) in the units of scale S, before the event LSE.
+    """Return L = m + ln l, (rows,), before the event LSE.
 
-    In plans with `lse_base2` it is m + log2 l instead, in base 2. Rows without a key, where m is
-    -inf and l is 0, give -inf.
+    L has the units of the scaled scores. In plans with `lse_base2` the result is m + log2 l, in
+    base 2. For rows without a key, where m is -inf and l is 0, it is -inf.
 
-    scale  of m where m is unscaled
+    scale  the factor by which m is multiplied in plans where m is the maximum of unscaled scores
     m, l   the maximum and the row sum after the last tile, (rows,)
     """
     ops, plan = at.ops, at.plan
@@ -55,10 +56,13 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
 
 
 def combined_lse(ops: Ops, lse: Array) -> Array:
-    """Return ln sum_i exp(L_i), (rows,), of the L_i of splits, (splits, rows).
+    """Return L of whole rows, ln sum_i exp(L_i), (rows,), from the L_i of the splits of the keys.
 
-    It is M + logf(sum_i expf(L_i - M)) with the largest L_i as M. The sum is by halves, and each of
-    its additions is rounded to binary32; the last addition, of M, is not rounded yet.
+    It is M + logf(sum_i expf(L_i - M)), where M is the largest L_i. The sum is pairwise: the second
+    half of the terms is added to the first half until one term is left, and each addition is
+    rounded to binary32. The addition of M is not rounded yet.
+
+    lse: the L_i, (splits, rows).
     """
     xp = ops.xp
     highest = finite(xp, xp.max(lse, axis=0))
@@ -71,5 +75,5 @@ def combined_lse(ops: Ops, lse: Array) -> Array:
 
 
 def weight(ops: Ops, x: Array) -> Array:
-    """Return expf of a difference of logarithms x, which is rounded to binary32 first."""
+    """Return expf(x) for a difference x of logarithms, after x is rounded to binary32."""
     return ops.call(expf, ops.round(x, BINARY32, None))

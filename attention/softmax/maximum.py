@@ -1,7 +1,8 @@
 """The running maximum m of a row.
 
-It is the maximum of the scores so far; or it is moved away from them by the stabilizer of arXiv
-2510.04212, or kept, stale, as long as it would grow by no more than a threshold.
+In most plans it is the maximum of the scores so far. The stabilizer of arXiv 2510.04212 moves it
+away from the scores. Plans with `stale_maximum` keep an old (stale) maximum as long as it would
+grow by no more than a threshold.
 """
 
 import math
@@ -19,10 +20,12 @@ from roundscope.emu.formats.spacing import spacing
 def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array:
     """Return max(m, rowmax S) after the event M, (bq,).
 
-    In plans with `stale_maximum` it is the old m where it would grow by no more than that.
+    In plans with `stale_maximum` the result is the old m where m would grow by no more than that
+    threshold.
 
     s      the scores (bq, bk), masked ones -inf
-    scale  the factor from m to exponents of the plan's base, in which the threshold is given
+    scale  the factor that turns m into an exponent of the plan's base, which is the unit of the
+           threshold
     """
     xp, m = at.ops.xp, at.ops.xp.maximum(m_old, row_maximum(at.ops, at.plan, s))
     if at.plan.stale_maximum:
@@ -32,13 +35,13 @@ def new_maximum(at: Events, m_old: Array, s: Array, scale: float = 1.0) -> Array
 
 
 def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Array:
-    """Return DSM: dS with the gradient of the maximum m taken away.
+    """Return DSM, which is dS minus the gradient of the maximum m.
 
-    That gradient is DMAX, the row sum of dS. It goes to the first key whose exponent is 0, or to no
-    key if m is a sink.
+    That gradient is DMAX, the row sum of dS. It is subtracted at the first key whose exponent is 0,
+    or at no key if m is a sink.
 
     ds       (bq, bk)
-    x        the exponents, (bq, bk), -inf where no key is
+    x        the exponents, (bq, bk), -inf at masked scores
     of_sink  dS of the sink, (bq,), which is part of the sum; None without sinks
     """
     ops, xp = at.ops, at.ops.xp
@@ -51,13 +54,13 @@ def less_maximum(at: Events, ds: Array, x: Array, of_sink: Array | None) -> Arra
 
 
 def row_maximum(ops: Ops, plan: Plan, s: Array) -> Array:
-    """Return rowmax(S), (bq,), moved by the stabilizer where several scores share it."""
+    """Return rowmax(S), (bq,), moved by the stabilizer where several scores equal it."""
     r = ops.xp.max(s, axis=1)
     return r if plan.stabiliser is None else _stabilized(ops, plan, plan.stabiliser, s, r)
 
 
 def _stabilized(ops: Ops, plan: Plan, stabilizer: Stabilizer, s: Array, r: Array) -> Array:
-    """Return m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, of the row maximum r.
+    """Return m* of arXiv 2510.04212, Algorithm 1, lines 7 to 9, from the row maximum r.
 
     Its shift m* - r is kept within bounds in which P neither rounds to 1 nor vanishes.
     """
@@ -76,10 +79,10 @@ def _stabilized(ops: Ops, plan: Plan, stabilizer: Stabilizer, s: Array, r: Array
 
 
 def masked(at: Events, s: Array) -> Array:
-    """Return the scores with -inf for those that do not exist: their exp is 0."""
+    """Return the scores with -inf for those that do not exist, so that their exp is 0."""
     return s if at.tile.is_whole else at.ops.xp.where(at.tile.mask, s, -math.inf)
 
 
 def finite(xp: ModuleType, m: Array) -> Array:
-    """Return m, or 0 in rows that have no key so far: there -inf - -inf would be NaN."""
+    """Return m, or 0 in rows without a key so far, where subtracting m = -inf would give NaN."""
     return xp.where(m == -math.inf, 0.0, m)

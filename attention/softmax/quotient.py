@@ -1,7 +1,7 @@
 """The gradient of P = EXP / l by the quotient rule, as JAX differentiates its softmax.
 
-It is dS = (dP / l - delta) EXP, where delta is the sum of dP / l^2 EXP over the keys, which is
-rowsum(P dP) / l.
+The gradient is dS = (dP / l - delta) EXP. Here delta is the sum of (dP / l^2) EXP over the keys,
+which is rowsum(P dP) / l.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from roundscope.emu.backends.ops import Array
 
 
 def quotient_terms(at: Events, e: Array, l: Array, dp: Array) -> Array:
-    """Return dP / l^2 EXP, (bq, bk), whose row sums are delta; e, dp: (bq, bk), l: (bq,)."""
+    """Return (dP / l^2) EXP, (bq, bk), whose row sums are delta; e, dp: (bq, bk), l: (bq,)."""
     mul = at.ops.multiply
     squared = at(Site.INV2, inverse(at, at(Site.LL, mul(l, l))))
     return at(Site.PDP, mul(at(Site.DPL2, mul(dp, squared[:, None])), e))
@@ -22,7 +22,8 @@ def quotient_terms(at: Events, e: Array, l: Array, dp: Array) -> Array:
 def quotient_gradient(at: Events, e: Array, l: Array, dp: Array, delta: Array) -> Array:
     """Return (dP / l - delta) EXP, (bq, bk), not rounded yet.
 
-    The events of delta's terms are recorded here, since the pass that computes delta records none.
+    The events of delta's terms are recorded here, since the pass that computes delta records
+    nothing.
     """
     mul = at.ops.multiply
     quotient_terms(at, e, l, dp)

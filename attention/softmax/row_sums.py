@@ -1,7 +1,7 @@
 """How the threads of a kernel add up a row, and the reciprocal of the row sum.
 
-Where a plan adds up in four lanes, column j belongs to lane (j // 2) % 4, as tensor cores hold
-their results.
+A lane is a partial sum of a row that one thread keeps. In plans that add up in four lanes, column j
+belongs to lane (j // 2) % 4, since the tensor core gives that column to that thread.
 """
 
 from types import ModuleType
@@ -15,11 +15,11 @@ from roundscope.emu.roundings.modes import BINARY32
 
 
 def new_row_sum(at: Events, al: Array, e: Array) -> Array:
-    """Return the new row sum alpha l + rowsum(e), (bq,), or (bq, 4) of plans that keep lanes.
+    """Return the new row sum alpha l + rowsum(e), (bq,), or (bq, 4) in plans that keep lanes.
 
-    That is two events, ROWSUM and L; where lanes begin at alpha l it is one, L.
+    These are two events, ROWSUM and L. Where the lanes start at alpha l, it is only the event L.
 
-    al: alpha l, as l is shaped; e: EXP, or P where the plan sums that, (bq, bk).
+    al: alpha l, in the shape of l; e: EXP, or P in plans that sum P, (bq, bk).
     """
     how = at.plan.row_sum
     if how is RowSum.PLAIN:
@@ -52,7 +52,8 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
 def whole_row_sum(at: Events, al: Array, e: Array) -> Array:
     """Return alpha l + sum_s e of a whole row, (bq,), before L's own rounding.
 
-    al: alpha l, which is 0, or the part of a sink; that may be one of the numbers that are summed.
+    al: alpha l, which is 0, or the exponential of a sink. With `Sinks.KEY` it is one of the terms
+    of the row sum; otherwise it is added to the row sum.
     """
     if at.plan.sinks is Sinks.KEY:
         return row_sum(at, at.ops.xp.concatenate([e, al[:, None]], axis=1))
@@ -60,16 +61,16 @@ def whole_row_sum(at: Events, al: Array, e: Array) -> Array:
 
 
 def row_sum(at: Events, e: Array) -> Array:
-    """Return ROWSUM, (bq,): the sum of e (bq, bk) over the keys, as a sum of products with 1."""
+    """Return ROWSUM, (bq,): the sum of e (bq, bk) over the keys, as a sum of products e times 1."""
     ones = at.ops.xp.ones((e.shape[1], 1))
     total, exact = at.sum(Site.ROWSUM, e, ones)
     return at(Site.ROWSUM, total.squeeze(1), None if exact is None else exact.squeeze(1))
 
 
 def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array, Array | None]:
-    """Return start (bq, 4) + the columns of e (bq, bk) that belong to each lane.
+    """Return start (bq, 4) plus, in each lane, the sum of its columns of e (bq, bk).
 
-    The second result is the same in binary64 where an Exact() injection at the event wants it, else
+    The second result is the same in binary64 if there is an Exact() injection at the event, else
     None.
     """
     rows, columns = e.shape
@@ -92,8 +93,8 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
 def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None]:
     """Return al + rowsum(e), (bq,), in eight lanes: column j belongs to lane j % 8.
 
-    The last addition is not rounded yet. The second result is the sum in binary64 where an Exact()
-    injection at L wants it, else None.
+    The last addition is not rounded yet. The second result is the sum in binary64 if there is an
+    Exact() injection at L, else None.
     """
     xp, (rows, columns) = at.ops.xp, e.shape
     if missing := -columns % 8:
@@ -112,7 +113,7 @@ def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None
 def added_lanes(at: Events, l: Array) -> Array:
     """Return the sum of four lanes (rows, 4) in the order in which threads exchange them, (rows,).
 
-    The last addition is not rounded yet: its rounding is the event's.
+    The last addition is not rounded yet, since the event rounds it.
     """
     return _in_pairs(at, crossed(l) if at.plan.row_sum is RowSum.LANES else l)
 

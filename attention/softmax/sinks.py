@@ -1,7 +1,7 @@
-"""Sinks: a logit of each head that takes part in every row's softmax, with a value of 0.
+"""Sinks: one logit per head, which takes part in every row's softmax like a key whose value is 0.
 
-gpt-oss has them (arXiv 2508.10925). A sink enters as a key that comes first, or is added to the row
-sum at the end (`attention.plans.choices.Sinks`).
+gpt-oss has sinks (arXiv 2508.10925). A sink enters as a key, or is added to the row sum at the end
+(`attention.plans.choices.Sinks`). L is the logarithm of a row's sum, m + ln l.
 """
 
 import math
@@ -17,10 +17,10 @@ from roundscope.emu.functions import exp64
 def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
     """Return SINK, the sink of each row in the units of m, (rows,); None in calls without sinks.
 
-    That is the sink times log2 e where the scores hold log2 e, and divided by the scale where m is
-    unscaled.
+    It is the sink times log2 e where the scores contain the factor log2 e, and the sink divided by
+    the scale where m is the maximum of unscaled scores.
 
-    scale: as the exponents have it.
+    scale: the factor of the scores in the exponents.
     """
     if at.sink is None:
         return None
@@ -33,11 +33,12 @@ def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
 
 
 def with_sink(at: Events, scale: float, m: Array, l: Array, sink: Array) -> tuple[Array, Array]:
-    """Return m and SL = l + exp(SINK - m), with the offset of P, of rows without their sink yet.
+    """Return m and SL = l + exp(SINK - m), for rows whose sink was not added yet.
 
-    In rows without a key m is the sink.
+    The plan's `offset` is added to the exponent. In rows without a key m is the sink.
 
-    scale: as the exponents have it; m, l: (rows,); sink: as `sink_logit` returns it.
+    scale: the factor of the scores in the exponents; m, l: (rows,); sink: as `sink_logit` returns
+    it.
     """
     ops, xp, is_empty = at.ops, at.ops.xp, m == -math.inf
     if at.plan.log2_e is Log2E.MAXIMUM:

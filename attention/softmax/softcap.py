@@ -1,8 +1,8 @@
 """Scores that a softcap c bounds: c tanh(scale S / c), as in Gemma 2 (arXiv 2408.00118, section 2).
 
-The events are SS = scale S, then CAP = SS / c, then TANH, each rounded. From there on TANH takes
-the place of S, and c the place of the scale. What the hardware's tanh.approx gives, which
-FlashAttention-4 uses, is not modeled.
+The events are SS = scale S, then CAP = SS / c, then TANH, each rounded. After that, TANH takes the
+place of S, and c takes the place of the scale. FlashAttention-4 uses the hardware instruction
+tanh.approx, whose results are not modeled here.
 """
 
 import numpy as np
@@ -24,7 +24,9 @@ def capped(
 ) -> tuple[Array, Array | float]:
     """Return the scores and the factor that makes them logits.
 
-    That is (S, scale), or (TANH, c) in a plan with a softcap c; sites: of SS, CAP and TANH.
+    These are (S, scale), or (TANH, c) in a plan with a softcap c.
+
+    sites: the sites of SS, CAP and TANH, in the forward or in the backward.
     """
     if not at.plan.softcap:
         return s, scale
@@ -37,18 +39,18 @@ def capped(
 
 
 def factor(at: Events, scale: float) -> Array | float:
-    """Return the factor of `capped` alone: the maximum is multiplied with it too."""
+    """Return the factor that `capped` returns, by which the maximum is multiplied too."""
     return _cap(at) if at.plan.softcap else scale
 
 
 def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
-    """Return the gradient of scale S, (bq, bk), from that of a capped score.
+    """Return the gradient of scale S, (bq, bk), from the gradient of the capped scores.
 
     The events are DSC, then DCAP = DSC DTANH with DTANH = 1 - TT and TT = tanh^2. Where the plan
     differentiates step by step (`CappedBy.CHAIN`), DCT = c DSC comes before DCAP, and DCQ = DCAP /
     c after it.
 
-    ds: the gradient of a capped score; tanh: what `capped` returned; both (bq, bk).
+    ds: the gradient of the capped scores; tanh: the first result of `capped`; both (bq, bk).
     """
     ops, cap = at.ops, _cap(at)
     slope = at(
@@ -63,9 +65,10 @@ def uncapped(at: Events, ds: Array, tanh: Array) -> Array:
 
 
 def _cap(at: Events) -> Array | float:
-    """Return c, in binary32 unless SCALED is wider, as the scale is.
+    """Return the softcap c, rounded to binary32 unless site SCALED has a wider format.
 
-    Where plans are data (`attention.plans.traced`), so is the format, and c is an array.
+    The scale is rounded in the same way. Where plans are data (`attention.plans.traced`), the
+    format of SCALED is data too, and c is an array.
     """
     cap, narrow = at.plan.softcap, _narrow(at.plan.softcap)
     if cap == narrow:

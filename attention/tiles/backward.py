@@ -1,8 +1,8 @@
 """The backward of one attention head: the loops over its tiles, for every engine.
 
 The equations of a tile are in `attention.algorithm`, the setup and tiles in `tiles.loops`, and the
-order in which the backward meets its tiles in `tiles.orders`. Here are also the events around the
-tiles: delta before them, and the gradients of queries, keys and sinks as they leave.
+order of the tiles in `tiles.orders`. This module also has the events before and after the tiles:
+delta, and the final gradients of queries, keys and sinks.
 """
 
 import functools
@@ -56,13 +56,13 @@ def backward(
     head           the head's flat index, batch entry * heads + head
     q, k, v, do    (T, H), (S, H), (S, Hv) and (T, Hv), rounded by their events and padded to whole
                    tiles
-    mask           (T, S) of bool, padded with False, or None
-    out, wide, lse the results of `forward`: the output, the same before its last rounding, and L
+    mask           (T, S) of bool, padded with False, or None out, wide, lse the results of
+                   `forward`: the output, the output before its last rounding, and L
     sink           the logit of the head's sink, a scalar, or None
 
-    The results are dQ rounded, dK and dV of this query head before the rounding of the outputs
-    (`round_key_gradients`), and delta (T,). The sums begin at 0; a tile adds to them only in rows
-    and keys that have a score in it, so a row without a visible key has dQ = 0.
+    The results are dQ, which is rounded; dK and dV of this query head, which `round_key_gradients`
+    rounds later; and delta (T,). The sums begin at 0. A tile adds to them only in rows and keys
+    that have a visible score in it, so a row without a visible key has dQ = 0.
     """
     xp = ops.xp
     at = whole_events(ops, setup, head, mask)
@@ -79,13 +79,13 @@ def backward(
         def key_tile(
             dq_tiles: Array, n: Index, y: tuple[Array, ...]
         ) -> tuple[Array, tuple[Array, Array, Seen]]:
-            """Return dQ of all query tiles after the n-th key tile y, and its own dK and dV."""
+            """Return dQ of all query tiles after the n-th key tile, y, and its dK and dV."""
             j = setup.key_tiles - 1 - n if part.keys_down else n
 
             def query_tile(
                 carry: tuple[Array, Array], n: Index, x: tuple[Array, ...]
             ) -> tuple[tuple[Array, Array], tuple[Array, Seen]]:
-                """Return dK and dV after the n-th query tile x, and its own dQ."""
+                """Return dK and dV after the n-th query tile, x, and dQ of that tile."""
                 i = setup.query_tiles - 1 - n if part.queries_down else n
                 tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
@@ -152,7 +152,7 @@ def deltas(
 ) -> Array:
     """Return delta of all rows of a head, (T,), from the operands that the plan names.
 
-    Arguments as `backward`; at: the hook of the whole head.
+    The arguments are those of `backward`; at: the hook of the whole head.
     """
     if setup.plan.delta_from is DeltaFrom.OUT:
         return algorithm.delta(at, do, out)
@@ -183,8 +183,9 @@ def _delta_from_p_dp(
 ) -> tuple[Array, ...]:
     """Return rowsum(P dP) of a head by query tile, and for CENTRED also rowsum(P).
 
-    Each sum comes twice, (query tiles, block_q): by DELTA's accumulator, and as an Exact()
-    injection at DELTA wants it. Nothing is recorded: `backward` meets the same events again.
+    Each sum is returned twice, (query tiles, block_q). The first is added by DELTA's accumulator.
+    The second is too, unless an Exact() injection at DELTA needs it in binary64. Nothing is
+    recorded here, since `backward` has the same events and records them.
     """
     q_tiles, do_tiles, lse_tiles = (in_tiles(x, setup.block_q) for x in (q, do, lse))
     k_tiles, v_tiles = in_tiles(k, setup.block_k), in_tiles(v, setup.block_k)
@@ -221,7 +222,7 @@ def _delta_from_p_dp(
 
 
 def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
-    """Return dQ of a head (T, H) as it leaves: multiplied with its factor, and rounded.
+    """Return the final dQ of a head, (T, H): multiplied by its factor and rounded.
 
     at: the hook of the whole head.
     """
@@ -235,11 +236,11 @@ def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
 def round_key_gradients(
     ops: Ops, setup: Setup, head: Index, dk: Array, dv: Array
 ) -> tuple[tuple[Array, Array], Seen]:
-    """Return dK and dV of one key head as they leave, and what was recorded.
+    """Return the final dK and dV of one key head, and what was recorded.
 
-    dk, dv: (group, S, features), those of the query heads that share the key head. They are added
-    up in ascending order in binary64, so that the rounding of the outputs is the only one. The sum
-    begins at the first head and not at 0: of a group of one, -0 stays -0.
+    dk, dv: (group, S, features), the gradients of the query heads that share the key head. They are
+    added up in ascending order in binary64, so that only the output is rounded. The sum begins at
+    the first head and not at 0, so -0 stays -0 in a group of one head.
     """
     at = events_at(ops, setup, whole_head(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
@@ -253,7 +254,7 @@ def sink_gradients(
 ) -> tuple[Array, Seen]:
     """Return the gradient of a head's sink, and what was recorded.
 
-    It is the sum of DSINK over the rows, in binary64 by halves.
+    It is the sum of DSINK over the rows, in binary64, in the order of `by_halves`.
 
     sink        the logit, a scalar
     lse, delta  L and delta of the head, (T,)
@@ -263,10 +264,10 @@ def sink_gradients(
 
 
 def by_halves(xp: ModuleType, x: Array) -> Array:
-    """Return the sum of an array over its first axis, in binary64, in an order that is fixed.
+    """Return the sum of an array over its first axis, in binary64, in a fixed order.
 
-    The array is padded with zeros to a power of two; then its halves are added to each other until
-    one entry is left. So every engine has the same bits.
+    The array is padded with zeros to a power of two. Then its two halves are added to each other
+    until one entry is left. With this order every engine has the same bits.
     """
     size = 1 << (x.shape[0] - 1).bit_length()
     x = xp.concatenate([x, xp.zeros((size - x.shape[0], *x.shape[1:]))])

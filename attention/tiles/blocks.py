@@ -1,4 +1,4 @@
-"""What a block format at a site demands of the tile sizes: no block may straddle two tiles."""
+"""The check that tile sizes fit the block formats of a plan: no block may straddle two tiles."""
 
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
@@ -9,8 +9,8 @@ def check_blocks(setup: Setup) -> None:
     """Raise ValueError where the blocks of a site's format do not divide a tile.
 
     P, P_B and dS are rounded tile by tile. V and dO are rounded once for the whole head, but sums
-    run over their rows tile by tile. Q and K are summed over features, which no tile cuts. A last
-    block that ends with its tensor is shorter, as everywhere (`emu.BlockFormat`).
+    over their rows are computed tile by tile. Q and K are summed over features, which tiles do not
+    split. The last block of a tensor may be shorter (`emu.BlockFormat`).
     """
     for site, block in setup.plan.blocks:
         if site.axes is Axes.TS:
@@ -22,17 +22,19 @@ def check_blocks(setup: Setup) -> None:
 
 
 def _extents(setup: Setup) -> tuple[tuple[str, int, int], tuple[str, int, int]]:
-    """Return (name of the argument, rows of a tile, rows in all) of queries and of keys."""
+    """Return (argument's name, rows of a tile, rows in total) for queries and for keys."""
     return ("block_q", setup.block_q, setup.queries), ("block_k", setup.block_k, setup.keys)
 
 
 def _check(
     site: Site, block: BlockFormat, size: int, name: str, tile: int, total: int, *, inside: bool
 ) -> None:
-    """Raise ValueError unless blocks of `size` fit tiles of `tile` rows, `total` in all.
+    """Raise ValueError unless blocks of `size` rows fit tiles of `tile` rows.
 
-    name: the argument that gives the tile's rows; inside: whether a tile must hold whole blocks,
-    and not a block several whole tiles.
+    name    the argument that gives the rows of a tile
+    total   how many rows there are in total
+    inside  whether every block must lie inside one tile; otherwise a block may also consist of
+            several whole tiles
     """
     several = not inside and (size >= total or size % tile == 0)  # blocks of several whole tiles
     if tile < total and tile % size and not several:

@@ -44,19 +44,19 @@ def forward(
 ) -> tuple[tuple[Array, Array, Array], dict[str, Seen | None]]:
     """Return the forward of one head, and what was recorded of its "tiles" and of the "whole".
 
-    Each query tile walks over the key tiles in the plan's order. Tiles in which no score exists are
-    skipped: they change nothing, not even where V is infinite.
+    For each query tile there is a loop over the key tiles in the plan's order. Tiles in which no
+    score exists are skipped, so they change nothing, even if V is infinite.
 
     head     the head's flat index, batch entry * heads + head
     q, k, v  (T, H), (S, H) and (S, Hv), rounded by their events and padded to whole tiles
     mask     (T, S) of bool, padded with False, or None
     sink     the logit of the head's sink, a scalar, or None
 
-    The results are the output (T, Hv), the same before its last rounding, and L (T,), rows padded.
-    A row that sees no key has output 0 and L = -inf; in a call with sinks every row sees its sink,
-    and such a row has L = sink, but output 0 only if V is finite in the tiles that its query tile
-    meets: 0 times infinity is NaN. Where no tile was met, what was recorded of tiles is None under
-    NumPy.
+    The results are the output (T, Hv), the output before its last rounding, and L (T,), all with
+    padded rows. A row that sees no key has output 0 and L = -inf. In a call with sinks every row
+    sees its sink. A row that sees no key then has L = sink, and output 0 if V is finite in the
+    tiles that its query tile computes; with an infinite V, 0 times infinity is NaN. If every tile
+    is skipped, what was recorded of tiles is None under NumPy.
     """
     xp = ops.xp
     q_tiles = in_tiles(q, setup.block_q)
@@ -75,14 +75,14 @@ def forward(
     def query_tile(
         carry: None, i: Index, x: tuple[Array, ...]
     ) -> tuple[None, tuple[tuple[State, ...], Any]]:
-        """Return the state of query tile i after all key tiles, and what was recorded of those."""
+        """Return the state of query tile i after all key tiles, and what was recorded of them."""
         order = masked_tiles_first(xp, setup, i) if masked_first else None
 
         def one_split(first: int, last: int) -> tuple[State, Seen]:
-            """Return the same for the key tiles from `first` to the one before `last`."""
+            """Return the same for the key tiles from `first` to `last` - 1."""
 
             def key_tile(state: State, n: Index, y: tuple[Array, ...]) -> tuple[State, Seen]:
-                """Return the state after the n-th key tile met, y, and what was recorded of it."""
+                """Return the state after the n-th key tile, y, and what was recorded of it."""
                 j = last - 1 - n if descending else first + n if order is None else order[n]
                 tile = tile_at(
                     ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf
@@ -133,12 +133,12 @@ def forward(
 def _combined(
     ops: Ops, setup: Setup, head: Index, mask: Array | None, at: Events, states: list[State]
 ) -> tuple[tuple[Array, Array, Array], Seen]:
-    """Return the results of all splits of the keys together, and what was recorded.
+    """Return the combined results of all splits of the keys, and what was recorded.
 
-    A row that has no key in a split has no events there.
+    A row that sees no key of a split has no events in that split.
 
     at      the hook of the whole head
-    states  the state after the last tile of each split, by row
+    states  for each split, the state of all rows after its last tile
     """
     hooks, parts = [], []
     for state in states:
@@ -156,7 +156,7 @@ def _combined(
 def _rows_of_tiles(x: Any) -> Any:
     """Return arrays (query tiles, rows of a tile, ...), or tuples of them, as (rows, ...).
 
-    What a query tile has once, (query tiles,), stays as it is.
+    Arrays with one entry per query tile, (query tiles,), are not changed.
     """
     if isinstance(x, tuple):
         return tuple(_rows_of_tiles(part) for part in x)
@@ -164,7 +164,7 @@ def _rows_of_tiles(x: Any) -> Any:
 
 
 def masked_tiles_first(xp: ModuleType, setup: Setup, i: Index) -> Array:
-    """Return the order in which query tile i meets the key tiles, as an array of their numbers.
+    """Return the order of the key tiles for query tile i, as an array of their numbers.
 
     The tiles that causality or a window cuts come first, then the others, each in ascending order.
     """

@@ -4,5 +4,5 @@ from typing import TypeAlias
 
 from roundscope.emu.backends.ops import Array
 
-# a Python int, or an integer of the array library: inside a loop under XLA it is traced
+# a Python int, or an integer of the array library, as in a loop under XLA, where it is traced
 Index: TypeAlias = int | Array

@@ -1,7 +1,8 @@
 """What the forward and the backward of an attention head share: the setup of a call, and tiles.
 
-`forward` and `backward` beside this module loop over the tiles of a head. Arrays are padded to
-whole tiles; entries beyond T queries or S keys are masked, and no event counts them.
+The modules `tiles.forward` and `tiles.backward` loop over the tiles of a head. Arrays are padded to
+whole tiles. A head has T queries and S keys; entries beyond them are masked, and no event counts
+them.
 """
 
 import math
@@ -25,20 +26,21 @@ from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.roundings.modes import BINARY32
 
-ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # the events of q and k times the root of the scale
+ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # events of q and k multiplied by the root of the scale
 State = TypeVar("State")
 Out = TypeVar("Out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is fixed for a whole call: sizes, tiles, plan, and what is asked beside the result.
+    """What is fixed for a whole call: sizes, tiles, plan, injections and record.
 
     plan              the plan, with its mask-dependent choices already made
     queries, keys     rows of q and of k in a head, without padding
     block_q, block_k  rows of a query tile and of a key tile
     heads, key_heads  query heads and key heads of a batch entry
-    scale             of the scores, in binary32 unless SCALED is wider
+    scale             the factor of the scores, rounded to binary32 unless site SCALED has a wider
+                      format
     whole_scale       the scale before that rounding
     is_causal         whether a query sees the keys up to its own position only
     inject, record    the injections, and what a trace keeps (None for no trace)
@@ -59,14 +61,14 @@ class Setup:
 
     @property
     def of_scores(self) -> float:
-        """The factor of the scores: the scale, or 1 where q and k are multiplied with its root."""
+        """The factor of the scores: the scale, or 1 if q and k are multiplied by its root."""
         return 1.0 if self.plan.scale_roots else self.scale
 
     @property
     def factor(self) -> float:
-        """The factor of dQ and dK as they leave.
+        """The factor by which the final dQ and dK are multiplied.
 
-        It is the scale, or, where q and k are multiplied with its root, that root in binary32.
+        It is the scale, or its root in binary32 if q and k are multiplied by that root.
         """
         return (
             float(np.float32(math.sqrt(self.whole_scale))) if self.plan.scale_roots else self.scale
@@ -79,17 +81,17 @@ class Setup:
 
     @property
     def query_tiles(self) -> int:
-        """How many query tiles a head has, the last one padded if it must be."""
+        """How many query tiles a head has; the last one is padded if necessary."""
         return -(-self.queries // self.block_q)
 
     @property
     def key_tiles(self) -> int:
-        """How many key tiles a head has, the last one padded if it must be."""
+        """How many key tiles a head has; the last one is padded if necessary."""
         return -(-self.keys // self.block_k)
 
     @property
     def every(self) -> int:
-        """The n of a trace that looks at one tile in n of queries and of keys (`Record.every`)."""
+        """`Record.every`: the n of a trace that summarizes one query tile and one key tile in n."""
         return 1 if self.record is None else self.record.every
 
 
@@ -120,10 +122,11 @@ def whole_head(
 ) -> Tile:
     """Return the head as one tile, for events that are not repeated by tile.
 
-    These are the events of inputs, of the normalization and of outputs. Its `rows` are those that
-    see some key: with a sink, which every row sees, all but padding.
+    These are the events of inputs, of the normalization and of outputs. The `rows` of the tile are
+    the rows that see some key. In a call with sinks they are all rows except padding, since every
+    row sees its sink.
 
-    heads: heads of a batch entry, where they are not the query heads.
+    heads: how many heads a batch entry has, if not its query heads; None for the query heads.
     """
     xp = ops.xp
     t = xp.arange(setup.query_tiles * setup.block_q)
@@ -155,8 +158,8 @@ def whole_head(
 def _in_window(setup: Setup, t: Array, s: Array) -> Array:
     """Return whether each key is in each query's window, (queries, keys) of bool.
 
-    A window holds the nearest `window` keys, the query's own included: on both sides of it, of
-    which a causal call then hides one.
+    A window has the nearest `window` keys on each side of the query, each side including the
+    query's own key. A causal call hides the later side.
     """
     gap = t[:, None] - s[None, :]
     return (gap < setup.plan.window) & (gap > -setup.plan.window)
@@ -171,18 +174,19 @@ def tile_at(
     mask: Array | None,
     before: Array | None,
 ) -> Tile:
-    """Return tile (i, j) of a head: which of its scores, rows and keys exist.
+    """Return tile (i, j) of a head, with its scores, rows and keys that exist.
 
     mask    the tile's part of the caller's mask, (block_q, block_k) of bool, or None
     before  (block_q,) of bool: rows that had a visible key in an earlier tile. None in the
-            backward, which rescales nothing: there only rows with a key in this tile exist
+            backward, which does not rescale, and where only rows with a visible key in this tile
+            exist
     """
     xp = ops.xp
     row0, key0 = i * setup.block_q, j * setup.block_k
     t, s = row0 + xp.arange(setup.block_q), key0 + xp.arange(setup.block_k)
     here, keys = t < setup.queries, s < setup.keys
     exists = here[:, None] & keys[None, :]
-    active = row0 < setup.queries  # and some key, or there would be no such tile
+    active = row0 < setup.queries  # and it has some key, since every tile has one
     if setup.is_causal:
         exists = exists & (s[None, :] <= t[:, None])
         last = xp.minimum(row0 + setup.block_q, setup.queries) - 1
@@ -196,7 +200,7 @@ def tile_at(
         active = here.any()
     before = here if before is None else before
     if setup.plan.sinks in (Sinks.FIRST, Sinks.KEY):
-        before = before & (t < setup.queries)  # all rows begin with a sink, but not those that pad
+        before = before & (t < setup.queries)  # all rows except padding begin with a sink
     tiles, cut = (setup.query_tiles, setup.key_tiles), cut_by(setup.is_causal, setup.plan.window)
     return Tile(
         head=head,
@@ -223,16 +227,16 @@ def if_any(
     state: State,
     taken: Flag | None = None,
 ) -> tuple[State, Out]:
-    """Return what a tile computes, or leave the state where there is nothing to compute.
+    """Return what a tile computes, or the unchanged state if there is nothing to compute.
 
-    There is nothing where none of its scores exists, which can only be so under a mask, a window or
-    causality, or where the tile is not taken. Then the state is returned as it is, with zeros (or
-    None, under NumPy) as what was recorded.
+    There is nothing to compute if none of the tile's scores exists, which only a mask, a window or
+    causality can cause, or if the tile is not taken. The state is then returned unchanged, and what
+    was recorded is zeros, or None under NumPy.
 
     masks    the masks of the tiles, or None in a call without a mask
     compute  () -> (the new state, what was recorded)
     state    the state before the tile
-    taken    whether the tile is met in this pass of the backward; None for always
+    taken    whether this pass of the backward takes the tile; None for always
     """
     if setup.has_structure or masks is not None:
         exists = tile.mask.any()
@@ -246,9 +250,9 @@ def if_any(
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:
-    """Return the bounds of query tile i and of key tile j, each its first row and its end.
+    """Return the bounds of query tile i and of key tile j.
 
-    The end is the row after the last.
+    The bounds of a tile are its first row and the row after its last.
     """
     return (i * setup.block_q, (i + 1) * setup.block_q), (
         j * setup.block_k,
@@ -262,7 +266,7 @@ def in_tiles(x: Array, block: int) -> Array:
 
 
 def mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
-    """Return a mask (T, S) as (query tiles, key tiles, block_q, block_k); None for None."""
+    """Return a mask (T, S) as (query tiles, key tiles, block_q, block_k), or None if it is None."""
     if mask is None:
         return None
     parts = mask.reshape(setup.query_tiles, setup.block_q, setup.key_tiles, setup.block_k)
@@ -281,14 +285,14 @@ def backwards(x: Any) -> Any:
 def round_inputs(ops: Ops, setup: Setup, head: Index, site: Site, x: Array) -> tuple[Array, Seen]:
     """Return one input tensor of a head after its event, and what was recorded.
 
-    Where a plan multiplies q and k with the root of the scale, QS or KS follows.
+    In plans that multiply q and k by the root of the scale, the event QS or KS follows.
 
-    site  Q, K, V or DO; or KC, the keys of the backward, for which x is K after its event
+    site  Q, K, V or DO; or KC, the scaled keys of the backward, for which x is K after its event
     x     (rows, features), padded to whole tiles
     """
     heads = setup.key_heads if site in KEY_SITES else setup.heads
     at = events_at(ops, setup, whole_head(ops, setup, head, None, heads))
-    if site is Site.KC:  # of a product in binary32
+    if site is Site.KC:  # KC rounds a product that is in binary32
         x = ops.round(ops.multiply(x, base2_scale(ops, setup.plan, setup.scale)), BINARY32, None)
     rounded = at(site, x)
     if setup.plan.scale_roots and site in ROOTED:

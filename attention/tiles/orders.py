@@ -1,9 +1,9 @@
-"""The passes in which the backward meets its tiles, so that gradients add up in a plan's order.
+"""The passes of the backward over its tiles, which make gradients add up in a plan's order.
 
-A pass walks over the key tiles, and for each of them over the query tiles, and takes some of these
-tiles. dQ of a query tile therefore adds up key tiles in the order of the outer walk, and dK and dV
-of a key tile add up query tiles in the order of the inner walk. A later pass goes on from the sums
-that the earlier ones left.
+A pass is an outer loop over the key tiles and an inner loop over the query tiles. It computes some
+of these tiles; those are the tiles that it takes. dQ of a query tile therefore adds up key tiles in
+the order of the outer loop, and dK and dV of a key tile add up query tiles in the order of the
+inner loop. A later pass continues with the sums of the earlier ones.
 """
 
 from collections.abc import Callable
@@ -16,18 +16,20 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.tiles.index import Index
 from roundscope.emu.backends.ops import Array
 
-Bounds: TypeAlias = tuple[Index, Index]  # of a tile: its first row, and the one after its last
+Bounds: TypeAlias = tuple[Index, Index]  # of a tile: its first row and the row after its last
 Flag: TypeAlias = bool | Array
-Cells: TypeAlias = Callable[[Bounds, Bounds], Flag]  # of a query tile, a key tile: is it taken?
+Cells: TypeAlias = Callable[
+    [Bounds, Bounds], Flag
+]  # (bounds of query tile, of key tile) -> is it taken?
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One walk over the tiles of the backward.
+    """One pass over the tiles of the backward.
 
-    takes         which tiles it takes; None for all
-    keys_down     whether it meets the key tiles from the last to the first
-    queries_down  whether it meets the query tiles from the last to the first
+    takes         which tiles the pass takes; None for all
+    keys_down     whether the loop over key tiles goes from the last to the first
+    queries_down  whether the loop over query tiles goes from the last to the first
     """
 
     takes: Cells | None = None
@@ -36,9 +38,9 @@ class Pass:
 
 
 def is_cut(rows: Bounds, keys: Bounds) -> Flag:
-    """Return whether the diagonal crosses a tile of these bounds.
+    """Return whether the diagonal crosses a tile with these bounds.
 
-    It does where some scores of the tile are causal and some are not, or where the tile ends on the
+    It does if a causal call masks some scores of the tile but not all, or if the tile ends on the
     diagonal.
     """
     return (keys[1] - 1 > rows[0]) & (keys[0] < rows[1])
@@ -47,7 +49,9 @@ def is_cut(rows: Bounds, keys: Bounds) -> Flag:
 def cut_by(is_causal: bool, window: int) -> Cells | None:
     """Return the test whether the diagonal of a causal call, or an edge of a window, cuts a tile.
 
-    window: of the plan, 0 for none. None where a call has neither.
+    The result is None for a call that is not causal and has no window.
+
+    window: the plan's window, 0 for none.
     """
     if not window:
         return is_cut if is_causal else None
@@ -65,7 +69,7 @@ def _others(cells: Cells) -> Cells:
 
 
 def _is_reached(rows: Bounds, keys: Bounds) -> Flag:
-    """Return whether some score of the tile is on the diagonal or below it."""
+    """Return whether a score of the tile is on the diagonal or below it."""
     return keys[0] < rows[1]
 
 
@@ -75,7 +79,7 @@ def _is_beyond(rows: Bounds, keys: Bounds) -> Flag:
 
 
 def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
-    """Return the passes of a plan's backward, the first one first."""
+    """Return the passes of a plan's backward in their order."""
     cut = cut_by(is_causal, plan.window)
     match plan.query_order:
         case QueryOrder.MASKED_FIRST if cut is not None:
@@ -91,7 +95,7 @@ def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
 
 
 def merged(xp: ModuleType, taken: Array, new: Any, old: Any) -> Any:
-    """Return what was recorded of all tiles: `new` where the last pass took a tile, else `old`.
+    """Return what was recorded of all tiles: `new` for those that the last pass took, else `old`.
 
     taken     (key tiles, query tiles) of bool
     new, old  what was recorded in the last pass and before it: dicts or tuples of arrays whose

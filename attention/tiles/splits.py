@@ -1,7 +1,7 @@
-"""Keys that are split over blocks of a GPU, as FlashAttention-2 does where heads are few.
+"""Keys that are split over thread blocks of a GPU, as FlashAttention-2 does if heads are few.
 
-Here are the key tiles of each split, and how what was recorded of the splits becomes what was
-recorded of a head. The equations that combine the results of splits are in `attention.algorithm`.
+This module gives the key tiles of each split, and joins the records of the splits of a head. The
+equations that combine the results of the splits are in `attention.algorithm`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from roundscope.attention.plans.plan import Plan
 
 
 def splits_of(plan: Plan, key_tiles: int) -> Iterator[tuple[int, int]]:
-    """Yield the first key tile of each split and the one after its last.
+    """Yield the first key tile of each split and the tile after its last.
 
-    Where a plan splits nothing, that is one split of all tiles.
+    In a plan without splits, one split has all tiles.
     """
     size = plan.split_tiles or key_tiles
     yield from ((first, min(first + size, key_tiles)) for first in range(0, key_tiles, size))
@@ -25,7 +25,7 @@ def joined(xp: ModuleType, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
     """Return what was recorded of the tiles of all splits, joined along the tiles.
 
     parts  what was recorded in each split: dicts or tuples of arrays whose first axis is the key
-           tile; None stands for zeros, where no tile of a split was met
+           tile; None stands for zeros, in a split of which no tile was computed
     sizes  key tiles of each split
     """
     like = next((part for part in parts if part is not None), None)
@@ -51,7 +51,7 @@ def joined(xp: ModuleType, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def counted_together(xp: ModuleType, seen: Sequence[Seen]) -> Seen:
-    """Return the summaries of events that every split has, added up over the splits."""
+    """Return the summaries of the events that each split has, added up over the splits."""
     found: Seen = {}
     for part in seen:
         for name, new in part.items():

@@ -1,4 +1,4 @@
-"""`Tile`: where a tile of scores is in its head, and which entries of its events exist."""
+"""`Tile`: the position of a tile of scores in its head, and which entries of its events exist."""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -11,9 +11,9 @@ from roundscope.emu.backends.ops import Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Where a tile of scores is in its head, and which of its entries exist.
+    """The position of a tile of scores in its head, and which of its entries exist.
 
-    A head as a whole, for the events that it has once, is a `Tile` too: of all its rows and keys.
+    For the events that a head has only once, a `Tile` of all its rows and keys is used.
 
     head       the head's flat index, batch entry * heads + head
     heads      heads of a batch entry
@@ -21,17 +21,17 @@ class Tile:
     row0, key0 the first query and the first key of the tile
     mask       (queries, keys) of bool: the scores that exist, neither masked nor padding
     rows       (queries,) of bool: rows that have had a visible key by now, this tile included
-    rescaled   (queries,) of bool: rows that had a visible key before this tile. Only of them do the
-               events of rescaling by alpha exist (`sites.RESCALES`), so a row has those from its
-               second key tile on
+    rescaled   (queries,) of bool: rows that had a visible key before this tile. The events that
+               rescale by alpha (`sites.RESCALES`) exist only in these rows
     keys       (keys,) of bool: keys that some query of this tile sees
-    sample     the part that a trace looks at, as a tile of queries and as one of keys; None for all
+    sample     the part that a trace looks at, first for events of queries and then for events of
+               keys; None for all
     is_cut     whether the diagonal of a causal call, or an edge of a window, crosses the tile
-    is_flushed whether the accumulator of O is flushed before this tile, by plans with
+               is_flushed whether O is flushed to its second sum before this tile, in plans with
                `flushed_tiles`
     is_whole   whether all scores exist
-    is_unrecorded    whether nobody counts the tile's events; then an event may also be applied to
-                     entries that do not exist, if it leaves them as they are
+    is_unrecorded    whether the tile's events are not recorded; an event may then also be applied
+                     to entries that do not exist, if it does not change them
     """
 
     head: Index
@@ -60,17 +60,18 @@ class Tile:
         return (rows & self.is_flushed if site is Site.OA else rows)[:, None]
 
     def looked_at(self, site: Site) -> Side | None:
-        """Return the part of a site's event that a trace looks at; None for all of it."""
+        """Return the part of a site's event that a trace looks at, or None for all of it."""
         return None if self.sample is None else self.sample[site.axes is Axes.SH]
 
     def coordinates(
         self, xp: ModuleType, site: Site, shape: tuple[int, ...]
     ) -> tuple[Array, Array, Index]:
-        """Return where the entries of a site's event, of the given shape, are in their head.
+        """Return the coordinates in the head of the entries of a site's event.
 
-        The result is the row of each entry (a key for sites of keys), its second index (a key for
-        scores, else a feature, 0 without features), both broadcastable to the shape, and the index
-        of the other side's tile, for each of which the event is repeated.
+        The first two results broadcast to the shape of the event. They are the row of each entry,
+        which is a key for sites of keys, and its second index: a key for scores, a feature for
+        events with features, and 0 for others. The third result is the tile at which the event is
+        repeated: the index of the query tile for sites of keys, and of the key tile for others.
         """
         axes = site.axes
         first = (self.key0 if axes is Axes.SH else self.row0) + xp.arange(shape[0])

@@ -1,7 +1,7 @@
-"""How what was recorded comes from JAX's device into NumPy.
+"""How the records of a call are copied from JAX's device to NumPy.
 
-Copies are slow. So where tiles are many the device adds them up first, of a sample's rows only
-those that were looked at are copied, and small arrays are joined into one.
+Copies are slow, so there are few. If there are many tiles, the device adds them up first. With a
+sample, only the rows that were looked at are copied. Small arrays are joined into one.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _LIKE = {site.axes: site for site in Site}  # sites of one shape share a compila
 
 
 def fetched(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> list[Part]:
-    """Return the parts of a call in NumPy; features: of q and k, and of v."""
+    """Return the parts of a call in NumPy; features: how many q and k, and v, have."""
     with jax.enable_x64(True):
         parts = [_added(setup, part, features) for part in parts]
         is_far = any(_is_far((part.whole, part.tiles)) for part in parts)
@@ -45,7 +45,7 @@ def fetched(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> l
 
 
 def rows_seen(setup: Setup, part: Part) -> Seen:
-    """Return what was recorded of whole heads, sums of rows only of the tiles looked at."""
+    """Return what was recorded of whole heads, with row sums only for the tiles looked at."""
     whole = summaries(part.whole)
     taken = _taken(
         setup.every,
@@ -61,7 +61,7 @@ def rows_seen(setup: Setup, part: Part) -> Seen:
 def all_rows(setup: Setup, part: Part, whole: Seen) -> Seen:
     """Return what `rows_seen` returned, copied to NumPy, with the sums of all rows.
 
-    Where nobody looked the sum is 0 (`attention.tiles.sample.Side.spread`).
+    The sum of a row that was not looked at is 0 (`attention.tiles.sample.Side.spread`).
     """
     result = dict(whole)
     for name, (*summary, seen) in summaries(whole).items():
@@ -124,7 +124,7 @@ def _added(setup: Setup, part: Part, features: tuple[int, int]) -> Part:
 
 
 def _tiles(setup: Setup, name: str) -> tuple[int, int]:
-    """Return in how many tiles the rows of a site are in a head, and the rows of each."""
+    """Return how many tiles the rows of a site have in a head, and how many rows each tile has."""
     of_keys = site_of(name).axes is Axes.SH
     return (setup.key_tiles, setup.block_k) if of_keys else (setup.query_tiles, setup.block_q)
 
@@ -141,7 +141,7 @@ def _rows(xp: ModuleType, every: int, number: int, tiles: int, size: int, heads:
 def _taken(
     every: int, number: int, tiles: tuple[tuple[int, int], ...], rows: list[Array]
 ) -> list[Array]:
-    """Return, of sums of rows (heads, rows), those of the tiles looked at."""
+    """Return those sums of rows (heads, rows) that belong to the tiles looked at."""
     own = [_rows(jnp, every, number, *x, row.shape[0]) for x, row in zip(tiles, rows, strict=True)]
     return [jnp.take_along_axis(row, x, axis=1) for x, row in zip(own, rows, strict=True)]
 

@@ -1,6 +1,9 @@
 """`Trace`: what was recorded of a call's rounding events, per site, per head and per row.
 
-Engines record tile by tile (`Part`); here tiles become heads, and heads the arrays of a call.
+Engines record tile by tile (`Part`). The functions of this module put the tiles of a head together,
+and the heads of a call. Events are repeated by tile: an event of a query row happens again at every
+key tile, and an event of a key at every query tile. The tiles of that second kind are called the
+tiles of the other side.
 """
 
 import sys
@@ -21,38 +24,42 @@ from roundscope.emu.stats.summary import Stats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What was recorded of a call's rounding events, by the name of their site, as in "P".
+    """What was recorded of a call's rounding events, by the name of their site, such as "P".
 
-    `attend` with a record and `examine` return one. Its sites are those that the plan has, in the
-    order of `Site`; those of the backward are there only if `do` was given. All arrays are NumPy's.
-    Nothing but `events` sees entries that do not exist: masked scores, padding, rows without a key.
+    `examine` returns a trace, and so does `attend` with a record. A trace has the sites that the
+    plan has, in the order of `Site`. It has those of the backward only if `do` was given. All
+    arrays are NumPy arrays. Entries that do not exist (masked scores, padding, rows without a key)
+    are part of the arrays in `events`, and of nothing else in a trace.
 
     Attributes:
         stats: For every site, and for every "<SITE>.step" asked for, a `Stats` whose fields have
-            the shape (batch, heads), with key heads instead of query heads for K, V and the
-            gradients dK and dV as they leave.
+            the shape (batch, heads). The heads are key heads for K, V and the final gradients
+            (DK_OUT, DV_OUT), and query heads for all other sites.
         rows: For the same names, the signed errors in ulps, summed over the events of each row:
             (batch, heads, queries), or (batch, heads, keys) where rows are keys (K, V, dK, dV).
-        events: For every site in `Record.events`, the values before and after the rounding,
-            float64. Events of scores are (B, N, T, S). Events that are repeated at every tile of
-            the other side have the index of that tile before the row: (B, N, tiles, T) for one per
-            row, (B, N, tiles, T or S, features) for one per feature. Events that a head has once
-            have no such axis. What stands at entries that do not exist is no event.
-        ones: For every site in `Record.ones`, how many results of a row equal 1, by the tile of the
-            other side: (batch, heads, tiles, queries or keys), with one tile for events that a head
-            has once.
+        events: For every site in `Record.events`, the values before and after the rounding, two
+            arrays of float64. With B batch entries, N heads, T queries and S keys, events of scores
+            are (B, N, T, S). Events of query rows are repeated at every key tile, and events of
+            keys at every query tile. Such events have an axis for that tile before the row: (B, N,
+            tiles, T) with one entry per row, and (B, N, tiles, T or S, features) with one per
+            feature. Events that a head has only once do not have this axis. The values at entries
+            that do not exist have no meaning.
+        ones: For every site in `Record.ones`, how many results of a row equal 1 at each tile at
+            which the event is repeated: (batch, heads, tiles, queries or keys). Events that a head
+            has only once have one tile.
 
     How to read a site, with s = trace.stats["P"], or its `s.total()` over batch entries and heads:
 
-    - Counts: s.n is the number of events, s.inexact how many changed their value, s.ties, s.away,
-      s.toward, s.overflow, s.underflow, s.subnormal and s.nan what else happened to them.
+    - Counts: s.n is the number of events, and s.inexact is the number of those that changed their
+      value. s.ties, s.away, s.toward, s.overflow, s.underflow, s.subnormal and s.nan count other
+      kinds of events (see `Stats`).
     - Bias: s.mean_ulps is the mean signed error (after - before) in ulps of the site's format, and
-      s.standard_error the error of that mean, if events were independent. A mean of several
-      standard errors is a bias; trace.rows says in which rows it is.
+      s.standard_error is the standard error of that mean, if events were independent. A mean of
+      several standard errors is a bias; trace.rows shows the rows in which it occurs.
     - Errors: s.error, s.abs_error and s.sq_error are sums of the signed, absolute and squared
-      error, s.ulps, s.abs_ulps and s.sq_ulps the same in ulps. s.peak is the largest absolute error
-      in ulps, and s.place where it happened: the flat index row * columns + column in its head,
-      where the columns are the keys for scores, and the features for other events.
+      errors, and s.ulps, s.abs_ulps and s.sq_ulps are the same sums in ulps. s.peak is the largest
+      absolute error in ulps. s.place says where it happened, as the flat index row * columns +
+      column in its head. The columns are the keys for scores, and the features for other events.
 
     Example:
         >>> import numpy as np
@@ -80,7 +87,7 @@ class Trace:
     ones: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """A line for each event that occurred: how many, how many inexact, how far on the mean."""
+        """Return a line for each site with events: number, share inexact, mean error and z."""
         lines = [f"{'event':10} {'count':>10} {'inexact':>8} {'mean error, ulps':>17} {'z':>7}"]
         for name, stats in self.stats.items():
             total, rows = stats.total(), self.rows[name]
@@ -95,12 +102,12 @@ class Trace:
         return "\n".join(lines)
 
     def __add__(self, other: "Trace") -> "Trace":
-        """Return the events of two different stages of one call in one trace."""
+        """Return one trace with the events of two different stages of one call."""
         parts = {f.name: getattr(self, f.name) | getattr(other, f.name) for f in fields(self)}
         return Trace(**parts)
 
     def in_order(self) -> "Trace":
-        """Return the trace with its sites in the order of `Site`, a sum's steps after the sum."""
+        """Return the trace with sites in the order of `Site` and the steps of a sum after it."""
         place = {str(site): n for n, site in enumerate(Site)}
 
         def ordered(x: dict[str, Any]) -> dict[str, Any]:
@@ -116,9 +123,9 @@ class Part(NamedTuple):
     """What an engine recorded in one stage of a call, by name, heads along the first axis.
 
     lead      (batch, heads), of query heads or of key heads
-    number    how many heads are numbered one after another: all, or those of a batch entry
-    whole     what was recorded of whole heads: of events that are not repeated, or that an engine
-              has added up
+    number    how many heads are numbered one after another: those of all batch entries, or of one
+    whole     what was recorded of whole heads: events that are not repeated, and events whose tiles
+              the engine has already added up
     tiles     what was recorded of tiles, (heads, query tile, key tile, ...), in the backward
               (heads, key tile, query tile, ...)
     backward  whether it is a stage of the backward
@@ -139,7 +146,9 @@ def site_of(name: str) -> Site:
 def trace_of(setup: Setup, parts: Sequence[Part], features: tuple[int, int]) -> Trace:
     """Return the trace of a call from all its parts.
 
-    What is on JAX's device is copied once, at the end. features: of q and k, and of v.
+    Arrays on JAX's device are copied to the host once, at the end.
+
+    features: how many features q and k have, and how many v has.
     """
     if "jax" in sys.modules:
         from roundscope.attention.trace.from_device import fetched
@@ -186,7 +195,7 @@ def _of_tiles(
     features: tuple[int, int],
     backward: bool,
 ) -> Trace:
-    """Return the trace of what was recorded of tiles; features: of q and k, and of v."""
+    """Return the trace of what was recorded of tiles; features: how many q and k, and v, have."""
     events, ones, own = {}, {}, summaries(seen)
     for name in (name for name in seen if name not in own):
         bare, _, kind = name.rpartition(".")
@@ -210,17 +219,20 @@ def summaries(seen: Seen) -> dict[str, Summary]:
 
 
 def features_of(site: Site, features: tuple[int, int]) -> int:
-    """Return how many features the events of a site have that is repeated by tile and has any.
+    """Return how many features the events of a site have, for a site whose events have features.
 
-    features: of q and k, and of v.
+    This holds for sites that are repeated by tile.
+
+    features: how many features q and k have, and how many v has.
     """
     return features[0] if site in (Site.DQ, Site.DK) else features[1]
 
 
 def tiles_added(setup: Setup, site: Site, features: int, backward: bool, seen: Summary) -> Summary:
-    """Return the summaries of tiles of a site, NumPy or JAX, as summaries of heads.
+    """Return the summaries of heads at a site from those of tiles, NumPy or JAX.
 
-    features: of the site; backward: whether key tiles are before query tiles.
+    features: how many the site has; backward: whether the axis of key tiles precedes the axis of
+    query tiles.
     """
     counts, sums, peak, place, row = (v.swapaxes(1, 2) for v in seen) if backward else seen
     place = counts.__array_namespace__().where(
@@ -242,7 +254,7 @@ def _size(setup: Setup, name: str) -> int:
 def _by_row(site: Site, row: Array) -> Array:
     """Return (heads, query tile, key tile, rows of a tile) as (heads, tiles, rows of a head).
 
-    The tiles are those of the other side; the rows of a head are padded to whole tiles.
+    The axis `tiles` has the tiles of the other side. The rows of a head are padded to whole tiles.
     """
     v = row if site.axes is Axes.SH else row.swapaxes(1, 2)
     return v.reshape(*v.shape[:2], -1)
@@ -253,7 +265,8 @@ def _worst(
 ) -> tuple[Array, Array]:
     """Return the largest error of each head, and the flat index of its event in the whole head.
 
-    peak, place: the same of each tile, (heads, query tile, key tile), -1 where it has no event.
+    peak, place: the largest error and the index of its event in each tile, (heads, query tile, key
+    tile). The index is -1 in a tile that has no event.
     """
     xp = peak.__array_namespace__()
     heads, _, nk = peak.shape
@@ -267,9 +280,11 @@ def _worst(
 
 
 def flat_place(setup: Setup, site: Site, i: Index, j: Index, local: Array, features: int) -> Array:
-    """Return the flat index in its head of an entry of tile (i, j), from that in the tile.
+    """Return the flat index in its head of an entry of tile (i, j), from its index in the tile.
 
-    That is row * columns + column; features: of the site, where it has any.
+    A flat index is row * columns + column.
+
+    local: the flat index in the tile; features: how many the site has, if it has features.
     """
     if site.axes is Axes.TS:
         return (

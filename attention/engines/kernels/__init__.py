@@ -1,6 +1,10 @@
 """The fused GPU kernels: grids, memory and programs around the equations of every engine.
 
-`engine` has the functions of an engine, `forward`, `backward` and `gradients` the kernels and their
-programs, `tiles` and `work` what a program does with a tile, `call` how a kernel is called,
-`record` and `summary` what a trace gets to see, and `fit` what the kernels refuse.
+A program is one run of a kernel. It owns one tile of a head, a tile of queries or of keys, and
+walks over the tiles of the other side: it computes them one after the other in a loop.
+
+`engine` has the functions of an engine. `forward`, `backward` and `gradients` have the kernels and
+their programs, `tiles` and `work` the computation of a tile, and `call` the call of a kernel.
+`record` and `summary` have what a kernel records for a trace, and `fit` refuses what the kernels
+cannot run.
 """

@@ -1,4 +1,4 @@
-"""The backward in fused kernels: which kernels there are, and what they pass on through memory.
+"""The backward in fused kernels: the kernels, and the arrays that one passes to the next in memory.
 
 Their programs are in `gradients`.
 """
@@ -34,7 +34,7 @@ SCORE_GRADIENTS = (
     Site.DS,
 )
 SCORE_BYTES = 2**31  # of dS, and of P where it is written too, in memory at once
-EXPS_AT_ONCE = 8  # of a thread: registers are wanted for two sums beside them
+EXPS_AT_ONCE = 8  # of a thread, since two sums need registers too
 Rows: TypeAlias = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
 Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV, or dK, dV, dS
 
@@ -44,9 +44,10 @@ def backward(
 ) -> tuple[tuple[Array, Array, Array], Seen]:
     """Return dQ, dK and dV of query heads before their last roundings, and what was recorded.
 
-    A kernel whose programs own keys computes P and dS, adds up dK and dV, and writes dS to memory;
-    another makes dQ of that. dS of all keys at once would grow as T S, so keys come in parts. A
-    trace counts P and dS by query, so a kernel whose programs own queries looks at them.
+    A kernel whose programs own tiles of keys computes P and dS, adds up dK and dV, and writes dS to
+    memory. Another kernel computes dQ from dS. dS of all keys at once would need memory for every
+    score, so the keys are split into parts. A trace counts the events of P and dS by query, so a
+    separate kernel, whose programs own tiles of queries, records them.
 
     q, do       (heads, T, H) and (heads, T, Hv), and lse, delta (heads, T)
     k, v        (key heads, S, H) and (key heads, S, Hv)
@@ -68,7 +69,7 @@ def backward(
 
 
 def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
-    """Return dQ, dK and dV, computed some key tiles at a time."""
+    """Return dQ, dK and dV, computed for some key tiles at a time."""
     heads, size = rows[0].shape[0], call.setup.block_k
     parts, tiles = _parts(call, heads)
 
@@ -94,9 +95,9 @@ def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
 
 
 def _parts(call: Call, heads: int) -> tuple[int, int]:
-    """Return in how many parts the keys come, and how many key tiles each has.
+    """Return the number of parts that the keys are split into, and of key tiles in each part.
 
-    What is written to memory for a part stays within SCORE_BYTES.
+    The arrays that are written to memory for a part stay within SCORE_BYTES.
     """
     setup, written = call.setup, (Site.DS, Site.P_B) if call.sums_in_slices else (Site.DS,)
     tile = (
@@ -111,7 +112,7 @@ def _parts(call: Call, heads: int) -> tuple[int, int]:
 
 
 def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
-    """Return dK, dV and dS^T of some key tiles, k and v, whose first has the number `first`."""
+    """Return dK, dV and dS^T for some key tiles, k and v, the first of which has number `first`."""
     dk, dv, ds = _of_keys(
         _own_keys(call),
         call,
@@ -127,7 +128,7 @@ def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
 def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
     """Return what `_in_one_kernel` returns, for sums of fused multiply-adds.
 
-    Those need the registers, so P^T and dS^T are written first, by a kernel of their own.
+    These sums need the registers, so a separate kernel writes P^T and dS^T first.
     """
     q, do, *_ = rows
     kernel = Kernel(
@@ -151,7 +152,7 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
 
 
 def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
-    """Return dQ after some key tiles, k, the first of which has the number `first`."""
+    """Return dQ after some key tiles, k, the first of which has number `first`."""
     in_slices = call.sums_in_slices
     kernel = Kernel(
         body=add_keys,
@@ -176,7 +177,7 @@ def _own_keys(call: Call) -> Kernel:
 
 
 def _rows_and_keys(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> list[Input]:
-    """Return what a program that owns a tile of keys sees of the rows, the keys and `first`."""
+    """Return the inputs of programs that own tiles of keys: all rows, their keys and `first`."""
     return [
         *map(call.whole_of_query_head, rows),
         call.own_keys(k),
@@ -194,7 +195,7 @@ def _of_keys(
     v: Array,
     sites: tuple[Site, ...],
 ) -> list[Array]:
-    """Return what a kernel computes over (query heads, key tiles): the results of these sites.
+    """Return the results of these sites, which a kernel computes over (query heads, key tiles).
 
     Scores are transposed, (heads, S, T).
     """
@@ -207,7 +208,7 @@ def _of_keys(
 def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen:
     """Return what is recorded of the backward.
 
-    P, dS and dQ are looked at by tiles of queries, dK and dV by tiles of keys.
+    The events of P, dS and dQ are recorded by query tile, and those of dK and dV by key tile.
     """
     heads, features = rows[0].shape[0], (k.shape[2], v.shape[2])
     by_query = recorder(setup, (*SCORE_GRADIENTS, Site.DQ), features)

@@ -1,7 +1,7 @@
 """How a fused kernel is called: its grid of (heads, tiles), and the memory of its programs.
 
-A program is one run of a kernel, for one head and one tile of it. Here is what it sees of each
-array, and how much memory of its own it has.
+A program is one run of a kernel, for one head and one tile of the head. This module says which part
+of each array a program sees, and how much memory of its own it has.
 """
 
 import math
@@ -35,7 +35,7 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 
 LANES = 32  # threads of a warp
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores is in two units
-NUMBERS = 256  # of a thread with 255 registers, as measured: with so many it is still fast
+NUMBERS = 256  # that a thread with 255 registers can hold and still be fast, as measured
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
@@ -45,7 +45,7 @@ Input = tuple[Array, pl.BlockSpec]
 class Call:
     """What a kernel is made for.
 
-    setup   what is fixed of the call, without a record
+    setup   the setup of the call, without its record
     on_gpu  whether it is compiled for a GPU, not interpreted
     group   query heads of a key head
     """
@@ -57,7 +57,7 @@ class Call:
     def format(self, site: Site) -> str:
         """Return the name of the format in which the results of an event are held.
 
-        It is binary64 where an injection may have moved them anywhere, and where they are scaled by
+        It is binary64 if an injection may have changed them to any number, or if they are scaled in
         blocks.
         """
         if self.setup.plan.block(site) is not None or any(
@@ -67,22 +67,22 @@ class Call:
         return format_of(self.setup.plan[site].format)
 
     def stored(self, site: Site, x: Array) -> Array:
-        """Return the results of an event as the narrowest array that holds them.
+        """Return the results of an event as an array of the narrowest type that holds them.
 
-        Memory is what a kernel waits for.
+        Reading memory limits the speed of a kernel.
         """
         return x.astype(self.dtype(site))
 
     def dtype(self, site: Site) -> np.dtype[Any]:
-        """Return the type of that array."""
+        """Return the narrowest type that holds the results of an event."""
         found: np.dtype[Any] = jnp.dtype(types(self.on_gpu)[self.format(site)])
         return found
 
     def left(self, site: Site | None) -> str:
-        """Return the name of the format of a kernel's results as they leave it.
+        """Return the name of the format in which a kernel writes its results.
 
-        The output leaves as callers have it, in binary32. None stands for the output before its
-        last rounding, in binary64.
+        The output is written in binary32, as callers need it. None means the output before its last
+        rounding, which is in binary64.
         """
         name = FP64 if site is None else self.format(site)
         return FP32 if site is Site.OUT and name in WITHIN_FP32 else name
@@ -91,8 +91,8 @@ class Call:
     def sums_in_slices(self) -> bool:
         """Whether a tile's part of dQ, dK and dV may be added in slices of its rows.
 
-        It may where they are sums of fused multiply-adds whose event rounds as each of their steps
-        does, so that it changes nothing, and where nothing is injected.
+        It may if two conditions hold. The sums are of fused multiply-adds whose event has the same
+        rounding as each step, so that the event changes nothing. And nothing is injected.
         """
         setup, sites = self.setup, (Site.DQ, Site.DK, Site.DV)
         formats = {self.format(x) for site in sites for x in (site, *FACTORS[site])}
@@ -144,9 +144,9 @@ class Kernel:
     turn          rows of a tile that a program walks over
     exps_at_once  how many exponentials a thread computes at once
     exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
-    in_batches    whether arrays with features come and leave as the caller has them, (B, rows, N,
-                  features). They are transposed here, which cancels with the transposition that
-                  made heads of them, so nothing moves
+    in_batches    whether arrays with features are passed in the layout of the caller, (B, rows, N,
+                  features). They are transposed here, which cancels the transposition to heads, so
+                  no data moves
     """
 
     body: Callable[..., None]
@@ -158,7 +158,7 @@ class Kernel:
 
 
 def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
-    """Return the block of so many rows that a program sees; at: (head, tile) -> which block."""
+    """Return the block of `rows` rows that a program sees; at: (head, tile) -> which block."""
     return pl.BlockSpec(
         (None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:]))
     )
@@ -191,15 +191,15 @@ def run(
 
     inputs   arrays, and what a program sees of each
     results  the shape and the site of each result, of which every program writes its tile's rows
-    watch    who asks for events, and the numbers of the tiles that programs own, (heads, tiles);
-             None where nobody does, and the tiles are 0, 1, 2 ...
+    watch    the recorder of events, and the numbers of the tiles that programs own, (heads, tiles).
+             None if nothing is recorded; the tiles are then 0, 1, 2 ...
     """
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
     buffers = _buffers(call, passed, grid, inputs)
     zero = (
         jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
-    )  # the interpreter, XLA, knows constants
+    )  # the interpreter is XLA, which would fold constants
     kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
     counts = [
         jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32
@@ -281,7 +281,7 @@ def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
 
 
 def wide(x: Array) -> Array:
-    """Return an array in binary64, as every engine has it."""
+    """Return an array in binary64, the type of all engines."""
     return x.astype(jnp.float64)
 
 
@@ -306,9 +306,9 @@ def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
 
 
 def _passed(call: Call, kernel: Kernel) -> list[str]:
-    """Return the names of the formats of what a kernel passes through memory.
+    """Return the names of the formats of the arrays that a kernel passes through memory.
 
-    These are the factors of ascending sums, also of those that Exact() injections want.
+    These arrays are the factors of ascending sums, including the sums for Exact() injections.
     """
     is_exact = any(isinstance(injection.what, Exact) for injection in call.setup.inject)
     is_ascending = any(
@@ -344,10 +344,11 @@ def _buffers(
 
 
 def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
-    """Return how many warps a program has that owns so many rows.
+    """Return how many warps a program has that owns a tile of `rows` rows.
 
-    Where exps come from a table, and nobody looks, a warp has twice the rows if a thread has room
-    for their scores, P V and O: what is read for the products then serves twice as many.
+    If exps come from a table and nothing is recorded, a warp has twice the rows, provided that a
+    thread has room for their scores, P V and O. The operands that are read for the products then
+    serve twice as many rows.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
     half = max(4, warps // 2)
@@ -370,7 +371,7 @@ def _stages(
     table = BYTES if _has_table(call, kernel) else 0
     wanted = (
         3 if 3 * turn + 2 * table < AHEAD else 2
-    )  # where a table leaves too little for two programs with three tiles: two
+    )  # two if a table leaves too little memory for two programs with three tiles each
     size = call.setup.block_q, call.setup.block_k
     written: list[int] = [
         math.prod(size) * call.dtype(site).itemsize
@@ -413,7 +414,7 @@ def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.Bl
 def _machine(
     call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any
 ) -> Machine:
-    """Return the machine that computes in a program; buffers: two for each format passed."""
+    """Return the operations of a program; buffers: two for each format passed through memory."""
     pairs = zip(buffers[::2], buffers[1::2], strict=True)
     return kernel_machine(
         zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps

@@ -1,8 +1,8 @@
 """The Pallas engine: tiles in fused kernels, on a GPU through Triton.
 
-Elsewhere the kernels are interpreted, for tests. The engine's bits are those of the other engines,
-and so are its functions. What is done once for a head (inputs, delta, gradients as they leave) runs
-under XLA.
+Without a GPU the kernels are interpreted, for tests. The engine has the functions of the other
+engines and gives the same bits. Steps that a head has only once (inputs, delta, the final
+gradients) run under XLA.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from roundscope.attention.tiles.backward import (
 from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
-AXES_OF_A_HEAD = 3  # of an event that is not repeated, at most: heads, rows, features
+AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 
 __all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
 
@@ -106,9 +106,9 @@ def _backward(
 
 
 def _apart(seen: Seen) -> dict[str, Seen]:
-    """Return what was recorded as that of "tiles", which is single events, and of "whole" heads.
+    """Return what was recorded in two parts: of "tiles" and of "whole" heads.
 
-    Of everything but single events the kernels return the sum over tiles.
+    Only single events are by tile. Of everything else the kernels return the sum over tiles.
     """
     tiles = {
         name: x
@@ -121,11 +121,11 @@ def _apart(seen: Seen) -> dict[str, Seen]:
 def _one_after_another(kernels: Callable[..., Any]) -> Callable[..., Any]:
     """Return kernels that `jax.vmap` calls once for each entry that it maps.
 
-    With arrays of one more axis they could count beyond 32 bits, which nobody would check.
+    If the arrays had one more axis, the kernels could count beyond 32 bits without a check.
     """
 
     def in_64_bits(*x: Array) -> Any:
-        with jax.enable_x64(True):  # a caller's vmap traces this again, where they are disabled
+        with jax.enable_x64(True):  # a caller's vmap traces this again with 64-bit types disabled
             return kernels(*x)
 
     mapped: Callable[..., Any] = sequential_vmap(in_64_bits)

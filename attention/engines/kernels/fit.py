@@ -1,4 +1,7 @@
-"""What the fused kernels run, and what they refuse, in words: nothing silently runs elsewhere."""
+"""The checks of what the fused kernels can run.
+
+A call that they cannot run is refused with a message, and never runs silently on another engine.
+"""
 
 from typing import Any
 
@@ -24,14 +27,14 @@ from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-# formats that tensor cores read; FP8 sums of a fused kernel are added in pieces, which no
-# accumulator here describes
+# formats of the factors of sums on tensor cores; a fused kernel adds sums in FP8 in pieces, which
+# no accumulator describes
 READ = ("bf16", "fp16", "tf32")
 FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
-# of a tile: with 2^15 an H200 has too little shared memory for one kernel or another, with 2^16
-# too few registers
+# the most scores of a tile: with 2^15 an H200 has too little shared memory for some kernels, and
+# with 2^16 too few registers
 SCORES = 2**14
-RUNS = {  # choices of a plan -> those that a fused kernel has; of other choices it has all
+RUNS = {  # field of a plan -> the values that a fused kernel has; it has all values of other fields
     "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
     "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
     "query_order": (QueryOrder.ASCENDING, QueryOrder.DESCENDING),
@@ -58,9 +61,9 @@ ELSEWHERE = "; use engine='xla', which gives the same bits"
 
 
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
-    """Raise ValueError for what the kernels do not do, saying what does it.
+    """Raise ValueError for a call that the kernels cannot run; the message says what can.
 
-    sizes   features of q and of v
+    sizes   how many features q has, and how many v has
     mask    as for `attend`
     traced  whether the call is inside jit or grad
     """
@@ -105,7 +108,7 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise ValueError for a plan that the kernels do not run, saying what does."""
+    """Raise ValueError for a plan that the kernels cannot run; the message says what can."""
     if plan.normalise_first:
         raise ValueError(
             f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not"
@@ -140,8 +143,8 @@ def check_plan(plan: Plan) -> None:
 def _check_injection(plan: Plan, injection: Injection) -> None:
     """Raise ValueError for an injection whose error the kernels would lose.
 
-    A tensor core reads numbers of its own types; an error that leaves these would be rounded away
-    without a word.
+    A tensor core reads numbers of its own types. An error that gives another number would be
+    rounded away silently.
     """
     for site in FACTORS:
         if plan.accumulator(site).alignment is None or injection.site not in (
@@ -158,22 +161,22 @@ def _check_injection(plan: Plan, injection: Injection) -> None:
 
 
 def _stays(what: object, r: Rounding) -> bool:
-    """Return whether an error makes numbers of a format numbers of that format again.
+    """Return whether a number of a format is still a number of this format with the error.
 
-    The largest one may become infinite.
+    The largest number may become infinite.
     """
     match what:
         case FlipBit():
             return True
         case AddUlps() | Noise():
-            return abs(what.ulps) == 1.0  # two may skip a binade's end
+            return abs(what.ulps) == 1.0  # two ulps may skip the end of a binade
         case SetTo():
             return bool(round_to(np.float64(what.value), r) == what.value)
     return False
 
 
 def _unfit(acc: Accumulator, site: Site) -> str:
-    """Return why the kernels do not have an accumulator; an empty text if they have it."""
+    """Return why the kernels do not have an accumulator, or an empty string if they have it."""
     if acc.order is Order.ASCENDING or (acc.order is Order.HALVES and site is Site.ROWSUM):
         return (
             ""
@@ -193,6 +196,6 @@ def _unfit(acc: Accumulator, site: Site) -> str:
 
 
 def _device_core(operand: str, acc: Accumulator) -> Accumulator | None:
-    """Return the accumulator of this GPU's tensor cores; None if none was compared with them."""
+    """Return the accumulator of this GPU's tensor cores, or None if none was compared with them."""
     is_hopper = jax.devices()[0].compute_capability == "9.0"
     return Accumulator.tensor_core("hopper", operand, acc.step.format.name) if is_hopper else None

@@ -1,8 +1,8 @@
-"""The forward in a fused kernel: a program owns a tile of queries and walks over the keys.
+"""The forward in a fused kernel: a program owns a tile of queries and loops over the key tiles.
 
-Nothing of the size T x S is ever stored. The setup and tiles are those of `attention.tiles.loops`,
-the equations those of `attention.algorithm`, as in every engine. Numbers are held as narrow as
-their events allow (`emu.backends.kernels.narrowing`).
+No array with an entry for every score is stored. As in every engine, the setup and tiles are those
+of `attention.tiles.loops`, and the equations are those of `attention.algorithm`. Numbers are held
+in types as narrow as their events allow (`emu.backends.kernels.narrowing`).
 """
 
 from dataclasses import replace
@@ -39,7 +39,8 @@ def forward(
     q       (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), in whole tiles
     on_gpu  whether the kernel is compiled, not interpreted
 
-    Where delta does not read the output before its last rounding, it is the output itself.
+    If delta does not read the output before its last rounding, the second result is the output
+    itself.
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     q, k, v = (call.stored(site, x) for site, x in ((Site.Q, q), (Site.K, k), (Site.V, v)))
@@ -82,7 +83,7 @@ def forward(
 
 
 def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
-    """Write output and L of a tile of queries, and where delta reads it the unrounded output."""
+    """Write output and L of a tile of queries, and the unrounded output if delta reads it."""
     setup, h, i, (q, k, v) = call.setup, work.head, work.own, inputs
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     rows = call.read(Site.Q, q)

@@ -1,9 +1,9 @@
 """The programs of the backward's fused kernels, with the equations of every engine.
 
-A program that owns keys computes its tiles transposed (`transposing`): P and dS are then factors of
-products as they lie in registers. What a tile adds to a sum may be added in slices of DEPTH rows
-(`Call.sums_in_slices`). Each program gets the call, its own arithmetic, and what it sees of the
-arrays in memory, inputs and results.
+A program that owns a tile of keys computes its tiles transposed (`transposing`). P and dS can then
+be factors of products without moving in registers. The rows of a tile may be added to a sum in
+slices of DEPTH rows (`Call.sums_in_slices`). The arguments of each program are the call, its
+arithmetic (`Work`), and the parts of the inputs and results in memory that it sees.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ ROWS = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
 
 
 def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
-    """Write dQ of a tile of queries, from P and dS that it computes itself."""
+    """Write dQ of a tile of queries, from P and dS that this program computes."""
     setup, h, i, (*rows, k, v), (dq,) = call.setup, work.head, work.own, inputs, results
     name = call.format(Site.DQ)
     own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]

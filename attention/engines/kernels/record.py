@@ -1,8 +1,9 @@
-"""What a fused kernel records: the rounding events themselves, of tiles that a trace looks at.
+"""What a fused kernel records: the rounding events of the tiles that a trace looks at.
 
-A program owns a tile of rows (of keys, for dK and dV) and walks over the tiles of the other side.
-The kernels that make results know nothing of a trace. Their programs run once more for the tiles
-looked at, and write what they meet to memory; `summary` adds it up.
+A program owns a tile of queries, or of keys for dK and dV. It walks over the tiles of the other
+side: it computes them one after the other. The kernels that compute results record nothing. For a
+trace, a kernel runs a second time for the own tiles that the trace looks at, and its programs write
+the events to memory. `summary` adds them up.
 """
 
 from collections.abc import Sequence
@@ -21,17 +22,17 @@ from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import features_of
 
-ONCE = (Site.INV, Site.OUT, Site.LSE)  # events that do not belong to a tile walked over
+ONCE = (Site.INV, Site.OUT, Site.LSE)  # events that happen once per own tile
 
 
 class Kept(NamedTuple):
-    """The events of sites of one shape, as kernels write them.
+    """The events of all sites that have the same `Shape`, as kernels write them.
 
-    Arrays are (heads, own tiles, tiles met, sites, rows, ...); a program sees them without the
-    first two axes.
+    The arrays are (heads, own tiles, tiles recorded, sites, rows, ...). A program sees them without
+    the first two axes.
 
     before, after  (..., columns), float64: the values before and after the rounding
-    valid          (...), int32: of each row the first `valid` columns exist
+    valid          (...), int32: how many columns of each row exist; these are the first ones
     """
 
     before: Any
@@ -40,10 +41,10 @@ class Kept(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The shape that the events of some sites have beside their rows.
+    """The size of the events of a site, apart from the rows of the own tile.
 
-    columns  columns of a row
-    met      in how many of the tiles walked over they are recorded
+    columns  how many columns an event has in each row
+    met      at how many of the tiles walked over the event is recorded
     """
 
     columns: int
@@ -52,11 +53,11 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """What one kernel is asked to record.
+    """What one kernel has to record.
 
-    setup   what is fixed of the call, with its record
+    setup   the setup of the call, including its record
     sites   the sites whose events the kernel has, by shape
-    by_key  whether its programs own tiles of keys, not of queries
+    by_key  whether its programs own tiles of keys, and not of queries
     """
 
     setup: Setup
@@ -65,21 +66,21 @@ class Recorder:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many tiles a head has that programs own, and how many they walk over."""
+        """How many tiles of a head programs own, and how many tiles each program walks over."""
         queries, keys = self.setup.query_tiles, self.setup.key_tiles
         return (keys, queries) if self.by_key else (queries, keys)
 
     @property
     def rows(self) -> int:
-        """The rows of a tile that a program owns."""
+        """How many rows a tile that a program owns has."""
         return self.setup.block_k if self.by_key else self.setup.block_q
 
     def number(self, head: Index, own: Array) -> Array:
-        """Return the number of a tile that a program owns among those of all heads."""
+        """Return the index of an own tile, counted through the own tiles of all heads."""
         return head * self.tiles[0] + own
 
     def shapes(self, grid: tuple[int, int]) -> list[Kept]:
-        """Return the shapes and types of what is kept, for a grid of (heads, own tiles)."""
+        """Return the shapes and types of the recorded arrays, for a grid of (heads, own tiles)."""
         found = []
         for shape, sites in self.sites.items():
             lead = *grid, shape.met, len(sites), self.rows
@@ -88,18 +89,22 @@ class Recorder:
         return found
 
     def numbers(self, own: Array) -> Array:
-        """Return what programs need to know of their tiles `own` (heads, n): (heads, n, 2), int32.
+        """Return two numbers for each program: its own tile, and where its sample begins.
 
-        That is the number of the tile, and where its sample of the tiles walked over begins.
+        The sample is the one of the tiles that the program walks over (`tiles.sample`).
+
+        own: the numbers of the own tiles, (heads, n). The result is (heads, n, 2), of int32.
         """
         number = self.number(jnp.arange(own.shape[0])[:, None], own)
         begins = sample.begin(self.setup.every, self.tiles[1], number)
         return jnp.stack(jnp.broadcast_arrays(own, begins), -1).astype(jnp.int32)
 
     def place(self, begins: Array, walked: Index) -> Array:
-        """Return where events of a tile walked over are kept; -1 for a tile that is not looked at.
+        """Return the index at which the events of a tile are recorded, or -1 if they are not.
 
-        It is `sample.place` inside a kernel, in 32 bits.
+        This is `sample.place` inside a kernel, in 32 bits.
+
+        begins: where the sample begins; walked: the number of the tile that is walked over.
         """
         tiles, every = np.int32(self.tiles[1]), np.int32(min(self.setup.every, self.tiles[1]))
         beyond = jnp.asarray(walked, jnp.int32) - begins
@@ -107,7 +112,7 @@ class Recorder:
         return jnp.where(lax.rem(beyond, every) == 0, lax.div(beyond, every), np.int32(-1))
 
     def keep(self, kept: Sequence[Kept], seen: Seen, place: Index) -> None:
-        """Write what was recorded of some sites in one tile, inside a kernel."""
+        """Write the events of one tile to memory, inside a kernel."""
         for part, sites in zip(kept, self.sites.values(), strict=True):
             for n, site in enumerate(sites):
                 if site in seen:
@@ -121,7 +126,10 @@ class Recorder:
 def recorder(
     setup: Setup, sites: Sequence[Site], features: tuple[int, int], by_key: bool = False
 ) -> Recorder:
-    """Return what a kernel is asked to record of its sites; features: of q and k, and of v."""
+    """Return what a kernel has to record of its sites.
+
+    features: how many features q and k have, and how many v has.
+    """
     met = sample.count(setup.every, setup.query_tiles if by_key else setup.key_tiles)
     by_shape: dict[Shape, list[Site]] = {}
     for site in sites:
@@ -131,5 +139,5 @@ def recorder(
 
 
 def silent(setup: Setup) -> Setup:
-    """Return the setup of the kernels that make results: it records nothing."""
+    """Return the setup of the kernels that compute results, which records nothing."""
     return replace(setup, record=None)

@@ -1,6 +1,8 @@
-"""Summaries of the events that fused kernels record: by tile, then of heads, as in every engine.
+"""Summaries of the events that fused kernels record, first by tile and then by head.
 
-Events take much memory, so tiles come in parts, which are summarized one after the other.
+Events need much memory, so the own tiles are recorded and summarized in several parts, one after
+the other. A program of a kernel owns one tile and walks over the tiles of the other side
+(`record`).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +22,15 @@ from roundscope.attention.trace.summary import flat_place
 from roundscope.emu.backends.xla.ops import judged_stats
 from roundscope.emu.stats.classify import Judged, judged
 
-EVENTS = 2**28  # in memory at once, 16 bytes each; more where one tile of every head has more
+EVENTS = 2**28  # in memory at once, 16 bytes each, or more if one tile of every head has more
 LAST = np.iinfo(np.int64).max
 
 
 class _Tiles(NamedTuple):
-    """The summaries of a site by tile: those of `events.recorder.Summary`, and an order.
+    """The summaries of a site by tile: the fields of `events.recorder.Summary`, and an order.
 
     peak   the largest error in ulps, -1 without events
-    order  in which the other engines meet the tiles: of equal peaks the first counts
+    order  the position of the tile in the other engines; of tiles with equal peaks the first counts
     place  the flat index of the peak in its head
     """
 
@@ -54,7 +56,7 @@ class _Ones(NamedTuple):
 class _Events(NamedTuple):
     """The events of a site by tile, before and after the rounding.
 
-    They are 0 in tiles of which no query sees a key.
+    They are 0 in tiles in which no query sees a key.
     """
 
     before: Array
@@ -64,10 +66,10 @@ class _Events(NamedTuple):
 def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> Seen:
     """Return what was recorded of all heads, by name.
 
-    It is what an `attention.trace.summary.Part` has of whole heads and of tiles, which the caller
-    tells apart: of tiles there are single events alone.
+    The result has what an `attention.trace.summary.Part` has in its fields `whole` and `tiles`
+    together. The caller separates them: only single events are by tile.
 
-    kernel: (own tiles (heads, n)) -> what it kept of them.
+    kernel: a function from the numbers of own tiles (heads, n) to the events that it recorded.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     events = (
@@ -99,7 +101,7 @@ def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
 def tiles_of(x: Array, own: Array, rows: int) -> Array:
     """Return the tiles `own` (heads, n) of an array (heads or key heads, rows of a head, ...).
 
-    The result is (heads, n * rows, ...), rows being those of a tile.
+    The result is (heads, n * rows, ...), where `rows` is the number of rows of a tile.
     """
     heads, tiles = jnp.arange(own.shape[0])[:, None], x.reshape(x.shape[0], -1, rows, *x.shape[2:])
     return tiles[heads * x.shape[0] // own.shape[0], own].reshape(own.shape[0], -1, *x.shape[2:])
@@ -108,10 +110,10 @@ def tiles_of(x: Array, own: Array, rows: int) -> Array:
 def _of_tiles(
     recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kept, own: Array, is_new: Array
 ) -> dict[str, Any]:
-    """Return `_Tiles` of each site of one shape, and `_Ones` and `_Events` of those asked for.
+    """Return `_Tiles` for each site of one shape, and `_Ones` and `_Events` if they are recorded.
 
-    own     the tiles that programs owned, (heads, n)
-    is_new  (n,) of bool: tiles that were not summarized before; others do not count
+    own     the numbers of the tiles that programs owned, (heads, n)
+    is_new  (n,) of bool: whether a tile was not summarized before; other tiles do not count
     """
     setup, lead = recorder.setup, kept.valid.shape[:4]
     assert setup.record is not None
@@ -144,7 +146,7 @@ def _of_tiles(
 
 
 def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
-    """Return the numbers of the tiles that each own tile met, (heads, n, met)."""
+    """Return the numbers of the recorded tiles of each own tile, (heads, n, met)."""
     if site in ONCE:
         return jnp.zeros((*own.shape, 1), jnp.int64)
     number = recorder.number(jnp.arange(own.shape[0])[:, None], own)
@@ -155,7 +157,7 @@ def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
 
 
 def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> Seen:
-    """Return what was recorded of heads, from that of their own tiles (heads, n)."""
+    """Return what was recorded of heads, from what was recorded of their own tiles (heads, n)."""
     (tiles, walked), heads = recorder.tiles, jnp.arange(own.shape[0])[:, None]
     whole: dict[str, Any] = {}
     for name, tile in found.items():
@@ -184,7 +186,7 @@ def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> Seen:
 
 
 def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
-    """Return events of kernels as other engines have them, with key tiles first in the backward.
+    """Return events of kernels in the shape of other engines: key tiles first in the backward.
 
     x: (heads, own tiles, tiles walked over, rows, columns).
     """

@@ -1,7 +1,7 @@
-"""Which tiles a program of a fused kernel walks over, and their hooks.
+"""The tiles that a program of a fused kernel walks over, one after the other, and their hooks.
 
-Tiles of which all scores exist, nearly all of them, are walked over apart from the others: they
-need no mask.
+A tile is whole if all its scores exist, as in most tiles. Whole tiles have a loop of their own,
+since they need no mask.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,15 @@ from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
 
-State = TypeVar("State")  # what a program carries from tile to tile: arrays, or tuples of them
+State = TypeVar("State")  # the state that each tile updates: arrays, or tuples of them
 
 
 def walk(tile: Callable[[Array, State], State], first: Index, last: Index, state: State) -> State:
-    """Return the state after the tiles from `first` to the one before `last`.
+    """Return the state after the tiles from `first` to `last` - 1.
 
-    tile: (number, state) -> state. Where there never is a tile, the program has no loop.
+    If it is known that there is no such tile, the program has no loop.
+
+    tile: a function (number, state) -> state.
     """
     if isinstance(first, int) and isinstance(last, int) and first >= last:
         return state
@@ -36,7 +38,7 @@ def walk(tile: Callable[[Array, State], State], first: Index, last: Index, state
 
 
 def seen_tiles(setup: Setup, i: Array) -> Index:
-    """Return how many key tiles some query of tile i sees: the others leave the state as it is."""
+    """Return how many key tiles some query of tile i sees; the others do not change the state."""
     if not setup.is_causal:
         return setup.key_tiles
     last = jnp.minimum((i + 1) * setup.block_q, setup.queries) - 1
@@ -44,7 +46,7 @@ def seen_tiles(setup: Setup, i: Array) -> Index:
 
 
 def whole_tiles(setup: Setup, i: Array) -> Index:
-    """Return how many key tiles, the first ones, all queries of tile i see whole."""
+    """Return how many key tiles, from the first on, are whole for query tile i."""
     whole: Index = setup.keys // setup.block_k
     if setup.is_causal:
         whole = jnp.minimum(
@@ -61,10 +63,10 @@ def whole_tiles(setup: Setup, i: Array) -> Index:
 
 
 def _whole_queries(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
-    """Return the numbers of three query tiles that see key tile j.
+    """Return three numbers of query tiles, which divide those that see key tile j.
 
-    They are the first one, the first that sees all of the key tile, and the one after the last that
-    does.
+    They are the first query tile that sees some of the key tile, the first that sees all of it, and
+    the one after the last that sees all of it.
     """
     first: Index = lax.div(j * setup.block_k, np.int32(setup.block_q)) if setup.is_causal else 0
     end: Index = setup.queries // setup.block_q
@@ -92,8 +94,9 @@ def walk_queries(
 ) -> State:
     """Return the state after all query tiles that see key tile j, in the plan's order.
 
-    tile    (do all its scores exist, its number, state) -> state
-    slices  where tiles are met in slices, so many to a tile: `tile` has the number of a slice
+    tile    a function (whether all scores of the tile exist, its number, state) -> state
+    slices  into how many slices each tile is divided; if it is above 1, the number that `tile` gets
+            is that of a slice
     """
     first, whole, end = (n * slices for n in _whole_queries(setup, j))
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
@@ -109,7 +112,7 @@ def walk_queries(
 def _down(
     tile: Callable[[bool, Array, State], State], is_whole: bool, ends: Index, n: Array, state: State
 ) -> State:
-    """Return the state after the tile that is as far from the end as n is from the beginning."""
+    """Return the state after tile `ends` - n, which makes a loop over n run downward."""
     return tile(is_whole, jnp.asarray(ends, jnp.int32) - n, state)
 
 
@@ -118,9 +121,10 @@ def events_of_tile(
 ) -> Events:
     """Return the hook of tile (i, j) of a head.
 
-    A program counts in 32 bits, random streams and injections in 64.
+    A program counts in 32 bits, but random streams and injections count in 64 bits.
 
-    is_whole: whether all scores of the tile exist; before: rows that had a key before it, or None.
+    is_whole: whether all scores of the tile exist; before: which rows had a visible key before it,
+    or None.
     """
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = replace(

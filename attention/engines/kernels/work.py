@@ -1,4 +1,6 @@
-"""What a program of a fused kernel does with a tile: its arithmetic, and what it records of it."""
+"""What a program of a fused kernel does with a tile: it computes its numbers and records its
+events.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +16,19 @@ from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.held import Held, Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed
 
-Refs: TypeAlias = Sequence[Any]  # what a program sees of arrays: references of Pallas
+Refs: TypeAlias = Sequence[Any]  # the parts of arrays that a program sees, as references of Pallas
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A program's arithmetic.
+    """The arithmetic of one program.
 
-    machine  what computes
-    setup    of the call, without a record
+    machine  the operations of a kernel
+    setup    the setup of the call, without its record
     head     the number of the program's head
     own      the number of the tile that the program owns
-    watch    who looks at its events, where the sample of tiles begins, and where events are
-             written; None where nobody looks
+    watch    the recorder, where its sample of tiles begins, and the arrays that events are written
+             to; None if nothing is recorded
     """
 
     machine: Machine
@@ -38,12 +40,12 @@ class Work:
     def tile(
         self, f: Callable[..., Any], formats: Sequence[str], tile: Index | None, *args: Held
     ) -> tuple[Array, ...]:
-        """Return the numbers that f computes of (setup, args), as arrays for these formats.
+        """Return the numbers that f computes from (setup, args), as arrays of these formats.
 
-        f returns what was recorded of the tile too; that is written to memory where the tile is
-        looked at.
+        f also returns what was recorded of the tile. It is written to memory if the trace looks at
+        the tile.
 
-        tile: the number of the tile walked over; None for what a program does once.
+        tile: the number of the tile that is walked over; None for a step that a program does once.
         """
         if self.watch is None:
             return self._numbers(f, formats, args)
@@ -61,13 +63,13 @@ class Work:
     def _numbers(
         self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...]
     ) -> tuple[Array, ...]:
-        """Return the numbers of a tile that nobody looks at."""
+        """Return the numbers of a tile without recording it."""
         return narrowed(self.machine, partial(f, self.setup), formats)(*args)[0]
 
     def _watched(
         self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...], place: Index
     ) -> tuple[Array, ...]:
-        """Return the numbers of a tile and write its events to the place of the sample."""
+        """Return the numbers of a tile, and write its events at index `place` of the sample."""
         assert self.watch is not None
         recorder, _, kept = self.watch
         found, seen = narrowed(
