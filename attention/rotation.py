@@ -5,6 +5,8 @@ than the others, the rotation spreads them over all features, so a cast to a for
 loses less.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

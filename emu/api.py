@@ -5,6 +5,8 @@ which XLA computes; both give the same bits. Each executor is imported when it i
 `import roundscope.emu` loads neither numba nor jax.
 """
 
+from __future__ import annotations
+
 import importlib
 import math
 import sys
@@ -348,8 +350,8 @@ def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
 
 
 def dot(
-    a: "ArrayLike | Blocked",
-    b: "ArrayLike | Blocked",
+    a: ArrayLike | Blocked,
+    b: ArrayLike | Blocked,
     accumulator: Accumulator = _BINARY32,
     init: ArrayLike | None = None,
     steps: list[tuple[AnyArray, AnyArray]] | None = None,

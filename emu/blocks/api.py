@@ -4,6 +4,8 @@ There is one set of functions for NumPy arrays (Numba kernels) and JAX arrays (X
 same bits.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +62,7 @@ class Blocked:
         return tuple(self.elements.shape)
 
     @property
-    def T(self) -> "Blocked":
+    def T(self) -> Blocked:
         """The transpose of a matrix: the same numbers, blocked along the other axis.
 
         Raises ValueError for an array that is not a matrix.

@@ -8,6 +8,8 @@ element anyway. The **excess** does: it is the error less the error of the same 
 scale rule RCEIL, which clips nothing.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -82,7 +84,7 @@ class BlockStats:
     excess: float
     excess_squared: float
 
-    def __add__(self, other: "BlockStats") -> "BlockStats":
+    def __add__(self, other: BlockStats) -> BlockStats:
         """Return the summary of both sets of blocks."""
         return BlockStats(
             **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
