@@ -2,6 +2,8 @@
 injections, traces.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from roundscope.attention.api import Examined, attend, examine
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
@@ -11,6 +13,9 @@ from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.rotation import rotated
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
+
+if TYPE_CHECKING:
+    from roundscope.attention.plans.traced import head_plans
 
 __all__ = [
     "PRESETS",
@@ -33,5 +38,15 @@ __all__ = [
     "Trace",
     "attend",
     "examine",
+    "head_plans",
     "rotated",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `head_plans`, whose module imports JAX, when it is first used."""
+    if name == "head_plans":
+        from roundscope.attention.plans.traced import head_plans
+
+        return head_plans
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -124,7 +124,7 @@ def attend(
         k: Keys (B, S, G, H), where G divides N: heads of q share heads of k in groups, in order.
         v: Values (B, S, G, Hv).
         plan: A `Plan`, or the name of a preset, such as "fa2-bf16". Under JAX it can also be
-            `attention.plans.traced.head_plans([...])`, which has one plan for each head as data.
+            `roundscope.head_plans([...])`, which has one plan for each head as data.
         block_q: Query rows of a tile. If a tile size does not divide the number of tokens, the last
             tile is padded with entries that no event counts.
         block_k: Keys of a tile.

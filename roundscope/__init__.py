@@ -39,6 +39,7 @@ _OF_ATTENTION = (
     "Trace",
     "attend",
     "examine",
+    "head_plans",
     "rotated",
 )
 __all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]

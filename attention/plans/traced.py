@@ -105,12 +105,14 @@ def head_plans(plans: Sequence[Plan]) -> HeadPlans:
     Args:
         plans: As many plans as the call has query heads.
 
+    Returns:
+        The plans as arrays, an argument that `jax.jit` and `jax.vmap` take.
+
     Raises:
         ValueError: Two plans have different structures; the message says what differs.
 
     Example:
-        >>> from roundscope.attention import Plan
-        >>> from roundscope.attention.plans.traced import head_plans
+        >>> from roundscope import Plan, head_plans
         >>> plan = Plan.preset("fa2-bf16")
         >>> head_plans([plan, plan.at("O", "bf16")]).table.shape[0]
         2
