@@ -84,9 +84,8 @@ def attend_sharded(
         engine=engine,
     )
     spec = PartitionSpec(BATCH, None, HEADS, None)
-    if (
-        AxisType.Explicit in mesh.axis_types
-    ):  # as jax.make_mesh makes it: then nothing moves unasked
+    # on a mesh with explicit axes, which jax.make_mesh makes, JAX moves no array by itself
+    if AxisType.Explicit in mesh.axis_types:
         q, k, v = (jax.reshard(x, NamedSharding(mesh, spec)) for x in (q, k, v))
     found: Array = jax.shard_map(
         own, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False

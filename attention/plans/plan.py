@@ -129,9 +129,9 @@ class Plan:
             and starts again at 0. Site OA rounds the second sum, to binary32 unless the plan gives
             OA another rounding. 0 (default): there is no second sum. Source: FlashAttention-3 in
             FP8 as vLLM runs it.
-        kept_state: True models code that stores m and l in memory between tiles. alpha and L then
-            use m as event MS rounded it for memory, and 1 / l and L use l as event LANES rounded
-            it. Default False. Source: the released code of arXiv 2510.04212.
+        kept_state: True models code that stores m and l in memory between tiles, where the event MS
+            rounds m and the event LANES rounds l. alpha then uses the stored m, 1 / l the stored l,
+            and L both. Default False. Source: the released code of arXiv 2510.04212.
         first_tile_apart: With kept_state, True lets the first query tile divide by l without the
             rounding LANES, in heads that have more than one query tile. Default False. Source: the
             same code, compiled.
@@ -143,8 +143,8 @@ class Plan:
         window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
             of a causal call and `|t - s|` < window of any other. 0 (default): all. If the argument
             `window` of `attend` is given, it replaces this value. Source: sliding-window attention.
-        softcap: A number a > 0 makes the scores a tanh(scale S / a), by the events SS, CAP and
-            TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of `attend` is
+        softcap: A bound c > 0 of the scores, which become c tanh(scale S / c), by the events SS,
+            CAP and TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of `attend` is
             given, it replaces this value. Source: Gemma 2 (arXiv 2408.00118).
         capped_by: How a softcap divides, one of `CappedBy`: quotient (default; FlashAttention-4) or
             chain (automatic differentiation). It has no effect without a softcap.
