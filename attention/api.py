@@ -149,8 +149,8 @@ def attend(
             of a causal call, and `|t - s|` < window of any other. It replaces the plan's window;
             None keeps it.
         softcap: A bound c > 0 of the scores, which become c tanh(scale Q K^T / c), by the events
-            SS, CAP, TANH and SCALED, and SS_B to DTANH and DSC in the backward. It replaces the plan's
-            softcap; None keeps it.
+            SS, CAP, TANH and SCALED, and SS_B to DTANH and DSC in the backward. It replaces the
+            plan's softcap; None keeps it.
         sinks: One logit for each head, (N,), which takes part in the softmax of every row like the
             score of a key whose value is 0. A row that sees no key then has L = sink, and output 0
             if V is finite. The plan's field `sinks` chooses the events of the sink. "pallas" runs

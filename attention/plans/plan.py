@@ -144,8 +144,8 @@ class Plan:
             of a causal call and `|t - s|` < window of any other. 0 (default): all. If the argument
             `window` of `attend` is given, it replaces this value. Source: sliding-window attention.
         softcap: A bound c > 0 of the scores, which become c tanh(scale S / c), by the events SS,
-            CAP and TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of `attend` is
-            given, it replaces this value. Source: Gemma 2 (arXiv 2408.00118).
+            CAP and TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of
+            `attend` is given, it replaces this value. Source: Gemma 2 (arXiv 2408.00118).
         capped_by: How a softcap divides, one of `CappedBy`: quotient (default; FlashAttention-4) or
             chain (automatic differentiation). It has no effect without a softcap.
         tanh: How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda
