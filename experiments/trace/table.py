@@ -124,7 +124,7 @@ def legend(s: Summary) -> str:
 
 RESULT_HEADS = (
     "result",
-    "rms error\nof its rms",
+    "relative\nrms error",
     "largest\nerror",
     "too long (+), short (-)\n%",
     "",

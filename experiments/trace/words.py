@@ -168,7 +168,7 @@ def _chain(s: Summary) -> str:
         if len(quiet) == 1:
             rounding, verb, most = "The rounding", "is", ""
         parts.append(
-            f"{rounding} at {_and(quiet)} {verb} not biased, neither up or down nor away from zero"
+            f"{rounding} at {_and(quiet)} {verb} not biased, either up or down or away from zero"
             f" ({most}{size})."
         )
     return " ".join(parts)
