@@ -308,7 +308,7 @@ def _head_plans(plan: Any) -> HeadPlans | None:
 
 
 def _of_heads(plans: HeadPlans, q: Array, k: Array, v: Array, engine: Engine | None) -> Plan:
-    """What is static of a plan per head."""
+    """Return the plan that stands for all plans of heads while the program is compiled."""
     check_shapes(q, k, v)
     if plans.table.shape[0] != q.shape[2]:
         raise ValueError(
@@ -326,7 +326,7 @@ def _of_heads(plans: HeadPlans, q: Array, k: Array, v: Array, engine: Engine | N
 def setup_of_heads(
     q: Any, k: Any, v: Any, plans: HeadPlans, block_q: int, block_k: int, is_causal: bool
 ) -> Setup:
-    """What is fixed of a call by a plan per head."""
+    """Return the setup of a call whose plans per head are data."""
     like = served_given(_of_heads(plans, q, k, v, None), None, None, None, q.shape[2])
     setup, _ = _setup(q, k, v, like, block_q, block_k, None, is_causal, None, (), None, "xla")
     return replace(setup, scale=setup.whole_scale)
@@ -367,7 +367,10 @@ def _setup(
     *,
     batch: int | None = None,
 ) -> tuple[Setup, Engine]:
-    """What is fixed of a call, checked; batch: entries that are numbered together, if not all."""
+    """Return the setup of a call after all checks, and the engine that runs it.
+
+    batch  how many batch entries are numbered together, for random bits and places; None for all
+    """
     check_shapes(q, k, v)
     plan = plan_given(plan)
     block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
@@ -542,9 +545,9 @@ def output_type(setup: Setup, q: Array, k: Array, v: Array) -> Any:
     return np.dtype(q.dtype) if is_kept else result_type(q, k, v)
 
 
-def result_type(q: Array, k: Array, v: Array) -> Any:
+def result_type(*arrays: Array) -> Any:
     """Return float64 if any input is, else float32."""
-    return np.float64 if any(x.dtype == np.float64 for x in (q, k, v)) else np.float32
+    return np.float64 if any(x.dtype == np.float64 for x in arrays) else np.float32
 
 
 def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:

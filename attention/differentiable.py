@@ -156,7 +156,7 @@ def _gradients(
     do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
     if setup.plan.scaled_keys:
         k, _ = run.round_inputs(setup, Site.KC, k, each)
-    dtype = jnp.float64 if do.dtype == jnp.float64 else jnp.float32
+    dtype = result_type(do)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     gradients = tuple(

@@ -130,9 +130,6 @@ def stabilizer_words(value: str | float) -> str:
     return repr(beta).removesuffix(".0")
 
 
-stabiliser_words = stabilizer_words  # its name until version 0.1
-
-
 def _unfused(plan: Plan, value: str, _: Sites) -> Plan:
     """Return the plan with a softmax of whole rows and then P V as an event of its own."""
     return (

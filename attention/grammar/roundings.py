@@ -153,9 +153,8 @@ def accumulator_words(accumulator: Accumulator) -> str:
     """
     order, step, chunk = accumulator.order, accumulator.step, accumulator.chunk
     if accumulator.alignment is None:
-        has_chunk = order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS)
         has_step = order is not Order.NATIVE and step != BINARY32
-        return f"{order}{chunk if has_chunk else ''}{f':{step}' if has_step else ''}"
+        return f"{order}{chunk if order.has_chunk else ''}{f':{step}' if has_step else ''}"
     operand = accumulator.alignment.operand.name
     known = [
         (a, f) for a, c in ARCHITECTURES.items() if operand in c.operands for f in ("", ":fp16")

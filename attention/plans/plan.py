@@ -609,7 +609,7 @@ class Plan:
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the same inputs give the same bits on every machine.
+        """Return whether the same inputs give the same bits on every machine.
 
         It is False if an accumulator is native, since such a sum is added in the order that the
         device chooses.
@@ -665,7 +665,7 @@ class Plan:
 
     @property
     def is_of_kernel(self) -> bool:
-        """Whether the plan has steps that only real kernels have.
+        """Return whether the plan has steps that only real kernels have.
 
         Examples are log2 e in the scores, row sums in lanes, and casts from registers. The fields
         that turn such steps on are listed in `OF_KERNEL`.

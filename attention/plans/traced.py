@@ -219,8 +219,7 @@ def structure(plan: Plan) -> Plan:
 
 def _static(a: Accumulator) -> Accumulator:
     """Return the accumulator with its step replaced by a fixed one of the same kind."""
-    has_chunk = a.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS, Order.ALIGNED)
-    return replace(a, step=_canonical(a.step), chunk=a.chunk if has_chunk else 16)
+    return replace(a, step=_canonical(a.step), chunk=a.chunk if a.order.has_chunk else 16)
 
 
 def _canonical_event(r: Rounding) -> Rounding:

@@ -179,7 +179,7 @@ class BlockFormat:
 
     @property
     def power_of_two(self) -> bool:
-        """Whether every scale is a power of two."""
+        """Return whether every scale is a power of two."""
         to_scale_format = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
         return not to_scale_format or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
 

@@ -163,7 +163,7 @@ class Rounding:
 
     @property
     def keeps_specials(self) -> bool:
-        """Whether 0, -0, infinities and NaN stay unchanged."""
+        """Return whether 0, -0, infinities and NaN stay unchanged."""
         f = self.format
         return self.overflow is Overflow.INF and f.nan and f.zero and f.negative_zero and f.signed
 

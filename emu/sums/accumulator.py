@@ -67,6 +67,11 @@ class Order(StrEnum):
     ALIGNED = "aligned"
     NATIVE = "native"
 
+    @property
+    def has_chunk(self) -> bool:
+        """Return whether a sum in this order depends on the accumulator's `chunk`."""
+        return self in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS, Order.ALIGNED)
+
 
 # orders with many additions at once, for which no random bits are defined
 OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)
@@ -188,11 +193,7 @@ class Accumulator:
                 f"aligned[{self.chunk} {kept.operand.name}] to {kept.bits} bits (0: 2^{kept.zero}),"
                 f" {self.step}"
             )
-        chunk = (
-            f"[{self.chunk}]"
-            if self.order in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS)
-            else ""
-        )
+        chunk = f"[{self.chunk}]" if self.order.has_chunk else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
 
 

@@ -38,7 +38,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether both executors agree with the reference in every number."""
+        """Return whether both executors agree with the reference in every number."""
         return self.numba_wrong == self.xla_wrong == 0
 
 

@@ -1,1 +1,1 @@
-"""What the pages, pictures and terminal output of all commands share."""
+"""Pieces that the pages, pictures and terminal output of all commands share."""

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Condition(Protocol):
-    """What decides a run: a frozen record that has a seed."""
+    """The settings of a run, all that its result depends on: a frozen record with a seed."""
 
     @property
     def seed(self) -> int:

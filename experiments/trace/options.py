@@ -47,7 +47,7 @@ class Request:
 
     @property
     def depends_on_head_number(self) -> bool:
-        """Whether random bits or injections depend on the number of a head.
+        """Return whether random bits or injections depend on the number of a head.
 
         If so, a call must not be split by heads.
         """

@@ -154,7 +154,7 @@ def bits(x: object) -> np.ndarray:
 
 
 def differences(a: Examined, b: Examined) -> list[str]:
-    """What is not the same in two runs, in words; empty if all is."""
+    """Return the names of the results in which two runs differ; empty if none does."""
     found = [name for name in RESULTS if not _same(getattr(a, name), getattr(b, name))]
     return found + trace_differences(a.trace, b.trace)
 

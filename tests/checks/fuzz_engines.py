@@ -80,7 +80,7 @@ def checked(case: Case, counts: Counts | None = None, has_xla: bool = True) -> N
 
 
 def differences(case: Case, kind: str, counts: Counts, has_xla: bool) -> list[str]:
-    """What is not the same in a case with one kind of numbers, in words."""
+    """Return the names of all differences in a case with one kind of numbers."""
     inputs, given_ = tensors(case, kind), arguments(case)
     count(counts, "data sets")
     do = inputs[3] if case.get("backward", True) else None
@@ -135,19 +135,19 @@ def numbers_of(found: Examined) -> int:
 
 
 def same(a: Examined, b: Examined, name: str) -> bool:
-    """Whether a result is the same in every bit, or absent, in both."""
+    """Return whether a result is the same in every bit, or absent, in both."""
     x, y = getattr(a, name), getattr(b, name)
     return x is y if x is None or y is None else same_array(x, y)
 
 
 def same_array(x: Any, y: Any) -> bool:
-    """Whether two arrays have the same type, shape and bits, of NaN but that it is one."""
+    """Return whether two arrays have the same type, shape and bits; all NaN count as equal."""
     x, y = np.asarray(x), np.asarray(y)
     return x.dtype == y.dtype and x.shape == y.shape and np.array_equal(bits(x), bits(y))
 
 
 def trace_differences(a: Trace, b: Trace) -> list[str]:
-    """What is not the same in two traces, in words."""
+    """Return the names of the parts in which two traces differ."""
     for part in ("stats", "rows", "events", "ones"):
         if list(getattr(a, part)) != list(getattr(b, part)):
             return [f"the names of {part}"]
@@ -227,7 +227,7 @@ def judged_arithmetic(case: Case, kind: str) -> Any:
 
 
 def is_judged(change: tuple[str, str]) -> bool:
-    """Whether the judge covers this format at this event."""
+    """Return whether the judge covers this format at this event."""
     site, name = change
     if site in ("SCALED", "EXP", "ALPHA", "EXP_B", "LSE") and name == "fp64":
         return False
@@ -248,7 +248,7 @@ def has_open_rows(case: Case, ours: Examined) -> bool:
 
 
 def is_whole(case: Case) -> bool:
-    """Whether the tiles of a case divide its rows."""
+    """Return whether the tiles of a case divide its rows."""
     t, s = case["shape"][1:3]
     block_q, block_k = case.get("tiles", (t, s))
     return t % min(block_q, t) == 0 and s % min(block_k, s) == 0
@@ -265,7 +265,7 @@ def seen(case: Case) -> np.ndarray:
 
 
 def sees_keys(case: Case) -> np.ndarray:
-    """Whether each query sees some key, broadcastable to (B, N, T)."""
+    """Return whether each query sees some key, as booleans that broadcast to (B, N, T)."""
     t, s = case["shape"][1:3]
     causal = np.tri(t, s, dtype=bool) if case.get("is_causal") else True
     of_rows: np.ndarray = (seen(case) & causal).any(axis=-1)

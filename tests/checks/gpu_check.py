@@ -98,7 +98,7 @@ def attention_digests(
 
 
 def fits(preset: str) -> bool:
-    """Whether the fused kernels run it."""
+    """Return whether the fused kernels run it."""
     from roundscope.attention.engines.kernels.fit import check_plan
 
     try:

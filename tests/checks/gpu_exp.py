@@ -41,7 +41,7 @@ def scaled(_: Any, x: Any, k: Any) -> Any:
 
 
 def constants(f: Sequence[str]) -> np.ndarray:
-    """Of e^r, from the highest power on, as the kernel's text has them."""
+    """Return the coefficients of e^r in the kernel's text, the highest power first."""
     return np.array([float.fromhex(x) for x in (*f, "1")])
 
 

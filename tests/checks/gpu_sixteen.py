@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def _pairs(operation: str, r: Rounding) -> int:
-    """Of all 2^32 pairs of codes."""
+    """Return how many of all 2^32 pairs of codes give other bits."""
     return sum(
         int(_wrong_of_pairs(operation, r, jnp.uint32(first))) for first in range(0, 1 << 16, ROWS)
     )
@@ -57,7 +57,10 @@ def _wrong_of_pairs(operation: str, r: Rounding, first: Any) -> Any:
 
 
 def _scaled(r: Rounding) -> int:
-    """Of 2^28 products; in every second row the first factors are 1 but for a few."""
+    """Return how many of 2^28 products have other bits.
+
+    In every second row most first factors are 1.
+    """
     return sum(int(_wrong_of_scaled(r, jax.random.key(seed))) for seed in range(1 << 4))
 
 

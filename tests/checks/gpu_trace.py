@@ -97,7 +97,7 @@ def times() -> None:
 
 
 def _times(run) -> tuple[float, float, float]:
-    """Of the first call, the median of some more, and of the device in those."""
+    """Return seconds: of the first call, the median of later ones, and of the device in those."""
 
     def call() -> float:
         start = time.perf_counter()

@@ -89,7 +89,7 @@ class Call:
 
     @property
     def sums_in_slices(self) -> bool:
-        """Whether a tile's part of dQ, dK and dV may be added in slices of its rows.
+        """Return whether a tile's part of dQ, dK and dV may be added in slices of its rows.
 
         It may if two conditions hold. The sums are of fused multiply-adds whose event has the same
         rounding as each step, so that the event changes nothing. And nothing is injected.

@@ -113,7 +113,7 @@ class Case:
 
     @property
     def is_random(self) -> bool:
-        """Whether the arm's plan draws random bits."""
+        """Return whether the arm's plan draws random bits."""
         return is_random(self.plans(self.until))
 
     @property

@@ -179,12 +179,12 @@ class Gpt:
 
     @property
     def is_random(self) -> bool:
-        """Whether the arm's plan draws random bits."""
+        """Return whether the arm's plan draws random bits."""
         return self.case.is_random
 
     @property
     def same_device(self) -> bool:
-        """Whether the log was written on a device like this one."""
+        """Return whether the log was written on a device like this one."""
         return str(self.case.about["device"]).startswith(device("xla"))
 
     def exactly(self, units: Collection[Any]) -> Edit:

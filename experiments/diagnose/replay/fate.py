@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def survives(self) -> bool:
-        """Whether all repeats survive.
+        """Return whether all repeats survive.
 
         Sets are many, and one that survives by luck would pass for the cause.
         """

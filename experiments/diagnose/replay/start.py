@@ -69,17 +69,17 @@ class Sanity:
 
     @property
     def fails(self) -> bool:
-        """Whether the arm as it was fails more often than not."""
+        """Return whether the arm as it was fails more often than not."""
         return 2 * self.low.failures > len(self.low.fates)
 
     @property
     def holds(self) -> bool:
-        """Whether the exact one survives more often than not."""
+        """Return whether the exact one survives more often than not."""
         return 2 * self.exact.failures < len(self.exact.fates)
 
     @property
     def decides(self) -> bool:
-        """Whether rounding is to blame, from this state on."""
+        """Return whether rounding is to blame, from this state on."""
         return self.fails and self.holds
 
     @property
@@ -184,7 +184,7 @@ class Replayed:
 
     @property
     def holds(self) -> bool:
-        """Whether the set found survives again and again where shams do not."""
+        """Return whether the set found survives again and again where shams do not."""
         return self.guilty is not None and self.guilty.holds and self.p < LEVEL
 
 

@@ -1,4 +1,4 @@
-"""What the search, the sentences and the page must know of a kind of units, of any model."""
+"""The record of a kind of units, for any model: all that search, words and page ask of it."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass

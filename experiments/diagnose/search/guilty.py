@@ -84,12 +84,12 @@ class Guilty:
 
     @property
     def is_minimal(self) -> bool:
-        """Whether each element put back alone makes the replay fail again."""
+        """Return whether each element put back alone makes the replay fail again."""
         return not any(o.survives for _, o in self.without)
 
     @property
     def holds(self) -> bool:
-        """Whether the set found survives all its repeats but one, at least."""
+        """Return whether the set found survives all its repeats but one, at least."""
         return self.confirmed is None or self.confirmed.failures <= 1
 
 

@@ -37,7 +37,7 @@ class Arm:
 
     @property
     def is_sham(self) -> bool:
-        """Whether it is the control that removes nothing."""
+        """Return whether it is the control that removes nothing."""
         return bool(self.inject)
 
 
@@ -64,7 +64,7 @@ class Outcome:
 
     @property
     def is_invariant(self) -> bool:
-        """Whether the arm changes nothing but roundings."""
+        """Return whether the arm changes nothing but roundings."""
         return self.invariance is not None and self.invariance <= INVARIANT
 
 

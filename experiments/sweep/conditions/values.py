@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from roundscope.attention.grammar.changes import ALIASES, parted
-from roundscope.attention.grammar.edits import KINDS, stabiliser_words
+from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError
@@ -113,7 +113,7 @@ _READERS: dict[str, Callable[[Value], Value]] = {
     "backward": _truth,
     "unfused": _truth,
     "preset": _changing("plan"),
-    "stabiliser": stabiliser_words,
+    "stabiliser": stabilizer_words,
     **{
         kind: _changing(kind)
         for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")

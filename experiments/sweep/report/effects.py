@@ -33,7 +33,7 @@ class Effect:
 
     @property
     def stands_out(self) -> bool:
-        """Whether the share is more than noise; False where one seed leaves that open."""
+        """Return whether the share is more than noise; False where one seed leaves that open."""
         return bool(self.share > self.limit)
 
 

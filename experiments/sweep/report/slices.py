@@ -1,4 +1,4 @@
-"""What one picture shows of a frame: the axes across, of lines and of rows, and what is fixed."""
+"""The part of a frame that one picture shows: axes across, of lines and of rows; what is fixed."""
 
 from dataclasses import dataclass
 

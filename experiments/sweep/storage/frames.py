@@ -40,7 +40,7 @@ class Axis:
 
     @property
     def numeric(self) -> bool:
-        """Whether the values are numbers, in ascending order."""
+        """Return whether the values are numbers, in ascending order."""
         return all(isinstance(value, int) for value in self.values)
 
     def word(self, code: int) -> str:

@@ -51,7 +51,7 @@ class Gain:
 
     @property
     def is_biased(self) -> bool:
-        """Whether the mean lies further from 0 than the heads' scatter explains."""
+        """Return whether the mean lies further from 0 than the heads' scatter explains."""
         return abs(self.mean) > self.limit * self.se
 
 
@@ -100,7 +100,7 @@ class DeltaDrift:
 
     @property
     def leans(self) -> bool:
-        """Whether some head's running sum ends beyond the threshold."""
+        """Return whether some head's running sum ends beyond the threshold."""
         return bool(np.abs(self.z[self.worst]) > self.limit)
 
     @property

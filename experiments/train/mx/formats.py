@@ -58,7 +58,7 @@ class Formats:
 
     @property
     def even(self) -> bool:
-        """Whether `round_even` is sufficient."""
+        """Return whether `round_even` is sufficient."""
         return all(is_even(f) for row in self.formats for own in row for f in own)
 
     def table(self, seed: int = 0) -> np.ndarray:
