@@ -88,13 +88,15 @@ def _of_torch(name: str, backend: Any, x: list[Any], is_causal: bool) -> Contest
     import torch
     from torch.nn.attention import sdpa_kernel
 
+    q, k, v = x
+
     def forward() -> Any:
         with sdpa_kernel(backend), torch.no_grad():
-            return torch.nn.functional.scaled_dot_product_attention(*x, is_causal=is_causal)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
     def both() -> Any:
         with sdpa_kernel(backend):
-            out = torch.nn.functional.scaled_dot_product_attention(*x, is_causal=is_causal)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
         return torch.autograd.grad(out, x, torch.ones_like(out))
 
     return Contestant(name, forward, both, lambda _: torch.cuda.synchronize())

@@ -33,7 +33,8 @@ def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable
             raise ValueError(f"scale={x.scale}: this kernel's is {x.q.shape[-1] ** -0.5}")
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return apply(q, k, v, None, x.is_causal, bucket, bucket)
+            out: Tensor = apply(q, k, v, None, x.is_causal, bucket, bucket)
+            return out
 
         torch._dynamo.reset()  # after eight shapes it would stop compiling
         function = torch.compile(attention, dynamic=False) if compile else attention

@@ -31,6 +31,7 @@ def compiled(x: Inputs) -> Outputs:
         return (q >= k if x.is_causal else k - q < window) & (q - k < window)
 
     def capped(score: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        assert cap is not None
         return cap * torch.tanh(score / cap)
 
     mask = (
@@ -40,8 +41,9 @@ def compiled(x: Inputs) -> Outputs:
     )
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _compiled()(
+        out: Tensor = _compiled()(
             q, k, v, score_mod=capped if cap else None, block_mask=mask, scale=x.scale
         )
+        return out
 
     return called(attention, x)

@@ -1,6 +1,7 @@
 """`torch.nn.functional.scaled_dot_product_attention` with each of its back ends."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,17 +25,20 @@ def _lse(backend: SDPBackend, x: Inputs) -> Tensor | None:
     if not torch.cuda.is_available():
         return None
     q, k, v = (tensor(a) for a in (x.q, x.k, x.v))
-    aten = torch.ops.aten
+    aten: Any = torch.ops.aten
+    lse: Tensor
     if backend is SDPBackend.FLASH_ATTENTION:
         op = aten._scaled_dot_product_flash_attention
-        return op(q, k, v, 0.0, x.is_causal, False, scale=x.scale)[1]
+        lse = op(q, k, v, 0.0, x.is_causal, False, scale=x.scale)[1]
+        return lse
     if backend is SDPBackend.EFFICIENT_ATTENTION:
         op = aten._scaled_dot_product_efficient_attention
-        return op(q, k, v, None, True, 0.0, x.is_causal, scale=x.scale)[1][..., : x.q.shape[1]]
+        lse = op(q, k, v, None, True, 0.0, x.is_causal, scale=x.scale)[1]
+        return lse[..., : x.q.shape[1]]
     if backend is SDPBackend.CUDNN_ATTENTION:
         op = aten._scaled_dot_product_cudnn_attention
-        found = op(q, k, v, None, True, 0.0, x.is_causal, False, scale=x.scale)[1]
-        return found.reshape(q.shape[:3])
+        lse = op(q, k, v, None, True, 0.0, x.is_causal, False, scale=x.scale)[1]
+        return lse.reshape(q.shape[:3])
     return None
 
 

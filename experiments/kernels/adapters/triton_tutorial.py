@@ -35,7 +35,8 @@ def tutorial(file: Path) -> Callable[[Inputs], Outputs]:
         ]
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return module.attention(q, k, v, x.is_causal, x.scale, False)
+            out: Tensor = module.attention(q, k, v, x.is_causal, x.scale, False)
+            return out
 
         return called(attention, x, dtype=torch.float16)
 

@@ -1,0 +1,67 @@
+"""A layer of a model, and which layers a user means."""
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A layer that calls attention.
+
+    Attributes:
+        name: Its path in the model, such as "model.layers.3.self_attn".
+        number: Its number among the layers that call attention, from 0 in the model's order.
+    """
+
+    name: str
+    number: int
+
+
+def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[Layer]:
+    """Return the layers that a user means.
+
+    Args:
+        layers: "*" for all; "layers.0-3" or "0-3" for numbers, both ends included; "layers.2" or 2
+            for one; a sequence of numbers; or a pattern of paths, such as "encoder.*".
+        known: The layers there are.
+
+    Returns:
+        The layers meant, in the order of `known`.
+
+    Raises:
+        ValueError: It means none of them, or one that there is not.
+
+    Example:
+        >>> from roundscope.attention.models.selection import Layer, chosen
+        >>> known = [Layer(name=f"blocks.{n}", number=n) for n in range(4)]
+        >>> [layer.number for layer in chosen("layers.1-2", known)]
+        [1, 2]
+        >>> [layer.number for layer in chosen("blocks.3", known)]
+        [3]
+    """
+    by_path = isinstance(layers, str) and [x for x in known if fnmatch.fnmatch(x.name, layers)]
+    if by_path:
+        return by_path
+    wanted = _numbers(layers)
+    there = {layer.number for layer in known}
+    if not wanted or not wanted <= there:
+        raise ValueError(
+            f"layers={layers!r}: must be '*', numbers such as 'layers.0-3' or [0, 2], or a pattern"
+            f" of these paths: {_listed(known)}"
+        )
+    return [layer for layer in known if layer.number in wanted]
+
+
+def _numbers(layers: str | int | Sequence[int]) -> set[int]:
+    if isinstance(layers, str):
+        first, dash, last = layers.removeprefix("layers.").partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            return set()
+        return set(range(int(first), int(last if dash else first) + 1))
+    return {layers} if isinstance(layers, int) else {int(n) for n in layers}
+
+
+def _listed(known: Sequence[Layer]) -> str:
+    shown = [f"{layer.number} {layer.name}" for layer in known[:8]]
+    return ", ".join(shown) + (f" and {len(known) - 8} more" if len(known) > 8 else "")

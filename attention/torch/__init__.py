@@ -1,0 +1,1 @@
+"""Attention in PyTorch models: capture, choose plans, watch, correct."""

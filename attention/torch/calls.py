@@ -1,0 +1,335 @@
+"""The calls of attention in a PyTorch model: where they are, what they are given, and who answers.
+
+`attention_layers` finds the modules that call attention, `intercept` puts a function in the place
+of their attention. Capturing, choosing plans and watching are such functions.
+
+The `forward` of each of these modules is wrapped, so that a forward that is repeated for
+activation checkpointing is seen too, in whatever thread. `F.scaled_dot_product_attention` is seen
+by a `TorchFunctionMode` inside the wrapper; the other implementations of the transformers library
+through its registry (`attention.torch.transformers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from roundscope.attention.models.selection import Layer, chosen
+from roundscope.attention.torch import transformers
+from roundscope.attention.torch.discovery import calls_attention
+
+Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+CHAIN = "_roundscope_handlers"  # the attribute of a module that holds its handlers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of attention in a model, before anything ran.
+
+    Attributes:
+        layer: The layer that calls.
+        q: Queries (B, N, T, H), in the type in which the kernel gets them: autocast has been
+            applied.
+        k: Keys (B, G, S, H), where G divides N.
+        v: Values (B, G, S, Hv).
+        mask: None, or what broadcasts to (B, N, T, S): booleans, True where a query sees a key, or
+            numbers that are added to the scores.
+        is_causal: Whether query t sees only keys s <= t, both counted from the start.
+        scale: The factor of the scores.
+        dropout: The probability with which a weight is dropped, 0 for none.
+        window: How many keys a query sees, its own included; None for all.
+        softcap: The bound c of scores that become c tanh(score / c); None for none.
+        sinks: One logit for each query head, (N,); None for none.
+        implementation: "sdpa", or the name that the transformers library has for it.
+        run: The model's own attention of this call, with other q, k and v: the same mask,
+            causality and scale, whatever the widths. It returns (B, N, T, Hv) and is
+            differentiable.
+    """
+
+    layer: Layer
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    is_causal: bool
+    scale: float
+    dropout: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    implementation: str = "sdpa"
+    run: Run
+
+
+Handler: TypeAlias = Callable[[Call], Tensor]
+
+
+class Interception:
+    """Handlers that were put in the place of a model's attention, until `remove` is called.
+
+    It is also a context manager that removes them at its end.
+
+    Attributes:
+        layers: The layers whose calls are seen.
+    """
+
+    def __init__(self, layers: Sequence[Layer], undo: Sequence[Callable[[], None]]) -> None:
+        self.layers, self._undo = tuple(layers), list(undo)
+
+    def remove(self) -> None:
+        """Give the model its own attention back. A second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Interception:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+
+def attention_layers(
+    model: nn.Module, modules: Iterable[str] | None = None
+) -> dict[Layer, nn.Module]:
+    """Return the modules of a model that call attention themselves, in the model's order.
+
+    A module is one of them if the code of its class, or a function of the same file that it calls,
+    names `scaled_dot_product_attention`, the registry of the transformers library, or the function
+    under `nn.MultiheadAttention`.
+
+    Args:
+        model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
+        modules: The paths of the modules, as in `model.named_modules()`, where they are not found
+            so.
+
+    Returns:
+        Layer -> module. Layers are numbered from 0.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module`.
+        ValueError: `model` has no such module, or not one of the paths.
+
+    Example:
+        >>> from torch import nn
+        >>> from roundscope.attention.torch.calls import attention_layers
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2))
+        >>> list(attention_layers(model))
+        [Layer(name='1', number=0)]
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {type(model).__name__}, must be a torch.nn.Module")
+    model = getattr(model, "_orig_mod", model)
+    known = dict(model.named_modules())
+    if modules is None:
+        names = [name for name, module in known.items() if calls_attention(module)]
+        if not names:
+            raise ValueError(
+                f"model: no module of this {type(model).__name__} calls"
+                " F.scaled_dot_product_attention in its own code; name those that do, as in"
+                " modules=['blocks.0.attention']"
+            )
+    else:
+        names = [modules] if isinstance(modules, str) else list(modules)
+        for name in names:
+            if name not in known:
+                raise ValueError(f"modules: {name!r} is no path of model.named_modules()")
+    return {Layer(name=name, number=n): known[name] for n, name in enumerate(names)}
+
+
+def intercept(
+    model: nn.Module,
+    handler: Handler,
+    *,
+    layers: str | int | Sequence[int] = "*",
+    modules: Iterable[str] | None = None,
+) -> Interception:
+    """Call `handler` in the place of a model's attention.
+
+    Interceptions nest: the one installed last sees a call first, and its `call.run` is what would
+    have run without it. A layer whose forward ends without a call that was seen raises an error,
+    since a kernel that is reached in another way would pass unnoticed.
+
+    Args:
+        model: Any `nn.Module`.
+        handler: Takes a `Call` and returns the output (B, N, T, Hv), for instance
+            `lambda call: call.run(call.q, call.k, call.v)`.
+        layers: Which layers, "*" for all; see `attention.models.selection.chosen`.
+        modules: See `attention_layers`.
+
+    Returns:
+        An `Interception`, which removes the handler again.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module`.
+        ValueError: No such layers, or an implementation whose calls cannot be seen.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from roundscope.attention.torch.calls import intercept
+        >>> class Attention(nn.Module):
+        ...     def forward(self, x):
+        ...         return nn.functional.scaled_dot_product_attention(x, x, x)
+        >>> def told(call):
+        ...     print(call.layer.number, tuple(call.q.shape), call.is_causal)
+        ...     return call.run(call.q, call.k, call.v)
+        >>> model = nn.Sequential(Attention())
+        >>> with intercept(model, told):
+        ...     out = model(torch.ones(1, 2, 4, 8))
+        0 (1, 2, 4, 8) False
+    """
+    found = attention_layers(model, modules)
+    own = chosen(layers, list(found))
+    undo: list[Callable[[], None]] = []
+    try:
+        for layer in own:
+            undo.append(_installed(found[layer], layer, handler))
+        undo.append(transformers.routed([found[layer] for layer in own], _answered))
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        raise
+    return Interception(own, undo)
+
+
+class _Chain:
+    """The handlers of a module, the first installed first, and its layer."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer, self.calls = layer, 0
+        self.handlers: list[Handler] = []
+
+
+def _installed(module: nn.Module, layer: Layer, handler: Handler) -> Callable[[], None]:
+    """Add a handler to a module, and return what takes it away again."""
+    chain: _Chain | None = module.__dict__.get(CHAIN)
+    if chain is None:
+        chain = _Chain(layer)
+        module.__dict__[CHAIN] = chain
+        module.__dict__["forward"] = _wrapped(module.forward, chain)
+    chain.handlers.append(handler)
+
+    def undo() -> None:
+        chain.handlers.remove(handler)
+        if not chain.handlers:
+            del module.__dict__[CHAIN]
+            del module.__dict__["forward"]
+
+    return undo
+
+
+def _wrapped(forward: Callable[..., Any], chain: _Chain) -> Callable[..., Any]:
+    """Return a module's forward that lets its chain answer the calls of attention."""
+
+    @wraps(forward)
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        chain.calls = 0
+        with _Sdpa(chain):
+            result = forward(*args, **kwargs)
+        if not chain.calls:
+            raise RuntimeError(
+                f"layer {chain.layer.number} ({chain.layer.name}): its forward ended without a call"
+                " of F.scaled_dot_product_attention that could be seen; it has reached its kernel"
+                " in another way (nn.MultiheadAttention needs need_weights=False and training"
+                " mode), so choose other layers, or change it"
+            )
+        return result
+
+    return seen
+
+
+class _Sdpa(TorchFunctionMode):
+    """Lets a chain answer the calls of `F.scaled_dot_product_attention`."""
+
+    def __init__(self, chain: _Chain) -> None:
+        super().__init__()
+        self.chain = chain
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return _answered(self.chain, _of_sdpa(self.chain.layer, *args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _answered(chain: _Chain, call: Call) -> Tensor:
+    """Return the output by the handlers of a chain, the last one first."""
+    chain.calls += 1
+    return _through(chain.handlers, call)
+
+
+def _through(handlers: Sequence[Handler], call: Call) -> Tensor:
+    if not handlers:
+        return call.run(call.q, call.k, call.v)
+    inner = handlers[:-1]
+    if not inner:
+        return handlers[-1](call)
+    return handlers[-1](
+        replace(call, run=lambda q, k, v: _through(inner, replace(call, q=q, k=k, v=v)))
+    )
+
+
+def _of_sdpa(
+    layer: Layer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Call:
+    """Return the call that the arguments of `F.scaled_dot_product_attention` make."""
+    width = query.shape[-1]
+    q, k, v, mask = (_autocast(x) for x in (query, key, value, attn_mask))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        other = None if scale is None and q.shape[-1] == width else used
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=other,
+            enable_gqa=enable_gqa,
+        )
+
+    used = 1.0 / math.sqrt(width) if scale is None else scale
+    assert q is not None and k is not None and v is not None
+    return Call(
+        layer=layer,
+        q=q,
+        k=k,
+        v=v,
+        mask=mask,
+        is_causal=is_causal,
+        scale=used,
+        dropout=dropout_p,
+        run=run,
+    )
+
+
+def _autocast(x: Tensor | None) -> Tensor | None:
+    """Return a tensor in the type in which autocast gives it to the kernel."""
+    if x is None or not x.is_floating_point() or x.dtype == torch.float64:
+        return x
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
