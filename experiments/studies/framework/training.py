@@ -14,10 +14,11 @@ from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group, numbers
-from roundscope.experiments.train.loop import blocks, drawing
+from roundscope.experiments.train.loop import Batches, blocks, drawing
 from roundscope.experiments.train.settings import Arm, Settings
 
-Look = Callable[[Any], Any]  # the parameters of all arms -> a number for each arm (arms,)
+# all arms, the steps done, tokens of the next step by seed -> a column, or rows (arms, columns)
+Look = Callable[[Group, int, Batches], Any]
 
 
 def launches(
@@ -118,13 +119,13 @@ def trained(
     group, drawn = Group(settings, list(range(len(arms))), state), drawing(settings)
     follow, points = Follow(len(arms)), []
     if look is not None:
-        points.append((0, np.full(len(arms), np.nan), np.asarray(look(group.state.params))))
+        points.append((0, np.full(len(arms), np.nan), np.asarray(look(group, 0, drawn(0)))))
 
     def advance(number: int) -> tuple[Any, Any]:
         return group.advance(number, drawn(number))
 
     def columns_of(done: int) -> list[Any]:
-        return [] if look is None else [look(group.state.params)]
+        return [] if look is None else [look(group, done, drawn(done))]
 
     for block in blocks(advance, 0, config.steps, look=columns_of, ahead=not early):
         losses = block.losses.astype(float)
@@ -141,7 +142,10 @@ def trained(
             steps=config.steps,
             diverged=diverged[a],
             loss=float(final[a]),
-            curve=tuple((done, *(float(x[a]) for x in columns)) for done, *columns in points),
+            curve=tuple(
+                (done, *(float(y) for x in columns for y in np.ravel(x[a])))
+                for done, *columns in points
+            ),
         )
         for a, condition in enumerate(conditions)
     ]

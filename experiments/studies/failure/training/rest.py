@@ -9,8 +9,7 @@ It enters the gradient of W_Q:
     steady = |sum R| / sum |R|     sums over looks inside |.|: 1 if R points the same way every
         time, 1 / sqrt(looks) if it has no direction
 
-r comes out of the emulated backward itself: a feature of ones appended to K, and of zeros appended
-to Q, V and dO, changes no other number, and its dQ is alpha r (rounded as dQ is).
+r comes out of the emulated backward itself (`experiments.train.gpt.row_sums`).
 """
 
 from functools import lru_cache
@@ -21,12 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention import attend
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import FULL
-from roundscope.experiments.train.gpt.step import numbers_only, plans_at
+from roundscope.experiments.train.gpt.row_sums import row_sums
+from roundscope.experiments.train.gpt.step import numbers_only
 
 SEQUENCES, EVERY = 4, 5  # how many sequences of a batch are read; steps between looks
 
@@ -77,54 +75,10 @@ def _one(
     config: Config, params: Any, tokens: Array, plans: HeadPlans, step: Any
 ) -> tuple[Array, Array, Array]:
     """Return (R, |R|, |dW_Q|) of every layer and head of one arm."""
-    plans = plans_at(plans, step) or plans
-    shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
-
-    def run(taps: Array) -> Any:
-        return model.run(params, tokens, plans, config, taps)
-
-    do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
-
-    def of_layer(q: Array, k: Array, v: Array, do: Array, table: Array) -> tuple[Array, Array]:
-        return _dq(config, HeadPlans(plans.like, table), q, k, v, do)
-
-    dq, r = jax.vmap(of_layer)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
-    rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", r, seen.x, pk(seen.q, seen.k), precision=FULL)
-    gradient = jnp.einsum("lbtd,lbtnh->lndh", seen.x, dq, precision=FULL)
+    own = row_sums(config, params, tokens, plans, step)
+    rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", own.r, own.x, own.pk, precision=FULL)
+    gradient = jnp.einsum("lbtd,lbtnh->lndh", own.x, own.dq, precision=FULL)
     return rest, _norm(rest), _norm(gradient)
-
-
-def _dq(
-    config: Config, plans: HeadPlans, q: Array, k: Array, v: Array, do: Array
-) -> tuple[Array, Array]:
-    """Return dQ (B, T, N, H) of one layer, and alpha times the row sums of dS (B, T, N)."""
-
-    def wide(x: Array, last: float) -> Array:
-        return jnp.concatenate([x, jnp.full_like(x[..., :1], last)], axis=-1)
-
-    k, v, scale = wide(k, 1.0), wide(v, 0.0), config.head_width**-0.5
-
-    def run(q: Array) -> Any:
-        return attend(
-            q,
-            k,
-            v,
-            plan=plans,
-            block_q=config.tile,
-            block_k=config.tile,
-            scale=scale,
-            is_causal=True,
-        )
-
-    (dq,) = jax.vjp(run, wide(q, 0.0))[1](wide(do, 0.0))
-    return dq[..., :-1], dq[..., -1]
-
-
-def pk(q: Array, k: Array) -> Array:
-    """Return P K of causal attention, (L, B, T, N, H), in float32."""
-    s = jnp.einsum("lbtnh,lbsnh->lbnts", q, k, precision=FULL) * jnp.float32(q.shape[-1] ** -0.5)
-    p = jax.nn.softmax(jnp.where(jnp.tri(q.shape[2], dtype=bool), s, -jnp.inf), axis=-1)
-    return jnp.einsum("lbnts,lbsnh->lbtnh", p, k, precision=FULL)
 
 
 def _norm(x: Array) -> Array:

@@ -8,10 +8,11 @@ import pytest
 from roundscope.attention import attend
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.studies.failure.drift import drift, share, steady
-from roundscope.experiments.studies.failure.training.rest import Rest, _dq, pk
+from roundscope.experiments.studies.failure.training.rest import Rest
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.gpt.row_sums import dq_and_sums, pk
 from tests.experiments.studies.failure.made import run
 
 CONFIG = Config(
@@ -48,7 +49,7 @@ def test_rest_of_a_wrong_delta_is_its_error() -> None:
     q, k, v, do = inputs()
     plans = planned(*COARSE)
     out = attend(q, k, v, plan=plans, block_q=12, block_k=12, is_causal=True)
-    dq, r = _dq(CONFIG, plans, q, k, v, do)
+    dq, r = dq_and_sums(CONFIG, plans, q, k, v, do)
     q, k, v, do, out = (np.asarray(x, float) for x in (q, k, v, do, out))
     _, p = softmax(q, k)
     exact = np.einsum("bnts,bsnh->btnh", p, v)
@@ -67,9 +68,9 @@ def test_rest_is_zero_where_the_identity_holds() -> None:
     whatever P lost.
     """
     for changes, most in (((), 1e-5), ((*SCORES, "-> delta_from=CENTRED"), 1e-5)):
-        _, r = _dq(CONFIG, planned(*changes), *inputs())
+        _, r = dq_and_sums(CONFIG, planned(*changes), *inputs())
         assert np.abs(r).max() < most
-    _, r = _dq(CONFIG, planned(*SCORES), *inputs())
+    _, r = dq_and_sums(CONFIG, planned(*SCORES), *inputs())
     assert np.abs(r).max() > 1e-2  # without it the same scores break the rows
 
 
