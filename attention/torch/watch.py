@@ -1,0 +1,460 @@
+"""`watch`: the drift of a model's own attention, measured now and then in its training."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
+
+from roundscope.attention.models.alarm import THRESHOLD, Alarm
+from roundscope.attention.models.drift import HeadNumbers, head_numbers
+from roundscope.attention.models.selection import Layer, chosen
+from roundscope.attention.models.watcher import Watcher
+from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
+from roundscope.attention.torch.feature_of_ones import (
+    check_row_sums,
+    extended_width,
+    kernel_chosen,
+    kernels_allowed,
+    same_kernels,
+    with_ones,
+    with_zeros,
+)
+
+ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
+
+
+def watch(
+    model: nn.Module,
+    every: int = 100,
+    *,
+    layers: str | int | Sequence[int] = "*",
+    heads: int | Sequence[int] | None = None,
+    log: str | Path | None = None,
+    threshold: float | None = THRESHOLD,
+    on_alarm: Callable[[Alarm], object] | None = None,
+    forwards: int = 1,
+    start: int = 0,
+    modules: Iterable[str] | None = None,
+) -> Watch:
+    """Watch a training for an arithmetic of attention that leaks, on the model's own kernels.
+
+    In exact arithmetic the rows of dS sum to zero. On the first of every `every` steps, attention
+    is called a second time, after the backward, for one batch entry of each layer, with a feature
+    of ones behind K (`attention.torch.feature_of_ones`), and its own backward then returns what
+    those sums are. The part that they make in the gradient of the queries' weights is the drift;
+    its share, over heads, layers and looks, is what the threshold is for
+    (`attention.models.alarm`). It tells arithmetics that leak from those that do not. It does not
+    tell which of several seeds will diverge.
+
+    Nothing else of the step changes: the model's outputs and gradients have the bits that they had.
+    On other steps the model runs without anything of this, but for a counter.
+
+    * A step is a forward of `model` in training mode with gradients enabled. With gradient
+      accumulation say how many make a step: `forwards=4`; the first of them is looked at.
+    * Call `numbers()` after each backward, before the next forward. It returns {} on other steps.
+    * A model compiled by torch.compile runs eagerly on watched steps, from the forward to
+      `numbers()`: its bits are those of eager mode there. Give `watch` the compiled model, the one
+      that is called; nothing is compiled again.
+    * Activation checkpointing, autocast and loss scaling need nothing: shares do not depend on the
+      scale of the loss. A look that is not finite, as loss scaling makes them, is left out.
+    * With several processes each watches its own part of the batch; one may be enough.
+    * H + 1 features, rounded up to a multiple of 8, can be served by another template of the same
+      kernel than H, with other tile sizes, and beyond 128 or 256 features by another kernel:
+      `note` says so if SDPA's choice changes. More than 256 are refused.
+    * With rotary positions the drift is that of a weight behind the rotation, and where the keys
+      are not the tokens of the queries that of a bias of queries (`attention.models.drift`).
+
+    Args:
+        model: The model that is trained, as it is called.
+        every: How many steps there are from one look to the next; step `start` is the first.
+        layers: Which layers, "*" for all; see `attention.models.selection.chosen`.
+        heads: Which query heads, or how many (the first ones); None for all. All heads run, these
+            are compared with exact attention, which costs most of a look.
+        log: A file to which every look is appended, for `roundscope watch`.
+        threshold: The share of the drift above which there is an alarm; None for none.
+        on_alarm: Called once, with the `Alarm`; by default it is printed to stderr.
+        forwards: How many forwards make a step.
+        start: The number of the first step, for a training that is resumed.
+        modules: The paths of the modules that call attention, where they are not found.
+
+    Returns:
+        A `Watch`.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A wrong value, or, at the first look, a layer whose rows of dS cannot be
+            measured: sinks, softcap, heads that are too wide.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> class Attention(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.qkv = nn.Linear(32, 96)
+        ...
+        ...     def forward(self, x):
+        ...         q, k, v = self.qkv(x).view(-1, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        ...         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        >>> model = nn.Sequential(Attention())
+        >>> w = watch(model, every=10)
+        >>> for step in range(20):
+        ...     model(torch.randn(2, 16, 32)).square().sum().backward()
+        ...     numbers = w.numbers()  # for a logger, {} but on steps 0 and 10
+        ...     if numbers:
+        ...         print(step, sorted(numbers)[:2], numbers["attention/drift"] < 1e-5)
+        0 ['attention/alarm', 'attention/bias'] True
+        10 ['attention/alarm', 'attention/bias'] True
+        >>> w.remove()
+    """
+    for name, n, least in (("every", every, 1), ("forwards", forwards, 1), ("start", start, 0)):
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"{name}={n!r}: a whole number, such as {max(least, 1)}")
+        if n < least:
+            raise ValueError(f"{name}={n}: {least} or more")
+    known = attention_layers(model, modules)
+    if any(module is model for module in known.values()):
+        raise ValueError(
+            f"model: {type(model).__name__} is itself the module that calls attention; watch the"
+            " model that it is part of, or torch.nn.Sequential(model)"
+        )
+    watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)
+    return Watch(
+        model,
+        every=every,
+        layers=chosen(layers, list(known)),
+        heads=_heads_given(heads),
+        watcher=watcher,
+        forwards=forwards,
+        start=start,
+        modules=modules,
+    )
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One batch entry of a layer's call, detached: (1, N, T, H) each."""
+
+    call: Call  # with q, k and v of that entry
+    entry: int
+    batch: int
+    out: Tensor
+    allowed: list[SDPBackend]
+    kernel: str | None
+    do: Tensor | None = None
+
+
+class Watch:
+    """A model that is watched, until `remove` is called; a context manager that does so at its end.
+
+    Attributes:
+        layers: The layers that are looked at.
+        note: Why the last call of `numbers` returned {} on a step that was to be looked at, or what
+            is to be known of its numbers; "" for nothing.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        layers: Sequence[Layer],
+        heads: int | tuple[int, ...] | None,
+        watcher: Watcher,
+        forwards: int,
+        start: int,
+        modules: Iterable[str] | None,
+    ) -> None:
+        self.layers, self.note = tuple(layers), ""
+        self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
+        self._forwards, self._start, self._modules = forwards, start, modules
+        self._count, self._looks = 0, 0
+        self._seen: dict[Layer, _Seen] = {}
+        self._interception: Interception | None = None
+        self._eager: Any = None  # what restores torch.compile
+        self._uncounted = _counted(model, self._begin)
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """The alarm, or None so far."""
+        return self._watcher.alarm
+
+    @property
+    def step(self) -> int:
+        """The number of the step of the last forward; that of the first before it."""
+        return self._start + max(self._count - 1, 0) // self._forwards
+
+    def numbers(self) -> dict[str, float]:
+        """Return what this step's look found, for a logger, or {} if it was none.
+
+        Call it after the backward. It measures, and takes most of the time of a look.
+
+        Returns:
+            Name -> number; `attention.models.watcher.Watcher.look` says what they are.
+        """
+        if self._interception is None:
+            self.note = "" if self._count else (
+                "no forward of the model in training mode was seen: give watch the module that is"
+                " called, the compiled one if it is compiled"
+            )  # fmt: skip
+            return {}
+        seen, step = self._seen, self.step
+        self._end()
+        with_backward = {layer: x for layer, x in seen.items() if x.do is not None}
+        if not with_backward:
+            self.note = "no gradient came to the output of any layer: call numbers after backward"
+            return {}
+        missing = [str(layer.number) for layer in self.layers if layer not in with_backward]
+        notes = [f"no gradient came to layers {', '.join(missing)}"] if missing else []
+        found = {}
+        for layer, x in with_backward.items():
+            found[layer], note = _measured(x, self._heads)
+            notes += [note] if note else []
+        self.note = "; ".join(notes)
+        self._looks += 1
+        return self._watcher.look(step, found)
+
+    def remove(self) -> None:
+        """Stop watching. A second call does nothing."""
+        self._end()
+        self._uncounted()
+        self._uncounted = _nothing
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def _begin(self) -> None:
+        """Count a forward that begins, and look at it if its turn has come."""
+        if not (self._model.training and torch.is_grad_enabled()):
+            return
+        if self._interception is not None:
+            self._end()
+        is_watched = self._count % (self._every * self._forwards) == 0
+        self._count += 1
+        if not is_watched:
+            return
+        self._interception = intercept(
+            self._model,
+            self._handler,
+            layers=[layer.number for layer in self.layers],
+            modules=self._modules,
+        )
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled
+            self._eager = torch.compiler.set_stance("force_eager")
+
+    def _end(self) -> None:
+        """Give the model its own attention back, and torch.compile its stance."""
+        if self._interception is not None:
+            self._interception.remove()
+        if self._eager is not None:
+            self._eager.__exit__(None, None, None)
+        self._interception, self._eager, self._seen = None, None, {}
+
+    def _handler(self, call: Call) -> Tensor:
+        """Run the model's own attention, and keep one batch entry of it.
+
+        A call that checkpointing repeats does what its first one did, since selective checkpointing
+        counts operations.
+        """
+        out = call.run(call.q, call.k, call.v)
+        if not out.requires_grad:
+            return out
+        check_row_sums(call, "watched")
+        entry = self._looks % call.q.shape[0]
+        with torch.no_grad():
+            q, k, v, kept = (x[entry : entry + 1].clone() for x in (call.q, call.k, call.v, out))
+        kernel = kernel_chosen(call, call.q, call.k, call.v)
+        if call.layer in self._seen:
+            return out
+        seen = _Seen(
+            call=replace(call, q=q, k=k, v=v),
+            entry=entry,
+            batch=call.q.shape[0],
+            out=kept,
+            allowed=kernels_allowed(),
+            kernel=kernel,
+        )
+        self._seen[call.layer] = seen
+
+        def keep(do: Tensor) -> None:
+            if seen.do is None:
+                seen.do = do.detach()[entry : entry + 1].clone()
+
+        out.register_hook(keep)
+        return out
+
+
+def _measured(
+    seen: _Seen, heads: int | tuple[int, ...] | None
+) -> tuple[tuple[Sequence[int], HeadNumbers], str]:
+    """Return heads and their numbers, from a call whose gradient came, and a note or ""."""
+    call, do = seen.call, seen.do
+    assert do is not None
+    dq, r, note = _row_sums(seen, do)
+    count, group = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
+    own = _of_a_call(heads, count)
+    of_q = torch.tensor(own, device=call.q.device)
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    with torch.no_grad(), _binary32(), torch.autocast(call.q.device.type, enabled=False):
+        found = head_numbers(
+            call.q[0, of_q],
+            call.k[0, of_q // group],
+            call.v[0, of_q // group],
+            do[0, of_q],
+            r=r[0, of_q],
+            dq=dq[0, of_q],
+            out=seen.out[0, of_q],
+            scale=call.scale,
+            is_causal=call.is_causal,
+            mask=_mask(call, seen.entry, of_q),
+            inputs=call.v[0].transpose(0, 1).flatten(1) if queries == keys else None,
+            elements=ELEMENTS,
+        )
+        table = torch.stack(list(found)).double().cpu().numpy()
+    numbers = HeadNumbers(*table)
+    if call.dropout:  # the exact output drops nothing
+        numbers = numbers._replace(gain=numbers.gain + float("nan"))
+    return (own, numbers), note
+
+
+def _row_sums(seen: _Seen, do: Tensor) -> tuple[Tensor, Tensor, str]:
+    """Return dQ and the row sums of dS, of the entry, and a note or "", by the kernel itself.
+
+    A mask of the whole batch is part of the call, which is then made for as many copies.
+    """
+    call = seen.call
+    features, width = call.q.shape[-1], extended_width(call.q.shape[-1], call.v.shape[-1])
+    mask = call.mask
+    is_whole = mask is not None and mask.ndim == 4 and mask.shape[0] > 1
+    copies, at = (seen.batch, seen.entry) if is_whole else (1, 0)
+    q, k, v, do = (
+        wide.expand(copies, -1, -1, -1)
+        for wide in (
+            with_zeros(call.q, width),
+            with_ones(call.k, width),
+            with_zeros(call.v, width),
+            with_zeros(do, width),
+        )
+    )
+    devices = [call.q.device] if call.q.is_cuda else []
+    with torch.enable_grad(), same_kernels(seen.allowed, call.q), \
+            torch.random.fork_rng(devices, enabled=call.dropout > 0.0):  # fmt: skip
+        q = q.detach().requires_grad_()
+        kernel = kernel_chosen(call, q, k, v)
+        (dq,) = torch.autograd.grad(call.run(q, k, v), q, do)
+    note = ""
+    if kernel != seen.kernel:
+        note = (
+            f"layer {call.layer.number}: SDPA takes {seen.kernel} for {features} features and"
+            f" {kernel} for {width}, whose row sums these are"
+        )
+    dq = dq[at : at + 1]
+    r = dq[..., features].to(torch.promote_types(dq.dtype, torch.float32)) / call.scale
+    return dq[..., :features], r, note
+
+
+def _mask(call: Call, entry: int, heads: Tensor) -> Tensor | None:
+    """Return what some heads of one batch entry see, as a mask that broadcasts to (N, T, S)."""
+    mask = call.mask
+    if mask is not None and mask.ndim == 4:
+        mask = mask[entry if mask.shape[0] > 1 else 0]
+    if mask is not None and mask.ndim == 3 and mask.shape[0] > 1:
+        mask = mask[heads]
+    if call.window is None:
+        return mask
+    t, s = (torch.arange(n, device=call.q.device) for n in (call.q.shape[2], call.k.shape[2]))
+    near = (t[:, None] - s).abs() < call.window
+    if mask is None:
+        return near
+    if mask.dtype == torch.bool:
+        return mask & near
+    return mask.masked_fill(~near, float("-inf"))
+
+
+def _heads_given(heads: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """Return heads as they are meant. Raise ValueError for anything else."""
+    if heads is None or (isinstance(heads, int) and not isinstance(heads, bool) and heads > 0):
+        return heads
+    if isinstance(heads, Sequence) and not isinstance(heads, str) and len(heads) > 0:
+        own = tuple(heads)
+        if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
+            return own
+    raise ValueError(
+        f"heads={heads!r}: how many, such as 4, or which, such as [0, 3], or None for all"
+    )
+
+
+def _of_a_call(heads: int | tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """Return the heads to look at, of a call that has `count`."""
+    if heads is None or isinstance(heads, int):
+        return tuple(range(count if heads is None else min(heads, count)))
+    if max(heads) >= count:
+        raise ValueError(f"heads={list(heads)}: the model has {count}, 0 to {count - 1}")
+    return heads
+
+
+def _counted(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
+    """Call `begin` before every forward of a model, and return what ends that.
+
+    A hook of a module that was compiled in place would be compiled with it, so its compiled call is
+    wrapped instead.
+    """
+    compiled = model.__dict__.get("_compiled_call_impl")
+    if compiled is None:
+        hook = model.register_forward_pre_hook(lambda module, args: begin())
+        return hook.remove
+
+    @wraps(compiled)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        return compiled(*args, **kwargs)
+
+    model.__dict__["_compiled_call_impl"] = counted
+
+    def undo() -> None:
+        if model.__dict__.get("_compiled_call_impl") is counted:
+            model.__dict__["_compiled_call_impl"] = compiled
+
+    return undo
+
+
+@contextmanager
+def _binary32() -> Iterator[None]:
+    """Multiply float32 matrices in binary32, also where a program asks for TF32."""
+    own = torch.backends.cuda.matmul
+    try:
+        before = own.fp32_precision
+    except AttributeError:  # before PyTorch 2.9
+        before, own.allow_tf32 = own.allow_tf32, False
+        try:
+            yield
+        finally:
+            own.allow_tf32 = before
+        return
+    own.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        own.fp32_precision = before
+
+
+def _nothing() -> None:
+    pass
