@@ -11,9 +11,9 @@ They are contiguous and in the model's own types, in layout BNTH: (batch, heads,
     sinks            (N,)
 
 Metadata are strings: layout, scale, is_causal (true or false; query t sees the keys s <= t), step,
-implementation, window, softcap, notes, and what the caller says of versions. What differs between
-calls stands under `<prefix>.scale` and so on in place of `scale`; `<prefix>.name` is the path of
-the module. `roundscope trace`, `identify` and `diagnose` read such a file as it is.
+implementation, window, softcap, dropout, notes, and what the caller says of versions. What differs
+between calls stands under `<prefix>.scale` and so on in place of `scale`; `<prefix>.name` is the
+path of the module. `roundscope trace`, `identify` and `diagnose` read such a file as it is.
 """
 
 import operator
@@ -30,7 +30,16 @@ FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
 TENSORS = ("q", "k", "v", "mask", "out", "do", "dq", "dk", "dv", "sinks")
 OF_QUERIES = ("q", "out", "do", "dq")
-OF_CALLS = ("scale", "is_causal", "step", "implementation", "window", "softcap", "notes")
+OF_CALLS = (
+    "scale",
+    "is_causal",
+    "step",
+    "implementation",
+    "window",
+    "softcap",
+    "dropout",
+    "notes",
+)
 """Metadata that stand once in a file if all of its calls agree, else once for each call."""
 
 
@@ -50,6 +59,8 @@ class Captured:
     is_causal       whether query t sees the keys s <= t only, both counted from the first
     window          how many keys a query sees, its own included; None for all
     softcap         the bound of the scores; None for none
+    dropout         the probability with which a weight was dropped, 0 for none; above 0, out does
+                    not follow from the other tensors
     implementation  what computed the call, such as "eager" or "sdpa flash"
     notes           what a reader of the file should know of the call, in words
     """
@@ -71,6 +82,7 @@ class Captured:
     is_causal: bool
     window: int | None = None
     softcap: float | None = None
+    dropout: float = 0.0
     implementation: str = "unknown"
     notes: tuple[str, ...] = ()
 
@@ -265,6 +277,7 @@ def _metadata(
 ) -> dict[str, str]:
     """Return the metadata: what all calls agree on stands once."""
     texts = {name: [_text(getattr(call, name)) for call in calls] for name in OF_CALLS}
+    texts["dropout"] = [_text(call.dropout or None) for call in calls]
     data = {"format": FORMAT, **about, "layout": LAYOUT}
     for name, each in texts.items():
         if len(set(each)) == 1:
@@ -288,7 +301,7 @@ def _with_plain_mask(call: Captured) -> Captured:
     queries, keys = call.q.shape[2], call.k.shape[2]
     mask = call.mask.reshape((1,) * (4 - call.mask.ndim) + call.mask.shape)
     try:
-        mask = np.broadcast_to(mask, (*mask.shape[:2], queries, keys))
+        mask = np.array(np.broadcast_to(mask, (*mask.shape[:2], queries, keys)))
         np.broadcast_shapes(mask.shape, (*call.q.shape[:2], queries, keys))
     except ValueError:
         raise ValueError(
