@@ -111,6 +111,16 @@ TWO_LEVEL = Entry(
     seeds=(2, 8),
     note="needs no GPU",
 )
+ALARM = Entry(
+    name="alarm",
+    command="reproduce alarm",
+    question=(
+        "Does the drift of attention's row sums warn of a divergence before the loss shows it?"
+    ),
+    full=560,
+    seeds=(2, 4),
+    note="560 s are of two processes side by side",
+)
 DOSE = Entry(
     name="dose",
     command="dose",
@@ -185,7 +195,8 @@ KERNELS = Entry(
     ),
 )
 
-PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL)  # run by `roundscope reproduce`
+# run by `roundscope reproduce`
+PAPERS = (GOLDEN, QIU_YAO, RELEASED, SU, MXFP8, FA4, TWO_LEVEL, ALARM)
 DOSES = (BIAS, SCALING, CONDITIONS, IDENTITY)  # run by `roundscope dose --study`
 PROXIES = (FORMATS, INTERVENTIONS)  # run by `roundscope proxy --study`
 STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)

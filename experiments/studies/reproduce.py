@@ -4,6 +4,7 @@ from importlib import import_module
 from pathlib import Path
 
 from roundscope.experiments.studies.catalogue import (
+    ALARM,
     FA4,
     GOLDEN,
     MXFP8,
@@ -53,4 +54,5 @@ MODULES = {  # paper -> folder of its study
     MXFP8.name: "mxfp8",
     FA4.name: "fa4",
     TWO_LEVEL.name: "two_level",
+    ALARM.name: "alarm",
 }

@@ -6,22 +6,15 @@ import struct
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from safetensors.numpy import load_file
+
+from roundscope.attention.torch.capture import capture
 from tests.attention.torch.captured_models import (
-    HEADS,
-    TOKENS,
     bits,
-    logits,
     of_transformers,
     plain_gpt,
     step,
     tokens,
 )
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from roundscope.attention.torch.capture import capture
 
 PLAIN = {
     "plain": {},

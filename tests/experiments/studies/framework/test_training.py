@@ -58,7 +58,9 @@ def test_what_comes_of_arms_is_what_the_trainer_logs(tmp_path):
     own = arms()
     done = []
     with opened(tmp_path, "x") as store:
-        launches = training.launches(store, TINY, own, look=lambda group, done, tokens: np.arange(2.0))
+        launches = training.launches(
+            store, TINY, own, look=lambda group, done, tokens: np.arange(2.0)
+        )
         assert [len(launch.keys) for launch in launches] == [2, 2]
         for launch in launches:
             store.add(launch.run(done.append), launch.config, "a device")

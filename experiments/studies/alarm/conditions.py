@@ -58,7 +58,6 @@ SIZES = {
     "width 128": {},
     "width 64": {"width": 64, "heads": 2},
     "width 256": {"width": 256, "heads": 8},
-    "context 256": {"context": 256},
 }
 
 

@@ -46,7 +46,8 @@ def looking() -> Callable[[Group, int, Batches], Array]:
         rest, columns = seen
         kept = jax.tree.map(jnp.zeros_like, rest) if summed is None or done == 0 else summed
         summed, sizes = _added(kept, rest)
-        return _columns(columns, sizes)
+        found: Array = _columns(columns, sizes)
+        return found
 
     return look
 

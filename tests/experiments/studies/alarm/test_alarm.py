@@ -1,0 +1,99 @@
+"""The study of the alarm: what is counted as a warning, on made-up runs, and the run of record."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roundscope.experiments.results.run import Run
+from roundscope.experiments.studies.alarm import conditions as c
+from roundscope.experiments.studies.alarm import study as s
+from roundscope.experiments.studies.alarm.alarms import alarm, highest, is_warned, separating
+from roundscope.experiments.studies.alarm.look import COLUMNS, looking
+from roundscope.experiments.studies.framework.loop import missing
+from roundscope.experiments.studies.framework.store import opened
+from roundscope.experiments.studies.framework.verdicts import Word
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import step as one_step
+from roundscope.experiments.train.groups import Group
+from roundscope.experiments.train.settings import Arm, Settings
+
+RECORD = Path(__file__).parents[4] / "docs" / "runs" / "alarm.sqlite"
+CASE = c.Case(part=c.TEST, preset=c.FLASH, name="made up")
+
+
+def run(shares, diverged=None, seed=0):
+    """A run whose looks, every 25 steps, have these shares on their own."""
+    point = dict.fromkeys(COLUMNS, 0.0)
+    curve = [
+        (25.0 * n, 1.0, *(point | {"made": share, "whole": 1.0}).values())
+        for n, share in enumerate(shares)
+    ]
+    condition = c.Condition(case=CASE, seed=seed)
+    return Run(condition=condition, steps=100, diverged=diverged, loss=1.0, curve=tuple(curve))
+
+
+def test_a_warning_comes_before_the_divergence():
+    """An alarm from the first look, one that counts although it came too late, a share that is not
+    the decayed sum of drifts over that of gradients.
+    """
+    rising = run([0.0, 0.0, 0.0, 1.0, 1.0], diverged=125)
+    weights = 0.9 ** np.arange(3, -1, -1)
+    assert highest(rising) == pytest.approx(1.0 / weights.sum())
+    assert alarm(rising, 0.2) == 75 and is_warned(rising, 0.2)
+    assert not is_warned(run([0.0, 0.0, 0.0, 1.0, 1.0], diverged=124), 0.2)
+    assert alarm(run([1.0, 1.0]), 0.2) is None  # two looks are too few
+    assert separating([run([0.1] * 5), run([0.5] * 5, diverged=150)]) == pytest.approx((0.1, 0.5))
+
+
+def test_claims_count_the_runs_of_each_part():
+    """Runs that diverged among the false alarms, or a word that ignores its interval."""
+    quiet = [run([0.01] * 5, seed=n) for n in range(60)]
+    lost = [run([0.9] * 9, diverged=200, seed=n) for n in range(60)]
+    found = {(v.case, v.claim[:8]): v for v in s.claims({CASE: [*quiet, *lost]})}
+    warned, false = found["tested it", "at least"], found["tested it", "at most "]
+    assert warned.word is Word.AGREES and warned.measured.startswith("60 of 60")
+    assert false.word is Word.AGREES and false.measured.startswith("0 of 60")
+    loud = {CASE: [run([0.9] * 5, seed=n) for n in range(60)]}
+    assert [v.word for v in s.claims(loud)][3] is Word.CONTRADICTS
+
+
+def test_parts_share_nothing():
+    """A threshold that is tested on the runs that chose it."""
+    parts = {part: [x for x in c.conditions(c.FULL) if x.case.part == part] for part in s.NAMES}
+    arms = {part: {c.arm(c.FULL, x).changes for x in own} for part, own in parts.items()}
+    assert arms[c.CHOOSE] & arms[c.TEST] <= {(), ("-> fp32",), *(c._od(p) for p in (4, 6))}
+    assert not {x.seed for x in parts[c.CHOOSE]} & {x.seed for x in parts[c.TEST]}
+
+
+def test_a_look_sees_a_biased_delta():
+    """Rows of another layout, a basis that is not the values, sums that forget looks."""
+    config = Config(layers=1, heads=2, width=16, context=16, batch=2, warmup=2, steps=10,
+                    plan="fa2-bf16", matmul="fp32")  # fmt: skip
+    arms = tuple(
+        Arm(name=name, changes=changes, lr=1e-2, seed=0)
+        for name, changes in (("exact", ("-> fp32",)), ("biased", c._od(2)))
+    )
+    state = one_step.start(config, 2, [0, 0])
+    group = Group(Settings(config=config, arms=arms), [0, 1], state)
+    tokens = {0: np.random.default_rng(0).integers(0, 250, (2, 17)).astype(np.int32)}
+    look = looking()
+    first, second = (np.asarray(look(group, n, tokens)) for n in (0, 25))
+    made, whole, summed = first[:, 0], first[:, 1], first[:, 2]
+    assert first.shape == (2, len(COLUMNS)) and (made / whole)[0] < 1e-5 < 1e-2 < (made / whole)[1]
+    np.testing.assert_allclose(summed, made, rtol=1e-5)  # of one look
+    np.testing.assert_allclose(second[1, 2], 1.9 * made[1], rtol=1e-4)  # the same look twice
+
+
+def test_the_run_of_record_is_whole(tmp_path):
+    """A change of the study, or of a key, after which the record would train again."""
+    shutil.copy(RECORD, tmp_path / "alarm.sqlite")
+    study = s.asked(quick=False)
+    with opened(tmp_path, "alarm") as store:
+        assert not missing(study, store)
+        results = study.results(store)
+    counts = s._counts(s._runs(results, c.TEST))
+    assert counts == (45, 41, 43, 5)
+    below, above = separating(s._runs(results, c.CHOOSE))
+    assert below < s.THRESHOLD < above
