@@ -15,7 +15,7 @@ from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.traced import head_plans
+    from roundscope.attention.plans.traced import head_plans, reseeded
 
 __all__ = [
     "PRESETS",
@@ -39,14 +39,15 @@ __all__ = [
     "attend",
     "examine",
     "head_plans",
+    "reseeded",
     "rotated",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `head_plans`, whose module imports JAX, when it is first used."""
-    if name == "head_plans":
-        from roundscope.attention.plans.traced import head_plans
+    """Return `head_plans` or `reseeded`, whose module imports JAX, when it is first used."""
+    if name in ("head_plans", "reseeded"):
+        from roundscope.attention.plans import traced
 
-        return head_plans
+        return getattr(traced, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

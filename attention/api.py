@@ -199,7 +199,11 @@ def attend(
         check_held_values(setup.inject, setup.plan)
     if delta_error is not None:
         _check_delta_error(delta_error, setup, engine, q, v)
-    dtype = result_type(q, k, v) if heads is not None else output_type(setup, q, k, v)
+    dtype = (
+        result_type(q, k, v)
+        if heads is not None
+        else output_type(setup.plan, setup.inject, q, k, v)
+    )
     if engine == "numpy":
         return _examine(setup, engine, q, k, v, None, mask, sinks).out.astype(dtype, copy=False)
     from roundscope.attention.differentiable import attend_jax
@@ -220,7 +224,7 @@ def examine(
     is_causal: bool = False,
     mask: Array | None = None,
     inject: Injection | str | Sequence[Injection | str] = (),
-    record: Record = _SUMMARIES,
+    record: Record | None = _SUMMARIES,
     engine: Engine | None = None,
     window: int | None = None,
     softcap: float | None = None,
@@ -241,8 +245,9 @@ def examine(
             of a sequence are data of one program. Their events may then differ only in formats,
             seeds and modes other than stochastic, and their sums only in the format and seed of the
             steps (`attention.plans.traced.structure`). No injection may then flip a bit.
-        record: What the trace keeps; by default counts and sums of every event. "pallas" does not
-            keep steps, and does not keep single events with a sample (`Record.every` above 1).
+        record: What the trace keeps; by default counts and sums of every event, and with None
+            nothing. "pallas" does not keep steps, and does not keep single events with a sample
+            (`Record.every` above 1).
 
     Returns:
         An `Examined` with the output, L, the gradients if `do` is given, and the trace.
@@ -532,15 +537,15 @@ def _examine(
     return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace, dsinks=dsinks)
 
 
-def output_type(setup: Setup, q: Array, k: Array, v: Array) -> Any:
+def output_type(plan: Plan, inject: Sequence[Injection], q: Array, k: Array, v: Array) -> Any:
     """Return the dtype of `attend`'s output: that of 16-bit q, k, v where nothing is lost."""
-    holder, made = SIXTEEN_BITS.get(np.dtype(q.dtype)), setup.plan[Site.OUT].format
+    holder, made = SIXTEEN_BITS.get(np.dtype(q.dtype)), plan[Site.OUT].format
     is_kept = (
         holder is not None
         and k.dtype == q.dtype == v.dtype
         and holder.holds(made)
-        and setup.plan.block(Site.OUT) is None
-        and all(injection.site is not Site.OUT for injection in setup.inject)
+        and plan.block(Site.OUT) is None
+        and all(injection.site is not Site.OUT for injection in inject)
     )
     return np.dtype(q.dtype) if is_kept else result_type(q, k, v)
 

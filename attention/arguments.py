@@ -57,8 +57,9 @@ def check_floats(name: str, x: Any) -> None:
         )
     if type(x).__module__.partition(".")[0] == "torch":
         raise TypeError(
-            f"{name}: a PyTorch tensor, must be an array of NumPy or JAX; {name}.detach().float()"
-            ".cpu().numpy() makes one, exactly"
+            f"{name}: a PyTorch tensor, must be an array of NumPy or JAX;"
+            " roundscope.torch.attention takes tensors (B, N, T, H), and"
+            f" {name}.detach().float().cpu().numpy() makes an array, exactly"
         )
     if "float" not in str(x.dtype) or x.dtype.itemsize > WIDEST:
         raise TypeError(

@@ -13,8 +13,9 @@ statistics of rounding errors. Its main functions are::
     codes_of, pack                   store elements and scales as codes and as bytes
     block_stats                      describes the errors of a block format
 
-Every function takes NumPy and JAX arrays and gives the same bits for both. Importing `emu` imports
-neither numba nor jax.
+Every function takes NumPy and JAX arrays and gives the same bits for both. Those of whole arrays,
+from `round_to` to `round_blocks` and `block_stats`, take tensors of PyTorch too, on a CPU or a GPU,
+and return tensors of the same device. Importing `emu` imports neither numba, jax nor torch.
 """
 
 from roundscope.emu.api import dot, error_of, exp, round_to, round_with_stats, stats_of, sum, ulp_of

@@ -1,8 +1,9 @@
 """The functions of `emu` for arrays of numbers: rounding, sums of products, exp and statistics.
 
 There is one set of functions for NumPy arrays, which Numba kernels compute, and for JAX arrays,
-which XLA computes; both give the same bits. Each executor is imported when it is first used, so
-`import roundscope.emu` loads neither numba nor jax.
+which XLA computes; both give the same bits. Tensors of PyTorch enter as one or the other
+(`emu.tensors`). Each executor is imported when it is first used, so `import roundscope.emu` loads
+neither numba nor jax.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator
+from roundscope.emu.tensors import is_tensor, takes_tensors
 
 if TYPE_CHECKING:
     from roundscope.emu.blocks.api import Blocked
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 _BINARY32 = Accumulator()
 
 
+@takes_tensors
 def round_to(
     x: ArrayLike,
     format: str | Format | Rounding,
@@ -61,9 +64,10 @@ def round_to(
     The modes are those of IEEE 754-2019, 4.3, and three more (`RoundingMode`).
 
     Args:
-        x: a float32 or float64 array of NumPy or JAX, of any shape. float16, bfloat16 and float8
-            arrays are converted to float32 first, Python numbers and whole numbers without a shape
-            to float64.
+        x: a float32 or float64 array of NumPy or JAX, or tensor of PyTorch, of any shape. float16,
+            bfloat16 and float8 arrays are converted to float32 first, Python numbers and whole
+            numbers without a shape to float64. Since rounding has no derivative of use, a tensor
+            that requires a gradient is refused unless gradients are switched off.
         format: the name of a format ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`.
         mode: a `RoundingMode` or its name; ties-to-even by default.
         overflow: what a number beyond the largest finite one becomes, an `Overflow` or its name; by
@@ -76,14 +80,16 @@ def round_to(
             pieces of an array round as the whole array does. Entries that `jax.vmap` maps over have
             the same indices, and so the same random bits.
         out: a NumPy array of x's shape and type that receives the result; it may be x or overlap
-            it. It must be None for a JAX array, which is immutable.
+            it. It must be None for a JAX array, which is immutable, and for a tensor.
 
     Returns:
-        An array of x's library and shape: float64 for float64, float32 for everything narrower.
+        An array of x's library, device and shape: float64 for float64, float32 for everything
+        narrower.
 
     Raises:
         ValueError: for an unknown name, a block format (`round_blocks` rounds to those), a format
-            wider than the array, or an `out` of another shape or type.
+            wider than the array, an `out` of another shape or type, or a tensor that requires a
+            gradient.
         TypeError: for an array of whole numbers, or an argument that does not make an array of
             floats.
 
@@ -149,6 +155,7 @@ def _check_out(out: Any, x: AnyArray) -> None:
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
 
 
+@takes_tensors
 def round_with_stats(
     x: ArrayLike,
     format: str | Format | Rounding,
@@ -206,6 +213,7 @@ def round_with_stats(
     return rounded_with_stats(numbers, r, _random(numbers, r, r.seed, 0), out)
 
 
+@takes_tensors
 def error_of(
     x: ArrayLike,
     format: str | Format | Rounding,
@@ -255,6 +263,7 @@ def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
         return _leave(_ops(x), _enter(y) - _enter(x), x.dtype)
 
 
+@takes_tensors
 def ulp_of(x: ArrayLike, format: str | Format) -> Result:
     """Return one ulp at every number: the distance between neighboring numbers of the format.
 
@@ -291,6 +300,7 @@ def _spacing(x: AnyArray, *, f: Format) -> AnyArray:
         return ops.xp.where(ops.xp.isfinite(wide), spacing(ops, wide, f), np.nan)
 
 
+@takes_tensors
 def exp(
     x: ArrayLike,
     format: str | Format | Rounding = "fp32",
@@ -349,6 +359,7 @@ def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
         return _leave(ops, y, x.dtype) if _is_jax(x) else y.astype(x.dtype)
 
 
+@takes_tensors
 def dot(
     a: ArrayLike | Blocked,
     b: ArrayLike | Blocked,
@@ -486,6 +497,7 @@ def _checked(name: str, x: AnyArray, f: Format) -> None:
         )
 
 
+@takes_tensors
 def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> Result:
     """Return the sum along one axis of an array, added up by an accumulator.
 
@@ -518,6 +530,7 @@ def sum(x: ArrayLike, accumulator: Accumulator = _BINARY32, axis: int = -1) -> R
     return dot(rows, np.ones((rows.shape[1], 1)), accumulator).reshape(moved.shape[:-1])
 
 
+@takes_tensors
 def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats:
     """Return the `Stats` of rounding events from the numbers before and after them.
 
@@ -594,6 +607,11 @@ def _carrier(x: Any, name: str = "x") -> AnyArray:
 
     Anything else raises TypeError; `name` is the argument's name in the message.
     """
+    if is_tensor(x):
+        raise TypeError(
+            f"{name}: a PyTorch tensor, which this function does not take; {name}.detach().float()"
+            ".cpu().numpy() makes an array of it, exactly"
+        )
     if not _is_jax(x):
         x = _array(x, name)
     if x.dtype in (np.float32, np.float64):

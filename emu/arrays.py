@@ -1,10 +1,11 @@
-"""The types of arrays in public signatures, of NumPy and of JAX alike.
+"""The types of arrays in public signatures, of NumPy, JAX and PyTorch alike.
 
-`Array` is an array of either library. `ArrayLike` is everything that functions convert to an array,
-which includes numbers and nested lists of numbers. `Result` is what a function returns: a NumPy or
-a JAX array, which depends on its arguments and its engine. It is Any, because with a union every
-caller would have to ask which of the two it got. Inside an algorithm an array belongs to whichever
-library runs it; its type there is `roundscope.emu.backends.ops.Array`, which is Any too.
+`Array` is an array of NumPy or JAX. `ArrayLike` is everything that functions convert to an array,
+which includes numbers, nested lists of numbers and tensors. `Result` is what a function returns: a
+NumPy or JAX array or a tensor, which depends on its arguments and its engine. It is Any, because
+with a union every caller would have to ask which of the two it got. Inside an algorithm an array
+belongs to whichever library runs it; its type there is `roundscope.emu.backends.ops.Array`, which
+is Any too.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
     import numpy.typing as npt
+    import torch
 
 # by name, so that reading a signature does not import JAX
 Array: TypeAlias = Union["np.ndarray[Any, Any]", "jax.Array"]
-ArrayLike: TypeAlias = Union["npt.ArrayLike", "jax.Array"]
+ArrayLike: TypeAlias = Union["npt.ArrayLike", "jax.Array", "torch.Tensor"]
 Result: TypeAlias = Any

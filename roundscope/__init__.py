@@ -4,8 +4,9 @@
     out = rs.attend(q, k, v, plan="fa2-bf16")
 
 Re-exports the public API and holds nothing of its own: `roundscope.emu` is the arithmetic,
-`roundscope.attention` the emulated attention, `roundscope.experiments` the command line. Names are
-imported when they are first used, so `import roundscope` loads neither jax nor numba.
+`roundscope.attention` the emulated attention, `roundscope.experiments` the command line,
+`roundscope.torch`, `roundscope.jax` and `roundscope.flax` are for models of these libraries. Names
+are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch.
 """
 
 import importlib
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PACKAGES = ("attention", "emu")
+_ADAPTERS = ("flax", "jax", "torch")  # need libraries that may be missing, so * has none of them
 _OF_ATTENTION = (
     "PRESETS",
     "PRODUCTS",
@@ -40,13 +42,14 @@ _OF_ATTENTION = (
     "attend",
     "examine",
     "head_plans",
+    "reseeded",
     "rotated",
 )
 __all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
+    if name in (*_PACKAGES, *_ADAPTERS):
         return importlib.import_module(f"roundscope.{name}")
     if name in _OF_ATTENTION:
         return getattr(importlib.import_module("roundscope.attention"), name)

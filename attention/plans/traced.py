@@ -164,16 +164,28 @@ def difference(a: Plan, b: Plan) -> str:
 
 
 def reseeded(plans: HeadPlans, number: "Array | int") -> HeadPlans:
-    """Return the plans with every seed mixed with a number, for fresh random bits in each step or
-    layer.
+    """Return plans with every seed mixed with a number, for fresh random bits in each step or
+    layer of a training.
 
     Only seeds change, and the same seed and number give the same new seed. The function is pure and
-    may be traced.
+    may be traced, so that the number of a step is data and no step compiles anew.
 
     Args:
-        plans: The plans, whose table may have more leading axes.
+        plans: What `head_plans` returned; its table may have more leading axes.
         number: A uint32 number, or an array of them that broadcasts to the axes of the table before
             its last three.
+
+    Returns:
+        The plans with new seeds, as JAX arrays.
+
+    Example:
+        >>> import jax
+        >>> from roundscope import Plan, head_plans, reseeded
+        >>> plan = Plan.preset("fa2-bf16").at("O", "bf16", "stochastic")
+        >>> plans = head_plans([plan, plan])
+        >>> first, second = (jax.jit(reseeded)(plans, step) for step in (1, 2))
+        >>> bool((first.table == second.table).all()), first.like == second.like
+        (False, True)
     """
     table = jnp.asarray(plans.table)
     seed = table[..., -1, 1]

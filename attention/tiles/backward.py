@@ -254,13 +254,14 @@ def sink_gradients(
 ) -> tuple[Array, Seen]:
     """Return the gradient of a head's sink, and what was recorded.
 
-    It is the sum of DSINK over the rows, in binary64, in the order of `by_halves`.
+    It is the sum of DSINK over the rows, in binary64, in the order of `by_halves`. Rows that pad
+    the last tile are left out: they have no L.
 
     sink        the logit, a scalar
     lse, delta  L and delta of the head, (T,)
     """
     at = whole_events(ops, setup, head, None, sink)
-    return by_halves(ops.xp, sink_gradient(at, lse, delta)), at.seen()
+    return by_halves(ops.xp, sink_gradient(at, lse, delta)[: setup.queries]), at.seen()
 
 
 def by_halves(xp: ModuleType, x: Array) -> Array:

@@ -23,6 +23,7 @@ from roundscope.emu.blocks.layout import (
     scales_to_lines,
     to_lines,
 )
+from roundscope.emu.tensors import takes_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ def check_blocked(b: Any) -> None:
         )
 
 
+@takes_tensors
 def round_blocks(
     x: ArrayLike,
     format: str | BlockFormat,
@@ -98,18 +100,21 @@ def round_blocks(
     `roundscope.emu.blocks.format` names the sources of the formats and the scale rules.
 
     Args:
-        x: a float32 or float64 array of NumPy or JAX, of any shape with one axis or more; narrower
-            floats are converted to float32 first.
+        x: a float32 or float64 array of NumPy or JAX, or tensor of PyTorch, of any shape with one
+            axis or more; narrower floats are converted to float32 first. A tensor that requires a
+            gradient is refused, as by `round_to`.
         format: a name ("mxfp8_e4m3", "nvfp4" ..., see `BLOCK_NAMED`) or a `BlockFormat`.
         axis: the axis along which the blocks run, the last by default. If the last block is
             shorter, it is treated as if it were padded with zeros.
-        out: a NumPy array of x's shape and type that receives the result; it may be x itself.
+        out: a NumPy array of x's shape and type that receives the result; it may be x itself. It
+            must be None for a JAX array and for a tensor.
         **changes: `mode`, `rule`, `overflow` and `seed`, as `block_format` takes them. In the
             stochastic mode the random bits of a number depend on the seed and on the number's flat
             index in x, as in `round_to`.
 
     Returns:
-        An array of x's library and shape: float64 for float64, float32 for everything narrower.
+        An array of x's library, device and shape: float64 for float64, float32 for everything
+        narrower.
 
     Raises:
         ValueError: for an unknown name, an axis that x lacks, or an `out` of another shape or type.

@@ -21,6 +21,7 @@ from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.blocks.api import Blocked, check_blocked, from_blocks, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
+from roundscope.emu.tensors import takes_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,7 @@ class BlockStats:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
+@takes_tensors
 def block_stats(
     x: ArrayLike, format: str | BlockFormat, axis: int = -1, **changes: Any
 ) -> BlockStats:

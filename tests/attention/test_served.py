@@ -357,3 +357,16 @@ def test_softcaps_of_plans_that_differ_by_their_scores_format():
                     0
                 ],
             )
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_a_sink_s_gradient_leaves_rows_of_padding_out(engine):
+    """NaN: a row that pads the last tile has no L, and its DSINK was added to the others."""
+    sizes = {"block_q": 7, "block_k": 8, "scale": 0.5}
+    arrays = [x.astype("float64") for x in INPUTS]
+    with jax.enable_x64(True):
+        found = examine(
+            *arrays, plan="exact", sinks=SINKS, engine=engine, is_causal=True, record=None, **sizes
+        )
+    want = expected(None, None, True, True)[4]
+    assert np.allclose(found.dsinks, want, rtol=1e-12)

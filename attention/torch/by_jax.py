@@ -1,0 +1,97 @@
+"""The operator by JAX: tensors of a CPU or a GPU enter and leave by DLPack, without a copy.
+
+A program is compiled once for each set of options, shapes and types.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from roundscope.attention.api import attend
+from roundscope.attention.torch.arrays import turned
+from roundscope.attention.torch.options import Options
+
+
+def run(
+    program: Callable[[Options], Any], options: Options, tensors: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
+    """Return the results of `forward` or `backward` as tensors.
+
+    Args:
+        program: `forward` or `backward`.
+        options: The arguments that are no tensors.
+        tensors: The tensors that the program takes, on one device; None where a call has none.
+    """
+    with _wide(tensors):
+        return _tensors_of(program(options)(*map(_jax_of, tensors)))
+
+
+@lru_cache(256)
+def forward(options: Options) -> Any:
+    """Return the compiled forward, which takes q, k, v, mask and sinks and returns (out,)."""
+    return jax.jit(lambda *arrays: (_attended(options, *arrays),))
+
+
+@lru_cache(256)
+def backward(options: Options) -> Any:
+    """Return the compiled backward, which takes dO, q, k, v, mask and sinks."""
+
+    def gradients(do: Any, q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> tuple[Any, ...]:
+        of = (q, k, v) if sinks is None else (q, k, v, sinks)
+
+        def out(q: Any, k: Any, v: Any, sinks: Any = None) -> Any:
+            return _attended(options, q, k, v, mask, sinks)
+
+        return tuple(jax.vjp(out, *of)[1](do))
+
+    return jax.jit(gradients)
+
+
+def _attended(options: Options, q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> Any:
+    """Return the output of JAX arrays in SDPA's layout."""
+    given = options.of_attend()
+    return turned(attend(turned(q), turned(k), turned(v), mask=mask, sinks=sinks, **given))
+
+
+def _jax_of(x: Tensor | None) -> jax.Array | None:
+    """Return a tensor as a JAX array of the same device and memory, or None for None.
+
+    JAX waits for what PyTorch's current stream still writes. The array is of this shape in row
+    order, which a tensor that is not contiguous is copied into. A float64 tensor needs 64-bit types
+    enabled.
+
+    Raises:
+        ValueError: JAX does not reach the device.
+    """
+    if x is None:
+        return None
+    if x.device.type == "cuda" and all(d.platform != "gpu" for d in jax.local_devices()):
+        raise ValueError(
+            f"q: on the device {x.device}, and this JAX has no GPU; install roundscope[cuda13], or"
+            " pass q.cpu(), k.cpu() and v.cpu()"
+        )
+    array: jax.Array = jax.dlpack.from_dlpack(x.detach().contiguous())
+    return array
+
+
+def _tensors_of(arrays: tuple[jax.Array, ...]) -> tuple[Tensor, ...]:
+    """Return JAX arrays as tensors of the same device and memory, once they are computed.
+
+    The wait lets PyTorch reuse the memory of what JAX has read, on any stream.
+    """
+    return tuple(from_dlpack(x) for x in jax.block_until_ready(arrays))
+
+
+def _wide(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:
+    """Return a context in which JAX has 64-bit types if one of the tensors is float64."""
+    is_wide = any(x is not None and x.dtype is torch.float64 for x in tensors)
+    wide: AbstractContextManager[Any] = jax.enable_x64(
+        is_wide or bool(jax.config.read("jax_enable_x64"))
+    )
+    return wide

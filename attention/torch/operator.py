@@ -1,0 +1,359 @@
+"""`attention`: emulated attention of PyTorch tensors, differentiable, as an operator of PyTorch.
+
+Four operators are registered, `roundscope::attention`, `roundscope::attention_backward`, and
+`roundscope::visible` for masks of numbers. An operator takes strings and no records, so a plan
+enters as its text (`attention.grammar.text`). The text holds the whole plan: a graph that
+torch.compile stored means the same in another process, and shows which plan it runs. A registry of
+plans under digests would be empty there.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roundscope.attention.api import attend, examine, output_type
+from roundscope.attention.arguments import (
+    block_given,
+    causal_given,
+    engine_given,
+    plan_given,
+    scale_given,
+    served_given,
+)
+from roundscope.attention.grammar.text import plan_of, text_of
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site
+from roundscope.attention.torch.arrays import (
+    NUMPY,
+    TORCH,
+    numpy_of,
+    tensor_of,
+    turned,
+)
+from roundscope.attention.torch.masks import check_mask, visible
+from roundscope.attention.torch.options import Options
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    plan: Plan | str,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    block_q: int = 128,
+    block_k: int = 128,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    engine: str | None = None,
+) -> Tensor:
+    """Return softmax(scale Q K^T) V of PyTorch tensors, with every rounding that the plan names.
+
+    The output has the bits of `roundscope.attend`, and the gradients of q, k, v and sinks have
+    those of its derivative, in every bit: the emulated backward. The layout is that of
+    `F.scaled_dot_product_attention`. The call runs under torch.compile (also with fullgraph=True),
+    under activation checkpointing and under `torch.func`; entries that `torch.func.vmap` maps over
+    run one after the other and draw the same random bits. Second derivatives are refused.
+
+    The backward computes the forward again, so that a call keeps its inputs and nothing else until
+    then. Autocast casts no argument of the call, since the plan says what rounds: cast q, k and v
+    where a kernel under autocast would get them in 16 bits. Dropout does not exist here.
+
+    Args:
+        q: Queries (B, N, T, H): float64, float32, bfloat16 or float16, of any strides.
+        k: Keys (B, G, S, H), where G divides N: heads of q share heads of k in groups, in order.
+        v: Values (B, G, S, Hv).
+        plan: A `Plan`, the name of a preset, or a text of `attention.grammar.text`, such as
+            "fa2-bf16; O=bf16". Inside a compiled function it has to be a string; `text_of(plan)`
+            makes one.
+        mask: What broadcasts to (B, N, T, S). Booleans, True where a query sees a key; a row that
+            sees no key gives 0. Or numbers that are added to the scores, if each is 0 or -inf, or
+            the lowest number of its type, as the transformers library writes; they are taken as
+            booleans. With is_causal a query sees a key that both let it see.
+        is_causal: Whether query t sees only keys s <= t, both counted from the start.
+        scale: The factor of the scores, 1 / sqrt(H) by default; rounded as by `attend`.
+        block_q: Query rows of a tile.
+        block_k: Keys of a tile.
+        window: How many keys a query sees, its own included. It replaces the plan's window.
+        softcap: A bound c > 0 of the scores. It replaces the plan's softcap.
+        sinks: One logit for each head, (N,).
+        engine: "numpy" (tensors on a CPU), "xla", or "pallas" (fused kernels, without mask). By
+            default "numpy" for tensors on a CPU and "xla" for those on a GPU, which JAX takes by
+            DLPack without a copy and compiles once for each plan and shape.
+
+    Returns:
+        The output (B, N, T, Hv), contiguous, on q's device. It has the type that `attend` says:
+        float64 if an input is float64; that of q, k and v if they all are bfloat16 or all float16
+        and this type holds every number of the plan's event OUT; else float32. Gradients have the
+        types of their tensors.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has a wrong value, or arguments do not fit together.
+        RuntimeError: A second derivative is asked for.
+
+    Example:
+        >>> import torch
+        >>> from roundscope.torch import attention
+        >>> q, k, v = torch.randn(3, 1, 2, 4, 8, dtype=torch.bfloat16).unbind()
+        >>> out = attention(q.requires_grad_(), k, v, plan="fa2-bf16", is_causal=True)
+        >>> out.dtype, bool((out[:, :, 0] == v[:, :, 0]).all())  # sees only the first key
+        (torch.bfloat16, True)
+        >>> out.sum().backward()
+        >>> q.grad.shape, q.grad.dtype
+        (torch.Size([1, 2, 4, 8]), torch.bfloat16)
+    """
+    text = plan if isinstance(plan, str) else _text(plan)
+    if engine is None:
+        engine = "numpy" if q.device.type == "cpu" else "xla"
+    if not torch.compiler.is_compiling():
+        check_mask(mask)
+        given = q, k, v, sinks, plan_of(text)
+        scale, block_q, block_k, window, softcap = _given(
+            *given, is_causal, scale, block_q, block_k, window, softcap, engine
+        )
+    if mask is not None and mask.is_floating_point():
+        mask = visible(mask)
+    out: Tensor = _attention(
+        q, k, v, mask, sinks, text, is_causal, scale, block_q, block_k, window, softcap, engine
+    )
+    return out
+
+
+def _text(plan: Any) -> str:
+    """Return the text of a plan. torch.compile reads no record, so it needs the text itself."""
+    if torch.compiler.is_compiling():
+        raise TypeError(
+            "plan: a Plan inside torch.compile, which takes a string there; give"
+            " text=roundscope.attention.grammar.text.text_of(plan), made outside"
+        )
+    return text_of(plan_given(plan))
+
+
+def _given(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    plan: Plan,
+    is_causal: Any,
+    scale: Any,
+    block_q: Any,
+    block_k: Any,
+    window: Any,
+    softcap: Any,
+    engine: Any,
+) -> tuple[Any, ...]:
+    """Return scale, tiles, window and softcap as the numbers that an operator takes.
+
+    Raises:
+        TypeError: One of them, or a tensor, has the wrong type.
+        ValueError: One of them has a wrong value.
+    """
+    _check_tensors(q, k, v, None, sinks)
+    engine_given(engine)
+    causal_given(is_causal)
+    if scale is not None:
+        scale_given(scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24)
+        scale = float(scale)
+    served = served_given(plan, window, softcap, None, q.shape[1])
+    return (
+        scale,
+        block_given("block_q", block_q),
+        block_given("block_k", block_k),
+        None if window is None else served.window,
+        None if softcap is None else served.softcap,
+    )
+
+
+def _check_tensors(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
+) -> None:
+    """Raise TypeError or ValueError unless the tensors of a call fit together."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("sinks", sinks)):
+        if x is None and name == "sinks":
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{name}: a {type(x).__name__}, must be a PyTorch tensor; roundscope.attend takes"
+                " arrays of NumPy and JAX"
+            )
+        if x.dtype not in NUMPY:
+            raise TypeError(
+                f"{name}: dtype {x.dtype}, must be float64, float32, bfloat16 or float16; convert"
+                f" it with {name}.float()"
+            )
+        if x.device != q.device:
+            raise ValueError(f"{name}: on {x.device}, must be on {q.device} as q")
+        if name != "sinks" and (x.ndim != 4 or 0 in x.shape):
+            raise ValueError(
+                f"{name}: shape {tuple(x.shape)}, must be (batch, heads, tokens, features), none 0"
+            )
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"q: on {q.device}, must be on a CPU or a CUDA device; q.cpu() is")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"v: shape {tuple(v.shape)}, must agree with k {tuple(k.shape)} in batch, heads and"
+            " keys"
+        )
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise ValueError(
+            f"k: shape {tuple(k.shape)}, must agree with q {tuple(q.shape)} in batch and features"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q: {q.shape[1]} heads, must be a multiple of the {k.shape[1]} heads of k"
+        )
+    if sinks is not None and tuple(sinks.shape) != (q.shape[1],):
+        raise ValueError(
+            f"sinks: shape {tuple(sinks.shape)}, must be a logit for each of the {q.shape[1]} heads"
+            f" of q, ({q.shape[1]},)"
+        )
+    if mask is not None and mask.device != q.device:
+        raise ValueError(f"mask: on {mask.device}, must be on {q.device} as q")
+
+
+def _type_of(plan: str, q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
+    """Return the type of the output."""
+    like = (np.empty(0, NUMPY[x.dtype]) for x in (q, k, v))
+    return TORCH[np.dtype(output_type(plan_of(plan), (), *like))]
+
+
+@torch.library.custom_op("roundscope::attention", mutates_args=())
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    plan: str,
+    is_causal: bool,
+    scale: float | None,
+    block_q: int,
+    block_k: int,
+    window: int | None,
+    softcap: float | None,
+    engine: str,
+) -> Tensor:
+    """Return the output (B, N, T, Hv)."""
+    _check_tensors(q, k, v, mask, sinks)
+    options = Options(plan, is_causal, scale, block_q, block_k, window, softcap, engine)
+    if engine != "numpy":
+        (out,) = _by_jax("forward", options, (q, k, v, mask, sinks))
+        return out
+    _check_on_cpu(q)
+    arrays = (turned(numpy_of(x)) for x in (q, k, v))
+    result = attend(*arrays, mask=_numpy(mask), sinks=_numpy(sinks), **options.of_attend())
+    return tensor_of(turned(result))
+
+
+@torch.library.custom_op("roundscope::attention_backward", mutates_args=())
+def _backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    plan: str,
+    is_causal: bool,
+    scale: float | None,
+    block_q: int,
+    block_k: int,
+    window: int | None,
+    softcap: float | None,
+    engine: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k, v and sinks; the last is empty for a call without sinks."""
+    _check_tensors(q, k, v, mask, sinks)
+    options = Options(plan, is_causal, scale, block_q, block_k, window, softcap, engine)
+    if engine != "numpy":
+        found = _by_jax("backward", options, (do, q, k, v, mask, sinks))
+    else:
+        _check_on_cpu(q)
+        arrays = (turned(numpy_of(x)) for x in (q, k, v, do))
+        e = examine(
+            *arrays, mask=_numpy(mask), sinks=_numpy(sinks), record=None, **options.of_attend()
+        )
+        found = tuple(tensor_of(turned(x), of.dtype) for x, of in ((e.dq, q), (e.dk, k), (e.dv, v)))
+        found += () if sinks is None else (tensor_of(e.dsinks, sinks.dtype),)
+    dsinks = q.new_empty(0) if sinks is None else found[3]
+    return found[0], found[1], found[2], dsinks
+
+
+def _numpy(x: Tensor | None) -> np.ndarray | None:
+    return None if x is None else numpy_of(x)
+
+
+def _check_on_cpu(q: Tensor) -> None:
+    if q.device.type != "cpu":
+        raise ValueError(f"engine='numpy': q is on {q.device}; use engine='xla', or q.cpu()")
+
+
+def _by_jax(name: str, options: Options, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """Return what a program of `attention.torch.by_jax` makes of the tensors."""
+    from roundscope.attention.torch import by_jax
+
+    return by_jax.run(getattr(by_jax, name), options, tensors)
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Any, plan: str, *options: Any) -> Tensor:
+    _check_tensors(q, k, v, mask, sinks)
+    shape = (*q.shape[:3], v.shape[3])
+    return q.new_empty(shape, dtype=_type_of(plan, q, k, v))
+
+
+@_backward.register_fake
+def _(
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Any, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dsinks = q.new_empty(0) if sinks is None else sinks.new_empty(sinks.shape)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dsinks
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what the backward needs: the inputs."""
+    ctx.save_for_backward(*inputs[:5])
+    ctx.options = inputs[5:]
+
+
+def _differentiate(ctx: Any, do: Tensor) -> tuple[Any, ...]:
+    """Return the gradient of each argument of the operator."""
+    saved = ctx.saved_tensors  # read once, which checkpointing asks for
+    dq, dk, dv, dsinks = _backward(do, *saved, *ctx.options)
+    return dq, dk, dv, None, None if saved[4] is None else dsinks, *(None for _ in ctx.options)
+
+
+def _refuse(ctx: Any, *gradients: Any) -> None:
+    raise RuntimeError(
+        "roundscope.torch.attention: a second derivative, which is not modelled, and which no"
+        " kernel has."
+        " Call backward and autograd.grad without create_graph, or take the math back end of"
+        " F.scaled_dot_product_attention for this loss"
+    )
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+_backward.register_autograd(_refuse, setup_context=lambda ctx, inputs, output: None)
+
+
+def _mapped(op: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+    """Return an operator's results for every entry that `torch.func.vmap` maps over, stacked."""
+    each = [
+        op(*(x if d is None else x.select(d, n) for x, d in zip(args, in_dims, strict=True)))
+        for n in range(info.batch_size)
+    ]
+    if isinstance(each[0], Tensor):
+        return torch.stack(each), 0
+    return tuple(map(torch.stack, zip(*each, strict=True))), (0,) * len(each[0])
+
+
+_attention.register_vmap(partial(_mapped, _attention))
+_backward.register_vmap(partial(_mapped, _backward))

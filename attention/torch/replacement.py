@@ -1,0 +1,135 @@
+"""`use`: a PyTorch model whose attention runs, forward and backward, on chosen plans."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from roundscope.attention.arguments import block_given, plan_given
+from roundscope.attention.grammar.text import plan_of, text_of
+from roundscope.attention.models.selection import Layer, chosen
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.torch.calls import (
+    Call,
+    Handler,
+    Interception,
+    attention_layers,
+    intercept,
+)
+from roundscope.attention.torch.masks import check_mask, visible
+from roundscope.attention.torch.operator import attention
+
+
+def use(
+    model: nn.Module,
+    plans: "Plan | str | Handler | Mapping[str, Plan | str | Handler]",
+    *,
+    block_q: int = 128,
+    block_k: int = 128,
+    modules: Iterable[str] | None = None,
+) -> Interception:
+    """Let a model run its attention, forward and backward, on chosen plans.
+
+    Each layer computes `roundscope.torch.attention` of the q, k, v, mask, scale, window, softcap
+    and sinks that its own kernel would have got, in their types: autocast has been applied. The
+    output is given to the model in q's type, as a kernel does. Where `attend` returns float32 for
+    inputs of 16 bits, as under "exact", that is one more rounding, to nearest even.
+
+    A plan's seed is fixed, so a stochastic plan draws the same random bits in every layer of the
+    same shape and in every step. A row of the mask in which nothing is visible gives 0, where
+    softmax of equal scores gives the mean of V; rows of padding are such rows.
+
+    Args:
+        model: Any `nn.Module` whose layers call attention; see `attention_layers`.
+        plans: A plan for all layers, or a dictionary from layers to plans. A key is "layers.A-B" or
+            "layers.A", numbers of layers that call attention, from 0 in the model's order, both
+            ends included; "*" for all; or a pattern of module paths, such as "encoder.*". The first
+            key that fits a layer counts, and a layer that no key fits keeps the model's own kernel.
+            A plan is a `Plan`, a preset's name, a text such as "fa2-bf16; O=bf16", or a function of
+            your own that takes a `Call` and returns the output (B, N, T, Hv).
+        block_q: Query rows of a tile.
+        block_k: Keys of a tile.
+        modules: The paths of the modules that call attention, where they are not found.
+
+    Returns:
+        The interception: `remove()`, or its end as a context manager, gives the model its own
+        attention back. Attention that is used twice is that of the last call.
+
+    Raises:
+        TypeError: `model` or a plan has the wrong type.
+        ValueError: A key fits no layer; the message lists the layers. Or a plan has an unknown
+            word. In a forward: what a call asks for and plans do not model, such as dropout or a
+            bias of the scores; the message names the layer.
+
+    Example:
+        >>> import torch
+        >>> from roundscope.torch import use
+        >>> model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        >>> x = torch.randn(1, 4, 8)
+        >>> own = model(x)
+        >>> with use(model, "exact"):
+        ...     exact = model(x)
+        >>> bool((exact - own).abs().max() < 1e-5)
+        True
+    """
+    block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
+    by_key = plans if isinstance(plans, Mapping) else {"*": plans}
+    if not by_key:
+        raise ValueError("plans={}: give a plan, or a dictionary such as {'*': 'fa2-bf16'}")
+    layers = list(attention_layers(model, modules))
+    handlers: dict[int, Handler] = {}
+    for key, plan in by_key.items():
+        handler = _handler(plan, block_q, block_k)
+        for layer in chosen(key, layers):
+            handlers.setdefault(layer.number, handler)
+    return intercept(
+        model,
+        lambda call: handlers[call.layer.number](call),
+        layers=sorted(handlers),
+        modules=modules,
+    )
+
+
+def _handler(plan: Any, block_q: int, block_k: int) -> Handler:
+    """Return what answers the calls of a layer: the user's function, or attention on a plan."""
+    if callable(plan):
+        handler: Callable[[Call], Tensor] = plan
+        return handler
+    text = plan if isinstance(plan, str) else text_of(plan_given(plan))
+    plan_of(text)  # refuses an unknown word now
+    return lambda call: _attended(call, text, block_q, block_k)
+
+
+def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
+    """Return the output of a call by a plan, in the type of q."""
+    where = _named(call.layer)
+    if call.dropout:
+        raise ValueError(
+            f"{where}its attention drops weights with probability {call.dropout:g}, which plans do"
+            " not model; set the dropout of its attention to 0 (in transformers, the config's"
+            " attention_dropout or attn_pdrop), or call model.eval()"
+        )
+    mask = call.mask
+    if mask is not None and mask.is_floating_point():
+        check_mask(mask, where)
+        mask = visible(mask, where)
+    out = attention(
+        call.q,
+        call.k,
+        call.v,
+        plan=text,
+        mask=mask,
+        is_causal=call.is_causal,
+        scale=call.scale,
+        block_q=block_q,
+        block_k=block_k,
+        window=call.window,
+        softcap=call.softcap,
+        sinks=call.sinks,
+    )
+    return out.to(call.q.dtype)
+
+
+def _named(layer: Layer) -> str:
+    """Return the beginning of a message about a layer."""
+    return f"layer {layer.number} ({layer.name}): "
