@@ -21,7 +21,10 @@ def trace(
     sample: Annotated[
         bool, typer.Option("--sample", help="Use the real tensors that come with Roundscope.")
     ] = False,
-    layer: Annotated[str | None, typer.Option(help="Use this layer only.")] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
+    ] = None,
     plan: Annotated[
         str,
         typer.Option(
@@ -30,7 +33,16 @@ def trace(
     ] = "qiu-yao",
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
-    causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--full",
+            help=(
+                "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
+                " full."
+            ),
+        ),
+    ] = None,
     scale: Annotated[
         float | None,
         typer.Option(help="Factor of the scores; by default the file's, else 1 / sqrt(H)."),
@@ -136,9 +148,21 @@ def diagnose(
     sample: Annotated[
         bool, typer.Option("--sample", help="Use the real tensors that come with Roundscope.")
     ] = False,
-    layer: Annotated[str | None, typer.Option(help="Use this layer only.")] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
+    ] = None,
     plan: Annotated[str | None, typer.Option(help="As in trace; by default qiu-yao.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Query t sees keys s <= t.")] = False,
+    causal: Annotated[
+        bool | None,
+        typer.Option(
+            "--causal/--full",
+            help=(
+                "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
+                " full."
+            ),
+        ),
+    ] = None,
     arm: Annotated[
         str | None,
         typer.Option(help="Arm of a run; by default the one that failed first.", metavar="NAME"),

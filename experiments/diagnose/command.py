@@ -31,7 +31,7 @@ def run(
     sample: bool,
     layer: str | None,
     plan: str | None,
-    causal: bool,
+    causal: bool | None,
     arm: str | None,
     first: int | None,
     until: int | None,
@@ -47,7 +47,7 @@ def run(
         raise UsageError(f"RUN_OR_TENSORS {problem or 'is missing: give one, or --sample'}")
     path = sample_path() if source is None else source
     is_run = path.is_dir()
-    values = (layer, plan, causal or None, arm, first, until)
+    values = (layer, plan, causal, arm, first, until)
     for name, value in zip((*OF_TENSORS, *OF_RUNS), values, strict=True):
         if value is not None and (name in OF_TENSORS) == is_run:
             repair = "is for a run's folder; leave it out"
@@ -114,7 +114,7 @@ def _named(path: Path, plan: str | None, arm: str | None) -> str:
 
 
 def _of_file(
-    path: Path, layer: str | None, plan: str, causal: bool, progress: Progress
+    path: Path, layer: str | None, plan: str, causal: bool | None, progress: Progress
 ) -> Findings:
     asked = _request(plan, causal)
     return diagnose(read_layers(path, layer=layer), asked, path.name, progress)
@@ -133,7 +133,7 @@ def _of_run(
     return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)
 
 
-def _request(plan: str, causal: bool) -> Request:
+def _request(plan: str, causal: bool | None) -> Request:
     return request(
         plan=plan,
         against="exact",

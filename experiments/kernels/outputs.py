@@ -17,7 +17,8 @@ class Inputs:
     q, k, v, do   float32 arrays of BF16 numbers, (B, T, N, H); `do` is the gradient of the output
     scale         the factor of the scores
     is_causal     whether a query sees only the keys up to its own position
-    window, softcap, sinks   as in `roundscope.attend`; None for none, and most kernels support none
+    window, softcap, sinks, mask   as in `roundscope.attend`; None for none, and most kernels
+                                   support none
     """
 
     q: np.ndarray
@@ -29,13 +30,14 @@ class Inputs:
     window: int | None = None
     softcap: float | None = None
     sinks: np.ndarray | None = None
+    mask: np.ndarray | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of `roundscope.attend` other than the tensors."""
         return {
             name: getattr(self, name)
-            for name in ("scale", "is_causal", "window", "softcap", "sinks")
+            for name in ("scale", "is_causal", "window", "softcap", "sinks", "mask")
         }
 
 

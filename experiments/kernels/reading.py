@@ -13,12 +13,11 @@ from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.kernels.outputs import Inputs, Outputs
-from roundscope.experiments.tensors.files import TensorFile, open_tensors
-from roundscope.experiments.tensors.layers import BARE, Layer, read_layers, sample_path
+from roundscope.experiments.tensors.files import open_tensors
+from roundscope.experiments.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
 
 GRADIENTS = ("dq", "dk", "dv")
 SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are called
-TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +106,30 @@ def _of_kernel(name: str, options: Options) -> Call:
 def _of_file(path: Path, options: Options) -> Call:
     layers = read_layers(path, options.layout, options.layer)
     if len(layers) > 1:
-        names = ", ".join(each.name for each in layers)
-        raise bad("FILE", str(path), f"has {len(layers)} layers, {names}; choose one with --layer")
+        names = ", ".join(each.name for each in layers[:SHOWN])
+        more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
+        problem = f"has {len(layers)} layers, {names}{more}; choose one with --layer"
+        raise bad("FILE", str(path), problem)
     [layer] = layers
     prefix = "" if layer.name == BARE else f"{layer.name}."
     with open_tensors(path) as file:
         layout = (options.layout or file.metadata["layout"]).upper()
-        is_causal = options.is_causal if options.is_causal is not None else _is_causal(file)
         given = {
             n: _btnh(file[prefix + n], layout)
             for n in ("out", *GRADIENTS)
             if prefix + n in file.names
         }
-        has_sinks = prefix + "sinks" in file.names
-        sinks = np.asarray(file[prefix + "sinks"], np.float32) if has_sinks else None
+        dropout = file.said(layer.name, "dropout")
         names = ", ".join(sorted(file.names)[:12])
+    is_causal = options.is_causal if options.is_causal is not None else layer.is_causal
+    if is_causal is None:
+        raise bad("is_causal", None, "the file's metadata has none; give --causal or --full")
+    if dropout is not None:
+        repair = (
+            "of the weights were dropped at random, which no plan does; capture the model with"
+            " dropout 0, as after model.eval()"
+        )
+        raise bad("metadata dropout", dropout, repair)
     if "out" not in given:
         raise bad(
             "FILE", str(path), f"no {prefix}out, what the kernel returned; it has {names}; add it"
@@ -146,23 +154,9 @@ def _of_file(path: Path, options: Options) -> Call:
                 f" layout {layout}?"
             )
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
-    if sinks is not None and sinks.shape != (layer.q.shape[2],):
-        raise bad(
-            f"tensor {prefix}sinks",
-            sinks.shape,
-            f"must be {(layer.q.shape[2],)}, a logit for each query head",
-        )
-    x = replace(_inputs(layer, options, is_causal), sinks=sinks)
-    return _one_head(path.stem, path.name, x, Outputs(**given), options.head)
-
-
-def _is_causal(file: TensorFile) -> bool:
-    text = file.metadata.get("is_causal")
-    if text is None:
-        raise bad("is_causal", None, "the file's metadata has none; give --causal or --full")
-    if text.lower() not in TRUTH:
-        raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
-    return TRUTH[text.lower()]
+    x = replace(_inputs(layer, options, is_causal), sinks=layer.sinks, mask=layer.mask)
+    about = ", ".join((path.name, *([] if layer.name == BARE else [layer.name]), *layer.notes))
+    return _one_head(path.stem, about, x, Outputs(**given), options.head)
 
 
 def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
@@ -183,8 +177,8 @@ def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
         do=do,
         scale=scale,
         is_causal=is_causal,
-        window=options.window,
-        softcap=options.softcap,
+        window=layer.window if options.window is None else options.window,
+        softcap=layer.softcap if options.softcap is None else options.softcap,
     )
 
 
@@ -206,15 +200,21 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
         v=cut("v", x.v),
         do=cut("do", x.do),
         sinks=None if x.sinks is None else x.sinks[query_heads],
+        mask=None if x.mask is None else _mask_of(x.mask, query_heads),
     )
     kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
+    inputs, kept, blind = _seeing(inputs, kept)
     which = (
         f"head {head} of {heads}"
         if group == 1
         else f"key head {head} of {heads}, with the {group} query heads that share it"
     )
-    shape = f"{x.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
+    shape = f"{inputs.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
     mask = "causal" if x.is_causal else "full"
+    if x.mask is not None:
+        mask += ", masked"
+    if blind:
+        mask += f", without {blind} queries that see no key"
     served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
     mask += "".join(
         f", {name}{'' if name == 'sinks' else f' {value:g}'}"
@@ -227,3 +227,38 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
         x=inputs,
         outputs=kept,
     )
+
+
+def _mask_of(mask: np.ndarray, heads: slice) -> np.ndarray:
+    """Return the mask of some query heads of the first entry of the batch."""
+    return np.ascontiguousarray(mask[:1, heads if mask.shape[1] > 1 else slice(None)])
+
+
+def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
+    """Return a call without the queries that see no key, and how many they were.
+
+    What a kernel returns for them is its own choice: 0, NaN, or the mean of V. If there are any,
+    the mask has the causality too, which counts queries from the first.
+    """
+    if x.mask is None:
+        return x, outputs, 0
+    queries, keys = x.mask.shape[2:]
+    mask = x.mask & np.tri(queries, keys, dtype=bool) if x.is_causal else x.mask
+    sees = mask.any(-1).reshape(-1, queries).all(0)
+    if sees.all():
+        return x, outputs, 0
+    if not sees.any():
+        raise bad("mask", "of no key", "no query sees a key; choose another layer or batch entry")
+
+    def cut(a: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(a[:, sees])
+
+    inputs = replace(
+        x,
+        q=cut(x.q),
+        do=cut(x.do),
+        mask=np.ascontiguousarray(mask[:, :, sees]),
+        is_causal=False,
+    )
+    of_queries = {n: cut(a) if n in ("out", "dq") else a for n, a in outputs.named()}
+    return inputs, Outputs(**of_queries), int((~sees).sum())

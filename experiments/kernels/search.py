@@ -300,8 +300,12 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     whole, want = np.ascontiguousarray(x.q[:1, :, :1]), out[:1, rows, :1]
     last = np.ascontiguousarray(whole[:, rows])
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
-    mask = np.tri(x.q.shape[1], x.k.shape[1], dtype=bool)[None, None, rows] if x.is_causal else None
-    one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1]}
+    whole_mask = None if x.mask is None else x.mask[:1, :1]
+    mask = None if whole_mask is None else whole_mask[:, :, rows]
+    if x.is_causal:
+        below = np.tri(x.q.shape[1], x.k.shape[1], dtype=bool)[None, None, rows]
+        mask = below if mask is None else below & mask
+    one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1], "mask": whole_mask}
 
     def judge(c: Candidate) -> Nearness | None:
         # plans whose arithmetic depends on query tiles and on causality, which a mask does not tell
@@ -315,8 +319,7 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
                     last,
                     k,
                     v,
-                    mask=mask,
-                    **one_head | {"is_causal": False},
+                    **one_head | {"is_causal": False, "mask": mask},
                 ).out
         except ValueError:
             return None  # the plan cannot run: its tensor core does not read its factors
@@ -335,7 +338,10 @@ def _backward_judge(x: Inputs, outputs: Outputs) -> Judge:
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
     heads = {"dq": group, "dk": 1, "dv": 1}
     wanted = {n: a[:1, :, : heads[n]] for n, a in outputs.named() if n in heads}
-    options = x.options | {"sinks": None if x.sinks is None else x.sinks[:group]}
+    options = x.options | {
+        "sinks": None if x.sinks is None else x.sinks[:group],
+        "mask": None if x.mask is None else x.mask[:1, :group],
+    }
 
     def judge(c: Candidate) -> Nearness | None:
         try:

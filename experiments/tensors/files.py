@@ -13,6 +13,20 @@ import numpy as np
 
 from roundscope.experiments.errors import bad, one_line
 
+TEXTS = (
+    "layout",
+    "scale",
+    "source",
+    "is_causal",
+    "name",
+    "implementation",
+    "window",
+    "softcap",
+    "dropout",
+    "notes",
+)
+"""Entries of an npz file that are metadata, `<layer>.scale` and so on too."""
+
 
 class TensorFile:
     """An open file: its `names`, its `metadata` (str to str), `file[name]` as a float32 array."""
@@ -24,6 +38,27 @@ class TensorFile:
 
     def __getitem__(self, name: str) -> np.ndarray:
         return _float32(name, self._get(name))
+
+    def bools(self, name: str) -> np.ndarray:
+        """Return an array of bool, such as a mask.
+
+        Raises UsageError for an array of anything else.
+        """
+        array = self._get(name)
+        if array.dtype == bool:
+            return np.ascontiguousarray(array)
+        repair = "give bool, True where a query sees a key"
+        if array.dtype.kind not in "iu":
+            repair = (
+                "a bias that is added to the scores, which Roundscope has not; where it only closes"
+                " keys, write it as bool, True where a query sees a key"
+            )
+        raise bad(f"tensor {name}", str(array.dtype), repair)
+
+    def said(self, prefix: str, name: str) -> str | None:
+        """Return the metadata `<prefix>.<name>`, else those of the file, `name`; None for none."""
+        own = self.metadata.get(f"{prefix}.{name}" if prefix else name)
+        return own if own is not None else self.metadata.get(name)
 
 
 @contextmanager
@@ -71,7 +106,7 @@ def _npz(path: Path) -> Iterator[TensorFile]:
                     str(path),
                     "written by torch.save; save the tensors by safetensors.torch.save_file",
                 )
-            text = {n for n in file.files if n in ("layout", "scale", "source", "is_causal")}
+            text = {n for n in file.files if n.rpartition(".")[2] in TEXTS}
             arrays = [n for n in file.files if n not in text]
             yield TensorFile(
                 arrays, {n: str(file[n]) for n in text}, lambda name: _entry(path, file, name)

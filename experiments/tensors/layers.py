@@ -1,5 +1,10 @@
-"""Attention's tensors from a file: q, k, v and optionally do, per layer, as (B, T, N, H)."""
+"""Attention's tensors from a file: q, k, v and optionally do, per layer, as (B, T, N, H).
 
+What a file says of a layer's call is read too: mask, causality, scale, window, softcap and sinks,
+as in the files that `attention.models.capture_file` writes.
+"""
+
+import fnmatch
 import math
 import re
 from dataclasses import dataclass, replace
@@ -14,6 +19,9 @@ from roundscope.experiments.tensors.files import TensorFile, open_tensors
 
 LAYOUTS = ("BNTH", "BTNH")
 ROLES = ("q", "k", "v", "do")
+OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
+SHOWN = 8  # how many names a message lists
 BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
 
 
@@ -24,6 +32,11 @@ class Layer:
     q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
     nan_count     how many numbers of all of them are NaN or infinite
     scale         the factor of the scores from the file's metadata; None if it has none
+    is_causal     whether a query t sees the keys s <= t only; None if the metadata has none
+    mask          (B or 1, N or 1, T, S) of bool, True where a query sees a key; None for none
+    window        how many keys a query sees, its own included; None for all
+    softcap       the bound of the scores; None for none
+    sinks         (N,): a logit of each query head; None for none
     notes         what a reader of the results should know of the file: tensors of this layer that
                   are not read, metadata that the caller overruled
     """
@@ -36,6 +49,11 @@ class Layer:
     nan_count: int = 0
     scale: float | None = None
     notes: tuple[str, ...] = ()
+    is_causal: bool | None = None
+    mask: np.ndarray | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
 
 
 def sample_path() -> Path:
@@ -56,7 +74,8 @@ def read_layers(
     path       tensors named q, k, v, do, or <layer>.q and so on; others are ignored, and those of a
                layer are named in its `notes`
     layout     BNTH or BTNH; taken from the file's metadata (npz: an entry `layout`) if left out
-    layer      the only layer to read; all of them if left out
+    layer      the only layer to read, or several: names and patterns such as layers.* by commas, or
+               the number of a layer; all of them if left out
     allow_nan  whether to accept NaN and infinities, which `nan_count` then counts
 
     Raises UsageError: one line that names the argument, its value and the repair.
@@ -64,18 +83,36 @@ def read_layers(
     with open_tensors(Path(path)) as file:
         prefixes = _prefixes(file, str(path))
         names = {p or BARE: p for p in prefixes}
-        if layer is not None and layer not in names:
-            raise UsageError(unknown("layer", layer, names))
-        chosen = [layer] if layer is not None else list(names)
-        order, scale = _layout(layout, file), _scale(file)
+        order = _layout(layout, file)
         overruled = _overruled(order, file)
         return [
             replace(
-                _layer(file, name, names[name], order, scale, allow_nan),
-                notes=overruled + _unread(file, names[name]),
+                _layer(file, name, names[name], order, allow_nan),
+                notes=overruled + _said(file, names[name]) + _unread(file, names[name]),
             )
-            for name in chosen
+            for name in _chosen(layer, list(names))
         ]
+
+
+def _chosen(layer: str | None, names: list[str]) -> list[str]:
+    """Return the names of the layers that a text means, in the order of the file.
+
+    Raises UsageError if a part of the text means none.
+    """
+    if layer is None or layer in names:
+        return names if layer is None else [layer]
+    meant: set[str] = set()
+    for part in layer.split(","):
+        own = {n for n in names if fnmatch.fnmatchcase(n, part) or n == f"layers.{int_of(part)}"}
+        if not own:
+            raise UsageError(unknown("layer", part, names))
+        meant |= own
+    return [n for n in names if n in meant]
+
+
+def int_of(text: str) -> int | None:
+    """Return the whole number that a text is, or None."""
+    return int(text) if text.isdecimal() else None
 
 
 def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
@@ -85,14 +122,32 @@ def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
     return (f"read as {layout} as asked, although the file says {said}",)
 
 
+def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
+    """Return what the file says of where a layer comes from and how it was captured, in words."""
+    origin = [text for n in ("name", "implementation") if (text := file.said(prefix, n))]
+    notes = file.said(prefix, "notes")
+    dropout = file.said(prefix, "dropout")
+    words = (
+        ", ".join(origin),
+        notes or "",
+        f"the model dropped weights with probability {dropout}; none are dropped here"
+        if dropout
+        else "",
+    )
+    return tuple(text for text in words if text)
+
+
 def _unread(file: TensorFile, prefix: str) -> tuple[str, ...]:
     """Return a note that names the tensors of a layer that have no role here, if there are any."""
     parts = [(name.rpartition("."), name) for name in file.names]
-    names = sorted(name for (own, _, role), name in parts if own == prefix and role not in ROLES)
-    if not names:
-        return ()
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return (f"not used: {', '.join(names[:8])}{more}",)
+    known = (*ROLES, *OTHERS)
+    names = sorted(name for (own, _, role), name in parts if own == prefix and role not in known)
+    return (f"not used: {_listed(names)}",) if names else ()
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _layout(given: str | None, file: TensorFile) -> str:
@@ -109,15 +164,37 @@ def _layout(given: str | None, file: TensorFile) -> str:
     return layout.upper()
 
 
-def _scale(file: TensorFile) -> float | None:
-    text = file.metadata.get("scale")
+def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | None:
+    """Return a number of a layer's metadata. Raises UsageError unless it is finite."""
+    text = file.said(prefix, name)
     try:
-        scale = None if text is None else float(text)
+        number = None if text is None else float(text)
     except ValueError:
-        scale = math.nan
-    if scale is not None and not math.isfinite(scale):
-        raise bad("metadata scale", text, "write a finite number, such as 0.125")
-    return scale
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise bad(f"metadata {name}", text, f"write a finite number, such as {example}")
+    return number
+
+
+def _window(file: TensorFile, prefix: str) -> int | None:
+    window = _number(file, prefix, "window", "128")
+    if window is not None and (window < 1 or window != int(window)):
+        raise bad("metadata window", window, "write how many keys a query sees, such as 128")
+    return None if window is None else int(window)
+
+
+def _softcap(file: TensorFile, prefix: str) -> float | None:
+    softcap = _number(file, prefix, "softcap", "50")
+    if softcap is not None and softcap <= 0.0:
+        raise bad("metadata softcap", softcap, "write a number above 0, such as 50")
+    return softcap
+
+
+def _is_causal(file: TensorFile, prefix: str) -> bool | None:
+    text = file.said(prefix, "is_causal")
+    if text is not None and text.lower() not in TRUTH:
+        raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
+    return None if text is None else TRUTH[text.lower()]
 
 
 def _prefixes(file: TensorFile, path: str) -> list[str]:
@@ -127,8 +204,7 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
         prefix, _, role = name.rpartition(".")
         if role in ROLES:
             layers.setdefault(prefix, set()).add(role)
-    more = f" and {len(file.names) - 8} more" if len(file.names) > 8 else ""
-    has = ", ".join(sorted(file.names)[:8]) + more
+    has = _listed(sorted(file.names))
     for prefix, roles in layers.items() or [("", set())]:
         if missing := [r for r in ("q", "k", "v") if r not in roles]:
             what = ", ".join(f"{prefix}.{r}" if prefix else r for r in missing)
@@ -142,9 +218,7 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
     )
 
 
-def _layer(
-    file: TensorFile, name: str, prefix: str, layout: str, scale: float | None, allow_nan: bool
-) -> Layer:
+def _layer(file: TensorFile, name: str, prefix: str, layout: str, allow_nan: bool) -> Layer:
     arrays = {}
     for role in ROLES:
         full = f"{prefix}.{role}" if prefix else role
@@ -158,7 +232,49 @@ def _layer(
             "layer", name, f"NaN or infinity: {where}; repair the tensors or allow NaN to go on"
         )
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
-    return Layer(name=name, q=q, k=k, v=v, do=do, nan_count=sum(counts.values()), scale=scale)
+    return Layer(
+        name=name,
+        q=q,
+        k=k,
+        v=v,
+        do=do,
+        nan_count=sum(counts.values()),
+        scale=_number(file, prefix, "scale", "0.125"),
+        is_causal=_is_causal(file, prefix),
+        mask=_mask(file, prefix, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])),
+        window=_window(file, prefix),
+        softcap=_softcap(file, prefix),
+        sinks=_sinks(file, prefix, q.shape[2]),
+    )
+
+
+def _mask(file: TensorFile, prefix: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return a layer's mask with four axes. Raises UsageError if it is none for (B, N, T, S)."""
+    name = f"{prefix}.mask" if prefix else "mask"
+    if name not in file.names:
+        return None
+    mask = file.bools(name)
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    try:
+        fits = np.broadcast_shapes(mask.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        repair = f"must broadcast to (batch, heads, queries, keys) = {shape}"
+        raise bad(f"tensor {name}", mask.shape, repair)
+    return np.ascontiguousarray(np.broadcast_to(mask, (*mask.shape[:2], *shape[2:])))
+
+
+def _sinks(file: TensorFile, prefix: str, heads: int) -> np.ndarray | None:
+    """Return a layer's sinks. Raises UsageError unless there is one for each query head."""
+    name = f"{prefix}.sinks" if prefix else "sinks"
+    if name not in file.names:
+        return None
+    sinks = file[name]
+    if sinks.shape != (heads,):
+        repair = f"must be {(heads,)}, a logit for each query head"
+        raise bad(f"tensor {name}", sinks.shape, repair)
+    return sinks
 
 
 def _btnh(name: str, array: np.ndarray, layout: str) -> np.ndarray:

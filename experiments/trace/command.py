@@ -17,6 +17,7 @@ from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.run import Progress, check_engine, observe
+from roundscope.experiments.trace.served import settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
 
@@ -34,7 +35,7 @@ def run(
     """Trace a file's layers, and write and print the results.
 
     file       the tensors; None, with `sample`, for those that come with Roundscope
-    layer      the only layer to trace; None for all
+    layer      the layers to trace, as in `read_layers`; None for all
     layout     BNTH or BTNH; None for what the file's metadata say
     allow_nan  accept NaN and infinities in the file
     out        the folder for the files; None for a name made of file and plan
@@ -55,7 +56,7 @@ def run(
             str(error).replace("allow NaN to go on", "give --allow-nan to go on")
         ) from None
     for each in layers:
-        _check(asked, each)
+        _check(settled(asked, each), each)
     digest = request_digest(asked, path, layer, layout)
     folder = out if out is not None else folder_for(path, asked, digest)
     _make(folder)

@@ -35,7 +35,7 @@ def document(
         "seed": request.seed,
         "plan": request.plan.describe(),
         "against": request.against.describe(),
-        "causal": request.causal,
+        "causal": all(s.seen.request.causal for s in summaries),
         "block_q": request.block_q,
         "block_k": request.block_k,
         "inject": [_plain(i) for i in request.inject],
@@ -71,6 +71,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "shape": shape(seen),
         "notes": list(seen.layer.notes),
         "scale": seen.scale,
+        "causal": bool(seen.request.causal),
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
         "digests": digests(seen),
@@ -134,7 +135,7 @@ def event(e: Event, s: Summary) -> dict[str, Any]:
 
 def digests(seen: Observed) -> dict[str, dict[str, str]]:
     """Return the SHA-256 of shape, type and bytes of every array, in layout (B, T, N, H)."""
-    given = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do")}
+    given = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
     return {
         "inputs": {k: digest(a) for k, a in given.items() if a is not None},
         "outputs": {k: digest(a) for k, a in seen.results.items() if a is not None},
@@ -144,7 +145,8 @@ def digests(seen: Observed) -> dict[str, dict[str, str]]:
 def digest(array: Any) -> str:
     """Return an array's SHA-256, all NaN made equal since engines may differ in their payload."""
     a = np.ascontiguousarray(array)
-    a = np.where(np.isnan(a), np.array(np.nan, a.dtype), a)
+    if a.dtype != bool:
+        a = np.where(np.isnan(a), np.array(np.nan, a.dtype), a)
     head = f"{a.dtype.str}{a.shape}".encode()
     return hashlib.sha256(head + a.tobytes()).hexdigest()
 

@@ -134,13 +134,41 @@ def ones_of(p: np.ndarray, block_k: int) -> np.ndarray:
     return np.stack(tiles, axis=2)
 
 
-def existing(queries: int, keys: int, block_q: int, block_k: int, causal: bool) -> np.ndarray:
-    """Return a mask (tiles, T) that says whether a row has events in a key tile.
+def existing(
+    queries: int,
+    keys: int,
+    block_q: int,
+    block_k: int,
+    causal: bool,
+    visible: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return whether a row has events in a key tile, (tiles, T).
 
     It lacks them in the causal tiles above the diagonal, which the algorithm skips.
+
+    visible: (B, N, T, S), which keys a query sees, for layers with a mask or a window; the result
+    is then (B, N, tiles, T). The algorithm skips tiles that no query sees, and a row has events
+    from the first tile on in which it sees a key.
     """
     last = np.minimum((np.arange(queries) // block_q + 1) * block_q, queries) - 1
     first = np.arange(0, keys, block_k)
+    if visible is not None:
+        return _existing_where(visible, block_q, block_k)
     if not causal:
         return np.ones((first.size, queries), dtype=bool)
     return np.asarray(first[:, None] <= last[None, :])
+
+
+def _existing_where(visible: np.ndarray, block_q: int, block_k: int) -> np.ndarray:
+    queries, keys = visible.shape[2:]
+    tiles = [visible[..., lo : lo + block_k].any(-1) for lo in range(0, keys, block_k)]
+    sees = np.stack(tiles, axis=2)
+    begun = np.maximum.accumulate(sees, axis=2)
+    runs = np.concatenate(
+        [
+            np.repeat(part.any(-1, keepdims=True), part.shape[-1], axis=-1)
+            for part in (sees[..., lo : lo + block_q] for lo in range(0, queries, block_q))
+        ],
+        axis=-1,
+    )
+    return np.asarray(begun & runs)

@@ -26,7 +26,7 @@ class Request:
 
     plan, against     the plan, and the plan with whose results it is compared
     block_q, block_k  queries and keys of a tile
-    causal            whether query t sees the keys s <= t only
+    causal            whether query t sees the keys s <= t only; None for as the layer's file says
     scale             that of the scores; None for the layer's own, or 1 / sqrt(H)
     inject            the errors to add;  record: the events and steps to keep
     rows              whether to write each row's sum of errors
@@ -37,7 +37,7 @@ class Request:
     against: Plan
     block_q: int = 128
     block_k: int = 128
-    causal: bool = False
+    causal: bool | None = None
     scale: float | None = None
     inject: tuple[Injection, ...] = ()
     record: Record = field(default_factory=Record)
@@ -68,7 +68,7 @@ def request(
     block_q: int,
     block_k: int,
     scale: float | None,
-    causal: bool,
+    causal: bool | None,
 ) -> Request:
     """Return the request that these words of the command line make.
 

@@ -28,6 +28,7 @@ from roundscope.experiments.trace.focus import (
     ones_of,
 )
 from roundscope.experiments.trace.options import Request
+from roundscope.experiments.trace.served import options, settled, visible
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
 OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since they often have few distinct arguments
@@ -47,7 +48,7 @@ class Observed:
     focus      reduced errors of P, PV, O and OUT, where they occur
     ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
                too large to keep
-    exists     (tiles, T): whether a row has events in a key tile
+    exists     whether a row has events in a key tile, (tiles, T), or (B or 1, N or 1, tiles, T)
     held       (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into
                memory at once
     """
@@ -67,8 +68,10 @@ class Observed:
 def observe(layer: Layer, request: Request, progress: Progress = lambda _: None) -> Observed:
     """Run forward and, with do, backward of a layer; the bits are those of one call of `examine`.
 
-    progress: called with a text that says what runs now.
+    The layer's mask, window, softcap and sinks take part, and its causality if the request has
+    none. progress: called with a text that says what runs now.
     """
+    request = settled(request, layer)
     scale = request.scale if request.scale is not None else layer.scale
     scale = layer.q.shape[3] ** -0.5 if scale is None else scale
     held: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -90,7 +93,9 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         trace=_joined([p[0].trace for p in parts]),
         ones=_join([p[2] for p in parts], 1),
         focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
-        exists=existing(queries, keys, block_q, block_k, request.causal),
+        exists=existing(
+            queries, keys, block_q, block_k, bool(request.causal), visible(layer, request)
+        ),
         held=held,
     )
 
@@ -107,8 +112,9 @@ def check_engine(layer: Layer, request: Request) -> None:
             "pallas",
             "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits",
         )
+    request = settled(request, layer)
     q, k, v = (jax.ShapeDtypeStruct(x.shape, np.float32) for x in (layer.q, layer.k, layer.v))
-    options: dict[str, Any] = {
+    more: dict[str, Any] = options(layer) | {
         "block_q": request.block_q,
         "block_k": request.block_k,
         "is_causal": request.causal,
@@ -116,7 +122,7 @@ def check_engine(layer: Layer, request: Request) -> None:
     check_factors(request.plan)
 
     def fused(*x: Any) -> Any:
-        return attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **options)
+        return attend(*x, plan=request.plan, inject=request.inject, engine="pallas", **more)
 
     try:
         jax.eval_shape(fused, q, k, v)
@@ -186,7 +192,8 @@ def _chunks(
         progress(f"{layer.name}: {request.plan.name}{which}")
         q, do = (None if x is None else x[:, :, first:end] for x in (layer.q, layer.do))
         k, v = layer.k[:, :, lo:hi], layer.v[:, :, lo:hi]
-        part = call(q, k, v, do, request, request.plan, scale, record, request.inject)
+        own = options(layer, first, end)
+        part = call(q, k, v, do, request, request.plan, scale, record, request.inject, **own)
         yield hi - lo, part
 
 
@@ -200,10 +207,12 @@ def call(
     scale: float,
     record: Record | None,
     inject: tuple[Injection, ...] = (),
+    **own: Any,
 ) -> Examined:
     """Call `examine` with a plan on the engine, and with the tiles, of the request.
 
-    record: the events to keep; inject: the injections.
+    record: the events to keep; inject: the injections; own: the layer's mask and sinks
+    (`served.options`), whose window and softcap are those of the plan.
     """
     if request.engine != "numpy":
         keep_compilations()
@@ -220,9 +229,10 @@ def call(
         block_q=request.block_q,
         block_k=request.block_k,
         scale=scale,
-        is_causal=request.causal,
+        is_causal=bool(request.causal),
         inject=inject,
         **more,
+        **own,
     )
 
 
@@ -235,9 +245,10 @@ def _reference(layer: Layer, request: Request, scale: float) -> Examined:
     if request.against.name != "exact":
         # the fused kernels may lack this plan
         wide = replace(request, engine="xla") if request.engine == "pallas" else request
-        return call(*tensors, wide, request.against, scale, None)
+        return call(*tensors, wide, request.against, scale, None, **options(layer))
     q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
-    return call(q, k, v, do, replace(request, engine="numpy"), request.against, scale, None)
+    exactly = replace(request, engine="numpy")
+    return call(q, k, v, do, exactly, request.against, scale, None, **options(layer))
 
 
 def _reduced(

@@ -5,7 +5,9 @@ from typing import Any
 
 from roundscope.attention.sites import PRODUCTS
 from roundscope.attention.trace.summary import site_of
+from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.analysis.bias import Event
+from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.words import plan_words, sentence
 
@@ -174,12 +176,25 @@ def sizes(s: Summary) -> str:
     return "; ".join((f"batch {b}, {heads}, {tokens}, {features}", *s.seen.layer.notes))
 
 
+def call_words(request: Request, layer: Layer) -> str:
+    """Return which keys a query sees, and what else the layer's call had, as words to add."""
+    plan = request.plan
+    has = {
+        "causal": request.causal,
+        "masked": layer.mask is not None,
+        f"window {plan.window}": plan.window > 0,
+        f"softcap {plan.softcap:g}": plan.softcap > 0.0,
+        "sinks": layer.sinks is not None,
+    }
+    return "".join(f", {name}" for name, is_so in has.items() if is_so)
+
+
 def show(s: Summary, console: Any) -> None:
     """Print the summary in words, the tables of results and events, and the legend."""
     from rich.text import Text
 
     request, layer = s.seen.request, s.seen.layer
-    tile = f"tile {request.block_q} x {request.block_k}{', causal' if request.causal else ''}"
+    tile = f"tile {request.block_q} x {request.block_k}{call_words(request, layer)}"
     console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
     console.print(Text(sentence(s)))
     console.print(Text(f"{layer.name}: {sizes(s)}"))

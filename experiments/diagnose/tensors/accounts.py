@@ -95,7 +95,7 @@ def head_events(m: Measured, b: int, n: int) -> Head:
         s: (np.asarray(b)[0, 0], np.asarray(a)[0, 0]) for s, (b, a) in low.trace.events.items()
     }
     block_q, block_k = blocks(layer, m.request)
-    exists = existing(layer.q.shape[1], layer.k.shape[1], block_q, block_k, m.request.causal)
+    exists = existing(layer.q.shape[1], layer.k.shape[1], block_q, block_k, bool(m.request.causal))
     top = np.where(exists, events["M"][1], -np.inf)
     with np.errstate(invalid="ignore"):
         part = np.where(exists & np.isfinite(top), np.exp(top - top.max(0)), 0.0)

@@ -29,6 +29,7 @@ from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS
 from roundscope.experiments.trace.options import Request
+from roundscope.experiments.trace.served import settled
 
 T = TypeVar("T")
 Progress = Callable[[int, str], None]  # (number of the step, what runs)
@@ -111,8 +112,32 @@ class Findings:
 
 
 def diagnose(layers: list[Layer], request: Request, file: str, progress: Progress) -> Findings:
-    """Run steps 3 to 6 on tensors. Raises UsageError for a layer without do."""
-    return findings([Subject(layer=x, request=request) for x in layers], file, progress)
+    """Run steps 3 to 6 on tensors. A layer is causal as its file says, unless the request says it.
+
+    Raises UsageError for a layer without do, and for one with a mask, a window, a softcap or sinks.
+    """
+    for x in layers:
+        _check_plain(x)
+    subjects = [Subject(layer=x, request=settled(request, x)) for x in layers]
+    return findings(subjects, file, progress)
+
+
+def _check_plain(x: Layer) -> None:
+    """Raise UsageError for a layer whose call had what the accounts of the diagnosis lack."""
+    had = {
+        "a mask that is not causal": x.mask,
+        "a window": x.window,
+        "a softcap": x.softcap,
+        "sinks": x.sinks,
+    }
+    for what, value in had.items():
+        if value is not None:
+            raise bad(
+                "layer",
+                x.name,
+                f"has {what}, for which delta's error cannot be split into accounts; choose another"
+                " layer or batch entry, or see its events with `roundscope trace`",
+            )
 
 
 def findings(

@@ -17,6 +17,7 @@ from roundscope.attention import Record, Site
 from roundscope.emu.api import dot, round_to
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.trace.run import Observed, call
+from roundscope.experiments.trace.served import options, visible
 
 CANDIDATES = 32  # rows that are searched for one with several P = 1 when it is one key tile
 Place = tuple[int, int, int, int]
@@ -120,7 +121,11 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     layer, request = seen.layer, seen.request
     g = n * layer.k.shape[2] // layer.q.shape[2]
     keys = slice(0, t + 1 if request.causal else layer.k.shape[1])
+    plan = replace(request.plan, window=0)  # which counts from a query's own place; in the mask
     whole = replace(request, block_k=layer.k.shape[1], causal=False, engine="numpy")
+    own, sees = options(layer, n, n + 1), visible(layer, request)
+    if sees is not None:
+        own["mask"] = sees[b % len(sees), n % sees.shape[1], t, keys]
 
     def cut(x: np.ndarray) -> np.ndarray:
         return x[b : b + 1, keys, g : g + 1]
@@ -128,7 +133,7 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     record = Record(events=(Site.P, Site.V, Site.L))
     row = layer.q[b : b + 1, t : t + 1, n : n + 1]
     events = call(
-        row, cut(layer.k), cut(layer.v), None, whole, request.plan, seen.scale, record
+        row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
     ).trace.events
     l = 1.0 if request.plan.normalise_first else float(events["L"][1].reshape(-1)[-1])
     return events["P"][1].reshape(-1), events["V"][1][0, 0, :, i], l
