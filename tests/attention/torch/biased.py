@@ -34,7 +34,7 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.key_heads != self.heads,
         )
-        return self.o(out.transpose(1, 2).flatten(2))
+        return self.o(out.transpose(1, 2).flatten(2).clone())
 
 
 class Block(nn.Module):
