@@ -1,0 +1,187 @@
+"""The log of a watched training: one line of JSON for each look.
+
+Lines are appended, each by one write, so that a run that crashes loses none that were written. A
+line that a crash cut in two is cut off before the next one is written, and not read.
+
+    {"watch": 1, "step": 300, "share": 0.021, "threshold": 0.01, "alarm": {...} or null, "layers":
+     [{"name": "blocks.0", "number": 0, "share": 0.02, "heads": [0, 3], "drift": [...], ...}, ...]}
+
+Numbers that are not finite are null.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roundscope.attention.models.alarm import Alarm
+from roundscope.attention.models.drift import HeadNumbers
+from roundscope.attention.models.selection import Layer
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerLook:
+    """The numbers of one layer at one look.
+
+    Attributes:
+        layer: The layer.
+        share: The share of its drift over all looks so far, this one included.
+        heads: The heads that were looked at.
+        numbers: Their numbers, lists with one number for each of these heads.
+    """
+
+    layer: Layer
+    share: float
+    heads: tuple[int, ...]
+    numbers: HeadNumbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One look at a training.
+
+    Attributes:
+        step: The step, as whoever looked counts steps.
+        share: The share of the drift over all looks so far, this one included.
+        threshold: The share above which there is an alarm; None for none.
+        alarm: The alarm, if it began at this look.
+        layers: The layers that were looked at.
+    """
+
+    step: int
+    share: float
+    threshold: float | None
+    alarm: Alarm | None
+    layers: tuple[LayerLook, ...]
+
+
+def append(path: str | Path, look: Look) -> None:
+    """Write a look behind those of a log, which is created if there is none.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    line = json.dumps(_plain(look), allow_nan=False, separators=(",", ":")) + "\n"
+    with open(path, "ab+") as file:
+        _cut_torn_line(file)
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: str | Path) -> list[Look]:
+    """Return the looks of a log, in the order of the file.
+
+    Raises:
+        ValueError: The file is no such log, or has no look yet; the message names the line.
+        OSError: The file cannot be read.
+    """
+    try:
+        text = Path(path).read_text("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: no text; give the log that `watch(log=...)` wrote") from None
+    whole = text[: text.rfind("\n") + 1] or text
+    looks = [_look(path, n, line) for n, line in enumerate(whole.splitlines(), 1)]
+    if not looks:
+        raise ValueError(f"{path}: empty; `watch` writes a line at its first look")
+    return looks
+
+
+def _cut_torn_line(file: Any) -> None:
+    """Cut off what stands behind the last newline of a file."""
+    size = file.seek(0, os.SEEK_END)
+    tail, at = b"", size
+    while at and b"\n" not in tail:
+        at = max(0, at - 65536)
+        file.seek(at)
+        tail = file.read(size - at)
+    end = at + tail.rfind(b"\n") + 1
+    if end < size:
+        file.truncate(end)
+
+
+def _plain(look: Look) -> dict[str, Any]:
+    """Return a look as types of JSON."""
+    alarm = look.alarm
+    return {
+        "watch": VERSION,
+        "step": look.step,
+        "share": _finite(look.share),
+        "threshold": look.threshold,
+        "alarm": alarm
+        and {
+            "share": alarm.share,
+            "layer": alarm.layer.number,
+            "name": alarm.layer.name,
+            "head": alarm.head,
+        },
+        "layers": [
+            {
+                "name": own.layer.name,
+                "number": own.layer.number,
+                "share": _finite(own.share),
+                "heads": list(own.heads),
+            }
+            | {n: [_finite(x) for x in xs] for n, xs in own.numbers._asdict().items()}
+            for own in look.layers
+        ],
+    }
+
+
+def _look(path: str | Path, number: int, line: str) -> Look:
+    """Return the look that a line describes."""
+    try:
+        found = json.loads(line)
+        version = found["watch"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"{path}: line {number} is no look; give the log that `watch(log=...)` wrote"
+        ) from None
+    if version != VERSION:
+        raise ValueError(
+            f"{path}: line {number} has version {version!r}, this is version {VERSION}; read it"
+            " with the Roundscope that wrote it"
+        )
+    try:
+        return _of_plain(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: line {number} lacks or spoils {error}") from None
+
+
+def _of_plain(found: Mapping[str, Any]) -> Look:
+    alarm, threshold = found["alarm"], found["threshold"]
+    return Look(
+        step=int(found["step"]),
+        share=_number(found["share"]),
+        threshold=threshold,
+        alarm=alarm
+        and Alarm(
+            step=int(found["step"]),
+            share=_number(alarm["share"]),
+            threshold=threshold,
+            layer=Layer(name=alarm["name"], number=alarm["layer"]),
+            head=alarm["head"],
+        ),
+        layers=tuple(
+            LayerLook(
+                layer=Layer(name=own["name"], number=own["number"]),
+                share=_number(own["share"]),
+                heads=tuple(own["heads"]),
+                numbers=HeadNumbers(*([_number(x) for x in own[n]] for n in HeadNumbers._fields)),
+            )
+            for own in found["layers"]
+        ),
+    )
+
+
+def _finite(x: float) -> float | None:
+    return float(x) if math.isfinite(x) else None
+
+
+def _number(x: float | None) -> float:
+    return math.nan if x is None else float(x)

@@ -1,0 +1,122 @@
+"""What every library's `watch` does with the numbers of a look: shares, alarm, log, a flat dict."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.models import log as logs
+from roundscope.attention.models.alarm import THRESHOLD, Alarm, Shares
+from roundscope.attention.models.drift import HeadNumbers
+from roundscope.attention.models.log import LayerLook, Look
+from roundscope.attention.models.selection import Layer
+
+
+class Watcher:
+    """Follows the looks at one training.
+
+    Attributes:
+        alarm: The `Alarm`, or None so far.
+        log: The path of the log, or None.
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: float | None = THRESHOLD,
+        log: str | Path | None = None,
+        on_alarm: Callable[[Alarm], object] | None = None,
+    ) -> None:
+        """Begin to follow a training.
+
+        Args:
+            threshold: The share above which there is an alarm, None for none.
+            log: The file to which looks are appended.
+            on_alarm: Called once, with the alarm; by default it is printed to stderr.
+        """
+        self._shares, self._on_alarm, self.log = Shares(threshold), on_alarm, log
+        if on_alarm is not None and not callable(on_alarm):
+            raise TypeError(f"on_alarm={on_alarm!r}: give a function of an Alarm, or None")
+        if log is not None:
+            with open(log, "ab"):  # a wrong path is told now, and not at the first look
+                pass
+
+    @property
+    def alarm(self) -> Alarm | None:
+        return self._shares.alarm
+
+    def look(
+        self, step: int, numbers: Mapping[Layer, tuple[Sequence[int], HeadNumbers]]
+    ) -> dict[str, float]:
+        """Take a look in, and return its numbers, flat.
+
+        Args:
+            step: The step.
+            numbers: Layer -> the heads that were looked at, and their numbers, (heads,) each, as
+                arrays of NumPy.
+
+        Returns:
+            Name -> number, as loggers take it. "attention/drift" is the share of the drift over
+            heads, layers and looks, which the threshold is for, and "attention/layers.3/drift" that
+            of a layer. "row_sums", "several_ones" and "gain" are means over heads, "bias" is that
+            of the head where it is largest in size. "attention/alarm" is 1 from the alarm on, else
+            0. Numbers that are not finite are NaN.
+        """
+        plain = {layer: HeadNumbers(*map(_list, own)) for layer, (_, own) in numbers.items()}
+        begun = self._shares.update(
+            step,
+            {layer: own.drift for layer, own in plain.items()},
+            {layer: own.gradient for layer, own in plain.items()},
+        )
+        shares = self._shares.layers()
+        look = Look(
+            step=step,
+            share=self._shares.share(),
+            threshold=self._shares.threshold,
+            alarm=begun,
+            layers=tuple(
+                LayerLook(
+                    layer=layer,
+                    share=shares.get(layer, math.nan),
+                    heads=tuple(int(n) for n in numbers[layer][0]),
+                    numbers=own,
+                )
+                for layer, own in plain.items()
+            ),
+        )
+        if self.log is not None:
+            logs.append(self.log, look)
+        if begun is not None and self._on_alarm is not None:
+            self._on_alarm(begun)
+        elif begun is not None:
+            print(f"roundscope: {begun}", file=sys.stderr, flush=True)
+        return flat(look) | {"attention/alarm": float(self.alarm is not None)}
+
+
+def flat(look: Look) -> dict[str, float]:
+    """Return the numbers of a look, name -> number (see `Watcher.look`)."""
+    found = {"attention/drift": look.share} | _means("attention", [x.numbers for x in look.layers])
+    for own in look.layers:
+        name = f"attention/layers.{own.layer.number}"
+        found |= {f"{name}/drift": own.share} | _means(name, [own.numbers])
+    return found
+
+
+def _means(name: str, numbers: Sequence[HeadNumbers]) -> dict[str, float]:
+    """Return what is said of the heads of one layer or more."""
+
+    def of(which: str) -> list[float]:
+        return [x for own in numbers for x in getattr(own, which)]
+
+    means = {
+        f"{name}/{which}": sum(of(which)) / max(len(of(which)), 1)
+        for which in ("row_sums", "several_ones", "gain")
+    }
+    return means | {f"{name}/bias": max(of("bias"), key=abs, default=math.nan)}
+
+
+def _list(x: Any) -> list[float]:
+    return [float(y) if math.isfinite(y) else math.nan for y in np.asarray(x, np.float64)]
