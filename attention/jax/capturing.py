@@ -141,6 +141,7 @@ class _Recorder:
             step = self.calls[layer]
             self.calls[layer] += 1
             if self.steps is None or step in self.steps:
+                own: dict[str, Any] = {name: np.array(x) for name, x in arrays.items()}
                 self.kept.append(
                     Captured(
                         number=layer.number,
@@ -150,7 +151,7 @@ class _Recorder:
                         is_causal=facts.is_causal,
                         window=facts.window,
                         implementation=facts.implementation,
-                        **{name: np.array(x) for name, x in arrays.items()},
+                        **own,
                     )
                 )
 
@@ -181,7 +182,7 @@ def _about() -> dict[str, str]:
     return {
         "framework": "jax",
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.version.__version__,
         "python": platform.python_version(),
         "device": jax.devices()[0].device_kind,
     }
