@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from roundscope.attention.jax.options import Attention, given, scale_of, takes
-from roundscope.attention.jax.probes import probed
+from roundscope.attention.jax.probes import probed, wide
 
 
 def corrected(attention: Attention) -> Attention:
@@ -81,8 +81,8 @@ def corrected(attention: Attention) -> Attention:
             probe = probed(run, q, k, v, do, arrays, scale=scale, takes_scale=takes_scale)
             sums = probe.scaled_sums[..., None]
             pk, pull = jax.vjp(lambda x: run(q, k, x, arrays), k)
-            (of_keys,) = pull((_wide(sums) * _wide(q)).astype(pk.dtype))
-            dq = _less(probe.dq, _wide(sums) * _wide(pk))
+            (of_keys,) = pull((wide(sums) * wide(q)).astype(pk.dtype))
+            dq = _less(probe.dq, wide(sums) * wide(pk))
             return dq, _less(probe.dk, of_keys), probe.dv, probe.of_options
 
         plain.defvjp(forward, backward)
@@ -94,9 +94,4 @@ def corrected(attention: Attention) -> Attention:
 
 def _less(x: Array, y: Array) -> Array:
     """Return x - y, subtracted in binary32 or wider, in the type of x."""
-    return (_wide(x) - _wide(y)).astype(x.dtype)
-
-
-def _wide(x: Array) -> Array:
-    """Return x in binary32, or as it is if it is wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return (wide(x) - wide(y)).astype(x.dtype)

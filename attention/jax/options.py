@@ -1,7 +1,7 @@
 """What a call of an attention function says beside q, k and v: its arguments read by their names.
 
-The names are those of `jax.nn.dot_product_attention` and of flax. An argument that changes what is
-computed and is not understood is refused, never ignored.
+The names are those of `jax.nn.dot_product_attention`, of flax and of `roundscope.attend`. An
+argument that changes what is computed and is not understood is refused, never ignored.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from roundscope.attention.arguments import is_of_jax, is_traced
 
 Attention: TypeAlias = Callable[..., Any]
 
-UNDERSTOOD = ("mask", "bias", "is_causal", "scale", "local_window_size")
+UNDERSTOOD = ("mask", "bias", "is_causal", "scale", "local_window_size", "window")
 # change at most how the call is computed, or nothing without dropout
 HARMLESS = (
     "implementation",
@@ -28,6 +28,11 @@ HARMLESS = (
     "deterministic",
     "broadcast_dropout",
     "dropout_rng",
+    "plan",  # from here on those of `roundscope.attend`
+    "block_q",
+    "block_k",
+    "engine",
+    "inject",
 )
 NONE = (None, False, 0)  # a value of another argument that asks for nothing
 
@@ -126,7 +131,7 @@ def facts_of(
         is_causal=bool(causal),
         scale=scale_of(attention, call) if scale is None else float(scale),
         takes_scale=takes(attention, "scale"),
-        window=_window(named.get("local_window_size"), bool(causal)),
+        window=_window(named.get("local_window_size"), bool(causal)) or named.get("window"),
         implementation=" ".join(x for x in (_name(attention), implementation) if x),
     )
 

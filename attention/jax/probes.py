@@ -87,6 +87,11 @@ def probed(
     )
 
 
+def wide(x: Array) -> Array:
+    """Return x in binary32, or in binary64 if it is that."""
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
 def _widened(x: Array, more: int) -> Array:
     """Return x with so many features of zeros behind its own."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)])

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from roundscope.attention.jax.options import Facts
-from roundscope.attention.jax.probes import probed
+from roundscope.attention.jax.probes import probed, wide
 from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.capture_file import Choice, choice_given
@@ -194,7 +194,7 @@ def _measured(call: Call, choice: Choice) -> tuple[Array, ...]:
     mask = _windowed(call.mask, facts, q.shape[1], k.shape[1])
     numbers = head_numbers(
         *(of_heads[name] for name in ("q", "k", "v", "do")),
-        r=of_heads["sums"][..., 0].astype(jnp.promote_types(q.dtype, jnp.float32)) / facts.scale,
+        r=wide(of_heads["sums"][..., 0]) / facts.scale,
         dq=of_heads["dq"],
         out=of_heads["out"],
         scale=facts.scale,
@@ -216,8 +216,7 @@ def _windowed(mask: Any, facts: Facts, queries: int, keys: int) -> Any:
 
 
 def _norm(x: Array) -> Array:
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.sqrt((wide * wide).sum())
+    return jnp.sqrt((wide(x) ** 2).sum())
 
 
 def _check_same_output(layer: Layer, off: float, facts: Facts | None) -> None:
