@@ -53,6 +53,22 @@ def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[La
     return [layer for layer in known if layer.number in wanted]
 
 
+def fits(layers: str | int | Sequence[int], layer: Layer) -> bool:
+    """Return whether a layer is one of those that a user means, where not all layers are known.
+
+    Args:
+        layers: As for `chosen`.
+        layer: The layer.
+
+    Example:
+        >>> from roundscope.attention.models.selection import Layer, fits
+        >>> fits("0-1", Layer(name="blocks.1", number=1)), fits([0], Layer(name="a", number=1))
+        (True, False)
+    """
+    by_path = isinstance(layers, str) and fnmatch.fnmatch(layer.name, layers)
+    return by_path or layer.number in _numbers(layers)
+
+
 def _numbers(layers: str | int | Sequence[int]) -> set[int]:
     if isinstance(layers, str):
         first, dash, last = layers.removeprefix("layers.").partition("-")

@@ -1,0 +1,233 @@
+"""`watch`: looks at the row sums of dS in tapped attention, in somebody's own training."""
+
+import operator
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from roundscope.attention.jax.options import Facts
+from roundscope.attention.jax.probes import probed, wide
+from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry
+from roundscope.attention.models.alarm import THRESHOLD, Alarm
+from roundscope.attention.models.capture_file import Choice, choice_given
+from roundscope.attention.models.drift import HeadNumbers, head_numbers
+from roundscope.attention.models.selection import Layer
+from roundscope.attention.models.watcher import Watcher
+
+OFF = 0.1  # of its norm: how far the output with a feature of ones may be from the output
+
+
+class Watch:
+    """Looks at tapped attention in a training (see `watch`).
+
+    Attributes:
+        every: At which steps it looks: those that this divides.
+        alarm: The first look at which the share of the drift was above the threshold, or None.
+    """
+
+    def __init__(
+        self, loss: Callable[..., Any], every: int, choice: Choice, watcher: Watcher, has_aux: bool
+    ) -> None:
+        self.every, self._watcher = every, watcher
+        self._probe = _Probe(choice)
+        gradient = jax.grad(loss, has_aux=has_aux, allow_int=True)
+
+        def program(*arguments: Any) -> tuple[()]:
+            gradient(*arguments)
+            return ()
+
+        self._program = jax.jit(program)
+
+    @property
+    def alarm(self) -> Alarm | None:
+        return self._watcher.alarm
+
+    def look(self, step: int, *arguments: Any) -> dict[str, float]:
+        """Look at a step of the training, if it is one of those to look at.
+
+        Args:
+            step: The number of the step.
+            arguments: Those of the loss, such as parameters and a batch. The first entry of the
+                batch is looked at, so that a batch of one sequence is enough, and costs least.
+
+        Returns:
+            An empty dict at a step that `every` does not divide. Else numbers for a logger, name ->
+            number: see `attention.models.watcher.Watcher.look`.
+
+        Raises:
+            RuntimeError: No tapped attention was differentiated.
+            ValueError: Attention has an option that is not modelled, or another scale than it says.
+        """
+        if operator.index(step) % self.every:
+            return {}
+        self._probe.found.clear()
+        with listening(self._probe):
+            self._program(*arguments)
+        jax.effects_barrier()
+        if not self._probe.found:
+            raise RuntimeError(
+                f"step={step}: the gradient of this loss by its first argument reached no attention"
+                " that `tap` returned; tap the model's attention, and give the loss that is trained"
+            )
+        for layer, (_, _, off) in self._probe.found.items():
+            _check_same_output(layer, off, self._probe.facts)
+        found = {layer: own[:2] for layer, own in sorted(self._probe.found.items(), key=_number)}
+        return self._watcher.look(step, found)
+
+
+def watch(
+    loss: Callable[..., Any],
+    every: int = 100,
+    *,
+    heads: Iterable[int] | int | None = None,
+    threshold: float | None = THRESHOLD,
+    log: str | Path | None = None,
+    on_alarm: Callable[[Alarm], object] | None = None,
+    has_aux: bool = False,
+) -> Watch:
+    """Return a watch over tapped attention: does its arithmetic leak into the queries' gradient?
+
+    In exact arithmetic the rows of dS sum to zero. A look measures how far they do not, with the
+    model's own kernel, forward and backward (`attention.jax.probes`), and how large a part of the
+    gradient this makes (`attention.models.drift`). It runs a jitted program of its own, which is
+    compiled once for each shape of the arguments and returns only a few numbers for each head. The
+    training step is not touched.
+
+    A look costs one forward and backward of the model on the arguments that it is given, and about
+    twice the attention of one sequence on top. Give it one sequence at every 100th step, and it is
+    far below 1 % of a training on batches.
+
+    Args:
+        loss: The function that is differentiated by its first argument, such as loss(params,
+            batch). It may be jitted.
+        every: A look is taken at steps that it divides.
+        heads: Numbers of key heads, each with the query heads that share it; None for all.
+        threshold: The share of the drift above which there is an alarm, None for none.
+        log: A file to which each look is appended as a line of JSON.
+        on_alarm: Called once, with the alarm; by default it is printed to stderr.
+        has_aux: Whether the loss returns (loss, anything), as in `jax.grad`.
+
+    Returns:
+        A `Watch`, whose `look(step, *arguments)` goes into the training loop.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: `every` is below 1, or a number of a head below 0.
+
+    Example:
+        >>> import jax
+        >>> from roundscope.jax import tap, watch
+        >>> attention = tap(jax.nn.dot_product_attention)
+        >>> x, w = jax.random.normal(jax.random.key(0), (2, 1, 8, 2, 8))
+        >>> w = watch(lambda w, x: attention(w * x, x, x, layer=0).var(), every=100)
+        >>> sorted(w.look(0, x, x))[:3], w.look(1, x, x), w.alarm
+        (['attention/alarm', 'attention/bias', 'attention/drift'], {}, None)
+    """
+    if not callable(loss):
+        raise TypeError(
+            f"loss={loss!r}: give the function that is trained, such as loss(params, x)"
+        )
+    if isinstance(every, bool) or not hasattr(every, "__index__"):
+        raise TypeError(f"every={every!r}: give a whole number of steps, such as 100")
+    if every < 1:
+        raise ValueError(f"every={every}: give 1 or more steps, such as 100")
+    watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)
+    choice = choice_given(heads=heads, tokens=None, batch=0)
+    return Watch(loss, operator.index(every), choice, watcher, has_aux)
+
+
+class _Probe:
+    """Measures every call that is differentiated, and keeps the numbers of each layer."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice, self.names = choice, dict[str, int]()
+        self.found: dict[Layer, tuple[list[int], HeadNumbers, float]] = {}
+        self.facts: Facts | None = None
+
+    def wants(self, layer: Layer) -> bool:
+        """Return that every layer is wanted."""
+        return True
+
+    def hear(self, call: Call) -> None:
+        """Measure a call inside the program that is traced, and send the numbers to the host."""
+        if "do" not in call.tensors:
+            return
+        self.facts = call.facts
+        group = call.tensors["q"].shape[2] // call.tensors["k"].shape[2]
+        keys = range(call.tensors["k"].shape[2]) if self.choice.heads is None else self.choice.heads
+        heads = [key * group + n for key in keys for n in range(group)]
+
+        def receive(number: Any, off: Any, *numbers: Any) -> None:
+            n = int(number)
+            layer = call.layer or Layer(name=layer_name(n), number=n)
+            own = HeadNumbers(*(np.array(x) for x in numbers))
+            self.found.setdefault(layer, (heads, own, float(off)))
+
+        jax.debug.callback(receive, call.number, *_measured(call, self.choice))
+
+
+def _measured(call: Call, choice: Choice) -> tuple[Array, ...]:
+    """Return how far the output with a feature of ones is off, and the numbers of heads."""
+    facts, groups = call.facts, call.tensors["k"].shape[2]
+    q, k, v, do = (call.tensors[name][:1] for name in ("q", "k", "v", "do"))
+    probe = probed(
+        call.run,
+        q,
+        k,
+        v,
+        do,
+        of_entry(call.options),
+        scale=facts.scale,
+        takes_scale=facts.takes_scale,
+    )
+    out = call.tensors["out"][:1]
+    of_heads = {
+        name: choice.entries(x.swapaxes(1, 2), groups)[0]
+        for name, x in (call.tensors | {"sums": probe.scaled_sums[..., None]}).items()
+    }
+    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    mask = _windowed(call.mask, facts, q.shape[1], k.shape[1])
+    numbers = head_numbers(
+        *(of_heads[name] for name in ("q", "k", "v", "do")),
+        r=wide(of_heads["sums"][..., 0]) / facts.scale,
+        dq=of_heads["dq"],
+        out=of_heads["out"],
+        scale=facts.scale,
+        is_causal=facts.is_causal,
+        mask=None if mask is None else choice.of_mask(mask[:1], shape, groups)[0],
+    )
+    return _norm(probe.out - out) / _norm(out), *numbers
+
+
+def _windowed(mask: Any, facts: Facts, queries: int, keys: int) -> Any:
+    """Return the mask of a call with its window in it; four axes."""
+    if facts.window is None:
+        return mask
+    apart = jnp.arange(queries)[:, None] - jnp.arange(keys)
+    near = (abs(apart) < facts.window)[None, None]
+    if mask is None:
+        return near
+    return mask & near if mask.dtype == bool else jnp.where(near, mask, -jnp.inf)
+
+
+def _norm(x: Array) -> Array:
+    return jnp.sqrt((wide(x) ** 2).sum())
+
+
+def _check_same_output(layer: Layer, off: float, facts: Facts | None) -> None:
+    """Raise ValueError if attention with more features is another function."""
+    if facts is not None and off > OFF:
+        raise ValueError(
+            f"layer {layer.number} ({layer.name}): with more features, {facts.implementation}"
+            f" returns another output, off by {off:.2g} of its norm; its scale is not"
+            f" {facts.scale:.6g}, or it treats features apart; give it an argument `scale`"
+        )
+
+
+def _number(item: tuple[Layer, Any]) -> int:
+    return item[0].number
