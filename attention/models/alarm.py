@@ -18,20 +18,12 @@ from roundscope.attention.models.selection import Layer
 
 LOOKS = 3  # looks that there must be before an alarm
 KEPT = 0.9  # the factor of the sums from one look to the next
-<<<<<<< HEAD
 THRESHOLD = 0.2
 """The share at which `watch` raises its alarm, if it is given no other.
 
 Chosen between the largest share of trainings that did not diverge and the smallest of those that
 did, 50 steps before, in 40 trainings; tested on others, with other events, rates, sizes and seeds
 (`roundscope reproduce alarm`; docs/measurements.md has the numbers).
-=======
-THRESHOLD = 0.01
-"""The share at which `watch` raises its alarm, if it is given no other.
-
-A placeholder, between the shares of arithmetics that failed (2 % and more) and of those that did
-not (0.3 % and less) in Roundscope's own trainings: see docs/measurements.md.
->>>>>>> jax
 """
 
 
