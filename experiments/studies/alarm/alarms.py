@@ -1,7 +1,8 @@
 """The alarm of a stored run, and how the runs that choose a threshold choose it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.alarm.conditions import Condition
 from roundscope.experiments.studies.alarm.look import COLUMNS
 
+GRID = (0.02, 0.05, 0.1, 0.2, 0.5)  # the thresholds from which one is chosen
+RISE = 0.1  # nats above its own lowest mean of 25 steps at which a loss has moved
 LEAD = 50  # steps before its divergence at which a warning counts
 MODEL = Layer(name="model", number=0)  # sums over layers and heads are kept as one
 Runs = Sequence[Run[Condition]]
@@ -35,6 +38,25 @@ def alarm(run: Run[Condition], threshold: float) -> int | None:
     return next(above, None)
 
 
+def moves(run: Run[Condition]) -> int | None:
+    """Return the first of the 25 steps whose mean loss is `RISE` above the lowest such mean so far.
+
+    None where there are none. It is what a person sees who looks at the loss of this run alone.
+    """
+    lowest = math.inf
+    for (before, *_), (_, loss, *_) in pairwise(run.curve):
+        if not loss <= lowest + RISE:
+            return int(before)
+        lowest = min(lowest, loss)
+    return None
+
+
+def is_early(run: Run[Condition], threshold: float) -> bool:
+    """Return whether a run that diverged had its alarm before its loss moved."""
+    step, moved = alarm(run, threshold), moves(run)
+    return run.diverged is not None and step is not None and (moved is None or step < moved)
+
+
 def is_warned(run: Run[Condition], threshold: float) -> bool:
     """Return whether a run that diverged had its alarm `LEAD` steps before, or earlier."""
     step = alarm(run, threshold)
@@ -42,21 +64,20 @@ def is_warned(run: Run[Condition], threshold: float) -> bool:
 
 
 def highest(run: Run[Condition]) -> float:
-    """Return the largest share at which a run could be warned: of a whole run without divergence.
+    """Return the largest share before a run's loss moved: of a whole run without divergence.
 
     NaN where there is none.
     """
-    last = math.inf if run.diverged is None else run.diverged - LEAD
+    moved = moves(run) if run.diverged is not None else None
+    last = math.inf if moved is None else moved - 1
     own = [share for step, share in shares(run)[LOOKS - 1 :] if step <= last]
     return max((x for x in own if np.isfinite(x)), default=math.nan)
 
 
-def separating(runs: Iterable[Run[Condition]]) -> tuple[float, float]:
-    """Return the largest share of runs that did not diverge, and the smallest of those that did.
-
-    A threshold between them is right of all these runs, if there is one.
+def right(runs: Runs) -> float | None:
+    """Return the largest threshold of `GRID` that warns every run that diverged before its loss
+    moved; None if none does.
     """
-    seen = [(run.diverged is not None, highest(run)) for run in runs]
-    quiet = [share for is_lost, share in seen if not is_lost and np.isfinite(share)]
-    lost = [share for is_lost, share in seen if is_lost and np.isfinite(share)]
-    return max(quiet, default=math.nan), min(lost, default=math.nan)
+    lost = [run for run in runs if run.diverged is not None]
+    good = [x for x in GRID if lost and all(is_early(run, x) for run in lost)]
+    return max(good, default=None)

@@ -161,7 +161,7 @@ def test_a_scale_that_is_not_known_is_found_out():
 def test_wrong_arguments():
     with pytest.raises(TypeError, match="loss=3: give the function"):
         watch(3)
-    with pytest.raises(TypeError, match="every=0.5: give a whole number"):
+    with pytest.raises(TypeError, match=r"every=0.5: give a whole number"):
         watch(len, 0.5)
     with pytest.raises(ValueError, match="every=0: give 1 or more"):
         watch(len, 0)

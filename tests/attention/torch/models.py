@@ -1,4 +1,4 @@
-"""Small models with attention, of plain PyTorch and of the transformers library, with random weights.
+"""Small models with attention, of PyTorch and of the transformers library, with random weights.
 
 Nothing is downloaded: a transformers model is made from its config.
 """
