@@ -29,7 +29,7 @@ delta = rowsum(P dP) / rowsum(P).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,9 @@ def correct(
     whose calls can be seen, fused ones as well, and may be installed in the middle of a training,
     at the alarm of `watch`.
 
-    The attention of these layers takes about 2.4 times as long, forward and backward: two forwards
-    and one backward more. In BF16 what remains of the drift is noise of 2^-9 of it.
+    The attention of these layers takes 2.5 times as long, forward and backward, for it runs two
+    forwards and one backward more (2.5 in FP32 and 2.6 in BF16 on a CPU, 1,024 tokens, H = 64). In
+    BF16 noise of about 2^-9 of what is taken out stays.
 
     Args:
         model: Any `nn.Module`.
@@ -115,8 +116,8 @@ def corrected(call: Call) -> Tensor:
             f"{where}: its mask has a gradient, which the correction does not give; choose other"
             " layers"
         )
-    out: Tensor = _Corrected.apply(call.q, call.k, call.v, call.run, call.scale, kernels_allowed())
-    return out
+    apply: Callable[..., Tensor] = _Corrected.apply
+    return apply(call.q, call.k, call.v, call.run, call.scale, kernels_allowed())
 
 
 class _Corrected(torch.autograd.Function):
