@@ -77,7 +77,7 @@ def loss_of(model, batch):
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-class _Biased(torch.autograd.Function):
+class Biased(torch.autograd.Function):
     """Attention by its equations, whose delta is `error` (B, N, T) too large."""
 
     @staticmethod
@@ -120,6 +120,6 @@ def with_biased_kernel(model, size=1e-2, *, is_relative=False):
         if call.mask is not None:
             seen = seen & call.mask
         error = error_of_delta(call.layer.number, call.q, size)
-        return _Biased.apply(call.q, call.k, call.v, seen, call.scale, error, is_relative)
+        return Biased.apply(call.q, call.k, call.v, seen, call.scale, error, is_relative)
 
     return intercept(model, handler)
