@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
+from roundscope.attention.jax.host import send
 from roundscope.attention.jax.options import Facts
 from roundscope.attention.jax.probes import probed, wide
 from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry
@@ -162,16 +162,16 @@ class _Probe:
         keys = range(call.tensors["k"].shape[2]) if self.choice.heads is None else self.choice.heads
         heads = [key * group + n for key in keys for n in range(group)]
 
-        def receive(number: Any, off: Any, *numbers: Any) -> None:
-            n = int(number)
+        def receive(found: dict[str, Any]) -> None:
+            n, off = int(found.pop("number")), float(found.pop("off"))
             layer = call.layer or Layer(name=layer_name(n), number=n)
-            own = HeadNumbers(*(np.array(x) for x in numbers))
-            self.found.setdefault(layer, (heads, own, float(off)))
+            self.found.setdefault(layer, (heads, HeadNumbers(**found), off))
 
-        jax.debug.callback(receive, call.number, *_measured(call, self.choice))
+        off, numbers = _measured(call, self.choice)
+        send(receive, numbers._asdict() | {"number": call.number, "off": off})
 
 
-def _measured(call: Call, choice: Choice) -> tuple[Array, ...]:
+def _measured(call: Call, choice: Choice) -> tuple[Array, HeadNumbers]:
     """Return how far the output with a feature of ones is off, and the numbers of heads."""
     facts, groups = call.facts, call.tensors["k"].shape[2]
     q, k, v, do = (call.tensors[name][:1] for name in ("q", "k", "v", "do"))
@@ -201,7 +201,7 @@ def _measured(call: Call, choice: Choice) -> tuple[Array, ...]:
         is_causal=facts.is_causal,
         mask=None if mask is None else choice.of_mask(mask[:1], shape, groups)[0],
     )
-    return _norm(probe.out - out) / _norm(out), *numbers
+    return _norm(probe.out - out) / _norm(out), numbers
 
 
 def _windowed(mask: Any, facts: Facts, queries: int, keys: int) -> Any:
