@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 import jaxlib.version
-import numpy as np
 
+from roundscope.attention.jax.host import send
 from roundscope.attention.jax.tapping import Call, heard_by, layer_name, listening
 from roundscope.attention.models.capture_file import (
     Captured,
@@ -130,15 +130,14 @@ class _Recorder:
             arrays["mask"] = choice.of_mask(call.mask, shape, groups)
         facts = call.facts
 
-        def receive(number: Any, **arrays: Any) -> None:
-            n = int(number)
+        def receive(found: dict[str, Any]) -> None:
+            n = int(found.pop("number"))
             layer = call.layer or Layer(name=layer_name(n), number=n)
             if call.layer is None and not self.wants(layer):
                 return
             step = self.calls[layer]
             self.calls[layer] += 1
             if self.steps is None or step in self.steps:
-                own: dict[str, Any] = {name: np.array(x) for name, x in arrays.items()}
                 self.kept.append(
                     Captured(
                         number=layer.number,
@@ -148,11 +147,11 @@ class _Recorder:
                         is_causal=facts.is_causal,
                         window=facts.window,
                         implementation=facts.implementation,
-                        **own,
+                        **found,
                     )
                 )
 
-        jax.debug.callback(receive, call.number, **arrays)
+        send(receive, arrays | {"number": call.number})
 
     def captured(self) -> list[Captured]:
         """Return what was kept, by step and layer."""

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-FEATURES = 8  # more features; kernels want whole groups of 8
+GROUP = 8  # kernels want so many features, or twice as many, and so on
 
 
 class Probe(NamedTuple):
@@ -65,7 +65,7 @@ def probed(
         takes_scale: Whether the function has an argument `scale`.
     """
     features, of_v = q.shape[-1], v.shape[-1]
-    more, factor = (FEATURES, 1) if takes_scale else (3 * features, 2)
+    more, factor = (GROUP - features % GROUP, 1) if takes_scale else (3 * features, 2)
     more_v = more if of_v == features else 0  # many functions want as many features of V as of K
     said = {"scale": scale} if takes_scale else {}
     wide_q, wide_v, wide_do = (

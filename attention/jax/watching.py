@@ -1,7 +1,7 @@
 """`watch`: looks at the row sums of dS in tapped attention, in somebody's own training."""
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from roundscope.attention.jax.host import send
 from roundscope.attention.jax.options import Facts
 from roundscope.attention.jax.probes import probed, wide
 from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
-from roundscope.attention.models.capture_file import Choice, choice_given
 from roundscope.attention.models.drift import HeadNumbers, head_numbers
-from roundscope.attention.models.selection import Layer
+from roundscope.attention.models.selection import Layer, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 
 OFF = 0.1  # of its norm: how far the output with a feature of ones may be from the output
@@ -31,10 +31,15 @@ class Watch:
     """
 
     def __init__(
-        self, loss: Callable[..., Any], every: int, choice: Choice, watcher: Watcher, has_aux: bool
+        self,
+        loss: Callable[..., Any],
+        every: int,
+        heads: int | tuple[int, ...] | None,
+        watcher: Watcher,
+        has_aux: bool,
     ) -> None:
         self.every, self._watcher = every, watcher
-        self._probe = _Probe(choice)
+        self._probe = _Probe(heads)
         gradient = jax.grad(loss, has_aux=has_aux, allow_int=True)
 
         def program(*arguments: Any) -> tuple[()]:
@@ -84,7 +89,7 @@ def watch(
     loss: Callable[..., Any],
     every: int = 100,
     *,
-    heads: Iterable[int] | int | None = None,
+    heads: int | Sequence[int] | None = None,
     threshold: float | None = THRESHOLD,
     log: str | Path | None = None,
     on_alarm: Callable[[Alarm], object] | None = None,
@@ -106,7 +111,8 @@ def watch(
         loss: The function that is differentiated by its first argument, such as loss(params,
             batch). It may be jitted.
         every: A look is taken at steps that it divides.
-        heads: Numbers of key heads, each with the query heads that share it; None for all.
+        heads: Which query heads, or how many (the first ones); None for all. All heads run, these
+            are compared with exact attention.
         threshold: The share of the drift above which there is an alarm, None for none.
         log: A file to which each look is appended as a line of JSON.
         on_alarm: Called once, with the alarm; by default it is printed to stderr.
@@ -117,7 +123,7 @@ def watch(
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: `every` is below 1, or a number of a head below 0.
+        ValueError: `every` is below 1, or `heads` are no heads.
 
     Example:
         >>> import jax
@@ -137,16 +143,15 @@ def watch(
     if every < 1:
         raise ValueError(f"every={every}: give 1 or more steps, such as 100")
     watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)
-    choice = choice_given(heads=heads, tokens=None, batch=0)
-    return Watch(loss, operator.index(every), choice, watcher, has_aux)
+    return Watch(loss, operator.index(every), heads_given(heads), watcher, has_aux)
 
 
 class _Probe:
     """Measures every call that is differentiated, and keeps the numbers of each layer."""
 
-    def __init__(self, choice: Choice) -> None:
-        self.choice, self.names = choice, dict[str, int]()
-        self.found: dict[Layer, tuple[list[int], HeadNumbers, float]] = {}
+    def __init__(self, heads: int | tuple[int, ...] | None) -> None:
+        self.heads, self.names = heads, dict[str, int]()
+        self.found: dict[Layer, tuple[tuple[int, ...], HeadNumbers, float]] = {}
         self.facts: Facts | None = None
 
     def wants(self, layer: Layer) -> bool:
@@ -158,22 +163,20 @@ class _Probe:
         if "do" not in call.tensors:
             return
         self.facts = call.facts
-        group = call.tensors["q"].shape[2] // call.tensors["k"].shape[2]
-        keys = range(call.tensors["k"].shape[2]) if self.choice.heads is None else self.choice.heads
-        heads = [key * group + n for key in keys for n in range(group)]
+        heads = heads_of(self.heads, call.tensors["q"].shape[2])
 
-        def receive(number: Any, off: Any, *numbers: Any) -> None:
-            n = int(number)
+        def receive(found: dict[str, Any]) -> None:
+            n, off = int(found.pop("number")), float(found.pop("off"))
             layer = call.layer or Layer(name=layer_name(n), number=n)
-            own = HeadNumbers(*(np.array(x) for x in numbers))
-            self.found.setdefault(layer, (heads, own, float(off)))
+            self.found.setdefault(layer, (heads, HeadNumbers(**found), off))
 
-        jax.debug.callback(receive, call.number, *_measured(call, self.choice))
+        off, numbers = _measured(call, heads)
+        send(receive, numbers._asdict() | {"number": call.number, "off": off})
 
 
-def _measured(call: Call, choice: Choice) -> tuple[Array, ...]:
+def _measured(call: Call, heads: tuple[int, ...]) -> tuple[Array, HeadNumbers]:
     """Return how far the output with a feature of ones is off, and the numbers of heads."""
-    facts, groups = call.facts, call.tensors["k"].shape[2]
+    facts = call.facts
     q, k, v, do = (call.tensors[name][:1] for name in ("q", "k", "v", "do"))
     probe = probed(
         call.run,
@@ -185,23 +188,28 @@ def _measured(call: Call, choice: Choice) -> tuple[Array, ...]:
         scale=facts.scale,
         takes_scale=facts.takes_scale,
     )
-    out = call.tensors["out"][:1]
-    of_heads = {
-        name: choice.entries(x.swapaxes(1, 2), groups)[0]
-        for name, x in (call.tensors | {"sums": probe.scaled_sums[..., None]}).items()
-    }
-    shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    out, dq = (call.tensors[name][:1] for name in ("out", "dq"))
+    own = np.array(heads)
+    of_keys = own // (q.shape[2] // k.shape[2])
     mask = _windowed(call.mask, facts, q.shape[1], k.shape[1])
+    if mask is not None and mask.shape[1] > 1:
+        mask = mask[:, own]
     numbers = head_numbers(
-        *(of_heads[name] for name in ("q", "k", "v", "do")),
-        r=wide(of_heads["sums"][..., 0]) / facts.scale,
-        dq=of_heads["dq"],
-        out=of_heads["out"],
+        *(_heads(x, of) for x, of in ((q, own), (k, of_keys), (v, of_keys), (do, own))),
+        r=wide(_heads(probe.scaled_sums, own)) / facts.scale,
+        dq=_heads(dq, own),
+        out=_heads(out, own),
         scale=facts.scale,
         is_causal=facts.is_causal,
-        mask=None if mask is None else choice.of_mask(mask[:1], shape, groups)[0],
+        mask=None if mask is None else mask[0],
+        inputs=v[0].reshape(v.shape[1], -1) if q.shape[1] == k.shape[1] else None,
     )
-    return _norm(probe.out - out) / _norm(out), *numbers
+    return _norm(probe.out - out) / _norm(out), numbers
+
+
+def _heads(x: Array, heads: np.ndarray) -> Array:
+    """Return some heads of the first entry of (B, T, N, ...), as (N, T, ...)."""
+    return x[0].swapaxes(0, 1)[heads]
 
 
 def _windowed(mask: Any, facts: Facts, queries: int, keys: int) -> Any:

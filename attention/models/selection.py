@@ -69,6 +69,40 @@ def fits(layers: str | int | Sequence[int], layer: Layer) -> bool:
     return by_path or layer.number in _numbers(layers)
 
 
+def heads_given(heads: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
+    """Return query heads as a user means them: how many, the first ones; which; or None for all.
+
+    Raises:
+        ValueError: They are anything else.
+    """
+    if heads is None or (isinstance(heads, int) and not isinstance(heads, bool) and heads > 0):
+        return heads
+    if isinstance(heads, Sequence) and not isinstance(heads, str) and len(heads) > 0:
+        own = tuple(heads)
+        if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
+            return own
+    raise ValueError(
+        f"heads={heads!r}: how many, such as 4, or which, such as [0, 3], or None for all"
+    )
+
+
+def heads_of(heads: int | tuple[int, ...] | None, count: int) -> tuple[int, ...]:
+    """Return the numbers of the heads that are meant, of a call that has `count`.
+
+    Raises:
+        ValueError: There is no such head.
+
+    Example:
+        >>> heads_of(2, 4), heads_of(None, 2), heads_of((3,), 4)
+        ((0, 1), (0, 1), (3,))
+    """
+    if heads is None or isinstance(heads, int):
+        return tuple(range(count if heads is None else min(heads, count)))
+    if max(heads) >= count:
+        raise ValueError(f"heads={list(heads)}: the model has {count}, 0 to {count - 1}")
+    return heads
+
+
 def _numbers(layers: str | int | Sequence[int]) -> set[int]:
     if isinstance(layers, str):
         first, dash, last = layers.removeprefix("layers.").partition("-")

@@ -6,6 +6,7 @@ right: they have other events, other rates, other sizes, other algorithms and ot
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
@@ -54,7 +55,7 @@ class Scale:
     cases: tuple[Case, ...]
 
 
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "width 128": {},
     "width 64": {"width": 64, "heads": 2},
     "width 256": {"width": 256, "heads": 8},
