@@ -308,23 +308,26 @@ def _with_plain_mask(call: Captured) -> Captured:
             f"mask: shape {call.mask.shape}, must broadcast to (batch, heads, queries, keys) ="
             f" {(*call.q.shape[:2], queries, keys)}"
         ) from None
-    notes = []
-    if mask.dtype != bool:
+    notes = list(call.notes)
+    is_added = mask.dtype != bool
+    if is_added:
         is_closed = mask <= _lowest(mask.dtype) / 2
         if not np.all(is_closed | (mask == 0)):
             return replace(call, mask=mask.astype(np.float32))
-        notes.append("the model's mask was added to the scores, as 0 and numbers that close a key")
         mask = ~is_closed
     if mask.all():
-        return replace(call, mask=None, notes=(*call.notes, *notes))
+        return replace(call, mask=None)
+    added = ", which was added to the scores as 0 and lowest numbers," if is_added else ""
     if np.array_equal(mask, np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)):
-        notes.append("the model's mask was causal and is written as is_causal")
-        return replace(call, mask=None, is_causal=True, notes=(*call.notes, *notes))
+        notes.append(f"its causal mask{added} is written as is_causal")
+        return replace(call, mask=None, is_causal=True, notes=tuple(notes))
+    if added:
+        notes.append(f"its mask{added} is written as bool")
     if blind := int((~mask.any(-1)).sum()):
         notes.append(
             f"{blind} rows of the mask see no key; what a model returns there is its own choice"
         )
-    return replace(call, mask=mask, notes=(*call.notes, *notes))
+    return replace(call, mask=mask, notes=tuple(notes))
 
 
 def _lowest(dtype: np.dtype) -> float:

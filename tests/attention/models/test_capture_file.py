@@ -176,7 +176,7 @@ def test_a_float_mask_that_only_opens_and_closes_is_a_mask(dtype, lowest):
     made = finished(call(mask=np.where(is_open, dtype(0), closed)), Choice())
     assert made.mask.dtype == bool and np.array_equal(made.mask, is_open)
     assert made.notes == (
-        "the model's mask was added to the scores, as 0 and numbers that close a key",
+        "its mask, which was added to the scores as 0 and lowest numbers, is written as bool",
     )
 
 

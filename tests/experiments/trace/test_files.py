@@ -15,7 +15,7 @@ from tests.experiments.trace.inputs import change, tensors
 
 
 def test_tensors_that_nobody_reads_are_named(run, small, tmp_path):
-    """A padded batch with its mask that is traced as if it had none, without a word."""
+    """A bias of the scores under a name of its own that takes no part, without a word."""
     path = change(small(), **{"a.bias": np.ones((2, 1, 24, 40), bool), "mlp.w": np.zeros(2)})
     code, out, _ = run(path, "--out", tmp_path / "x")
     assert code == 0 and "features, 4 of v; not used: a.bias\n" in out and "mlp.w" not in out
