@@ -1,4 +1,4 @@
-"""Attention in PyTorch models: capture, choose plans, watch, correct."""
+"""Attention in PyTorch models: capture it, choose its plans, watch it, correct it."""
 
 from roundscope.attention.torch.calls import (
     Call,
@@ -7,15 +7,23 @@ from roundscope.attention.torch.calls import (
     attention_layers,
     intercept,
 )
+from roundscope.attention.torch.capture import capture
+from roundscope.attention.torch.correction import correct, corrected
 from roundscope.attention.torch.operator import attention
 from roundscope.attention.torch.replacement import use
+from roundscope.attention.torch.watch import Watch, watch
 
 __all__ = [
     "Call",
     "Handler",
     "Interception",
+    "Watch",
     "attention",
     "attention_layers",
+    "capture",
+    "correct",
+    "corrected",
     "intercept",
     "use",
+    "watch",
 ]

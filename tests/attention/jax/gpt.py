@@ -15,15 +15,15 @@ from roundscope.jax import tap
 LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 2, 2, 32, 16, 32
 
 
-def init(key, layers=LAYERS):
+def init(key, layers=LAYERS, heads=HEADS, width=WIDTH, context=CONTEXT, vocabulary=VOCABULARY):
     """Return random parameters."""
     shapes = {
-        "qkv": (layers, WIDTH, 3, HEADS, WIDTH // HEADS),
-        "proj": (layers, HEADS, WIDTH // HEADS, WIDTH),
-        "up": (layers, WIDTH, 4 * WIDTH),
-        "down": (layers, 4 * WIDTH, WIDTH),
+        "qkv": (layers, width, 3, heads, width // heads),
+        "proj": (layers, heads, width // heads, width),
+        "up": (layers, width, 4 * width),
+        "down": (layers, 4 * width, width),
     }
-    tables = {"embedding": (VOCABULARY, WIDTH), "position": (CONTEXT, WIDTH)}
+    tables = {"embedding": (vocabulary, width), "position": (context, width)}
     keys = jax.random.split(key, len(shapes) + len(tables))
     normal = {
         name: jax.random.normal(own, shape)
