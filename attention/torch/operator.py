@@ -58,12 +58,16 @@ def attention(
     The output has the bits of `roundscope.attend`, and the gradients of q, k, v and sinks have
     those of its derivative, in every bit: the emulated backward. The layout is that of
     `F.scaled_dot_product_attention`. The call runs under torch.compile (also with fullgraph=True),
-    under activation checkpointing and under `torch.func`; entries that `torch.func.vmap` maps over
-    run one after the other and draw the same random bits. Second derivatives are refused.
+    and under activation checkpointing. Entries that `torch.func.vmap` maps over run one after the
+    other and draw the same random bits. Second derivatives are refused, and `torch.func.grad`
+    refuses operators of libraries; autograd takes them.
 
     The backward computes the forward again, so that a call keeps its inputs and nothing else until
     then. Autocast casts no argument of the call, since the plan says what rounds: cast q, k and v
     where a kernel under autocast would get them in 16 bits. Dropout does not exist here.
+
+    On a GPU, JAX takes most of the memory at its first use, unless the variable
+    XLA_PYTHON_CLIENT_PREALLOCATE of the process is "false".
 
     Args:
         q: Queries (B, N, T, H): float64, float32, bfloat16 or float16, of any strides.
@@ -110,14 +114,16 @@ def attention(
         (torch.Size([1, 2, 4, 8]), torch.bfloat16)
     """
     text = plan if isinstance(plan, str) else _text(plan)
+    if not torch.compiler.is_compiling():
+        _check_tensors(q, k, v, None, sinks)
+        check_mask(mask)
+        engine_given(engine)
+        causal_given(is_causal)
+        scale, block_q, block_k, window, softcap = _numbers(
+            q, plan_of(text), scale, block_q, block_k, window, softcap
+        )
     if engine is None:
         engine = "numpy" if q.device.type == "cpu" else "xla"
-    if not torch.compiler.is_compiling():
-        check_mask(mask)
-        given = q, k, v, sinks, plan_of(text)
-        scale, block_q, block_k, window, softcap = _given(
-            *given, is_causal, scale, block_q, block_k, window, softcap, engine
-        )
     if mask is not None and mask.is_floating_point():
         mask = visible(mask)
     out: Tensor = _attention(
@@ -136,29 +142,15 @@ def _text(plan: Any) -> str:
     return text_of(plan_given(plan))
 
 
-def _given(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sinks: Tensor | None,
-    plan: Plan,
-    is_causal: Any,
-    scale: Any,
-    block_q: Any,
-    block_k: Any,
-    window: Any,
-    softcap: Any,
-    engine: Any,
+def _numbers(
+    q: Tensor, plan: Plan, scale: Any, block_q: Any, block_k: Any, window: Any, softcap: Any
 ) -> tuple[Any, ...]:
     """Return scale, tiles, window and softcap as the numbers that an operator takes.
 
     Raises:
-        TypeError: One of them, or a tensor, has the wrong type.
+        TypeError: One of them has the wrong type.
         ValueError: One of them has a wrong value.
     """
-    _check_tensors(q, k, v, None, sinks)
-    engine_given(engine)
-    causal_given(is_causal)
     if scale is not None:
         scale_given(scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24)
         scale = float(scale)

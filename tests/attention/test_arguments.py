@@ -341,7 +341,11 @@ def test_a_torch_tensor_is_no_array():
     """PyTorch's own words, deep in the call, of a type that NumPy does not know."""
     tensor = type("Tensor", (), {"shape": Q.shape, "dtype": "torch.bfloat16"})
     tensor.__module__ = "torch"
-    refused(r"q: a PyTorch tensor, .*q\.detach\(\)\.float\(\)", error=TypeError, q=tensor())
+    refused(
+        r"q: a .*roundscope\.torch\.attention.*q\.detach\(\)\.float\(\)",
+        error=TypeError,
+        q=tensor(),
+    )
 
 
 def test_a_list_is_no_array():
