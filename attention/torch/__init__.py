@@ -7,6 +7,7 @@ from roundscope.attention.torch.calls import (
     attention_layers,
     intercept,
 )
+from roundscope.attention.torch.capturing import capture
 from roundscope.attention.torch.operator import attention
 from roundscope.attention.torch.replacement import use
 
@@ -16,6 +17,7 @@ __all__ = [
     "Interception",
     "attention",
     "attention_layers",
+    "capture",
     "intercept",
     "use",
 ]
