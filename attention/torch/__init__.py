@@ -7,11 +7,11 @@ from roundscope.attention.torch.calls import (
     attention_layers,
     intercept,
 )
-from roundscope.attention.torch.capture import capture
+from roundscope.attention.torch.capturing import capture
 from roundscope.attention.torch.correction import correct, corrected
 from roundscope.attention.torch.operator import attention
 from roundscope.attention.torch.replacement import use
-from roundscope.attention.torch.watch import Watch, watch
+from roundscope.attention.torch.watching import Watch, watch
 
 __all__ = [
     "Call",

@@ -14,23 +14,18 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch import Tensor
 
 from roundscope.attention.models.capture_file import Captured, Choice, finished
 from roundscope.attention.models.selection import Layer
+from roundscope.attention.torch.arrays import numpy_of
 from roundscope.attention.torch.calls import Call
 
 GRADIENTS = ("dq", "dk", "dv")
 SHOWN = 8  # how many layers that did not run are named
 KERNELS = ("math", "flash", "efficient", "cudnn", "overrideable")  # by torch's SDPBackend
-BYTES = {  # types that NumPy lacks, and the integers of their width
-    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
-    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
-    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
-}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -185,15 +180,15 @@ class Recorder:
                 shape = (*q.shape[:3], k.shape[2])
                 mask = call.mask.detach()
                 mask = mask.unsqueeze(1) if call.q.dim() == mask.dim() == 3 else mask
-                arrays["mask"] = _numpy(self.choice.of_mask(mask, shape, key_heads))
+                arrays["mask"] = _copy(self.choice.of_mask(mask, shape, key_heads))
             if call.sinks is not None:
-                arrays["sinks"] = _numpy(self.choice.of_sinks(call.sinks.detach(), key_heads))
+                arrays["sinks"] = _copy(self.choice.of_sinks(call.sinks.detach(), key_heads))
         except ValueError as error:
             raise ValueError(f"layer {call.layer.number} ({call.layer.name}): {error}") from None
         return arrays
 
     def _array(self, x: Tensor, key_heads: int) -> np.ndarray:
-        return _numpy(self.choice.entries(_four(x.detach()), key_heads))
+        return _copy(self.choice.entries(_four(x.detach()), key_heads))
 
     def captured(self) -> list[Captured]:
         """Return the calls, by step and layer."""
@@ -238,15 +233,9 @@ def _four(x: Tensor) -> Tensor:
     return x
 
 
-def _numpy(x: Tensor) -> np.ndarray:
-    """Return a copy of a tensor in its own type."""
-    x = x.to("cpu", copy=True).contiguous()
-    if x.dtype not in BYTES:
-        plain: np.ndarray = x.numpy()
-        return plain
-    whole, own = BYTES[x.dtype]
-    array: np.ndarray = x.view(whole).numpy().view(own)
-    return array
+def _copy(x: Tensor) -> np.ndarray:
+    """Return a copy of a tensor, which the model may change later."""
+    return numpy_of(x.to("cpu", copy=True).contiguous())
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch.calls import Call, intercept
 from roundscope.attention.torch.correction import correct, corrected
-from roundscope.attention.torch.watch import watch
+from roundscope.attention.torch.watching import watch
 from tests.attention.torch.biased import Biased, Gpt, loss_of, tokens, with_biased_kernel
 
 

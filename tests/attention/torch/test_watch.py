@@ -17,7 +17,7 @@ from torch.utils.checkpoint import (
 
 from roundscope.attention.models import log as logs
 from roundscope.attention.torch.calls import intercept
-from roundscope.attention.torch.watch import watch
+from roundscope.attention.torch.watching import watch
 from tests.attention.torch.biased import (
     Gpt,
     error_of_delta,

@@ -77,7 +77,7 @@ def capture(
     Example:
         >>> import tempfile, torch
         >>> from torch import nn
-        >>> from roundscope.attention.torch.capture import capture
+        >>> from roundscope.attention.torch import capture
         >>> class Attention(nn.Module):
         ...     def forward(self, q, k, v):
         ...         return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
