@@ -62,11 +62,11 @@ def use(
     Args:
         model: A model with modules that have an attribute `attention_fn`, such as
             `nnx.MultiHeadAttention`. It is changed in place.
-        plans: Which layers -> a `Plan`, the name of a preset, or an attention function, such as
-            `roundscope.jax.corrected(flax.nnx.dot_product_attention)`. Layers are named as in
-            `attention.models.selection.chosen`: "*", "layers.0-3", or a pattern of paths. The first
-            name that fits a layer counts; a layer that none fits keeps its own attention. A plan
-            alone is that of all layers.
+        plans: Which layers -> a `Plan`, the name of a preset, a text such as "fa2-bf16; O=bf16", or
+            an attention function, such as `corrected(flax.nnx.dot_product_attention)`. Layers are
+            named as in `attention.models.selection.chosen`: "*", "layers.0-3", or a pattern of
+            paths. The first name that fits a layer counts; a layer that none fits keeps its own
+            attention. A plan alone is that of all layers.
         block_q: Query rows of a tile.
         block_k: Keys of a tile.
 
@@ -90,6 +90,8 @@ def use(
     """
     modules = attention_layers(model)
     known, by_name = list(modules), plans if isinstance(plans, Mapping) else {"*": plans}
+    if not by_name:
+        raise ValueError("plans={}: give a plan, or a dictionary such as {'*': 'fa2-bf16'}")
     found: dict[Layer, AttentionFn] = {}
     for name, plan in by_name.items():
         own: AttentionFn = (

@@ -9,7 +9,8 @@ from flax.nnx.nn import dtypes
 from jax import Array
 
 from roundscope.attention.api import attend
-from roundscope.attention.arguments import causal_given, plan_given
+from roundscope.attention.arguments import block_given, causal_given, plan_given
+from roundscope.attention.grammar.text import plan_of
 from roundscope.attention.plans.plan import Plan
 
 AttentionFn = Callable[..., Array]
@@ -36,13 +37,14 @@ def attention_fn(
     """Return attention on a plan, as the `attention_fn` of a module of flax.
 
     It fits `flax.nnx.MultiHeadAttention` and `flax.linen.MultiHeadDotProductAttention`. A call
-    returns what `attend` returns, bit for bit, and its derivative is the emulated backward. Masks,
-    causality and key heads that several query heads share are those of the call. A bias, dropout
-    and sown weights, which the emulation does not have, raise errors. `precision` and the like are
-    left to the plan.
+    returns what `attend` returns, bit for bit, in the type of the query, and its derivative is the
+    emulated backward. Where `attend` returns float32 for inputs of 16 bits, as under "exact", that
+    is one more rounding, to nearest even. Masks, causality and key heads that several query heads
+    share are those of the call. A bias, dropout and sown weights, which the emulation does not
+    have, raise errors. `precision` and the like are left to the plan.
 
     Args:
-        plan: A `Plan`, or the name of a preset, such as "fa2-bf16".
+        plan: A `Plan`, the name of a preset, or a text such as "fa2-bf16; O=bf16".
         block_q: Query rows of a tile.
         block_k: Keys of a tile.
         is_causal: Whether every call is causal, also one that does not say so.
@@ -50,11 +52,11 @@ def attention_fn(
 
     Returns:
         A function of query (..., T, N, H), key (..., S, G, H) and value (..., S, G, Hv) that
-        returns (..., T, N, Hv), in the type that `attend` returns.
+        returns (..., T, N, Hv).
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: No such preset.
+        ValueError: No such preset, or a text with an unknown word.
 
     Example:
         >>> import jax
@@ -67,7 +69,9 @@ def attention_fn(
         >>> layer(jax.numpy.ones((1, 4, 16))).shape
         (1, 4, 16)
     """
-    plan, always = plan_given(plan), causal_given(is_causal)
+    plan = plan_of(plan) if isinstance(plan, str) else plan_given(plan)
+    always = causal_given(is_causal)
+    block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
 
     def attention(
         query: Array,
@@ -82,6 +86,7 @@ def attention_fn(
         module: Any = None,
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         is_causal: bool = False,
+        scale: float | None = scale,
         **options: Any,
     ) -> Array:
         _check_modelled(plan, bias, 0.0 if deterministic else dropout_rate, module, options)
@@ -96,7 +101,7 @@ def attention_fn(
             is_causal=always or is_causal,
             mask=None if mask is None else _mask(mask, lead),
         )
-        return jnp.asarray(out).reshape(*lead, *out.shape[1:])
+        return jnp.asarray(out).astype(q.dtype).reshape(*lead, *out.shape[1:])
 
     return attention
 

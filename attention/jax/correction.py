@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from roundscope.attention.jax.options import Attention, given, scale_of, takes
+from roundscope.attention.jax.options import Attention, given, scale_of, takes_scale
 from roundscope.attention.jax.probes import probed, wide
 
 
@@ -64,7 +64,7 @@ def corrected(attention: Attention) -> Attention:
     @wraps(attention)
     def call(*args: Any, **options: Any) -> Any:
         own = given(attention, args, options)
-        scale, takes_scale = scale_of(attention, own), takes(attention, "scale")
+        scale, has_scale = scale_of(attention, own), takes_scale(attention, own)
 
         def run(q: Any, k: Any, v: Any, arrays: Any, **more: Any) -> Any:
             return attention(q, k, v, **arrays, **(own.others | more))
@@ -78,7 +78,7 @@ def corrected(attention: Attention) -> Attention:
 
         def backward(kept: Any, do: Any) -> Any:
             q, k, v, arrays = kept
-            probe = probed(run, q, k, v, do, arrays, scale=scale, takes_scale=takes_scale)
+            probe = probed(run, q, k, v, do, arrays, scale=scale, takes_scale=has_scale)
             sums = probe.scaled_sums[..., None]
             pk, pull = jax.vjp(lambda x: run(q, k, x, arrays), k)
             (of_keys,) = pull((wide(sums) * wide(q)).astype(pk.dtype))

@@ -130,7 +130,7 @@ def facts_of(
     return Facts(
         is_causal=bool(causal),
         scale=scale_of(attention, call) if scale is None else float(scale),
-        takes_scale=takes(attention, "scale"),
+        takes_scale=takes_scale(attention, call),
         window=_window(named.get("local_window_size"), bool(causal)) or named.get("window"),
         implementation=" ".join(x for x in (_name(attention), implementation) if x),
     )
@@ -146,14 +146,13 @@ def scale_of(attention: Attention, call: Given) -> float:
     return float(scale)
 
 
-def takes(attention: Attention, name: str) -> bool:
-    """Return whether a function takes an argument of a name."""
-    if (signature := _signature(attention)) is None:
-        return False
-    parameters = signature.parameters.values()
-    return name in signature.parameters or any(
-        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters
-    )
+def takes_scale(attention: Attention, call: Given) -> bool:
+    """Return whether a function has an argument `scale`, by its signature or since it was given.
+
+    One that takes any argument (`**options`) may ignore this one.
+    """
+    signature = _signature(attention)
+    return "scale" in call.others or (signature is not None and "scale" in signature.parameters)
 
 
 def scores_bias(arrays: Mapping[str, Any]) -> Any:
@@ -184,7 +183,8 @@ def _check_understood(
         return
     if name == "dropout_rate" and named.get("deterministic", False):
         return
-    shown = type(value).__name__ if hasattr(value, "shape") else repr(value)
+    is_short = isinstance(value, (bool, int, float, str, tuple))
+    shown = repr(value) if is_short else type(value).__name__
     raise ValueError(
         f"{name}={shown}: an argument of {_name(attention)} that changes what is computed and is"
         f" not modelled here; leave it out while capturing and watching, or use only"
@@ -207,7 +207,8 @@ def _window(size: Any, is_causal: bool) -> int | None:
 
 def _is_number(x: Any) -> bool:
     """Return whether x is an array of one number whose value is known."""
-    return (is_of_jax(x) or isinstance(x, np.ndarray)) and not is_traced(x) and x.shape == ()
+    is_array = is_of_jax(x) or isinstance(x, np.ndarray)
+    return is_array and not is_traced(x) and x.shape == () and isinstance(x.dtype, np.dtype)
 
 
 def _signature(attention: Attention) -> inspect.Signature | None:

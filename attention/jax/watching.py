@@ -19,7 +19,7 @@ from roundscope.attention.models.drift import HeadNumbers, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 
-OFF = 0.1  # of its norm: how far the output with a feature of ones may be from the output
+OFF = 0.02  # of its norm: how far the output with a feature of ones may be from the output
 
 
 class Watch:

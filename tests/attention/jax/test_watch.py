@@ -168,3 +168,16 @@ def test_wrong_arguments():
         watch(len, threshold=-1)
     with pytest.raises(RuntimeError, match="step=0: the gradient of this loss"):
         watch(lambda x: x * x).look(0, 1.0)
+
+
+def test_a_function_that_swallows_every_option_is_probed_at_its_scale():
+    """`**options` that are ignored: a scale that is given is no scale that is used."""
+    size = 1e-2
+
+    def swallowing(q, k, v, is_causal=True, **options):
+        return exact.faulty_without_scale(size)(q, k, v)
+
+    own = tap(swallowing, "own")
+    with jax.enable_x64(True):
+        found = watch(loss_of(own), threshold=None).look(0, *map(jnp.asarray, (Q, K, V)))
+    assert found["attention/row_sums"] == pytest.approx(numbers(size, True)[1], rel=1e-11)
