@@ -31,7 +31,8 @@ def corrected(attention: Attention) -> Attention:
 
     What it costs: one more forward and the backward with 8 more features, and one forward and one
     backward beside them. In units of T S H multiply-adds, forward and backward take 16 instead of
-    7 where the backward computes everything, about twice the time of attention.
+    7 where the backward computes everything, 2.3 times as many (2.2 times the time measured, with
+    `jax.nn.dot_product_attention` in XLA on a CPU, 8 heads of 512 x 64).
 
     Where it is not exact: only the error that makes rows not sum to zero is taken away, which of an
     error of delta is all of it. Of a wrong P or dP it is the part along P; the rest stays. If
@@ -45,7 +46,8 @@ def corrected(attention: Attention) -> Attention:
             argument `scale`, its scale has to be 1 / sqrt(H).
 
     Returns:
-        A function with the signature of `attention`. It can be tapped.
+        A function with the signature of `attention`. It can be tapped. `watch` then sees rows that
+        sum to zero by construction, so that its numbers say nothing of how good the correction is.
 
     Raises:
         TypeError: `attention` is not a function.

@@ -104,8 +104,8 @@ def watch(
     training step is not touched.
 
     A look costs one forward and backward of the model on the arguments that it is given, and about
-    twice the attention of one sequence on top. Give it one sequence at every 100th step, and it is
-    far below 1 % of a training on batches.
+    twice the attention of one sequence on top. Only the first entry of the batch is measured, so
+    give it one sequence: a whole batch at every 100th step would cost 1 % and more.
 
     Args:
         loss: The function that is differentiated by its first argument, such as loss(params,
