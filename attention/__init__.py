@@ -11,6 +11,7 @@ from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.rotation import rotated
+from roundscope.attention.rows import row_sums
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
 
@@ -41,6 +42,7 @@ __all__ = [
     "head_plans",
     "reseeded",
     "rotated",
+    "row_sums",
 ]
 
 

@@ -44,6 +44,7 @@ _OF_ATTENTION = (
     "head_plans",
     "reseeded",
     "rotated",
+    "row_sums",
 )
 __all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]
 
