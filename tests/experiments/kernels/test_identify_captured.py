@@ -114,3 +114,25 @@ def test_one_layer_is_chosen_from_many(path):
     with pytest.raises(UsageError, match=r"has 10 layers, layers.0, .* and 2 more; choose one"):
         read(str(path), Options())
     assert "layers.7, h.2" in read(str(path), Options(layer="7")).about
+
+
+@pytest.mark.parametrize(
+    ("implementation", "family"),
+    [("eager", ("baseline-bf16", "eager")), ("math", ("sdpa-math", "fp32"))],
+)
+def test_the_attention_of_a_model_of_transformers_is_named(implementation, family, path):
+    """Whose matrices a CPU multiplies in its own order, so that some last bits are its own."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from roundscope.attention.torch import capture
+    from tests.attention.torch.models import batch, pretrained
+
+    model = pretrained("llama", "eager" if implementation == "eager" else "sdpa").bfloat16()
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), capture(model, path):
+        model(batch(1, 48))
+    call, result = found(path, layer="1", head=1)
+    assert call.about.startswith("captured.safetensors, layers.1, model.layers.1.self_attn, ")
+    assert f" {implementation}," in call.about and "causal, scale" in call.about
+    assert result.kind in (Kind.SAME, Kind.NEAR), result.verdict
+    assert result.base.partition("@")[0] in family, result.verdict
