@@ -71,16 +71,26 @@ def test_a_plan_is_named_under_the_call_of_its_layer(call, path):
     assert "h.2" in call.about and "scale 0.15" in call.about
 
 
-def test_queries_that_see_no_key_are_left_out(path):
-    """What a model returns there is its own choice: here 7, and infinite gradients."""
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_queries_that_see_no_key_are_left_out(is_silent, path):
+    """What a model returns there is its own choice: here 7, and infinite gradients. It enters dk
+    and dv, unless do is 0 there.
+    """
     made = returned(Plan.preset("baseline-bf16@hopper"), mask=padded(blind=9), is_causal=False)
     for name in ("out", "dq"):
         getattr(made, name)[:, :, :9] = 7.0 if name == "out" else np.inf
+    if is_silent:
+        made.do[:, :, :9] = 0.0
+    else:
+        made.dk[:] += 1.0
     write_captures(path, [made], {})
     call, result = found(path, head=0)
     assert call.x.q.shape[1] == T - 9 and call.outputs.dq.shape[1] == T - 9
     assert "masked, without 9 queries that see no key" in call.about
-    assert result.kind is Kind.SAME and result.parts["out"].near.equal == 1.0
+    assert ("and without dk and dv" in call.about) is not is_silent
+    assert result.kind is Kind.SAME
+    names = {"out", "dq", "dk", "dv"} if is_silent else {"out", "dq"}
+    assert {n: part.near.equal for n, part in result.parts.items()} == dict.fromkeys(names, 1.0)
 
 
 def test_a_causal_call_keeps_its_places_without_its_first_queries(path):
@@ -122,7 +132,8 @@ def test_one_layer_is_chosen_from_many(path):
 )
 def test_the_attention_of_a_model_of_transformers_is_named(implementation, family, path):
     """Whose matrices a CPU multiplies in its own order, so that some last bits are its own."""
-    import torch
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from roundscope.attention.torch import capture
