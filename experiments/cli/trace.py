@@ -13,8 +13,8 @@ def trace(
         Path | None,
         typer.Argument(
             help=(
-                "safetensors or npz with q, k, v and optionally do, per layer; layout and scale are"
-                " metadata, of npz entries."
+                "safetensors or npz with q, k, v and optionally do, mask, sinks, per layer, as"
+                " roundscope.torch.capture writes; layout and scale are metadata, of npz entries."
             )
         ),
     ] = None,

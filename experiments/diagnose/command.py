@@ -19,7 +19,7 @@ from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.trace.options import Request, request
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
-OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal"), ("--arm", "--from", "--until")
+OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal", "--full"), ("--arm", "--from", "--until")
 PLAN = "qiu-yao"
 INTERRUPTED = 130
 SELDOM = 30.0  # seconds between two lines where there is no terminal
@@ -47,7 +47,7 @@ def run(
         raise UsageError(f"RUN_OR_TENSORS {problem or 'is missing: give one, or --sample'}")
     path = sample_path() if source is None else source
     is_run = path.is_dir()
-    values = (layer, plan, causal, arm, first, until)
+    values = (layer, plan, causal or None, causal is False or None, arm, first, until)
     for name, value in zip((*OF_TENSORS, *OF_RUNS), values, strict=True):
         if value is not None and (name in OF_TENSORS) == is_run:
             repair = "is for a run's folder; leave it out"

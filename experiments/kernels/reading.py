@@ -215,6 +215,7 @@ def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> 
         mask += ", masked"
     if blind:
         mask += f", without {blind} queries that see no key"
+        mask += ", and without dk and dv" if outputs.dk is not None and kept.dk is None else ""
     served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
     mask += "".join(
         f", {name}{'' if name == 'sinks' else f' {value:g}'}"
@@ -237,8 +238,9 @@ def _mask_of(mask: np.ndarray, heads: slice) -> np.ndarray:
 def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
     """Return a call without the queries that see no key, and how many they were.
 
-    What a kernel returns for them is its own choice: 0, NaN, or the mean of V. If there are any,
-    the mask has the causality too, which counts queries from the first.
+    What a kernel returns for them is its own choice: 0, NaN, or the mean of V. What they add to dk
+    and dv is as well, so these are left out unless `do` is 0 there. If there are any, the mask has
+    the causality too, which counts queries from the first.
     """
     if x.mask is None:
         return x, outputs, 0
@@ -260,5 +262,7 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
         mask=np.ascontiguousarray(mask[:, :, sees]),
         is_causal=False,
     )
-    of_queries = {n: cut(a) if n in ("out", "dq") else a for n, a in outputs.named()}
-    return inputs, Outputs(**of_queries), int((~sees).sum())
+    kept = {n: cut(a) for n, a in outputs.named() if n in ("out", "dq")}
+    if not x.do[:, ~sees].any():
+        kept |= {n: a for n, a in outputs.named() if n in ("dk", "dv")}
+    return inputs, Outputs(**kept), int((~sees).sum())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from roundscope.attention.models.capture_file import Captured, write_captures
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from tests.experiments.diagnose.inputs import layer
 
@@ -126,3 +127,50 @@ def test_every_plan_gets_through(run, tmp_path, plan):
     )
     code, out, err = run(path, "--plan", plan, "--causal", "--out", tmp_path / "out")
     assert (code, err) == (0, "") and "verdict: nothing seen" in out
+
+
+def captured(path, x, **changes):
+    arrays = {r: getattr(x, r).swapaxes(1, 2) for r in ("q", "k", "v", "do")}
+    said = {"number": 0, "name": "attn", "scale": x.q.shape[3] ** -0.5, "is_causal": True}
+    write_captures(path, [Captured(**said | arrays | changes)], {})
+    return path
+
+
+def test_a_layer_is_causal_as_its_file_says(run, tmp_path):
+    """The digests, and so the numbers, are those of --causal on a file that says nothing."""
+    x = layer(t=32)
+    files = {
+        "said": (captured(tmp_path / "said.safetensors", x),),
+        "asked": (saved(tmp_path / "asked.safetensors", x), "--causal"),
+        "full": (captured(tmp_path / "full.safetensors", x), "--full"),
+    }
+    found = {}
+    for name, words in files.items():
+        code, out, err = run(*words, "--out", tmp_path / name, "--json")
+        assert (code, err) == (0, "")
+        data = json.loads(out)
+        found[name] = (data["causal"], data["steps"]["4 coherence"])
+    heads = {name: next(iter(coherence.values())) for name, (_, coherence) in found.items()}
+    assert [found[name][0] for name in files] == [True, True, False]
+    assert heads["said"] == heads["asked"] != heads["full"]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ({"mask": np.random.default_rng(0).random((32, 32)) < 0.9}, "a mask that is not causal"),
+        ({"window": 8}, "a window"),
+        ({"softcap": 20.0}, "a softcap"),
+        ({"sinks": np.zeros(2, np.float32)}, "sinks"),
+    ],
+)
+def test_what_the_accounts_lack_is_refused(run, tmp_path, call, words):
+    path = captured(tmp_path / "a.safetensors", layer(t=32), **call)
+    code, out, err = run(path, "--out", tmp_path / "out")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"layer 'layers.0': has {words}," in err and "roundscope trace" in err
+
+
+def test_causality_is_for_tensors(run, tmp_path):
+    code, _, err = run(tmp_path, "--full")
+    assert code == 2 and "--full True: is for tensors" in err
