@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
@@ -216,13 +217,19 @@ class Watch:
             return {}
         missing = [str(layer.number) for layer in self.layers if layer not in with_backward]
         notes = [f"no gradient came to layers {', '.join(missing)}"] if missing else []
-        found = {}
-        for layer, x in with_backward.items():
-            found[layer], note = _measured(x, self._heads)
-            notes += [note] if note else []
-        self.note = "; ".join(notes)
+        measured = {layer: _measured(x, self._heads) for layer, x in with_backward.items()}
+        self.note = "; ".join([*notes, *(note for _, _, note in measured.values() if note)])
         self._looks += 1
-        return self._watcher.look(step, found)
+        tables = torch.cat([table for _, table, _ in measured.values()], dim=1).cpu().numpy()
+        ends = np.cumsum([len(own) for own, _, _ in measured.values()])[:-1]
+        parts = np.split(tables, ends, axis=1)  # the device is waited for once, not for each layer
+        return self._watcher.look(
+            step,
+            {
+                layer: (own, HeadNumbers(*part))
+                for (layer, (own, _, _)), part in zip(measured.items(), parts, strict=True)
+            },
+        )
 
     def remove(self) -> None:
         """Stop watching. A second call does nothing."""
@@ -304,8 +311,11 @@ class Watch:
 
 def _measured(
     seen: _Seen, heads: int | tuple[int, ...] | None
-) -> tuple[tuple[Sequence[int], HeadNumbers], str]:
-    """Return heads and their numbers, from a call whose gradient came, and a note or ""."""
+) -> tuple[Sequence[int], Tensor, str]:
+    """Return heads, their numbers (fields, heads) on their device, and a note or "".
+
+    The gradient of the call's output has come.
+    """
     call, do = seen.call, seen.do
     assert do is not None
     dq, r, note = _row_sums(seen, do)
@@ -328,11 +338,9 @@ def _measured(
             inputs=call.v[0].transpose(0, 1).flatten(1) if queries == keys else None,
             elements=ELEMENTS,
         )
-        table = torch.stack(list(found)).double().cpu().numpy()
-    numbers = HeadNumbers(*table)
-    if call.dropout:  # the exact output drops nothing
-        numbers = numbers._replace(gain=numbers.gain + float("nan"))
-    return (own, numbers), note
+        if call.dropout:  # the exact output drops nothing
+            found = found._replace(gain=found.gain + float("nan"))
+        return own, torch.stack(list(found)).double(), note
 
 
 def _row_sums(seen: _Seen, do: Tensor) -> tuple[Tensor, Tensor, str]:

@@ -58,9 +58,7 @@ def models() -> None:
         model = GPT(checkpointing=checkpointing).cuda().train()
         with use(model, {"layers.0-1": "fa2-bf16", "*": "baseline-bf16"}):
             runs = torch.compile(model) if how == "compiled" else model
-            with torch.device("cuda"):
-                loss = runs(tokens.cuda()).logsumexp(-1).mean()
-            loss.backward()
+            runs(tokens.cuda()).logsumexp(-1).mean().backward()
         found[how] = [words(p.grad) for p in model.parameters() if p.grad is not None]
     for how in ("reentrant", "checkpointed"):
         same = all(map(torch.equal, found["plain"], found[how]))
@@ -91,7 +89,7 @@ def captured(out: Path) -> None:
 
     def step() -> list[Tensor]:
         model.zero_grad()
-        with torch.device("cuda"), torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens).logsumexp(-1).mean()
         loss.backward()
         return [words(loss), *(words(p.grad) for p in model.parameters() if p.grad is not None)]
@@ -118,7 +116,7 @@ def watched() -> None:
 
     def step() -> list[Tensor]:
         model.zero_grad()
-        with torch.device("cuda"), torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16):
             loss = model(tokens).logsumexp(-1).mean()
         loss.backward()
         return [words(p.grad) for p in model.parameters() if p.grad is not None]

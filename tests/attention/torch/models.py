@@ -75,7 +75,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         from torch.utils.checkpoint import checkpoint
 
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             if self.checkpointing is None:
                 x = block(x, mask)

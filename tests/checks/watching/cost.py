@@ -10,6 +10,7 @@ import statistics
 import time
 from argparse import ArgumentParser
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ BLOCK = 100
 
 def block(model: GPT, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, kind: str) -> float:
     """Return the seconds of 100 steps, watched once, not at all, or corrected throughout."""
-    contexts: dict[str, Any] = {"watched": watch, "corrected": correct}
+    contexts: dict[str, Any] = {
+        "watched": watch,
+        "watched, 4 heads": partial(watch, heads=4),
+        "corrected": correct,
+    }
     with contexts[kind](model) if kind in contexts else nullcontext() as w:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -33,10 +38,29 @@ def block(model: GPT, optimizer: torch.optim.Optimizer, tokens: torch.Tensor, ki
                 loss = model(tokens)
             loss.backward()
             optimizer.step()
-            if kind == "watched":
+            if kind.startswith("watched"):
                 w.numbers()
         torch.cuda.synchronize()
         return time.perf_counter() - start
+
+
+def profiled(model: GPT, tokens: torch.Tensor) -> None:
+    """Print where the time of looks goes, on the device and on the host."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with watch(model, 1) as w:
+        for n in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                model(tokens).backward()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            if n < 2:
+                w.numbers()
+                print(f"numbers() alone: {1e3 * (time.perf_counter() - start):.1f} ms")
+                continue
+            with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+                w.numbers()
+            print(seen.key_averages().table(sort_by="cuda_time_total", row_limit=12))
 
 
 def main() -> None:
@@ -52,7 +76,7 @@ def main() -> None:
     model = GPT(config).cuda().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     tokens = torch.randint(0, 50257, (asked.batch, 1025), device="cuda")
-    kinds = ("not watched", "watched", "corrected")
+    kinds = ("not watched", "watched", "watched, 4 heads", "corrected")
     for kind in kinds:
         block(model, optimizer, tokens, kind)
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
@@ -66,9 +90,11 @@ def main() -> None:
         own = statistics.median(times[kind])
         low, high = (1e3 * x / BLOCK for x in (min(times[kind]), max(times[kind])))
         ratio = own / plain - 1.0
-        print(f"{kind:12s} {1e3 * own / BLOCK:8.3f} ms a step [{low:.3f}, {high:.3f}] {ratio:+.2%}")
-    look = statistics.median(times["watched"]) - plain
-    print(f"one look: {1e3 * look:.1f} ms, {look / (plain / BLOCK):.2f} steps")
+        print(f"{kind:16s} {1e3 * own / BLOCK:8.3f} ms a step [{low:.3f}, {high:.3f}] {ratio:+.2%}")
+    for kind in kinds[1:3]:
+        look = statistics.median(times[kind]) - plain
+        print(f"one look, {kind}: {1e3 * look:.1f} ms, {look / (plain / BLOCK):.2f} steps")
+    profiled(model, tokens)
 
 
 if __name__ == "__main__":
