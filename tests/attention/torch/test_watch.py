@@ -426,7 +426,7 @@ def test_a_model_that_is_itself_attention():
 
 def test_another_kernel_for_the_wider_heads_is_told(monkeypatch):
     """As on a GPU, where a kernel may end at 128 features."""
-    from roundscope.attention.torch import watch as module
+    from roundscope.attention.torch import watching as module
 
     monkeypatch.setattr(module, "kernel_chosen", lambda call, q, k, v: f"K{q.shape[-1]}")
     model = Gpt(layers=1)
