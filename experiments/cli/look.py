@@ -1,6 +1,6 @@
 """Commands that show numbers, studies, kernels and this machine.
 
-These are formats, explain, sites, studies, accumulators, kernels, bench and doctor.
+These are formats, explain, sites, studies, accumulators, kernels, watch, bench and doctor.
 """
 
 from pathlib import Path
@@ -127,6 +127,21 @@ def kernels(
         out=out, as_json=json, draw=draw, released=released, tutorial=tutorial, only=only
     ):
         raise typer.Exit(code)
+
+
+def watch(
+    log: Annotated[
+        Path, typer.Argument(metavar="LOG", help="What watch(model, log=...) has written.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The picture, a PNG file; by default beside the log.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw the log of a watched training: drift over steps, by layer, and the alarm."""
+    from roundscope.experiments.watch import command
+
+    command.run(log, out=out, as_json=json)
 
 
 def bench(
