@@ -143,6 +143,7 @@ def main() -> None:
     ask.add_argument("--seeds", type=int, default=10)
     ask.add_argument("--bits", type=int, default=5)
     ask.add_argument("--steps", type=int, default=1000)
+    ask.add_argument("--arms", nargs="*", help="only these; cured and corrected need leaking")
     ask.add_argument("--tiny", action="store_true", help="a model for a CPU")
     asked = ask.parse_args()
     sizes: dict[str, Any] = {"layers": 4, "heads": 4, "width": 128, "context": 128, "batch": 16}
@@ -160,7 +161,12 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     runs: list[dict[str, Any]] = []
     kept: dict[int, Any] = {}
+    device = jax.devices()[0].device_kind
+    about = {"jax": jax.__version__, "device": device, "bits": asked.bits, **sizes,
+             "steps": asked.steps, "lr": 1e-2}  # fmt: skip
     for arm, attention in arms.items():
+        if asked.arms and arm not in asked.arms:
+            continue
         goes_on = arm in ("cured", "corrected")
         seeds = sorted(kept) if goes_on else list(range(asked.seeds))
         if not seeds:
@@ -177,10 +183,7 @@ def main() -> None:
                 f" loss {loss:.3f}, {x['seconds']:.0f} s",
                 flush=True,
             )
-    device = jax.devices()[0].device_kind
-    about = {"jax": jax.__version__, "device": device, "bits": asked.bits, **sizes,
-             "steps": asked.steps, "lr": 1e-2}  # fmt: skip
-    (asked.out / "runs.json").write_text(json.dumps({"about": about, "runs": runs}))
+        (asked.out / "runs.json").write_text(json.dumps({"about": about, "runs": runs}))
 
 
 if __name__ == "__main__":
