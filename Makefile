@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 VERSIONS := --constraint constraints.txt
+# what the tests need; models: PyTorch, transformers and flax, for tests of models that use them
+EXTRAS := test,models
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
@@ -27,11 +29,11 @@ BY_FILE := --dist loadfile
 
 test: lint parts
 
-test-matrix:  ## the same tests on a newer Python, with the newest of everything that pip finds
+test-matrix:  ## the same tests on a newer Python, with the newest of everything that pip finds, without models
 	@$(PYTHON_NEWEST) -c '' 2> /dev/null || { echo "No Python runs as '$(PYTHON_NEWEST)': \
 	name one, as in make test-matrix PYTHON_NEWEST=/path/to/python3.13." >&2; exit 1; }
 	rm -f $(VENV_NEWEST)/.ready
-	$(MAKE) PYTHON=$(PYTHON_NEWEST) VENV=$(VENV_NEWEST) VERSIONS='$(UNCONSTRAINED)' EMITTERS= parts
+	$(MAKE) PYTHON=$(PYTHON_NEWEST) VENV=$(VENV_NEWEST) VERSIONS='$(UNCONSTRAINED)' EXTRAS=test EMITTERS= parts
 
 parts: $(READY)
 	@$(BIN)/python --version
@@ -99,7 +101,7 @@ bench-check: $(READY)  ## our speed as ratios, against the least that is accepte
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -qq $(VERSIONS) --editable '.[test]'
+	$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS)]'
 	touch $@
 
 clean:

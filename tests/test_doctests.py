@@ -8,6 +8,7 @@ import doctest
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -45,11 +46,17 @@ def run(examples: Iterable[str], names: dict[str, object]) -> tuple[int, str]:
     return runner.tries, "".join(report)
 
 
+def is_of_a_missing_library(name: str) -> bool:
+    """Return whether a module is one of the folders that PyTorch or flax is needed for."""
+    missing = [library for library in ("torch", "flax") if find_spec(library) is None]
+    return any(name.startswith(f"roundscope.attention.{library}") for library in missing)
+
+
 WITH_EXAMPLES = {
     name: found
     for package in (emu, attention)
     for name, path in sources(package)
-    if (found := texts(path.read_text(encoding="utf-8")))
+    if not is_of_a_missing_library(name) and (found := texts(path.read_text(encoding="utf-8")))
 }
 
 

@@ -42,8 +42,10 @@ def test_imports_go_one_way(layer):
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import roundscope.emu", ("jax", "numba", "scipy", "matplotlib")),
-        ("import roundscope.attention", ("jax", "numba", "scipy", "matplotlib")),
+        ("import roundscope.emu", ("jax", "numba", "scipy", "matplotlib", "torch")),
+        ("import roundscope.attention", ("jax", "numba", "scipy", "matplotlib", "torch", "flax")),
+        ("import roundscope.torch", ("jax", "numba", "matplotlib", "transformers")),
+        ("import roundscope.jax", ("numba", "matplotlib", "flax", "torch")),
         ("import roundscope.attention as a; a.Plan.preset('qiu-yao')", ("jax", "numba")),
         ("import roundscope", ("jax", "numba", "numpy", "roundscope.attention")),
         (
