@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz gpu-check gpu-kernels gpu-scaling gpu-tensor-core reference bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core reference bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -78,6 +78,12 @@ gpu-kernels:  ## on a machine with a GPU, PyTorch, transformers and jax: what re
 	$(PYTHON) -m tests.checks.kernel_twins kernels
 	$(PYTHON) -m tests.checks.gpu_instructions
 	$(PYTHON) -m tests.checks.gpu_twins --time
+
+gpu-watch:  ## on a machine with a GPU, PyTorch and jax: models on plans, trainings that leak, are warned and cured, the cost of a look
+	$(PYTHON) -m tests.checks.gpu_torch
+	$(PYTHON) -m tests.checks.watching.cost
+	$(PYTHON) -m tests.checks.watching.in_torch --out watch-torch
+	$(PYTHON) -m tests.checks.watching.in_jax --out watch-jax
 
 gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
 	$(PYTHON) -m tests.checks.gpu_scaling

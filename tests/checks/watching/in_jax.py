@@ -32,6 +32,7 @@ from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import data
 from roundscope.jax import Watch, corrected, tap, watch
 from tests.attention.jax import gpt
+from tests.checks.watching.outcomes import lines, means
 
 EVERY = 25  # steps from one look to the next
 
@@ -127,7 +128,8 @@ def run(
                 "diverged": None if first < 0 else first,
                 "alarm": None if alarm is None else alarm.step,
                 "from": int(done[i]),
-                "losses": losses[i],
+                "means": means(losses[i]),
+                "final": float(np.mean(losses[i][-25:])),
                 "shares": shares[i],
                 "kept": kept.get(seed),
                 "seconds": (time.perf_counter() - start) / len(seeds),
@@ -177,13 +179,14 @@ def main() -> None:
         for x in found:
             del x["kept"]
             runs.append({"arm": arm} | x)
-            loss = np.mean(x["losses"][-25:])
+            loss = x["final"]
             print(
                 f"seed {x['seed']} {arm}: diverged {x['diverged']}, alarm {x['alarm']},"
                 f" loss {loss:.3f}, {x['seconds']:.0f} s",
                 flush=True,
             )
         (asked.out / "runs.json").write_text(json.dumps({"about": about, "runs": runs}))
+    print(*lines(runs), sep="\n")
 
 
 if __name__ == "__main__":

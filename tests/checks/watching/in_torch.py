@@ -33,6 +33,7 @@ from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import data
 from roundscope.torch import correct, use, watch
 from tests.checks.watching.leak import check_rounded, leaking
+from tests.checks.watching.outcomes import lines, means
 
 EVERY = 25  # steps from one look to the next
 ARMS = ("healthy", "nearest", "leaking", "cured", "sham")
@@ -215,7 +216,7 @@ def seed_of(config: Config, seed: int, bits: int, out: str, device: str) -> list
                 "diverged": diverged,
                 "alarm": alarm,
                 "from": 0 if arm not in ("cured", "sham") else at_alarm.done if at_alarm else None,
-                "losses": t.losses,
+                "means": means(t.losses),
                 "shares": t.shares,
                 "seconds": time.perf_counter() - start,
             }
@@ -255,6 +256,7 @@ def main() -> None:
     about = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if device == "cuda"
              else "cpu", "bits": asked.bits, **sizes, "steps": asked.steps, "lr": 1e-2}  # fmt: skip
     (asked.out / "runs.json").write_text(json.dumps({"about": about, "runs": runs}))
+    print(*lines(runs), sep="\n")
 
 
 if __name__ == "__main__":
