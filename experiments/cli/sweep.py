@@ -97,7 +97,8 @@ def reproduce(
     paper: Annotated[
         str,
         typer.Argument(
-            help=f"{names(PAPERS)}: {', '.join(entry.number for entry in PAPERS)}.", metavar="PAPER"
+            help=f"{names(PAPERS)}: {', '.join(entry.number or 'our own' for entry in PAPERS)}.",
+            metavar="PAPER",
         ),
     ],
     quick: Annotated[

@@ -164,7 +164,9 @@ QUICK = Scale(
     config=Config(layers=2, heads=2, width=32, context=32, batch=8, warmup=50, steps=300),
     cases=(
         *(c for c in _CHOOSE if c.name in (EXACT, "as it is", "delta's O toward zero, 2 bits")),
-        *(c for c in _EVENTS if c.name in ("O toward zero, 4 bits", "P to nearest, 3 bits")),
+        *(c for c in _EVENTS if c.name in ("O toward zero, 4 bits", "dP toward zero, 4 bits")),
+        Case(part=TEST, preset=FLASH, name=EXACT, changes=("-> fp32",)),
+        Case(part=TEST, preset=FLASH, name="as it is"),
     ),
 )
 
