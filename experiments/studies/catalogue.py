@@ -120,7 +120,7 @@ ALARM = Entry(
     quick=50,
     full=560,
     seeds=(2, 4),
-    note="560 s are of two processes side by side; in the 300 steps of --quick hardly a run diverges",
+    note="560 s are of two processes; in the 300 steps of --quick hardly a run diverges",
 )
 DOSE = Entry(
     name="dose",

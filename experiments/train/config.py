@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from roundscope.attention.models.alarm import THRESHOLD
 from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.errors import UsageError, bad
 
@@ -45,8 +46,8 @@ class Config:
     checkpoint_every, keep  steps between checkpoints, and how many are kept;  monitor_every: steps
                             between monitors
     drift_alarm             the share of the gradient of W_Q made by rows of dS that do not sum to
-                            0, above which there is an alarm (experiments.train.run.drift), a
-                            heuristic; None for no such alarm
+                            0, above which there is an alarm (experiments.train.run.drift); None for
+                            no such alarm
 
     Raises UsageError naming the field, its value and the repair.
     """
@@ -82,7 +83,7 @@ class Config:
     checkpoint_every: int = 500
     keep: int = 3
     monitor_every: int = 10
-    drift_alarm: float | None = 0.01
+    drift_alarm: float | None = THRESHOLD
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -159,7 +160,7 @@ def _check_sizes(c: Config) -> None:
             "a tile has at least one row; leave it out for one tile as large as the context",
         )
     if c.drift_alarm is not None and not c.drift_alarm > 0.0:
-        raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.01, or none")
+        raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.1, or none")
     for name in ("data_seed", "init_seed"):
         if not 0 <= getattr(c, name) < WORD:
             raise bad(name, getattr(c, name), "a seed is a whole number from 0 to 2^32 - 1")

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from roundscope.attention.models.alarm import KEPT
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.linear import FULL
@@ -29,7 +30,6 @@ from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import Batches
 
 ABOUT = "drift of values and of inputs, decay 0.9, one sequence"
-KEPT = 0.9
 COLUMNS = ("made", "whole", "summed", "made_x", "whole_x", "summed_x")
 
 

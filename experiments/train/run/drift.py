@@ -5,9 +5,9 @@
 R is the part of a head's dW_Q from those rows (`gpt.monitor`), 0 in exact arithmetic. Sums are
 taken since a head whose gradient is small for a while has a large drift that matters little.
 
-It is a heuristic, with a threshold that is a setting (drift_alarm). In the published failing case
-the share is 2 %, and 0.3 % with a plan that never failed (docs/measurements.md). It says that the
-arithmetic pushes W_Q in a direction that the loss did not ask for, not that the run will diverge.
+Its threshold is a setting (drift_alarm); the default is that of `roundscope.torch.watch`, which
+`reproduce alarm` chose and tested. It says that the arithmetic pushes W_Q in a direction that the
+loss did not ask for, not that the run will diverge.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.models.alarm import KEPT, LOOKS
 from roundscope.experiments.train.spikes import Alarm
-
-LOOKS = 3  # monitored steps that there must be before an alarm
-KEPT = 0.9  # the factor of the sums from one monitored step to the next
 
 
 class DriftWatch:
