@@ -54,6 +54,32 @@ class HeadNumbers(NamedTuple):
     gain: Any
 
 
+class HeadSums(NamedTuple):
+    """The sums over the rows of each head that its numbers are made of; arrays (L, N).
+
+    Attributes:
+        drift: The sum of the squares of R.
+        gradient: The sum of the squares of G.
+        sums: The sum of r.
+        squares: The sum of r^2.
+        spread: The sum of (r - mean of r)^2.
+        sizes: The sum of (rowsum |dS|)^2.
+        several: The number of rows in which several P are 1.
+        along: <out - exact, exact>.
+        exact: <exact, exact>.
+    """
+
+    drift: Any
+    gradient: Any
+    sums: Any
+    squares: Any
+    spread: Any
+    sizes: Any
+    several: Any
+    along: Any
+    exact: Any
+
+
 def head_numbers(
     q: Any,
     k: Any,
@@ -102,118 +128,196 @@ def head_numbers(
         >>> found.drift.tolist(), found.several_ones.tolist()
         ([0.0, 0.0], [0.0, 0.0])
     """
-    xp, ones_above = _namespace(q), 1.0 - HALF_ULP.get(_type_name(q), 2.0**-25)
-    kept = _type_name(q) if _type_name(q) == "float64" else "float32"
-    q, k, v, do, r, dq, out = (_cast(xp, x, kept) for x in (q, k, v, do, r, dq, out))
-    heads, queries, keys, groups = q.shape[0], q.shape[1], k.shape[1], k.shape[0]
-    u = _stand_in(xp, v, queries) if inputs is None else _cast(xp, inputs, kept)
-    q, do, r, dq, out = (_by_key_head(x, groups) for x in (q, do, r, dq, out))
-    einsum, rows = _einsum(xp), max(1, elements // (heads * keys))
-    sums = None
-    for start in range(0, queries, rows):
-        t = slice(start, min(start + rows, queries))
-        s = slice(0, min(t.stop, keys) if is_causal else keys)
-        seen = _seen(xp, q, is_causal, t, s)
-        bias = None if mask is None else _part(mask, groups, heads, t, s)
-        scores = einsum("gmth,gsh->gmts", q[:, :, t], k[:, s]) * scale
-        terms = _terms(xp, einsum, scores, seen, bias, ones_above, k[:, s], v[:, s], do[:, :, t])
-        size, several, exact, pk = terms
-        part = (
-            einsum("tc,gmth->gmch", u[t], pk * (r[:, :, t, None] * scale)),
-            (size * size).sum(-1),
-            several.sum(-1),
-            (out[:, :, t] * exact).sum((-2, -1)),
-            (exact * exact).sum((-2, -1)),
-        )
-        sums = part if sums is None else tuple(x + y for x, y in zip(sums, part, strict=True))
-    assert sums is not None
-    made, sizes, several, along, whole = sums
-    found = (
-        _norm(xp, made),
-        _norm(xp, einsum("tc,gmth->gmch", u, dq)),
-        _quotient(xp, xp.sqrt((r * r).sum(-1)), xp.sqrt(sizes)),
-        _in_standard_errors(xp, r),
-        several / queries,
-        _quotient(xp, along - whole, whole),
+    queries = q.shape[1]
+    q, k, v, do, r, dq, out = (x[None] for x in (q, k, v, do, r, dq, out))
+    sums = head_sums(
+        q,
+        k,
+        v,
+        do,
+        r=r,
+        dq=dq,
+        out=out,
+        scale=scale,
+        is_causal=is_causal,
+        mask=mask,
+        inputs=None if inputs is None else inputs[None],
+        elements=elements,
     )
-    return HeadNumbers(*(x.reshape(heads) for x in found))
+    return numbers_of_sums(HeadSums(*(x[0] for x in sums)), queries)
 
 
-def _terms(
-    xp: Any,
-    einsum: Any,
-    scores: Any,
-    seen: Any,
-    mask: Any,
-    ones_above: float,
+def head_sums(
+    q: Any,
     k: Any,
     v: Any,
     do: Any,
-) -> tuple[Any, Any, Any, Any]:
-    """Return rowsum |dS|, whether several P are 1, the exact output and P K, of some rows."""
-    if mask is not None and "bool" in str(mask.dtype):
-        seen = mask if seen is None else seen & mask
-    elif mask is not None:
-        scores = scores + _cast(xp, mask, _type_name(scores))
-    if seen is not None:
-        scores = xp.where(seen, scores, -math.inf)
-    top = xp.amax(scores, -1, keepdims=True)
-    e = xp.exp(scores - xp.where(xp.isfinite(top), top, 0.0))
-    total = e.sum(-1)[..., None]
-    p = e / xp.where(total > 0.0, total, 1.0)
-    dp = einsum("gmtv,gsv->gmts", do, v)
-    ds = p * (dp - (p * dp).sum(-1)[..., None])
-    several = _cast(xp, (_cast(xp, e >= ones_above, _type_name(e))).sum(-1) > 1.5, _type_name(e))
-    exact, pk = einsum("gmts,gsv->gmtv", p, v), einsum("gmts,gsh->gmth", p, k)
-    return abs(ds).sum(-1), several, exact, pk
+    *,
+    r: Any,
+    dq: Any,
+    out: Any,
+    scale: float,
+    is_causal: bool = False,
+    mask: Any = None,
+    inputs: Any = None,
+    elements: int = ELEMENTS,
+) -> HeadSums:
+    """Return the sums of each head of several layers that have the same shapes, scale and mask.
+
+    Arguments are those of `head_numbers` with an axis of layers (L, ...) in front, but for the
+    mask, which the layers share. What is held at a time does not grow with the layers.
+
+    Returns:
+        The sums, (L, N) each, in binary32 or binary64, on the device of q.
+    """
+    xp, ones_above = _namespace(q), 1.0 - HALF_ULP.get(_type_name(q), 2.0**-25)
+    kept = _type_name(q) if _type_name(q) == "float64" else "float32"
+    q, k, v, do, r, dq, out = (_cast(xp, x, kept) for x in (q, k, v, do, r, dq, out))
+    u = _stand_in(xp, v, q.shape[2]) if inputs is None else _cast(xp, inputs, kept)
+    attention = _Attention(xp, q * scale, k, v, do, is_causal, mask, ones_above)
+    layers, heads, queries = q.shape[:3]
+    rows = max(1, elements // (layers * heads * k.shape[2]))
+    parts = [
+        attention.rows(slice(start, min(start + rows, queries)))
+        for start in range(0, queries, rows)
+    ]
+    sizes, several, exact, pk = (
+        x[0] if len(x) == 1 else xp.concatenate(x, 2) for x in zip(*parts, strict=True)
+    )
+    off = r - (r.sum(-1) / queries)[..., None]
+    return HeadSums(
+        drift=_square_of_product(xp, u, pk * (r * scale)[..., None]),
+        gradient=_square_of_product(xp, u, dq),
+        sums=r.sum(-1),
+        squares=(r * r).sum(-1),
+        spread=(off * off).sum(-1),
+        sizes=(sizes * sizes).sum(-1),
+        several=_cast(xp, several, kept).sum(-1),
+        along=((out - exact) * exact).sum((-2, -1)),
+        exact=(exact * exact).sum((-2, -1)),
+    )
+
+
+def numbers_of_sums(sums: HeadSums, queries: int) -> HeadNumbers:
+    """Return the numbers that sums over rows make, of any shape.
+
+    Args:
+        sums: The sums of heads.
+        queries: How many rows there are.
+    """
+    xp, n = _namespace(sums.drift), queries
+    return HeadNumbers(
+        drift=xp.sqrt(sums.drift),
+        gradient=xp.sqrt(sums.gradient),
+        row_sums=_quotient(xp, xp.sqrt(sums.squares), xp.sqrt(sums.sizes)),
+        bias=_quotient(xp, sums.sums / n, xp.sqrt(sums.spread / (max(n - 1, 1) * n))),
+        several_ones=sums.several / n,
+        gain=_quotient(xp, sums.along, sums.exact),
+    )
+
+
+class _Attention:
+    """Exact attention of several layers, some rows at a time.
+
+    Axes are (L G, N / G, T, features) of what has query heads, and (L G, S, features) of the others.
+    """
+
+    def __init__(
+        self,
+        xp: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        do: Any,
+        is_causal: bool,
+        mask: Any,
+        ones_above: float,
+    ) -> None:
+        """Arrange tensors (L, N, T, H) and (L, G, S, H); q is scaled."""
+        self.xp, self.matmul, self.ones_above = xp, _matmul(xp), ones_above
+        self.shape, self.groups, self.keys = tuple(q.shape[:3]), k.shape[1], k.shape[2]
+        self.q, self.do = (self._by_key_head(x) for x in (q, do))
+        k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+        self.k, self.v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+        self.vk, self.values = xp.concatenate((v, k), -1), v.shape[-1]
+        self.mask = None if mask is None else _by_group(mask, self.groups, self.shape[1])
+        self.places = None
+        if is_causal:
+            self.places = xp.arange(max(self.shape[2], self.keys), **_place(xp, q))
+
+    def rows(self, t: slice) -> tuple[Any, Any, Any, Any]:
+        """Return rowsum |dS|, whether several P are 1, the exact output and P K, of some rows.
+
+        Their axes are (L, N, T) and (L, N, T, features).
+        """
+        s = slice(0, self.keys if self.places is None else min(t.stop, self.keys))
+        q, do = (x[:, :, t].reshape(x.shape[0], -1, x.shape[-1]) for x in (self.q, self.do))
+        p, several = self._weights(self.matmul(q, self.k[..., s]), t, s)
+        both = self.matmul(p, self.vk[:, s])
+        delta = (do * both[..., : self.values]).sum(-1)
+        sizes = (p * abs(self.matmul(do, self.v[..., s]) - delta[..., None])).sum(-1)
+        sizes, several, both = (
+            x.reshape(*self.shape[:2], -1, *x.shape[2:]) for x in (sizes, several, both)
+        )
+        return sizes, several, both[..., : self.values], both[..., self.values :]
+
+    def _weights(self, scores: Any, t: slice, s: slice) -> tuple[Any, Any]:
+        """Return P of some rows, and in which of them several P are 1."""
+        xp, shape = self.xp, scores.shape
+        by_head = (-1, self.groups, self.shape[1] // self.groups, t.stop - t.start, shape[-1])
+        if self.places is not None:  # every row sees a key, its first
+            seen = self.places[t, None] >= self.places[s]
+            scores = xp.where(seen, scores.reshape(by_head), -math.inf).reshape(shape)
+        if self.mask is not None:
+            scores = self._masked(scores.reshape(by_head), t, s).reshape(shape)
+        top = xp.amax(scores, -1, keepdims=True)
+        if self.mask is not None:
+            top = xp.where(xp.isfinite(top), top, 0.0)
+        e = xp.exp(scores - top)
+        total = e.sum(-1)[..., None]
+        if self.mask is not None:
+            total = xp.where(total > 0.0, total, 1.0)
+        return e / total, (e >= self.ones_above).sum(-1) > 1
+
+    def _masked(self, scores: Any, t: slice, s: slice) -> Any:
+        """Return the scores of some rows with the mask in them."""
+        mask = self.mask if self.mask.shape[2] == 1 else self.mask[:, :, t]
+        mask = mask if mask.shape[3] == 1 else mask[..., s]
+        if "bool" in str(mask.dtype):
+            return self.xp.where(mask, scores, -math.inf)
+        return scores + _cast(self.xp, mask, _type_name(scores))
+
+    def _by_key_head(self, x: Any) -> Any:
+        """Return (L, N, ...) as (L G, N / G, ...)."""
+        return x.reshape(-1, self.shape[1] // self.groups, *x.shape[2:])
 
 
 def _stand_in(xp: Any, v: Any, queries: int) -> Any:
-    """Return what stands for the layer's input: (T, G Hv), or ones (T, 1) where T is not S."""
-    if queries != v.shape[1]:
-        return xp.ones((queries, 1), dtype=v.dtype, **_place(xp, v))
-    return xp.moveaxis(v, 0, 1).reshape(queries, -1)
+    """Return what stands for the inputs of layers: (L, T, G Hv), or ones where T is not S."""
+    if queries != v.shape[2]:
+        return xp.ones((v.shape[0], queries, 1), dtype=v.dtype, **_place(xp, v))
+    return v.swapaxes(1, 2).reshape(v.shape[0], queries, -1)
 
 
-def _seen(xp: Any, like: Any, is_causal: bool, t: slice, s: slice) -> Any:
-    """Return which of some keys each of some queries sees; None for all."""
-    if not is_causal:
-        return None
-    place = _place(xp, like)
-    return xp.arange(t.start, t.stop, **place)[:, None] >= xp.arange(s.start, s.stop, **place)
+def _square_of_product(xp: Any, u: Any, x: Any) -> Any:
+    """Return the sum of squares of u^T x, (L, N), for u (L, T, C) and x (L, N, T, H)."""
+    layers, heads, rows, features = x.shape
+    side_by_side = x.swapaxes(1, 2).reshape(layers, rows, heads * features)
+    product = _matmul(xp)(u.swapaxes(1, 2), side_by_side)
+    return (product * product).sum(1).reshape(layers, heads, features).sum(-1)
 
 
-def _part(mask: Any, groups: int, heads: int, t: slice, s: slice) -> Any:
-    """Return some rows and keys of a mask that broadcasts to (N, T, S), as (G, N / G, T, S)."""
+def _by_group(mask: Any, groups: int, heads: int) -> Any:
+    """Return a mask that broadcasts to (N, T, S) as one that broadcasts to (G, N / G, T, S)."""
     mask = mask.reshape((1,) * (3 - len(mask.shape)) + tuple(mask.shape))
     if mask.shape[0] == heads:
-        mask = mask.reshape(groups, heads // groups, *mask.shape[1:])
-    else:
-        mask = mask[None]
-    mask = mask if mask.shape[2] == 1 else mask[:, :, t]
-    return mask if mask.shape[3] == 1 else mask[..., s]
-
-
-def _in_standard_errors(xp: Any, r: Any) -> Any:
-    """Return the mean of r over its standard error, and 0 where r has no spread."""
-    n = r.shape[-1]
-    mean = r.sum(-1) / n
-    off = r - mean[..., None]
-    return _quotient(xp, mean, xp.sqrt((off * off).sum(-1) / (max(n - 1, 1) * n)))
-
-
-def _norm(xp: Any, x: Any) -> Any:
-    return xp.sqrt((x * x).sum((-2, -1)))
+        return mask.reshape(groups, heads // groups, *mask.shape[1:])
+    return mask[None]
 
 
 def _quotient(xp: Any, x: Any, y: Any) -> Any:
     """Return x / y, and 0 where y is 0."""
     return xp.where(y != 0.0, x / xp.where(y != 0.0, y, 1.0), 0.0)
-
-
-def _by_key_head(x: Any, groups: int) -> Any:
-    """Return (N, ...) as (G, N / G, ...)."""
-    return x.reshape(groups, x.shape[0] // groups, *x.shape[1:])
 
 
 def _namespace(x: Any) -> Any:
@@ -224,11 +328,16 @@ def _namespace(x: Any) -> Any:
     return x.__array_namespace__()
 
 
-def _einsum(xp: Any) -> Any:
-    """Return einsum without TF32 in JAX. (PyTorch has none unless a program asks for it.)"""
-    if xp.__name__ != "jax.numpy":
-        return xp.einsum
-    return lambda *args: xp.einsum(*args, precision="highest")
+def _matmul(xp: Any) -> Any:
+    """Return the product of stacks of matrices, (A, T, H) by (A, H, S), without TF32 in JAX.
+
+    PyTorch has no TF32 unless a program asks for it.
+    """
+    if xp.__name__ == "torch":
+        return xp.bmm
+    if xp.__name__ == "jax.numpy":
+        return lambda x, y: xp.matmul(x, y, precision="highest")
+    return xp.matmul
 
 
 def _type_name(x: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
-from roundscope.attention.models.drift import HeadNumbers, head_numbers
+from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
 from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.models.watcher import Watcher
 from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
@@ -32,6 +32,7 @@ from roundscope.attention.torch.feature_of_ones import (
 )
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
+STACKED = 1 << 22  # elements of each tensor of the layers that are measured at a time
 
 
 def watch(
@@ -217,19 +218,19 @@ class Watch:
             return {}
         missing = [str(layer.number) for layer in self.layers if layer not in with_backward]
         notes = [f"no gradient came to layers {', '.join(missing)}"] if missing else []
-        measured = {layer: _measured(x, self._heads) for layer, x in with_backward.items()}
-        self.note = "; ".join([*notes, *(note for _, _, note in measured.values() if note)])
+        stacks = _stacks(with_backward)
+        measured = [_measured(stack, self._heads) for stack in stacks]
+        self.note = "; ".join([*notes, *(note for own in measured for note in own.notes)])
         self._looks += 1
-        tables = torch.cat([table for _, table, _ in measured.values()], dim=1).cpu().numpy()
-        ends = np.cumsum([len(own) for own, _, _ in measured.values()])[:-1]
-        parts = np.split(tables, ends, axis=1)  # the device is waited for once, not for each layer
-        return self._watcher.look(
-            step,
-            {
-                layer: (own, HeadNumbers(*part))
-                for (layer, (own, _, _)), part in zip(measured.items(), parts, strict=True)
-            },
-        )
+        # the device is waited for once, not for each layer
+        table = torch.cat([own.sums.flatten(1) for own in measured], dim=1).cpu().numpy()
+        found: dict[Layer, tuple[Sequence[int], HeadNumbers]] = {}
+        for stack, own in zip(stacks, measured, strict=True):
+            of_layers = len(stack) * len(own.heads)
+            sums, table = np.split(table, [of_layers], axis=1)
+            for x, part in zip(stack, np.split(sums, len(stack), axis=1), strict=True):
+                found[x.call.layer] = own.heads, _finished(x.call, part)
+        return self._watcher.look(step, {layer: found[layer] for layer in with_backward})
 
     def remove(self) -> None:
         """Stop watching. A second call does nothing."""
@@ -309,82 +310,119 @@ class Watch:
         return out
 
 
-def _measured(
-    seen: _Seen, heads: int | tuple[int, ...] | None
-) -> tuple[Sequence[int], Tensor, str]:
-    """Return heads, their numbers (fields, heads) on their device, and a note or "".
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What was found of layers that are alike."""
 
-    The gradient of the call's output has come.
-    """
-    call, do = seen.call, seen.do
-    assert do is not None
-    dq, r, note = _row_sums(seen, do)
+    heads: Sequence[int]
+    sums: Tensor  # of `HeadSums`, (fields, layers, heads), on the device
+    notes: Sequence[str]
+
+
+def _stacks(seen: Mapping[Layer, _Seen]) -> list[list[_Seen]]:
+    """Return the layers whose calls are alike but for their numbers, as many as fit together."""
+    alike: dict[Any, list[_Seen]] = {}
+    for x in seen.values():
+        call, do = x.call, x.do
+        assert do is not None
+        tensors = tuple((y.shape, y.dtype, y.device) for y in (call.q, call.k, call.v, x.out, do))
+        told = (call.is_causal, call.scale, call.dropout, call.window, id(call.mask))
+        kind = (tensors, told, call.implementation, x.entry, x.batch, tuple(x.allowed), x.kernel)
+        alike.setdefault(kind, []).append(x)
+    stacks = []
+    for own in alike.values():
+        q, v = own[0].call.q, own[0].call.v
+        widest = max(q.shape[3], v.shape[3]) * max(q.shape[2], v.shape[1] * v.shape[3])
+        n = max(1, STACKED // (q.shape[1] * widest))
+        stacks += [own[start : start + n] for start in range(0, len(own), n)]
+    return stacks
+
+
+def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _Measured:
+    """Return what is found of layers that are alike, whose gradients have come."""
+    call = stack[0].call
     count, group = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
     own = _of_a_call(heads, count)
-    of_q = torch.tensor(own, device=call.q.device)
-    queries, keys = call.q.shape[2], call.k.shape[2]
     with torch.no_grad(), _binary32(), torch.autocast(call.q.device.type, enabled=False):
-        found = head_numbers(
-            call.q[0, of_q],
-            call.k[0, of_q // group],
-            call.v[0, of_q // group],
-            do[0, of_q],
-            r=r[0, of_q],
-            dq=dq[0, of_q],
-            out=seen.out[0, of_q],
+        q, k, v = (torch.cat([getattr(x.call, name) for x in stack]) for name in "qkv")
+        do = torch.cat([x.do for x in stack if x.do is not None])
+        out = torch.cat([x.out for x in stack])
+        dq, r, kernel = _row_sums(stack, q, k, v, do)
+        inputs, of_q = None, None
+        if own != tuple(range(count)):
+            of_q = torch.tensor(own, device=q.device)
+            inputs = v.transpose(1, 2).flatten(2) if q.shape[2] == k.shape[2] else None
+            q, do, out, dq, r = (x[:, of_q] for x in (q, do, out, dq, r))
+            k, v = (x[:, of_q // group] for x in (k, v))
+        sums = head_sums(
+            q,
+            k,
+            v,
+            do,
+            r=r,
+            dq=dq,
+            out=out,
             scale=call.scale,
             is_causal=call.is_causal,
-            mask=_mask(call, seen.entry, of_q),
-            inputs=call.v[0].transpose(0, 1).flatten(1) if queries == keys else None,
+            mask=_mask(call, stack[0].entry, of_q),
+            inputs=inputs,
             elements=ELEMENTS,
         )
-        if call.dropout:  # the exact output drops nothing
-            found = found._replace(gain=found.gain + float("nan"))
-        return own, torch.stack(list(found)).double(), note
+        table = torch.stack(list(sums)).double()
+    return _Measured(own, table, [_note(x, kernel) for x in stack if x.kernel != kernel])
 
 
-def _row_sums(seen: _Seen, do: Tensor) -> tuple[Tensor, Tensor, str]:
-    """Return dQ and the row sums of dS, of the entry, and a note or "", by the kernel itself.
+def _finished(call: Call, sums: Any) -> HeadNumbers:
+    """Return the numbers of a layer from its sums, (fields, heads), an array of NumPy."""
+    with np.errstate(all="ignore"):  # a look that is not finite is left out
+        found = numbers_of_sums(HeadSums(*sums), call.q.shape[2])
+    if call.dropout:  # the exact output drops nothing
+        found = found._replace(gain=found.gain + float("nan"))
+    return found
 
-    A mask of the whole batch is part of the call, which is then made for as many copies.
+
+def _row_sums(
+    stack: Sequence[_Seen], q: Tensor, k: Tensor, v: Tensor, do: Tensor
+) -> tuple[Tensor, Tensor, str | None]:
+    """Return dQ and the row sums of dS of layers, by the kernel itself, and its name.
+
+    A mask of the whole batch is part of a call, which is then made for as many copies.
     """
-    call = seen.call
-    features, width = call.q.shape[-1], extended_width(call.q.shape[-1], call.v.shape[-1])
-    mask = call.mask
-    is_whole = mask is not None and mask.ndim == 4 and mask.shape[0] > 1
-    copies, at = (seen.batch, seen.entry) if is_whole else (1, 0)
-    q, k, v, do = (
-        wide.expand(copies, -1, -1, -1)
-        for wide in (
-            with_zeros(call.q, width),
-            with_ones(call.k, width),
-            with_zeros(call.v, width),
-            with_zeros(do, width),
-        )
-    )
-    devices = [call.q.device] if call.q.is_cuda else []
-    with torch.enable_grad(), same_kernels(seen.allowed, call.q), \
+    first, call = stack[0], stack[0].call
+    features, width = q.shape[-1], extended_width(q.shape[-1], v.shape[-1])
+    is_whole = call.mask is not None and call.mask.ndim == 4 and call.mask.shape[0] > 1
+    copies, at = (first.batch, first.entry) if is_whole else (1, 0)
+    wide = with_zeros(q, width), with_ones(k, width), with_zeros(v, width), with_zeros(do, width)
+    kernel, gradients = None, []
+    devices = [q.device] if q.is_cuda else []
+    with torch.enable_grad(), same_kernels(first.allowed, q), \
             torch.random.fork_rng(devices, enabled=call.dropout > 0.0):  # fmt: skip
-        q = q.detach().requires_grad_()
-        kernel = kernel_chosen(call, q, k, v)
-        (dq,) = torch.autograd.grad(call.run(q, k, v), q, do)
-    note = ""
-    if kernel != seen.kernel:
-        note = (
-            f"layer {call.layer.number}: SDPA takes {seen.kernel} for {features} features and"
-            f" {kernel} for {width}, whose row sums these are"
-        )
-    dq = dq[at : at + 1]
+        for n, x in enumerate(stack):
+            q, k, v, do = (y[n : n + 1].expand(copies, -1, -1, -1) for y in wide)
+            q.requires_grad_()
+            kernel = kernel_chosen(call, q, k, v) if n == 0 else kernel
+            (dq,) = torch.autograd.grad(x.call.run(q, k, v), q, do)
+            gradients.append(dq[at : at + 1])
+    dq = torch.cat(gradients)
     r = dq[..., features].to(torch.promote_types(dq.dtype, torch.float32)) / call.scale
-    return dq[..., :features], r, note
+    return dq[..., :features], r, kernel
 
 
-def _mask(call: Call, entry: int, heads: Tensor) -> Tensor | None:
-    """Return what some heads of one batch entry see, as a mask that broadcasts to (N, T, S)."""
+def _note(seen: _Seen, kernel: str | None) -> str:
+    """Return what is to be known of a layer that another kernel measured."""
+    q, v = seen.call.q, seen.call.v
+    return (
+        f"layer {seen.call.layer.number}: SDPA takes {seen.kernel} for {q.shape[-1]} features and"
+        f" {kernel} for {extended_width(q.shape[-1], v.shape[-1])}, whose row sums these are"
+    )
+
+
+def _mask(call: Call, entry: int, heads: Tensor | None) -> Tensor | None:
+    """Return what some heads, or all, of one batch entry see, as a mask that broadcasts to (N, T, S)."""
     mask = call.mask
     if mask is not None and mask.ndim == 4:
         mask = mask[entry if mask.shape[0] > 1 else 0]
-    if mask is not None and mask.ndim == 3 and mask.shape[0] > 1:
+    if mask is not None and heads is not None and mask.ndim == 3 and mask.shape[0] > 1:
         mask = mask[heads]
     if call.window is None:
         return mask
