@@ -219,7 +219,7 @@ def numbers_of_sums(sums: HeadSums, queries: int) -> HeadNumbers:
 class _Attention:
     """Exact attention of several layers, some rows at a time.
 
-    Axes are (L G, N / G, T, features) of what has query heads, and (L G, S, features) of the others.
+    What has query heads has axes (L G, N / G, T, features), the others (L G, S, features).
     """
 
     def __init__(
@@ -240,8 +240,8 @@ class _Attention:
         k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
         self.k, self.v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         self.vk, self.values = xp.concatenate((v, k), -1), v.shape[-1]
-        self.mask = None if mask is None else _by_group(mask, self.groups, self.shape[1])
-        self.places = None
+        self.mask: Any = None if mask is None else _by_group(mask, self.groups, self.shape[1])
+        self.places: Any = None
         if is_causal:
             self.places = xp.arange(max(self.shape[2], self.keys), **_place(xp, q))
 
@@ -277,7 +277,10 @@ class _Attention:
         total = e.sum(-1)[..., None]
         if self.mask is not None:
             total = xp.where(total > 0.0, total, 1.0)
-        return e / total, (e >= self.ones_above).sum(-1) > 1
+        ones = _cast(
+            xp, e >= self.ones_above, _type_name(e)
+        )  # sums of booleans are slow in PyTorch
+        return e / total, ones.sum(-1) > 1.5
 
     def _masked(self, scores: Any, t: slice, s: slice) -> Any:
         """Return the scores of some rows with the mask in them."""

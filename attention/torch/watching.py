@@ -32,6 +32,8 @@ from roundscope.attention.torch.feature_of_ones import (
 )
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
+ELEMENTS_OF_CPU = 1 << 17  # the same, which caches hold
+ROWS = 16  # rows of each head that are held at a time, at least, if layers are held together
 STACKED = 1 << 22  # elements of each tensor of the layers that are measured at a time
 
 
@@ -139,7 +141,7 @@ def watch(
         watcher=watcher,
         forwards=forwards,
         start=start,
-        modules=modules,
+        modules=[layer.name for layer in known],
     )
 
 
@@ -175,7 +177,7 @@ class Watch:
         watcher: Watcher,
         forwards: int,
         start: int,
-        modules: Iterable[str] | None,
+        modules: Sequence[str],
     ) -> None:
         self.layers, self.note = tuple(layers), ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
@@ -226,10 +228,10 @@ class Watch:
         table = torch.cat([own.sums.flatten(1) for own in measured], dim=1).cpu().numpy()
         found: dict[Layer, tuple[Sequence[int], HeadNumbers]] = {}
         for stack, own in zip(stacks, measured, strict=True):
-            of_layers = len(stack) * len(own.heads)
-            sums, table = np.split(table, [of_layers], axis=1)
-            for x, part in zip(stack, np.split(sums, len(stack), axis=1), strict=True):
-                found[x.call.layer] = own.heads, _finished(x.call, part)
+            sums, table = np.split(table, [len(stack) * len(own.heads)], axis=1)
+            numbers = _finished(stack[0].call, sums)
+            for x, part in zip(stack, np.split(numbers, len(stack), axis=1), strict=True):
+                found[x.call.layer] = own.heads, HeadNumbers(*part)
         return self._watcher.look(step, {layer: found[layer] for layer in with_backward})
 
     def remove(self) -> None:
@@ -333,9 +335,15 @@ def _stacks(seen: Mapping[Layer, _Seen]) -> list[list[_Seen]]:
     for own in alike.values():
         q, v = own[0].call.q, own[0].call.v
         widest = max(q.shape[3], v.shape[3]) * max(q.shape[2], v.shape[1] * v.shape[3])
-        n = max(1, STACKED // (q.shape[1] * widest))
+        most = STACKED // widest, _elements(q) // (ROWS * own[0].call.k.shape[2])
+        n = max(1, min(most) // q.shape[1])
         stacks += [own[start : start + n] for start in range(0, len(own), n)]
     return stacks
+
+
+def _elements(like: Tensor) -> int:
+    """Return how many scores are held at a time."""
+    return ELEMENTS_OF_CPU if like.device.type == "cpu" else ELEMENTS
 
 
 def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _Measured:
@@ -366,19 +374,19 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
             is_causal=call.is_causal,
             mask=_mask(call, stack[0].entry, of_q),
             inputs=inputs,
-            elements=ELEMENTS,
+            elements=_elements(call.q),
         )
         table = torch.stack(list(sums)).double()
     return _Measured(own, table, [_note(x, kernel) for x in stack if x.kernel != kernel])
 
 
-def _finished(call: Call, sums: Any) -> HeadNumbers:
-    """Return the numbers of a layer from its sums, (fields, heads), an array of NumPy."""
+def _finished(call: Call, sums: Any) -> Any:
+    """Return numbers (fields, heads) of sums (fields, heads), arrays of NumPy."""
     with np.errstate(all="ignore"):  # a look that is not finite is left out
         found = numbers_of_sums(HeadSums(*sums), call.q.shape[2])
     if call.dropout:  # the exact output drops nothing
         found = found._replace(gain=found.gain + float("nan"))
-    return found
+    return np.stack(found)
 
 
 def _row_sums(
@@ -418,7 +426,7 @@ def _note(seen: _Seen, kernel: str | None) -> str:
 
 
 def _mask(call: Call, entry: int, heads: Tensor | None) -> Tensor | None:
-    """Return what some heads, or all, of one batch entry see, as a mask that broadcasts to (N, T, S)."""
+    """Return what heads of a batch entry see, as a mask that broadcasts to (N, T, S)."""
     mask = call.mask
     if mask is not None and mask.ndim == 4:
         mask = mask[entry if mask.shape[0] > 1 else 0]

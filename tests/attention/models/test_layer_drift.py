@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from roundscope.attention.models.drift import HeadNumbers, head_numbers
+from roundscope.attention.models.drift import HeadNumbers, head_numbers, head_sums, numbers_of_sums
 
 N, G, T, S, H, HV, D = 6, 2, 24, 24, 8, 5, 40
 
@@ -84,6 +84,19 @@ def test_causal_equations(elements):
     x = tensors()
     found = head_numbers(**x, scale=0.3, is_causal=True, elements=elements)
     agree(found, reference(**x, scale=0.3, seen=causal()), 1e-12)
+
+
+@pytest.mark.parametrize("elements", [1, 14 * N * S, 10**9])
+def test_equations_of_several_layers(elements):
+    """A layer that is given another's keys or inputs."""
+    layers, mask = [tensors(seed=n) for n in range(2)], rng(1).random((N, T, S)) < 0.6
+    mask[..., 0] = True
+    x = {name: np.stack([y[name] for y in layers]) for name in layers[0]}
+    sums = head_sums(**x, scale=0.3, is_causal=True, mask=mask, elements=elements)
+    found = numbers_of_sums(sums, T)
+    for n, own in enumerate(layers):
+        expected = reference(**own, scale=0.3, seen=causal() & mask)
+        agree([y[n] for y in found], expected, 1e-12)
 
 
 @pytest.mark.parametrize("shape", [(T, S), (1, S), (N, T, S), (N, 1, S), (1, T, S)])

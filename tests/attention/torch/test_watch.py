@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from roundscope.attention.models import log as logs
+from roundscope.attention.torch import watching
 from roundscope.attention.torch.calls import intercept
 from roundscope.attention.torch.watching import watch
 from tests.attention.torch.biased import (
@@ -323,6 +324,27 @@ def test_the_mask_of_a_batch_entry_is_its_own(tmp_path):
     for found in looks[1:]:
         for own, right in zip(found, looks[0], strict=True):
             np.testing.assert_allclose(own.numbers, right.numbers, 1e-9, 1e-13)
+
+
+@pytest.mark.parametrize("stacked", [1, 1 << 22])
+def test_layers_have_the_numbers_that_they_have_alone(tmp_path, monkeypatch, stacked):
+    """Layers 0 and 2 are alike and may be measured together; layer 1 has a mask of its own."""
+    monkeypatch.setattr(watching, "STACKED", stacked)
+    mask = torch.rand(20, 20, generator=torch.Generator().manual_seed(1)) < 0.7
+    mask[:, 0] = True
+    looks = {}
+    for layers in ("*", "0", "1", "2"):
+        model = Gpt(layers=3).double()
+        model.blocks[1].attention.mask = mask
+        with_biased_kernel(model)
+        with watch(model, layers=layers, log=tmp_path / f"log{layers}") as w:
+            loss_of(model, tokens()).backward()
+            assert w.numbers() and w.note == ""
+        looks[layers] = logs.read(tmp_path / f"log{layers}")[0].layers
+    assert [own.layer.number for own in looks["*"]] == [0, 1, 2]
+    for n, own in enumerate(looks["*"]):
+        np.testing.assert_allclose(own.numbers, looks[str(n)][0].numbers, 1e-9, 1e-13)
+    assert len({tuple(own.numbers.drift) for own in looks["*"]}) == 3
 
 
 def test_chosen_heads_have_the_numbers_that_they_have_among_all(tmp_path):
