@@ -1,0 +1,175 @@
+"""docs/bring-your-model.md: its code and its commands run as they stand there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from roundscope.attention.models import log as logs
+from roundscope.experiments.cli import main as cli
+from roundscope.experiments.tensors.layers import read_layers
+from tests.attention.flax import transformer
+from tests.attention.jax import gpt
+from tests.attention.torch.biased import Gpt, loss_of, tokens, with_biased_kernel
+
+PAGE = (Path(__file__).parents[1] / "docs" / "bring-your-model.md").read_text("utf-8")
+LONGEST = 10  # lines of code in a block
+LIBRARIES = ("PyTorch", "transformers", "flax", "JAX")
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+SHOWN = re.compile(
+    r"^    (These are the numbers of \S+) .*?(\S+ of out's bits are equal)", re.M | re.S
+)
+
+
+def section(title):
+    """The text under a heading."""
+    [text] = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+    return text
+
+
+def of_torch(layers=2, length=64, dtype=torch.bfloat16):
+    """A small GPT of PyTorch, and what the page has of a user."""
+    model = Gpt(layers=layers).to(dtype)
+    return {
+        "model": model,
+        "loss_of": loss_of,
+        "batch": tokens(length=length),
+        "batches": [tokens(seed=n, length=length) for n in range(3)],
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "logger": {},
+    }
+
+
+def of_jax():
+    batch = np.random.default_rng(0).integers(0, gpt.VOCABULARY, (2, gpt.CONTEXT + 1))
+    params = gpt.init(jax.random.key(0))
+    return {"loss": gpt.loss, "params": params, "batch": jax.numpy.asarray(batch, "int32")}
+
+
+NAMES = {
+    "PyTorch": of_torch,
+    "transformers": dict,
+    "flax": lambda: {
+        "model": transformer.Transformer(),
+        "loss": transformer.loss,
+        "batch": transformer.tokens(),
+    },
+    "JAX": of_jax,
+}
+
+
+@pytest.fixture
+def commands(monkeypatch, capsys):
+    """Runs the command lines of a block, and returns what they print."""
+    dot = b"\x89PNG\r\n\x1a\n"
+    monkeypatch.setattr("roundscope.experiments.trace.plots.png", lambda figure: dot)
+
+    def run(text):
+        printed = []
+        for line in text.splitlines():
+            name, *words = shlex.split(line, comments=True)
+            assert name == "roundscope"
+            with pytest.raises(SystemExit) as stop:
+                cli.main(words)
+            out, err = capsys.readouterr()
+            assert not stop.value.code, f"{line}\n{out}{err}"
+            printed.append(out)
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch, commands):
+    """Runs a section, its code and its commands in order: its names, and what was printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(title):
+        names, printed = NAMES[title](), []
+        for kind, text in BLOCK.findall(section(title)):
+            if kind == "sh":
+                printed += commands(text)
+            else:
+                exec(compile(text, f"{title} of the page", "exec"), names)
+        return names, printed
+
+    return run
+
+
+def test_every_block_is_short_and_stands_under_a_library():
+    """A block that no test runs, or that grew."""
+    blocks = BLOCK.findall(PAGE)
+    assert len(blocks) == sum(len(BLOCK.findall(section(title))) for title in LIBRARIES)
+    assert {kind for kind, _ in blocks} == {"python", "sh"}
+    assert PAGE.count("```") == 2 * len(blocks)
+    for kind, text in blocks:
+        assert kind == "sh" or 0 < len(text.strip().splitlines()) <= LONGEST, text
+
+
+def test_torch(ran, tmp_path):
+    """In BF16 on SDPA's math, whose twin is sdpa-math."""
+    with sdpa_kernel(SDPBackend.MATH):
+        names, (identified, traced, watched) = ran("PyTorch")
+    layers = read_layers(tmp_path / "qkv.safetensors")
+    assert [(x.name, x.is_causal, x.q.shape) for x in layers] == [
+        (f"layers.{n}", True, (1, 64, 4, 8)) for n in range(2)
+    ]
+    assert identified.startswith("These are the numbers of sdpa-math: 1.000000 of out")
+    assert "layers.0" in traced and "layers.1" in traced
+    assert watched.startswith("1 look, steps 0 to 0") and (tmp_path / "watch.png").exists()
+    assert names["logger"]["attention/drift"] < 0.1 and names["watched"].alarm is None
+    names["watched"].remove()
+    assert not any("forward" in module.__dict__ for module in names["model"].modules())
+
+
+def test_transformers(ran):
+    """The plan that the page says is the one that is found."""
+    pytest.importorskip("transformers")
+    names, [identified] = ran("transformers")
+    [(plan, share)] = SHOWN.findall(section("transformers"))
+    assert identified.startswith(plan) and share in " ".join(identified.split())
+    assert names["gpt2"].dtype == torch.bfloat16
+
+
+def test_flax(ran, tmp_path):
+    names, (traced, watched) = ran("flax")
+    assert "layers.0.attention" in traced and watched.startswith("1 look")
+    assert names["numbers"]["attention/drift"] < 1e-3
+    assert len(read_layers(tmp_path / "flax.safetensors")) == 2
+
+
+def test_jax(ran, tmp_path):
+    names, (traced, watched) = ran("JAX")
+    assert "layers.0" in traced and watched.startswith("1 look")
+    assert names["numbers"]["attention/drift"] < 1e-3
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(names["gradient"]))
+    assert len(read_layers(tmp_path / "jax.safetensors")) == 2
+
+
+def test_the_loop_of_the_page_cures_at_its_alarm(tmp_path, monkeypatch):
+    """A kernel whose delta errs: an alarm at the third look, and afterwards no drift."""
+    monkeypatch.chdir(tmp_path)
+    blocks = [text for kind, text in BLOCK.findall(section("PyTorch")) if kind == "python"]
+    [loop] = [text for text in blocks if "watch(model, every=100" in text]
+    names = of_torch(length=20, dtype=torch.float32)
+    names |= {"batches": [names["batch"]] * 31}
+    with_biased_kernel(names["model"], 0.03, is_relative=True)
+    exec(loop.replace("every=100", "every=10"), names)
+    looks = logs.read(tmp_path / "watch.jsonl")
+    assert [look.step for look in looks] == [0, 10, 20, 30]
+    assert [look.alarm is not None for look in looks] == [False, False, True, False]
+    assert share(looks[2]) > 0.1 and share(looks[3]) < 1e-6
+
+
+def share(look):
+    """The share of the drift of one look alone."""
+    drift, gradient = (
+        sum(sum(getattr(own.numbers, name)) for own in look.layers)
+        for name in ("drift", "gradient")
+    )
+    return drift / gradient
