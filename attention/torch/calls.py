@@ -111,8 +111,8 @@ def attention_layers(
 ) -> dict[Layer, nn.Module]:
     """Return the modules of a model that call attention themselves, in the model's order.
 
-    A module is one of them if the code of its class, or a function of the same file that it calls,
-    names `scaled_dot_product_attention`, the registry of the transformers library, or the function
+    A module is one of them if the code of its class, or a function that it calls, names
+    `scaled_dot_product_attention`, the registry of the transformers library, or the function
     under `nn.MultiheadAttention`.
 
     Args:
@@ -331,7 +331,7 @@ class _Sdpa(TorchFunctionMode):
                 return multi_head.weighted(call_of, answer, *args, **kwargs)
             with self:
                 return multi_head.opened(*args, **kwargs)
-        return func(*args, **kwargs)
+        return multi_head.traceable(func)(*args, **kwargs)
 
 
 def _answered(chain: _Chain, call: Call) -> Tensor:

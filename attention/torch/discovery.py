@@ -2,9 +2,8 @@
 
 Nothing is run. Names in the compiled code of a class's own methods decide, and what global names
 stand for there, as in `from torch.nn.functional import scaled_dot_product_attention as sdpa`; then
-those in functions of the same package that these call, up to `DEPTH` calls away. The files of a
-script, whose package is `__main__`, may import from any package. Functions of PyTorch and the
-transformers library are not followed.
+those in functions that these call, up to `DEPTH` calls away. Functions of PyTorch and of the
+transformers library are followed within a file only.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ NAMES = frozenset(
     ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "multi_head_attention_forward")
 )
 OBJECTS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
-LIBRARIES = ("torch", "transformers")  # whose functions are followed within a file only
+LIBRARIES = ("torch", "transformers")
 DEPTH = 3
 
 
@@ -90,10 +89,7 @@ def _meant(function: FunctionType, names: set[str]) -> Iterator[Any]:
 
 def _is_followed(file: str, other: str | None) -> bool:
     """Return whether the functions of a module are followed from another module."""
-    if file == other:
-        return True
-    own, package = file.partition(".")[0], (other or "").partition(".")[0]
-    return package not in LIBRARIES and own in (package, "__main__")
+    return file == other or (other or "").partition(".")[0] not in LIBRARIES
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -45,6 +45,11 @@ def _opened(function: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
 opened = _opened(F.multi_head_attention_forward)
 
 
+def traceable(function: Any) -> Any:
+    """Return a function as torch.compile traces it in a mode, where `Tensor.unflatten` fails."""
+    return torch.unflatten if function is Tensor.unflatten else function
+
+
 def without_fast_path() -> Callable[[], None]:
     """Switch the fast path of `nn.TransformerEncoder` off, which calls no attention of a module.
 
@@ -100,7 +105,7 @@ class _Weighted(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
-            return func(*args, **(kwargs or {}))
+            return traceable(func)(*args, **(kwargs or {}))
         call, weights = _multiplied(self.call_of(*args, **(kwargs or {})), self.weights)
         out = self.answer(call)
         if not self.weights:
@@ -145,6 +150,5 @@ def _multiplied(call: Call, kept: list[Tensor]) -> tuple[Call, Callable[..., Ten
 def _has_graph(call: Call, q: Tensor, k: Tensor) -> bool:
     """Return whether q and k of a run are part of a graph wherever those of the call are."""
     return all(
-        new.grad_fn is not None or old.grad_fn is None
-        for new, old in ((q, call.q), (k, call.k))
+        new.grad_fn is not None or old.grad_fn is None for new, old in ((q, call.q), (k, call.k))
     )

@@ -143,7 +143,9 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
 
     files = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
     eager = (getattr(file, "eager_attention_forward", None) for file in files)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(name, next(filter(None, eager), None))
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(
+        name, next(filter(None, eager), None)
+    )
     return function
 
 

@@ -200,19 +200,17 @@ def test_weights_are_the_modules_own():
     """A handler that does not run the module's attention, or on tensors without its graph."""
     model = multi_head(batch_first=True)
     out, weights = model(X, X, X)
-    expected = gradients(model, weights)
-    for handler in (
-        lambda call: torch.zeros_like(call.q),
-        lambda call: call.run(call.q.detach(), call.k.detach(), call.v),
+    (expected,) = torch.autograd.grad(weights.square().sum(), model.in_proj_weight)
+    assert expected.abs().max() > 1e-3
+    for handler, is_own in (
+        (lambda call: torch.zeros_like(call.q), False),
+        (lambda call: call.run(call.q.detach(), call.k.detach(), call.v), True),
     ):
         with intercept(model, handler):
             found = model(X, X, X)
-        assert torch.equal(found[1], weights) and not torch.equal(found[0], 2 * out)
-        assert all(
-            torch.allclose(a, b, rtol=0, atol=1e-6)
-            for a, b in zip(gradients(model, found[1] + 0 * found[0].sum()), expected, strict=True)
-        )
-        assert max(x.abs().max() for x in expected) > 1e-3
+        assert torch.equal(found[1], weights) and torch.equal(found[0], out) == is_own
+        (gradient,) = torch.autograd.grad(found[1].square().sum(), model.in_proj_weight)
+        assert torch.equal(gradient, expected)
 
 
 def test_dropout_of_multi_head_attention_draws_the_same():
@@ -294,7 +292,7 @@ def test_multi_head_attention_compiled(need_weights):
     with use(model, "fa2-bf16"):
         expected = run(X, X, X)[0]
         torch.compiler.reset()
-        found = torch.compile(run, backend="aot_eager")(X, X, X)[0]
+        found = torch.compile(run, backend="aot_eager", fullgraph=True)(X, X, X)[0]
     assert torch.equal(found, expected) and not torch.equal(expected, run(X, X, X)[0])
 
 
@@ -357,8 +355,8 @@ def test_exceptions_leave_nothing_behind(model):
 
     with intercept(model, failing), pytest.raises(KeyError):
         model(*x)
-    with intercept(model, Kept()), pytest.raises(RuntimeError):
-        model(*(y[..., :1, None, None] for y in x))
+    with intercept(model, Kept()), pytest.raises((RuntimeError, AssertionError)):
+        model(*(y.flatten() for y in x))
     assert nothing_is_left(model) and not _get_current_function_mode_stack()
     assert torch.backends.mha.get_fastpath_enabled()
 
@@ -438,11 +436,11 @@ def test_a_forward_of_the_instance_comes_back():
     model.forward = second = partial(around, model.forward)
     with intercept(model, kept):
         kept.calls.clear()
-        assert torch.equal(model(x), own(x) + 2) and len(kept.calls) == 2
+        assert torch.equal(model(x), own(x) + 1 + 1) and len(kept.calls) == 2
     handle.remove()
     assert model.__dict__["forward"] is second
     kept.calls.clear()
-    assert torch.equal(model(x), own(x) + 2) and not kept.calls
+    assert torch.equal(model(x), own(x) + 1 + 1) and not kept.calls
     with intercept(model, kept):
         model(x)
     assert len(kept.calls) == 1
