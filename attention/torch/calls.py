@@ -5,17 +5,21 @@ of their attention. Capturing, choosing plans and watching are such functions.
 
 The `forward` of each of these modules is wrapped, so that a forward that is repeated for
 activation checkpointing is seen too, in whatever thread. `F.scaled_dot_product_attention` is seen
-by a `TorchFunctionMode` inside the wrapper; the other implementations of the transformers library
-through its registry (`attention.torch.transformers`).
+by a `TorchFunctionMode` inside the wrapper, also within `nn.MultiheadAttention`
+(`attention.torch.multi_head`); the other implementations of the transformers library through its
+registry (`attention.torch.transformers`).
+
+A copy of an intercepted model, by `copy.deepcopy` or by pickling it, has its own attention.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
-from types import TracebackType
+from functools import partial, update_wrapper
+from types import MethodType, TracebackType
 from typing import Any, TypeAlias
 
 import torch
@@ -24,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roundscope.attention.models.selection import Layer, chosen
-from roundscope.attention.torch import transformers
+from roundscope.attention.torch import multi_head, transformers
 from roundscope.attention.torch.discovery import calls_attention
 
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -107,8 +111,8 @@ def attention_layers(
 ) -> dict[Layer, nn.Module]:
     """Return the modules of a model that call attention themselves, in the model's order.
 
-    A module is one of them if the code of its class, or a function of the same file that it calls,
-    names `scaled_dot_product_attention`, the registry of the transformers library, or the function
+    A module is one of them if the code of its class, or a function that it calls, names
+    `scaled_dot_product_attention`, the registry of the transformers library, or the function
     under `nn.MultiheadAttention`.
 
     Args:
@@ -143,7 +147,7 @@ def attention_layers(
                 " modules=['blocks.0.attention']"
             )
     else:
-        names = [modules] if isinstance(modules, str) else list(modules)
+        names = [modules] if isinstance(modules, str) else list(dict.fromkeys(modules))
         for name in names:
             if name not in known:
                 raise ValueError(f"modules: {name!r} is no path of model.named_modules()")
@@ -163,6 +167,11 @@ def intercept(
     have run without it. A layer whose forward ends without a call that was seen raises an error,
     since a kernel that is reached in another way would pass unnoticed.
 
+    While a layer is an `nn.MultiheadAttention`, the fast path of PyTorch's transformer modules is
+    off (`torch.backends.mha.set_fastpath_enabled`), which eval mode takes without gradients and in
+    which no attention is called. With `need_weights=True`, its default, the weights that it
+    returns are its own, softmax of its scores, whatever the handler answers.
+
     Args:
         model: Any `nn.Module`.
         handler: Takes a `Call` and returns the output (B, N, T, Hv), for instance
@@ -175,7 +184,8 @@ def intercept(
 
     Raises:
         TypeError: `model` is not an `nn.Module`.
-        ValueError: No such layers, or an implementation whose calls cannot be seen.
+        ValueError: No such layers, an implementation whose calls cannot be seen, or an
+            `nn.DataParallel`.
 
     Example:
         >>> import torch
@@ -193,11 +203,18 @@ def intercept(
         0 (1, 2, 4, 8) False
     """
     found = attention_layers(model, modules)
+    if any(isinstance(module, nn.DataParallel) for module in model.modules()):
+        raise ValueError(
+            "model: nn.DataParallel runs copies of its module; give model.module and run that, or"
+            " use nn.parallel.DistributedDataParallel"
+        )
     own = chosen(layers, list(found))
     undo: list[Callable[[], None]] = []
     try:
         for layer in own:
             undo.append(_installed(found[layer], layer, handler))
+        if any(isinstance(found[layer], nn.MultiheadAttention) for layer in own):
+            undo.append(multi_head.without_fast_path())
         undo.append(transformers.routed([found[layer] for layer in own], _answered))
     except BaseException:
         for step in reversed(undo):
@@ -207,49 +224,92 @@ def intercept(
 
 
 class _Chain:
-    """The handlers of a module, the first installed first, and its layer."""
+    """The handlers of a module, the first installed first, each with the layer that it knows.
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer, self.calls = layer, 0
-        self.handlers: list[Handler] = []
+    A copy of the module has None instead.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.handlers: list[tuple[Layer, Handler]] = []
+        self.restore: Callable[[], None]  # gives the module its own forward back
+
+    @property
+    def layer(self) -> Layer:
+        """The layer as the handler that was installed last knows it."""
+        return self.handlers[-1][0]
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
 
 
-def _installed(module: nn.Module, layer: Layer, handler: Handler) -> Callable[[], None]:
-    """Add a handler to a module, and return what takes it away again."""
-    chain: _Chain | None = module.__dict__.get(CHAIN)
-    if chain is None:
-        chain = _Chain(layer)
-        module.__dict__[CHAIN] = chain
-        module.__dict__["forward"] = _wrapped(module.forward, chain)
-    chain.handlers.append(handler)
+class _Seen:
+    """A module's forward that lets its chain answer the calls of attention.
 
-    def undo() -> None:
-        chain.handlers.remove(handler)
+    Without handlers it is the forward: others may have wrapped it and still call it. A copy of the
+    module gets the forward.
+    """
+
+    def __init__(self, forward: Callable[..., Any], chain: _Chain) -> None:
+        self.forward, self.chain = forward, chain
+        update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        chain = self.chain
         if not chain.handlers:
-            del module.__dict__[CHAIN]
-            del module.__dict__["forward"]
-
-    return undo
-
-
-def _wrapped(forward: Callable[..., Any], chain: _Chain) -> Callable[..., Any]:
-    """Return a module's forward that lets its chain answer the calls of attention."""
-
-    @wraps(forward)
-    def seen(*args: Any, **kwargs: Any) -> Any:
+            return self.forward(*args, **kwargs)
         chain.calls = 0
         with _Sdpa(chain):
-            result = forward(*args, **kwargs)
+            result = self.forward(*args, **kwargs)
         if not chain.calls:
             raise RuntimeError(
                 f"layer {chain.layer.number} ({chain.layer.name}): its forward ended without a call"
                 " of F.scaled_dot_product_attention that could be seen; it has reached its kernel"
-                " in another way (nn.MultiheadAttention needs need_weights=False and training"
-                " mode), so choose other layers, or change it"
+                " in another way, so choose other layers, or change it"
             )
         return result
 
-    return seen
+    def __reduce__(self) -> Any:
+        if isinstance(self.forward, MethodType):
+            return self.forward.__reduce__()
+        return partial, (self.forward,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.forward, memo)
+
+
+def _installed(module: nn.Module, layer: Layer, handler: Handler) -> Callable[[], None]:
+    """Add a handler to a module, and return what takes it away again."""
+    own = module.__dict__
+    chain: _Chain | None = own.get(CHAIN)
+    if chain is None:
+        chain = own[CHAIN] = _Chain()
+        before = own.get("forward")  # of the instance, as accelerate gives it one
+        seen = own["forward"] = _Seen(module.forward, chain)
+        chain.restore = partial(_restore, own, before, seen)
+    entry = (layer, handler)
+    chain.handlers.append(entry)
+
+    def undo() -> None:
+        chain.handlers[:] = [x for x in chain.handlers if x is not entry]
+        if not chain.handlers:
+            chain.restore()
+
+    return undo
+
+
+def _restore(own: dict[str, Any], before: Any, seen: _Seen) -> None:
+    """Give a module the forward that it had, unless it got another one since."""
+    del own[CHAIN]
+    if own.get("forward") is not seen:
+        return
+    if before is None:
+        del own["forward"]
+    else:
+        own["forward"] = before
 
 
 class _Sdpa(TorchFunctionMode):
@@ -262,9 +322,16 @@ class _Sdpa(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        kwargs, chain = kwargs or {}, self.chain
         if func is F.scaled_dot_product_attention:
-            return _answered(self.chain, _of_sdpa(self.chain.layer, *args, **(kwargs or {})))
-        return func(*args, **(kwargs or {}))
+            return _answered(chain, _of_sdpa(chain.layer, *args, **kwargs))
+        if func is F.multi_head_attention_forward:
+            if kwargs.get("need_weights", True):
+                call_of, answer = partial(_of_sdpa, chain.layer), partial(_answered, chain)
+                return multi_head.weighted(call_of, answer, *args, **kwargs)
+            with self:
+                return multi_head.opened(*args, **kwargs)
+        return multi_head.traceable(func)(*args, **kwargs)
 
 
 def _answered(chain: _Chain, call: Call) -> Tensor:
@@ -273,15 +340,17 @@ def _answered(chain: _Chain, call: Call) -> Tensor:
     return _through(chain.handlers, call)
 
 
-def _through(handlers: Sequence[Handler], call: Call) -> Tensor:
+def _through(handlers: Sequence[tuple[Layer, Handler]], call: Call) -> Tensor:
     if not handlers:
         return call.run(call.q, call.k, call.v)
-    inner = handlers[:-1]
+    *inner, (layer, handler) = handlers
     if not inner:
-        return handlers[-1](call)
-    return handlers[-1](
-        replace(call, run=lambda q, k, v: _through(inner, replace(call, q=q, k=k, v=v)))
-    )
+        return handler(replace(call, layer=layer))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _through(inner, replace(call, q=q, k=k, v=v))
+
+    return handler(replace(call, layer=layer, run=run))
 
 
 def _of_sdpa(

@@ -101,7 +101,8 @@ def capture(
             write_captures(file, calls, about)
 
     recorder.is_nested = any(
-        CHAIN in module.__dict__ for module in attention_layers(model, modules).values()
+        module.__dict__.get(CHAIN) is not None
+        for module in attention_layers(model, modules).values()
     )
     with ExitStack() as stack:
         own = stack.enter_context(intercept(model, recorder.answer, layers=layers, modules=modules))

@@ -1,18 +1,23 @@
 """Which modules of a PyTorch model call attention themselves, read from their code.
 
-Nothing is run. Names in the compiled code of a class's own methods decide, and those in functions
-of the same file that these call, up to `DEPTH` calls away.
+Nothing is run. Names in the compiled code of a class's own methods decide, and what global names
+stand for there, as in `from torch.nn.functional import scaled_dot_product_attention as sdpa`; then
+those in functions that these call, up to `DEPTH` calls away. Functions of PyTorch and of the
+transformers library are followed within a file only.
 """
 
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import torch.nn.functional as F
 from torch import nn
 
 NAMES = frozenset(
     ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "multi_head_attention_forward")
 )
+OBJECTS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
+LIBRARIES = ("torch", "transformers")
 DEPTH = 3
 
 
@@ -38,26 +43,53 @@ def _is_machinery(kind: type) -> bool:
 def _functions(kind: type) -> Iterator[FunctionType]:
     """Yield the functions that a class defines, without their decorators."""
     for value in vars(kind).values():
-        inner: Any = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-        while hasattr(inner, "__wrapped__"):
-            inner = inner.__wrapped__
+        inner = _bare(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
         if isinstance(inner, FunctionType):
             yield inner
 
 
+def _bare(function: Any) -> Any:
+    """Return a function without its decorators."""
+    while not isinstance(function, type) and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
 def _reaches(function: FunctionType, depth: int) -> bool:
+    """Return whether a function calls attention, or calls one that does, `depth` calls away."""
     names = set(_names(function.__code__))
     if names & NAMES:
         return True
-    if not depth:
-        return False
-    called = (function.__globals__.get(name) for name in names)
-    return any(
+    meant = list(_meant(function, names))
+    if any(value is own for value in meant for own in OBJECTS):
+        return True
+    return depth > 0 and any(
         isinstance(other, FunctionType)
-        and other.__module__ == function.__module__
+        and _is_followed(function.__module__, other.__module__)
         and _reaches(other, depth - 1)
-        for other in called
+        for other in map(_bare, meant)
     )
+
+
+def _meant(function: FunctionType, names: set[str]) -> Iterator[Any]:
+    """Yield what names in a function stand for: globals, those around it, and parts of modules."""
+    known = dict(function.__globals__)
+    cells = function.__closure__ or ()
+    for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        try:
+            known[name] = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in (*names, *function.__code__.co_freevars):
+        value = known.get(name)
+        yield value
+        if isinstance(value, ModuleType):
+            yield from (vars(value)[part] for part in names & vars(value).keys())
+
+
+def _is_followed(file: str, other: str | None) -> bool:
+    """Return whether the functions of a module are followed from another module."""
+    return file == other or (other or "").partition(".")[0] not in LIBRARIES
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 PREFIX = "roundscope:"
+_routes: dict[int, tuple[Any, int]] = {}  # configs by id, and by how many interceptions
 # what a call may be given that changes nothing
 IGNORED = frozenset(
     (
@@ -48,19 +49,40 @@ def routed(modules: Sequence[nn.Module], answered: Callable[..., Tensor]) -> Cal
         ValueError: An implementation whose calls cannot be seen.
     """
     configs = {id(c): c for c in map(_config_of, modules) if c is not None}
-    before = {key: config._attn_implementation for key, config in configs.items()}
     for module in modules:
         _check(module)
-    for key, config in configs.items():
-        name = before[key]
-        if name is not None and name != "sdpa" and not name.startswith(PREFIX):
-            config._attn_implementation_internal = _registered(name, answered)
+    for config in configs.values():
+        _route(config, answered)
 
     def undo() -> None:
-        for key, config in configs.items():
-            config._attn_implementation_internal = before[key]
+        for config in configs.values():
+            _unroute(config)
 
     return undo
+
+
+def _route(config: Any, answered: Callable[..., Tensor]) -> None:
+    """Give a config the name of the function that lets handlers answer, and count how often."""
+    name = _own_name(config)
+    if name is not None and name != "sdpa":
+        config._attn_implementation_internal = _registered(name, answered)
+    _, count = _routes.get(id(config), (config, 0))
+    _routes[id(config)] = config, count + 1
+
+
+def _unroute(config: Any) -> None:
+    """Give a config its own name back, if nobody else needs the other one."""
+    _, count = _routes.pop(id(config))
+    if count > 1:
+        _routes[id(config)] = config, count - 1
+    else:
+        config._attn_implementation_internal = _own_name(config)
+
+
+def _own_name(config: Any) -> str | None:
+    """Return the name of an implementation as the user gave it."""
+    name: str | None = config._attn_implementation
+    return None if name is None else name.removeprefix(PREFIX)
 
 
 def _config_of(module: nn.Module) -> Any:
@@ -72,7 +94,7 @@ def _check(module: nn.Module) -> None:
     config = _config_of(module)
     if config is None:
         return
-    name = config._attn_implementation
+    name = _own_name(config)
     if name == "flex_attention":
         raise ValueError(
             "model: its attention is flex_attention, whose mask is a program; call"
@@ -119,8 +141,11 @@ def _function(name: str, module: nn.Module) -> Callable[..., Any]:
     """Return the implementation that a module would have called."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(name, eager)
+    files = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
+    eager = (getattr(file, "eager_attention_forward", None) for file in files)
+    function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get(
+        name, next(filter(None, eager), None)
+    )
     return function
 
 
