@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from roundscope.attention.models.alarm import LOOKS
 from roundscope.experiments.errors import StorageError, bad
 from roundscope.experiments.report.page import document, figure, grid
 from roundscope.experiments.report.wording import listed
@@ -13,7 +14,6 @@ from roundscope.experiments.train import record
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.report import pictures
 from roundscope.experiments.train.report.data import Arm, Training, training
-from roundscope.experiments.train.run.drift import LOOKS
 from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
 
