@@ -141,6 +141,9 @@ def test_flax(ran, tmp_path):
     assert "layers.0.attention" in traced and watched.startswith("1 look")
     assert names["numbers"]["attention/drift"] < 1e-3
     assert len(read_layers(tmp_path / "flax.safetensors")) == 2
+    leaves = [jax.tree.leaves(names[which]) for which in ("own", "cured")]
+    assert all(np.isfinite(x).all() for of in leaves for x in of)
+    assert any((x != y).any() for x, y in zip(*leaves, strict=True))
 
 
 def test_jax(ran, tmp_path):
