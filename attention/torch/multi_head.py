@@ -143,8 +143,9 @@ def _multiplied(call: Call, kept: list[Tensor]) -> tuple[Call, Callable[..., Ten
             is_apart = learns and not (own.requires_grad and _has_graph(call, q, k))
             if not kept and not is_apart:
                 kept.append(own)
-            out: Tensor = torch.bmm(own.flatten(0, 1), v.flatten(0, 1))
-            return out.unflatten(0, q.shape[:2])
+            flat = torch.bmm(own.flatten(0, 1), v.flatten(0, 1))
+            out: Tensor = flat.unflatten(0, q.shape[:2])
+            return out
 
     return replace(call, scale=scale, implementation=WITH_WEIGHTS, run=run), weights
 
