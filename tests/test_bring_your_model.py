@@ -63,6 +63,15 @@ NAMES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small are slower on several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def commands(monkeypatch, capsys):
     """Runs the command lines of a block, and returns what they print."""
