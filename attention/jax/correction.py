@@ -7,7 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from roundscope.attention.jax.options import Attention, given, scale_of, takes_scale
+from roundscope.attention.jax.options import (
+    Attention,
+    check_understood,
+    given,
+    scale_of,
+    takes_scale,
+)
 from roundscope.attention.jax.probes import probed, wide
 
 
@@ -51,6 +57,7 @@ def corrected(attention: Attention) -> Attention:
 
     Raises:
         TypeError: `attention` is not a function.
+        ValueError: In a call, an argument that is not understood: a softcap, sinks, dropout.
 
     Example:
         >>> import jax
@@ -66,6 +73,7 @@ def corrected(attention: Attention) -> Attention:
     @wraps(attention)
     def call(*args: Any, **options: Any) -> Any:
         own = given(attention, args, options)
+        check_understood(attention, own)
         scale, has_scale = scale_of(attention, own), takes_scale(attention, own)
 
         def run(q: Any, k: Any, v: Any, arrays: Any, **more: Any) -> Any:

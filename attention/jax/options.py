@@ -115,9 +115,8 @@ def facts_of(
     Raises:
         ValueError: An argument is not understood, or it is not known whether the call is causal.
     """
+    check_understood(attention, call)
     named = defaults(attention) | call.others | call.arrays
-    for name, value in named.items():
-        _check_understood(attention, name, value, named)
     if is_causal is None and "is_causal" not in named:
         raise ValueError(
             f"{_name(attention)}: it has no argument is_causal, so that it is not known which keys"
@@ -134,6 +133,16 @@ def facts_of(
         window=_window(named.get("local_window_size"), bool(causal)) or named.get("window"),
         implementation=" ".join(x for x in (_name(attention), implementation) if x),
     )
+
+
+def check_understood(attention: Attention, call: Given) -> None:
+    """Raise ValueError for an argument that changes what is computed and is not modelled.
+
+    Among them are softcaps, sinks and dropout, with which the rows of dS need not sum to zero.
+    """
+    named = defaults(attention) | call.others | call.arrays
+    for name, value in named.items():
+        _check_understood(attention, name, value, named)
 
 
 def scale_of(attention: Attention, call: Given) -> float:
@@ -187,7 +196,7 @@ def _check_understood(
     shown = repr(value) if is_short else type(value).__name__
     raise ValueError(
         f"{name}={shown}: an argument of {_name(attention)} that changes what is computed and is"
-        f" not modelled here; leave it out while capturing and watching, or use only"
+        f" not modelled here; leave it out to capture, watch or correct the call, or use only"
         f" {', '.join(UNDERSTOOD)}"
     )
 

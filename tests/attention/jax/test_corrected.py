@@ -75,5 +75,9 @@ def test_an_emulated_plan_in_bf16_comes_nearer_to_exact():
 
 
 def test_it_is_of_a_function():
+    q = jnp.ones((1, 4, 2, 8))
+    for option in ({"softcap": 0.5}, {"sinks": jnp.zeros(2)}):
+        with pytest.raises(ValueError, match=rf"{next(iter(option))}=.* not modelled"):
+            corrected(partial(attend, plan="fp32"))(q, q, q, **option)
     with pytest.raises(TypeError, match="attention='fa2': give a function"):
         corrected("fa2")
