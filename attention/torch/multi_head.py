@@ -132,8 +132,7 @@ def _multiplied(call: Call, kept: list[Tensor]) -> tuple[Call, Callable[..., Ten
             scores = torch.bmm(scaled, turned)
         else:
             scores = torch.baddbmm(mask, scaled, turned)
-        own: Tensor = F.softmax(scores, dim=-1).unflatten(0, q.shape[:2])
-        return own
+        return F.softmax(scores, dim=-1).view(*q.shape[:2], *scores.shape[1:])
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with torch.autocast(kind, dtype=dtype, enabled=is_autocast):
@@ -143,9 +142,8 @@ def _multiplied(call: Call, kept: list[Tensor]) -> tuple[Call, Callable[..., Ten
             is_apart = learns and not (own.requires_grad and _has_graph(call, q, k))
             if not kept and not is_apart:
                 kept.append(own)
-            flat = torch.bmm(own.flatten(0, 1), v.flatten(0, 1))
-            out: Tensor = flat.unflatten(0, q.shape[:2])
-            return out
+            out = torch.bmm(own.flatten(0, 1), v.flatten(0, 1))
+            return out.view(*q.shape[:2], *out.shape[1:])
 
     return replace(call, scale=scale, implementation=WITH_WEIGHTS, run=run), weights
 

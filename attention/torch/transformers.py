@@ -61,11 +61,20 @@ def routed(modules: Sequence[nn.Module], answered: Callable[..., Tensor]) -> Cal
     return undo
 
 
+class _Routed(str):
+    """The name of a function that lets handlers answer; a copy of it is the user's own name."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.removeprefix(PREFIX),)
+
+
 def _route(config: Any, answered: Callable[..., Tensor]) -> None:
     """Give a config the name of the function that lets handlers answer, and count how often."""
     name = _own_name(config)
     if name is not None and name != "sdpa":
-        config._attn_implementation_internal = _registered(name, answered)
+        config._attn_implementation_internal = _Routed(_registered(name, answered))
     _, count = _routes.get(id(config), (config, 0))
     _routes[id(config)] = config, count + 1
 
