@@ -40,7 +40,8 @@ def capture(
 
     The file has q, k, v, the mask, scale, causality and output of each call, and do, dq, dk and dv
     if there was a backward; see `attention.models.capture_file`. `roundscope trace`, `identify` and
-    `diagnose` read it. The model's outputs and gradients keep every bit.
+    `diagnose` read it. The model's outputs and gradients keep every bit (but a
+    `nn.TransformerEncoderLayer` in eval mode, which has a fast path that is not taken meanwhile).
 
     A forward pass is a call of the model. Where its parts are called without it, a pass begins with
     a layer that was called already. A forward that activation checkpointing repeats in the backward
