@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
-from roundscope.attention.models.selection import Layer, chosen
+from roundscope.attention.models.selection import Layer, chosen, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
 from roundscope.attention.torch.feature_of_ones import (
@@ -83,7 +83,7 @@ def watch(
         every: How many steps there are from one look to the next; step `start` is the first.
         layers: Which layers, "*" for all; see `attention.models.selection.chosen`.
         heads: Which query heads, or how many (the first ones); None for all. All heads run, these
-            are compared with exact attention, which costs most of a look.
+            are compared with exact attention.
         log: A file to which every look is appended, for `roundscope watch`.
         threshold: The share of the drift above which there is an alarm; None for none.
         on_alarm: Called once, with the `Alarm`; by default it is printed to stderr.
@@ -137,7 +137,7 @@ def watch(
         model,
         every=every,
         layers=chosen(layers, list(known)),
-        heads=_heads_given(heads),
+        heads=heads_given(heads),
         watcher=watcher,
         forwards=forwards,
         start=start,
@@ -314,7 +314,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What was found of layers that are alike."""
+    """The sums that were measured of a stack of layers whose calls are alike, and notes on them."""
 
     heads: Sequence[int]
     sums: Tensor  # of `HeadSums`, (fields, layers, heads), on the device
@@ -350,7 +350,7 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
     """Return what is found of layers that are alike, whose gradients have come."""
     call = stack[0].call
     count, group = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
-    own = _of_a_call(heads, count)
+    own = heads_of(heads, count)
     with torch.no_grad(), _binary32(), torch.autocast(call.q.device.type, enabled=False):
         q, k, v = (torch.cat([getattr(x.call, name) for x in stack]) for name in "qkv")
         do = torch.cat([x.do for x in stack if x.do is not None])
@@ -441,28 +441,6 @@ def _mask(call: Call, entry: int, heads: Tensor | None) -> Tensor | None:
     if mask.dtype == torch.bool:
         return mask & near
     return mask.masked_fill(~near, float("-inf"))
-
-
-def _heads_given(heads: int | Sequence[int] | None) -> int | tuple[int, ...] | None:
-    """Return heads as they are meant. Raise ValueError for anything else."""
-    if heads is None or (isinstance(heads, int) and not isinstance(heads, bool) and heads > 0):
-        return heads
-    if isinstance(heads, Sequence) and not isinstance(heads, str) and len(heads) > 0:
-        own = tuple(heads)
-        if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
-            return own
-    raise ValueError(
-        f"heads={heads!r}: how many, such as 4, or which, such as [0, 3], or None for all"
-    )
-
-
-def _of_a_call(heads: int | tuple[int, ...] | None, count: int) -> tuple[int, ...]:
-    """Return the heads to look at, of a call that has `count`."""
-    if heads is None or isinstance(heads, int):
-        return tuple(range(count if heads is None else min(heads, count)))
-    if max(heads) >= count:
-        raise ValueError(f"heads={list(heads)}: the model has {count}, 0 to {count - 1}")
-    return heads
 
 
 def _counted(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
