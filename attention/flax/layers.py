@@ -8,18 +8,18 @@ function again for a model whose attention was replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from flax import nnx
 
 from roundscope.attention.flax.plans import AttentionFn, attention_fn
 from roundscope.attention.jax import tap as tapped
+from roundscope.attention.models.removable import Removable
 from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.plans.plan import Plan
 
 
-class Replacement:
+class Replacement(Removable):
     """The attention that was put in the place of a model's own, until `remove` is called.
 
     It is also a context manager that removes it at its end.
@@ -37,17 +37,6 @@ class Replacement:
         while self._before:
             _, module, own = self._before.pop()
             module.attention_fn = own
-
-    def __enter__(self) -> Replacement:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 def use(

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, update_wrapper
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from roundscope.attention.models.removable import Removable
 from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.torch import multi_head, transformers
 from roundscope.attention.torch.discovery import calls_attention
@@ -77,7 +78,7 @@ class Call:
 Handler: TypeAlias = Callable[[Call], Tensor]
 
 
-class Interception:
+class Interception(Removable):
     """Handlers that were put in the place of a model's attention, until `remove` is called.
 
     It is also a context manager that removes them at its end.
@@ -93,17 +94,6 @@ class Interception:
         """Give the model its own attention back. A second call does nothing."""
         while self._undo:
             self._undo.pop()()
-
-    def __enter__(self) -> Interception:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 def attention_layers(

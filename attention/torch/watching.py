@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
+from roundscope.attention.models.removable import Removable
 from roundscope.attention.models.selection import Layer, chosen, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
@@ -158,7 +158,7 @@ class _Seen:
     do: Tensor | None = None
 
 
-class Watch:
+class Watch(Removable):
     """A model that is watched, until `remove` is called; a context manager that does so at its end.
 
     Attributes:
@@ -239,17 +239,6 @@ class Watch:
         self._end()
         self._uncounted()
         self._uncounted = _nothing
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.remove()
 
     def _begin(self) -> None:
         """Count a forward that begins, and look at it if its turn has come."""

@@ -73,7 +73,7 @@ def models() -> None:
 
 
 def captured(out: Path) -> None:
-    """What each back end is given is captured, and no bit of the model changes."""
+    """Check that capture changes no bit of a model on any back end of SDPA, and identify each."""
     from roundscope.experiments.kernels.command import run as identify
     from roundscope.experiments.kernels.reading import Options
 

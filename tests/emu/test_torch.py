@@ -26,7 +26,7 @@ def bits(x):
 
 
 def same(ours, theirs):
-    """Whether a tensor has the type, shape and bits of an array."""
+    """Return whether a tensor has the type, shape and bits of an array."""
     assert isinstance(ours, torch.Tensor) and ours.device.type == "cpu"
     array = ours.numpy()
     return array.dtype == theirs.dtype and np.array_equal(bits(array), bits(theirs))

@@ -38,7 +38,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What decides a run."""
+    """The settings of a run: its case and its seed."""
 
     case: Case
     seed: int
@@ -81,36 +81,26 @@ _CHOOSE = (
         for p in (2, 4, 5, 6, 8)
     ),
     Case(part=CHOOSE, preset=FLASH, name="delta's O to nearest, 4 bits", changes=_od(4, _EVEN)),
-    Case(
-        part=CHOOSE,
-        preset=FLASH,
-        name="P toward zero, 4 bits",
-        changes=_site("P", 4, "toward-zero"),
-    ),
-    Case(
-        part=CHOOSE,
-        preset=FLASH,
-        name="dS toward zero, 4 bits",
-        changes=_site("DS", 4, "toward-zero"),
+    *(
+        Case(
+            part=CHOOSE,
+            preset=FLASH,
+            name=f"{name} toward zero, 4 bits",
+            changes=_site(site, 4, "toward-zero"),
+        )
+        for name, site in (("P", "P"), ("dS", "DS"))
     ),
 )
-_EVENTS = (
-    Case(
-        part=TEST,
-        preset=FLASH,
-        name="O toward zero, 4 bits",
-        changes=_site("O", 4, "toward-zero"),
-    ),
-    Case(
-        part=TEST,
-        preset=FLASH,
-        name="dP toward zero, 4 bits",
-        changes=_site("DP", 4, "toward-zero"),
-    ),
-    Case(part=TEST, preset=FLASH, name="dP to nearest, 3 bits", changes=_site("DP", 3, _EVEN)),
-    Case(part=TEST, preset=FLASH, name="O to nearest, 3 bits", changes=_site("O", 3, _EVEN)),
-    Case(part=TEST, preset=FLASH, name="P to nearest, 3 bits", changes=_site("P", 3, _EVEN)),
-    Case(part=TEST, preset=FLASH, name="delta's O away from zero, 7 bits", changes=_od(7, _AWAY)),
+_EVENTS = tuple(
+    Case(part=TEST, preset=FLASH, name=f"{name}, {p} bits", changes=_site(site, p, mode))
+    for name, site, p, mode in (
+        ("O toward zero", "O", 4, "toward-zero"),
+        ("dP toward zero", "DP", 4, "toward-zero"),
+        ("dP to nearest", "DP", 3, _EVEN),
+        ("O to nearest", "O", 3, _EVEN),
+        ("P to nearest", "P", 3, _EVEN),
+        ("delta's O away from zero", "OD", 7, _AWAY),
+    )
 )
 _RATES = tuple(
     Case(part=TEST, preset=FLASH, name=name, changes=changes, rate=3.0)

@@ -418,7 +418,7 @@ def test_copies_of_an_intercepted_model_have_their_own_attention(kind, copied):
 
 
 def test_a_forward_of_the_instance_comes_back():
-    """What a library that wraps a module's forward has put there, before or meanwhile."""
+    """A removal that loses the forward which a library set on a module, before or meanwhile."""
     model, x = Plain(), torch.randn(1, 1, 3, 4)
     own, wrapped = model.forward, []
 

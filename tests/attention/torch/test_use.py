@@ -284,7 +284,7 @@ def test_refusals(plans, more, error, said):
 
 
 def test_a_window_softcap_and_sinks_are_passed_on():
-    """What other implementations than SDPA are given, and that a plan would leave out."""
+    """An option of another implementation than SDPA that a plan would silently leave out."""
     from dataclasses import replace
 
     from roundscope.attention.torch.replacement import _attended

@@ -49,7 +49,7 @@ def same(one, two):
 
 
 class Spied:
-    """What an attention module reads and what it is told, of a model's last step."""
+    """Keeps what an attention module read in a model's last step, and the gradients of it."""
 
     def __init__(self, attention):
         self.attention, self.of = attention, {}

@@ -140,7 +140,9 @@ def run(
 
     Returns the steps of the divergence and of the alarm, and the training at the alarm.
     """
-    follow, alarm, kept, waiting = Follow(1), None, None, []
+    follow, waiting = Follow(1), []
+    alarm: int | None = None
+    kept: Training | None = None
     for n, loss in enumerate(t.losses):
         follow.update(n, torch.tensor([loss]).numpy())
     with watch(t.model, EVERY, log=log, start=t.done, on_alarm=lambda _: None) as w:
@@ -149,19 +151,18 @@ def run(
             numbers = w.numbers()
             if numbers:
                 t.shares.append((t.done - 1, numbers["attention/drift"]))
-            if w.alarm is not None and alarm is None:
-                alarm, kept = w.alarm.step, "now"
-            if t.done % EVERY == 0 or kept == "now" or t.done == t.config.steps:
+            is_new = w.alarm is not None and alarm is None
+            if t.done % EVERY == 0 or is_new or t.done == t.config.steps:
                 for loss in torch.stack(waiting).tolist():
                     follow.update(len(t.losses), torch.tensor([loss]).numpy())
                     t.losses.append(loss)
                 waiting = []
                 if follow.first[0] >= 0:
                     break
-            if kept == "now":
-                kept = copied(t)
+            if is_new and w.alarm is not None:
+                alarm, kept = w.alarm.step, copied(t)
     first = int(follow.first[0])
-    return (None if first < 0 else first), alarm, kept  # type: ignore[return-value]
+    return (None if first < 0 else first), alarm, kept
 
 
 def copied(t: Training) -> Training:

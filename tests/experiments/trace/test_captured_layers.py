@@ -97,7 +97,7 @@ def test_softcap_and_sinks_take_part():
 
 
 def test_the_rows_of_a_tile_that_have_events():
-    """By the number of events that the recorder counted, and by causality's own rule."""
+    """The trace counts as many events as a causal call has pairs of a query and a key."""
     x = layer(mask=random_mask())
     seen = observe(x, asked(plan="qiu-yao"))
     counted = seen.trace.stats["PV"].n
