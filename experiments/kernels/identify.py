@@ -9,6 +9,7 @@ import numpy as np
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.roundings.modes import BF16
 from roundscope.experiments.kernels import search
 from roundscope.experiments.kernels.candidates import PRESETS, Candidate
@@ -20,7 +21,6 @@ from roundscope.experiments.kernels.compare import (
     where_rows_differ,
 )
 from roundscope.experiments.kernels.emulated import emulated
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.kernels.search import Found, Told
 from roundscope.experiments.report.wording import listed
 

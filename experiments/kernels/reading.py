@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.tensors.files import open_tensors
 from roundscope.experiments.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
 

@@ -14,12 +14,12 @@ import numpy as np
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.roundings.modes import FP16
 from roundscope.experiments.kernels import candidates
 from roundscope.experiments.kernels.candidates import Candidate, narrowest
 from roundscope.experiments.kernels.compare import Nearness, nearness
 from roundscope.experiments.kernels.emulated import emulated
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 ROWS = 128  # how many of the last rows the forward is searched for on
 FEW_ROWS = 32  # how many of them the changes of every structure are first tried on

@@ -17,8 +17,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import numpy as np
 
+from roundscope.attention.testing.calls import Outputs
 from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
-from roundscope.experiments.kernels.outputs import Outputs
 from tests.checks.kernel_outputs import FAMILIES, GROUPS, SERVED, inputs, of_one_head
 
 

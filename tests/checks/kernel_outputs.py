@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.kernels.outputs import Inputs, write
+from roundscope.attention.testing.calls import Inputs
+from roundscope.experiments.kernels.outputs import write
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512

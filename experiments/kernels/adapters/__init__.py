@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
 
 Kernel = Callable[[Inputs], Outputs]
 

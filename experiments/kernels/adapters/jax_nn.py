@@ -4,8 +4,8 @@ from functools import partial
 
 import jax
 
-from roundscope.experiments.kernels.adapters.jax_call import called
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.jax_call import called
 
 
 def _run(implementation: str, x: Inputs) -> Outputs:

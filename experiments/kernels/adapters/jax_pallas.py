@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from roundscope.experiments.kernels.adapters.jax_call import called
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.jax_call import called
 
 
 def mha(x: Inputs) -> Outputs:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.torch_call import called, device
 from roundscope.experiments.kernels.adapters.files import module_of
-from roundscope.experiments.kernels.adapters.torch_call import called, device
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 
 def released(folder: Path, bucket: int = 512, compile: bool = False) -> Callable[[Inputs], Outputs]:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from roundscope.experiments.kernels.adapters.torch_call import called, device
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.torch_call import called, device
 
 
 @cache

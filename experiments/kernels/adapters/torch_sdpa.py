@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from roundscope.experiments.kernels.adapters.torch_call import called, tensor
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.torch_call import called, tensor
 
 
 def _run(backend: SDPBackend, x: Inputs) -> Outputs:

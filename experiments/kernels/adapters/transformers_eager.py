@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roundscope.experiments.kernels.adapters.torch_call import called, device
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.torch_call import called, device
 
 
 def eager(x: Inputs) -> Outputs:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
 
 
 def user_kernel(name: str) -> Callable[[Inputs], Outputs]:
@@ -41,12 +41,12 @@ def user_kernel(name: str) -> Callable[[Inputs], Outputs]:
 
 
 def _torch(function: Callable[..., Any], x: Inputs) -> Outputs:
-    from roundscope.experiments.kernels.adapters.torch_call import called
+    from roundscope.attention.testing.torch_call import called
 
     return called(partial(function, scale=x.scale, is_causal=x.is_causal), x)
 
 
 def _jax(function: Callable[..., Any], x: Inputs) -> Outputs:
-    from roundscope.experiments.kernels.adapters.jax_call import called
+    from roundscope.attention.testing.jax_call import called
 
     return called(partial(function, scale=x.scale, is_causal=x.is_causal), x)

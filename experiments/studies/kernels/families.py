@@ -8,8 +8,8 @@ row sum of dS, which is 0 in exact arithmetic.
 import ml_dtypes
 import numpy as np
 
-from roundscope.experiments.kernels.outputs import Inputs
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES, Source
+from roundscope.attention.testing.calls import Inputs
+from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 TOKENS, FEATURES = 512, 64

@@ -12,8 +12,8 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.experiments.kernels.adapters import Kernel
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 
 RESULTS = ("out", "dq", "dk", "dv")
 TWIN_HEADS = 2  # the number of heads on which a kernel is compared with its twin

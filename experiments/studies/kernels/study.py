@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.results.machine import device, has_gpu, versions

@@ -11,13 +11,14 @@ from roundscope.attention.plans.choices import DeltaFrom, Exponential, KeyOrder
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BLOCK_AXIS, PRODUCTS, Site
+from roundscope.attention.testing.families import FAMILIES
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES, SAMPLE
+from roundscope.experiments.sweep.conditions.inputs import SAMPLE
 from roundscope.experiments.sweep.conditions.values import ENGINES
 from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
 

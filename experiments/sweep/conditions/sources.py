@@ -37,7 +37,8 @@ def sizes_of(name: str) -> FileSizes | None:
 
     Raises UsageError for an input that is neither, or a file that cannot be used.
     """
-    from roundscope.experiments.sweep.conditions.inputs import FAMILIES, SAMPLE, file_of
+    from roundscope.attention.testing.families import FAMILIES
+    from roundscope.experiments.sweep.conditions.inputs import SAMPLE, file_of
 
     if name in FAMILIES:
         return None

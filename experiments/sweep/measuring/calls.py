@@ -15,12 +15,13 @@ from typing import Any
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
+from roundscope.attention.testing.families import FAMILIES
 from roundscope.emu.roundings.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.experiments.compile_cache import keep_compilations
 from roundscope.experiments.results.machine import has_gpu
 from roundscope.experiments.sweep.conditions.cell import Cell
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES, Inputs, draw
+from roundscope.experiments.sweep.conditions.inputs import Inputs, draw
 from roundscope.experiments.sweep.measuring.kept import Kept
 from roundscope.experiments.sweep.measuring.sums import Arrays
 from roundscope.experiments.sweep.measuring.tensors import Tensors

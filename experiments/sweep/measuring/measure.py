@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Site
+from roundscope.attention.testing.families import FAMILIES
 from roundscope.experiments.errors import one_line
 from roundscope.experiments.results.machine import device, has_gpu, versions
 from roundscope.experiments.sweep.conditions.cell import Cell, Result
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES
 from roundscope.experiments.sweep.measuring import calls, metrics
 from roundscope.experiments.sweep.measuring.sums import Arrays
 from roundscope.experiments.sweep.measuring.tensors import Tensors

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention import Plan
+from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.experiments.diagnose.command import _request
 from roundscope.experiments.diagnose.tensors.measured import Subject, measure
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES, Source
 from roundscope.experiments.tensors.layers import Layer
 
 

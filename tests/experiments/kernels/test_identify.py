@@ -12,9 +12,9 @@ from safetensors.numpy import save_file
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.sums.tensor_cores import tensor_core
 from roundscope.experiments.kernels.identify import Kind, identify
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
 from roundscope.experiments.tensors.files import open_tensors
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from roundscope.attention.testing.families import FAMILIES
 from roundscope.experiments.errors import ExecutorError, UsageError
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, Result
 from roundscope.experiments.sweep.conditions.condition import cell_of
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES
 from roundscope.experiments.sweep.measuring import measure as measuring
 from roundscope.experiments.sweep.running import dry_run
 from roundscope.experiments.sweep.running import run as loop

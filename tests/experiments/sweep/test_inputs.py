@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Record, Site, examine
+from roundscope.attention.testing.families import FAMILIES
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES, draw, file_of
+from roundscope.experiments.sweep.conditions.inputs import draw, file_of
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 ROLES = ("q", "k", "v", "do")

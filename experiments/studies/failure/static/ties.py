@@ -13,11 +13,11 @@ import numpy as np
 
 from roundscope import emu
 from roundscope.attention import Plan, Record, Site, examine
+from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.emu.api import ulp_of
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.studies.failure.static.closed import FORMATS
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
-from roundscope.experiments.sweep.conditions.inputs import FAMILIES, Source
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 SAMPLE, CONSTRUCTED = "MiniLM", ("sink", "repeated-maximum")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundscope.experiments.kernels.outputs import Outputs
+from roundscope.attention.testing.calls import Outputs
 from roundscope.experiments.studies.kernels import families, study
 from roundscope.experiments.studies.kernels.figure import picture
 from roundscope.experiments.studies.kernels.measure import (

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.kernels.outputs import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

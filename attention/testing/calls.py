@@ -1,0 +1,66 @@
+"""The inputs and the outputs of one call of an attention kernel."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The arguments of one call of attention.
+
+    q, k, v, do   float32 arrays of BF16 numbers, (B, T, N, H); `do` is the gradient of the output
+    scale         the factor of the scores
+    is_causal     whether a query sees only the keys up to its own position
+    window, softcap, sinks, mask   as in `roundscope.attend`; None for none, and most kernels
+                                   support none
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    do: np.ndarray
+    scale: float
+    is_causal: bool
+    window: int | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
+    mask: np.ndarray | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `roundscope.attend` other than the tensors."""
+        return {
+            name: getattr(self, name)
+            for name in ("scale", "is_causal", "window", "softcap", "sinks", "mask")
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """The results of a kernel: float32 arrays, None where it returned nothing.
+
+    out, dq, dk, dv   (B, T, N, H), as the kernel rounded them
+    lse               (B, N, T), the natural logarithm of the row sums
+    """
+
+    out: np.ndarray
+    lse: np.ndarray | None = None
+    dq: np.ndarray | None = None
+    dk: np.ndarray | None = None
+    dv: np.ndarray | None = None
+
+    def named(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Yield the arrays that are present, with their names."""
+        for name in NAMES:
+            if (array := getattr(self, name)) is not None:
+                yield name, array
+
+    def heads(self, heads: slice) -> "Outputs":
+        """Return the outputs of some heads of the first batch entry."""
+        parts = {n: x[:1, heads] if n == "lse" else x[:1, :, heads] for n, x in self.named()}
+        return Outputs(**parts)
