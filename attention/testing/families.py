@@ -8,7 +8,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
+
+from roundscope.attention.testing.calls import Inputs
+from roundscope.emu.formats.format import unknown
 
 Tensors = dict[str, np.ndarray]
 APART = 64  # keys from one repeated pair to the next
@@ -153,3 +157,93 @@ FAMILIES: dict[str, Callable[[Source], Tensors]] = {
     "large-logits": large_logits,
     "ties": ties,
 }
+
+
+def draw(
+    family: str = "gaussian",
+    *,
+    seed: int = 0,
+    batch: int = 2,
+    tokens: int = 128,
+    keys: int | None = None,
+    heads: int = 4,
+    key_heads: int | None = None,
+    features: int = 64,
+    scale: float | None = None,
+    is_causal: bool = False,
+    dtype: str = "bfloat16",
+) -> Inputs:
+    """Return the inputs of one call of attention, drawn from a named family.
+
+    Every head of every batch entry is drawn independently. The same arguments give the same
+    numbers on every machine.
+
+    Args:
+        family: A name of `FAMILIES`: "gaussian", "repeated-maximum", "sink", "outlier-channel",
+            "one-signed-v", "large-logits" or "ties".
+        seed: The seed, 0 or more.
+        batch: The number of batch entries, B.
+        tokens: The number of queries of a head, T.
+        keys: The number of keys of a head, S; by default T.
+        heads: The number of heads of q, N.
+        key_heads: The number of heads of k and v, G, which divides N; by default N.
+        features: The number of features of a head, H.
+        scale: The factor of the scores; by default 1 / sqrt(H).
+        is_causal: Whether a query sees only the keys up to its own position.
+        dtype: "bfloat16", "float16" or "float32": the numbers are rounded to this type.
+
+    Returns:
+        An `Inputs` with float32 arrays q and do (B, T, N, H), k and v (B, S, G, H).
+
+    Raises:
+        ValueError: There is no family of this name, or a size does not fit.
+
+    Example:
+        >>> from roundscope.testing import draw
+        >>> x = draw("sink", batch=1, tokens=32, heads=4, key_heads=2, features=16)
+        >>> x.q.shape, x.k.shape
+        ((1, 32, 4, 16), (1, 32, 2, 16))
+    """
+    if family not in FAMILIES:
+        raise ValueError(unknown("family", family, FAMILIES))
+    groups = heads if key_heads is None else key_heads
+    sizes = {"batch": batch, "tokens": tokens, "heads": heads, "features": features}
+    for name, size in (
+        sizes | {"key_heads": groups, "keys": tokens if keys is None else keys}
+    ).items():
+        if size < 1:
+            raise ValueError(f"{name}={size}: must be 1 or more")
+    if heads % groups:
+        raise ValueError(f"key_heads={groups}: must divide heads={heads}")
+    share = heads // groups
+    source = Source(
+        family=family,
+        seed=seed,
+        queries=share * tokens,
+        keys=tokens if keys is None else keys,
+        heads=batch * groups,
+        features=features,
+    )
+    drawn = FAMILIES[family](source)
+
+    def of_queries(x: np.ndarray) -> np.ndarray:
+        apart = x.reshape(tokens, share, batch, groups, features)
+        return apart.transpose(2, 0, 3, 1, 4).reshape(batch, tokens, heads, features)
+
+    def of_keys(x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1, batch, groups, features).swapaxes(0, 1)
+
+    return Inputs(
+        q=rounded(of_queries(drawn["q"]), dtype),
+        k=rounded(of_keys(drawn["k"]), dtype),
+        v=rounded(of_keys(drawn["v"]), dtype),
+        do=rounded(of_queries(drawn["do"]), dtype),
+        scale=features**-0.5 if scale is None else scale,
+        is_causal=is_causal,
+    )
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Return an array rounded to "bfloat16", "float16" or "float32", as contiguous float32."""
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    return np.ascontiguousarray(x.astype(kind).astype(np.float32))

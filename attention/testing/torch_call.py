@@ -1,12 +1,16 @@
-"""Calls of a function of torch tensors (B, N, T, H) in 16 bits, forward and backward."""
+"""Calls of a function of torch tensors, forward and backward."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from roundscope.attention.testing.calls import Inputs, Outputs
+
+if TYPE_CHECKING:
+    from roundscope.attention.testing.user import Convention
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -16,24 +20,60 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return a float32 array (B, T, N, H) as a contiguous tensor (B, N, T, H) on the device."""
-    moved = np.ascontiguousarray(x.swapaxes(1, 2))
+def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16, layout: str = "BNTH") -> Tensor:
+    """Return a float32 array (B, T, N, H) as a contiguous tensor of the layout on the device."""
+    moved = np.ascontiguousarray(x.swapaxes(1, 2) if layout == "BNTH" else x)
     return torch.from_numpy(moved).to(device(), dtype)
 
 
-def array(x: Tensor) -> np.ndarray:
-    """Return a tensor (B, N, T, H) as a float32 array (B, T, N, H)."""
-    return np.ascontiguousarray(x.detach().float().cpu().numpy().swapaxes(1, 2))
+def array(x: Tensor, layout: str = "BNTH") -> np.ndarray:
+    """Return a tensor of a layout as a float32 array (B, T, N, H)."""
+    a = x.detach().float().cpu().numpy()
+    return np.ascontiguousarray(a.swapaxes(1, 2) if layout == "BNTH" else a)
 
 
 def called(
-    attention: Attention, x: Inputs, lse: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+    attention: Attention,
+    x: Inputs,
+    lse: Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    layout: str = "BNTH",
+    backward: bool = True,
 ) -> Outputs:
-    """Return the outputs of one call, and the gradients of its three arguments."""
-    q, k, v = (tensor(a, dtype).requires_grad_() for a in (x.q, x.k, x.v))
+    """Return the outputs of one call, and the gradients of its three arguments.
+
+    There are no gradients if they are not wanted, or if PyTorch has none of the function's output.
+    """
+    q, k, v = (tensor(a, dtype, layout).requires_grad_(backward) for a in (x.q, x.k, x.v))
     out = attention(q, k, v)
-    gradients = torch.autograd.grad(out, (q, k, v), tensor(x.do, dtype).to(out.dtype))
-    dq, dk, dv = map(array, gradients)
     sums = None if lse is None else lse.float().cpu().numpy()
-    return Outputs(out=array(out), lse=sums, dq=dq, dk=dk, dv=dv)
+    if not out.requires_grad:
+        return Outputs(out=array(out, layout), lse=sums)
+    gradients = torch.autograd.grad(out, (q, k, v), tensor(x.do, dtype, layout).to(out.dtype))
+    dq, dk, dv = (array(g, layout) for g in gradients)
+    return Outputs(out=array(out, layout), lse=sums, dq=dq, dk=dk, dv=dv)
+
+
+def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
+    """Return the outputs of a user's function."""
+    options, dtype = c.options(x), getattr(torch, c.dtype)
+    if x.mask is not None:
+        options[c.names["mask"]] = torch.from_numpy(np.ascontiguousarray(x.mask)).to(device())
+    if c.is_own_backward:
+        q, k, v, do = (tensor(a, dtype, c.layout) for a in (x.q, x.k, x.v, x.do))
+        results = function(q, k, v, **options | {c.names["do"]: do})
+        out, dq, dk, dv = (array(a, c.layout) for a in results)
+        return Outputs(out=out, dq=dq, dk=dk, dv=dv)
+    return called(
+        lambda q, k, v: _first(function(q, k, v, **options)),
+        x,
+        dtype=dtype,
+        layout=c.layout,
+        backward=c.backward,
+    )
+
+
+def _first(result: Any) -> Tensor:
+    """Return the output of a function that may return the sums of its rows as well."""
+    out: Tensor = result[0] if isinstance(result, (tuple, list)) else result
+    return out

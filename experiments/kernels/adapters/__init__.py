@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from roundscope.attention.testing.calls import Inputs, Outputs
-
-Kernel = Callable[[Inputs], Outputs]
+from roundscope.attention.testing.user import Kernel, kernel_of
 
 ADAPTERS = {  # name -> module here, function
     "sdpa-flash": ("torch_sdpa", "flash"),
@@ -68,8 +66,7 @@ def kernel(name: str) -> Kernel:
         adapter: Kernel = getattr(_adapter(module), function)
         return adapter
     if path:
-        of_name: Callable[[str], Kernel] = _adapter("user").user_kernel
-        return of_name(name)
+        return kernel_of(name)
     raise ValueError(
         f"kernel={name}: must be one of {', '.join(ADAPTERS)},"
         f" {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function"

@@ -13,9 +13,9 @@ import numpy as np
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.experiments.kernels.adapters import Kernel
+from roundscope.attention.testing.exact import RESULTS, exact
+from roundscope.attention.testing.user import Kernel
 
-RESULTS = ("out", "dq", "dk", "dv")
 TWIN_HEADS = 2  # the number of heads on which a kernel is compared with its twin
 
 
@@ -82,27 +82,12 @@ def first(x: Inputs, heads: int) -> Inputs:
 
 
 def exact_of(x: Inputs, heads: int) -> Exact:
-    """Return the exact results of the first heads, by the equations in binary64, head by head."""
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in (*RESULTS, "rows")}
-    mask = np.tri(x.q.shape[1], dtype=bool) if x.is_causal else True
-    tensors = (by_head(getattr(x, n), heads) for n in ("q", "k", "v", "do"))
-    for q, k, v, do in zip(*tensors, strict=True):
-        s = np.where(mask, x.scale * (q @ k.T), -np.inf)
-        p = np.exp(s - s.max(1, keepdims=True))
-        p /= p.sum(1, keepdims=True)
-        out, dp = p @ v, do @ v.T
-        ds = p * (dp - (do * out).sum(1, keepdims=True))
-        results = {
-            "out": out,
-            "dq": x.scale * (ds @ k),
-            "dk": x.scale * (ds.T @ q),
-            "dv": p.T @ do,
-            "rows": np.abs(ds).sum(1),
-        }
-        for name, array in results.items():
-            parts[name].append(array)
-    stacked = {name: np.stack(arrays) for name, arrays in parts.items()}
-    return Exact(rows=stacked.pop("rows"), results=stacked)
+    """Return the exact results of the first heads."""
+    results = exact(first(x, heads))
+    return Exact(
+        rows=results.rows[:, 0],
+        results={name: by_head(getattr(results, name), heads) for name in RESULTS},
+    )
 
 
 def mean_of(values: np.ndarray) -> Mean:

@@ -15,6 +15,7 @@ from typing import Any
 
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.exact import RESULTS
 from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.report.progress import bar
@@ -26,7 +27,6 @@ from roundscope.experiments.studies.framework.study import Figure, Outcome, Stud
 from roundscope.experiments.studies.kernels.families import NAMES, SAMPLE, TOKENS, inputs
 from roundscope.experiments.studies.kernels.figure import CLEAR, picture, shown
 from roundscope.experiments.studies.kernels.measure import (
-    RESULTS,
     Mean,
     Row,
     exact_of,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from roundscope.attention.testing.calls import Outputs
+from roundscope.attention.testing.exact import RESULTS
 from roundscope.experiments.studies.kernels import families, study
 from roundscope.experiments.studies.kernels.figure import picture
 from roundscope.experiments.studies.kernels.measure import (
-    RESULTS,
     Mean,
     exact_of,
     mean_of,

@@ -1,0 +1,87 @@
+"""Exact attention: the equations in binary64, head by head, without tiles or roundings.
+
+It shares no code with the emulated attention.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundscope.attention.testing.calls import Inputs
+
+RESULTS = ("out", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exact:
+    """The exact results of a call, float64.
+
+    Attributes:
+        out: The output, (B, T, N, H).
+        dq: The gradient of q, (B, T, N, H).
+        dk: The gradient of k, (B, S, G, H), summed over the query heads of a key head.
+        dv: The gradient of v, (B, S, G, H).
+        rows: The sum of the magnitudes of dS in each row, (B, N, T).
+    """
+
+    out: np.ndarray
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    rows: np.ndarray
+
+
+def visible(x: Inputs) -> np.ndarray:
+    """Return which keys each query sees, booleans that broadcast to (B, N, T, S)."""
+    queries, keys = x.q.shape[1], x.k.shape[1]
+    sees = np.ones((1, 1, queries, keys), bool) if x.mask is None else np.asarray(x.mask, bool)
+    apart = np.arange(queries)[:, None] - np.arange(keys)
+    if x.is_causal:
+        sees = sees & (apart >= 0)
+    if x.window is not None:
+        sees = sees & (apart < x.window) & (x.is_causal | (apart > -x.window))
+    return sees
+
+
+def exact(x: Inputs) -> Exact:
+    """Return the exact results of a call.
+
+    A row that sees no key has output 0.
+    """
+    b, t, n, h = x.q.shape
+    s, g, hv = x.v.shape[1:]
+    sees = np.broadcast_to(visible(x), (b, n, t, s))
+    out, dq = np.zeros((b, t, n, hv)), np.zeros((b, t, n, h))
+    dk, dv = np.zeros((b, s, g, h)), np.zeros((b, s, g, hv))
+    rows = np.zeros((b, n, t))
+    for i, j in np.ndindex(b, n):
+        key = j * g // n
+        q, k, v, do = (
+            np.asarray(a, np.float64)
+            for a in (x.q[i, :, j], x.k[i, :, key], x.v[i, :, key], x.do[i, :, j])
+        )
+        sink = None if x.sinks is None else float(x.sinks[j])
+        p, slope = _weights(x.scale * (q @ k.T), sees[i, j], x.softcap, sink)
+        out[i, :, j], dp = p @ v, do @ v.T
+        ds = p * (dp - (do * out[i, :, j]).sum(1, keepdims=True)) * slope
+        dq[i, :, j] = x.scale * (ds @ k)
+        dk[i, :, key] += x.scale * (ds.T @ q)
+        dv[i, :, key] += p.T @ do
+        rows[i, j] = np.abs(ds).sum(1)
+    return Exact(out=out, dq=dq, dk=dk, dv=dv, rows=rows)
+
+
+def _weights(
+    s: np.ndarray, sees: np.ndarray, softcap: float | None, sink: float | None
+) -> tuple[np.ndarray, np.ndarray | float]:
+    """Return P of the scores of a head, and the derivative of the softcap at each score."""
+    slope: np.ndarray | float = 1.0
+    if softcap is not None:
+        capped = np.tanh(s / softcap)
+        s, slope = softcap * capped, 1.0 - capped**2
+    s = np.where(sees, s, -np.inf)
+    peak = s.max(1, keepdims=True)
+    peak = np.where(np.isfinite(peak), peak, 0.0) if sink is None else np.maximum(peak, sink)
+    e = np.exp(s - peak)
+    total = e.sum(1, keepdims=True) + (0.0 if sink is None else np.exp(sink - peak))
+    return e / np.where(total > 0.0, total, 1.0), slope

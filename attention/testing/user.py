@@ -1,0 +1,187 @@
+"""A user's function as a kernel: how it is called, and in which library.
+
+The function has the signature that `jax.nn.dot_product_attention` and PyTorch's
+`scaled_dot_product_attention` share, (query, key, value, *, scale, is_causal), or that of
+FlashAttention, (q, k, v, *, softmax_scale, causal).
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.emu.formats.format import unknown
+
+Kernel = Callable[[Inputs], Outputs]
+
+LIBRARIES = ("numpy", "jax", "torch")
+LAYOUTS = ("BTNH", "BNTH")
+TYPES = ("bfloat16", "float16", "float32")
+NAMES = {  # argument -> the names that kernels have for it
+    "scale": ("scale", "softmax_scale", "sm_scale"),
+    "is_causal": ("is_causal", "causal"),
+    "mask": ("mask", "attn_mask"),
+    "do": ("do", "dout", "grad_out"),
+}
+USUAL = {"scale": "scale", "is_causal": "is_causal"}  # of a function that tells no names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """How a function is called.
+
+    library    the library of its arrays
+    layout     the order of the axes of its arrays
+    dtype      the type of its arrays; NumPy has float32 arrays of numbers of that type
+    names      argument -> the function's name for it, of those in NAMES that it takes
+    backward   whether gradients are wanted
+    """
+
+    library: str
+    layout: str
+    dtype: str = "bfloat16"
+    names: Mapping[str, str]
+    backward: bool = True
+
+    def options(self, x: Inputs) -> dict[str, Any]:
+        """Return the options of a call, without the mask, by the function's own names."""
+        return {self.names[n]: getattr(x, n) for n in ("scale", "is_causal") if n in self.names}
+
+    @property
+    def is_own_backward(self) -> bool:
+        """Whether the function takes dO and returns the gradients itself."""
+        return "do" in self.names and self.backward
+
+
+def kernel_of(
+    function: Callable[..., Any] | str,
+    *,
+    library: str | None = None,
+    layout: str | None = None,
+    dtype: str = "bfloat16",
+    backward: bool = True,
+) -> Kernel:
+    """Return the kernel that a user's function is.
+
+    Args:
+        function: The function, or its name as "module:function". It is called as function(q, k, v,
+            scale=..., is_causal=...), where `softmax_scale`, `sm_scale` and `causal` serve too. It
+            returns the output. A function that takes `do` (or `dout`, or `grad_out`) returns (out,
+            dq, dk, dv) itself; the gradients of others are taken by JAX's or PyTorch's
+            differentiation.
+        library: "numpy", "jax" or "torch", the library of the arrays that the function takes. By
+            default that which the function's module imports; if it imports PyTorch and JAX, JAX.
+        layout: "BTNH" (batch, tokens, heads, features) or "BNTH". By default BNTH for PyTorch and
+            BTNH for others.
+        dtype: "bfloat16", "float16" or "float32", the type of the function's inputs. A function of
+            NumPy arrays is given float32 arrays of numbers that this type has.
+        backward: Whether gradients are wanted.
+
+    Raises:
+        ValueError: No function has this name, it takes neither scale nor is_causal, or an option is
+            not one of those above.
+        TypeError: The function is neither a function nor a name.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.testing import draw, kernel_of
+        >>> def attention(q, k, v, *, scale, is_causal):
+        ...     s = scale * np.einsum("btnh,bsnh->bnts", q, k)
+        ...     p = np.exp(s - s.max(-1, keepdims=True))
+        ...     return np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), v)
+        >>> kernel = kernel_of(attention, library="numpy")
+        >>> kernel(draw("gaussian", tokens=16, features=8)).out.shape
+        (2, 16, 4, 8)
+    """
+    what = function if isinstance(function, str) else getattr(function, "__name__", "kernel")
+    found = _named(function) if isinstance(function, str) else function
+    if not callable(found):
+        raise TypeError(
+            f"kernel: a {type(found).__name__}, must be a function, or a name as module:function"
+        )
+    chosen = library or library_of(found)
+    _check("library", chosen, LIBRARIES)
+    _check("dtype", dtype, TYPES)
+    axes = (layout or ("BNTH" if chosen == "torch" else "BTNH")).upper()
+    _check("layout", axes, LAYOUTS)
+    names = _names(found, what)
+    is_able = chosen != "numpy" or "do" in names
+    convention = Convention(
+        library=chosen, layout=axes, dtype=dtype, names=names, backward=backward and is_able
+    )
+    kernel = functools.partial(_module(chosen).run, found, convention)
+    return kernel
+
+
+def takes(function: Kernel, argument: str) -> bool:
+    """Return whether a kernel of `kernel_of` takes an argument of `NAMES`, such as "mask"."""
+    conventions = [c for c in getattr(function, "args", ()) if isinstance(c, Convention)]
+    return any(argument in c.names for c in conventions)
+
+
+def library_of(function: Callable[..., Any]) -> str:
+    """Return the library whose arrays a function takes, by its module and what that imports."""
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    inner = inspect.unwrap(inner)
+    module = getattr(inner, "__module__", None) or type(inner).__module__
+    home = module.partition(".")[0]
+    if home in ("torch", "jax", "flax"):
+        return "torch" if home == "torch" else "jax"
+    names = {**vars(sys.modules.get(module, sys)), **getattr(inner, "__globals__", {})}
+    imported = {
+        getattr(value, "__name__", "").partition(".")[0]
+        for value in names.values()
+        if inspect.ismodule(value)
+    } | set(names)
+    if imported & {"jax", "flax"}:
+        return "jax"
+    return "torch" if "torch" in imported else "numpy"
+
+
+def _check(name: str, value: str, among: tuple[str, ...]) -> None:
+    if value not in among:
+        raise ValueError(unknown(name, value, among))
+
+
+def _module(library: str) -> Any:
+    return importlib.import_module(f"roundscope.attention.testing.{library}_call")
+
+
+def _named(name: str) -> Any:
+    module, _, function = name.partition(":")
+    sys.path.insert(0, ".")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in function.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"kernel={name}: {error}; name a module and a function of it") from error
+    finally:
+        sys.path.pop(0)
+    return found
+
+
+def _names(function: Callable[..., Any], what: str) -> dict[str, str]:
+    """Return what a function calls the arguments that it takes."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a function of C
+        return dict(USUAL)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = {
+        argument: next(name for name in known if name in parameters)
+        for argument, known in NAMES.items()
+        if any(name in parameters for name in known)
+    }
+    missing = [n for n in USUAL if n not in names]
+    if takes_all:
+        return {**USUAL, **names}
+    if missing:
+        raise ValueError(f"kernel={what}: takes no {' or '.join(missing)}; add the keyword")
+    return names
