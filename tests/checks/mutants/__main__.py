@@ -1,0 +1,96 @@
+"""Plant faults in a copy of the tree, one at a time, and see which of them our tests notice.
+
+    python -m tests.checks.mutants                         all faults
+    python -m tests.checks.mutants --only NAME NAME        some of them
+    python -m tests.checks.mutants --list                  the names, and what each imitates
+    python -m tests.checks.mutants --out results.json --table docs/mutants.md
+
+The copy is of the committed tree: a change that is not committed is not tested. With --out the
+results are also kept in a file; results of other faults that the file already has stay in it, and
+--table writes all of them. The exit code is 1 if a fault was not noticed.
+"""
+
+import argparse
+import queue
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from tests.checks.mutants.catalogue import FAULTS, chosen
+from tests.checks.mutants.copies import ROOT, committed
+from tests.checks.mutants.faults import Fault, planted
+from tests.checks.mutants.running import Result, check_unchanged, tried
+from tests.checks.mutants.table import load, markdown, save
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    faults = chosen(options.only)
+    if options.list:
+        print("\n".join(f"{fault.name:32} {fault.imitates}" for fault in faults))
+        return 0
+    results = load(options.out) if options.out else {}
+    own = {}
+    for result in _all_tried(faults, options.jobs):
+        own[result.name] = results[result.name] = result
+        print(_told(result), flush=True)
+        if options.out:
+            save(options.out, results)
+    if options.table:
+        options.table.write_text(markdown(FAULTS, results))
+    missed = [result.name for result in own.values() if not result.caught]
+    print(f"{len(own)} faults, {len(own) - len(missed)} caught", *missed, sep="\n  not caught: ")
+    return 1 if missed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's options."""
+    parser = argparse.ArgumentParser(prog="python -m tests.checks.mutants", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="faults to plant")
+    parser.add_argument("--list", action="store_true", help="print the faults and stop")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="results, as JSON")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="results, as Markdown")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies at a time")
+    return parser
+
+
+def _all_tried(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
+    """Yield what became of each fault; the tests that they name must pass without a fault."""
+    archive = committed()
+    for fault in faults:
+        planted(fault, ROOT)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for n in range(jobs):
+            folder = Path(name) / str(n)
+            folder.mkdir()
+            folders.put(folder)
+        tests = sorted({test for fault in faults for test in fault.tests})
+        run = check_unchanged(Path(name) / "0", archive, tests)
+        print(f"without a fault, all tests pass ({run.seconds:.0f} s)", flush=True)
+
+        def one(fault: Fault) -> Result:
+            folder = folders.get()
+            try:
+                return tried(folder, archive, fault)
+            finally:
+                folders.put(folder)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            for done in as_completed([pool.submit(one, fault) for fault in faults]):
+                yield done.result()
+
+
+def _told(result: Result) -> str:
+    """Return one line about a result."""
+    how = result.test if result.caught else "NOT CAUGHT"
+    wider = "" if result.nearest or not result.caught else " (only by the wider tests)"
+    return f"{result.name}: {how}{wider}, {result.seconds:.0f} s. {result.message[:120]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
