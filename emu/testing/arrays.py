@@ -1,0 +1,201 @@
+"""Assertions on two arrays: equal bits, and distances in numbers of a format."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roundscope.emu.arrays import ArrayLike
+from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.numbers import check_whole
+from roundscope.emu.testing import differences
+from roundscope.emu.testing.distance import distance, is_number
+from roundscope.emu.testing.given import FORMATS, floats_of, format_of, numpy_of, wide
+
+NAN = ("any", "bits")
+ZEROS = ("signed", "any")
+
+
+def assert_bit_equal(
+    actual: ArrayLike,
+    expected: ArrayLike,
+    *,
+    nan: str = "any",
+    zeros: str = "signed",
+    what: str = "",
+) -> None:
+    """Assert that two arrays have the same dtype, the same shape and the same bits.
+
+    The arrays may belong to different libraries: a bfloat16 tensor of PyTorch has the dtype of a
+    bfloat16 array of JAX.
+
+    Args:
+        actual: an array of floats or whole numbers of NumPy (ml_dtypes included) or JAX, or a
+            tensor of PyTorch.
+        expected: the array that `actual` has to equal.
+        nan: "any" if every NaN equals every other, "bits" if their signs and payloads count.
+        zeros: "signed" if +0 and -0 differ, "any" if they are equal.
+        what: a name for the arrays, which begins the message.
+
+    Raises:
+        AssertionError: if the arrays differ. The message says how many numbers differ, and shows
+            the two that are farthest apart in decimal, in hexadecimal and in bits.
+        ValueError: for another word in `nan` or `zeros`.
+        TypeError: for an argument that does not make an array of real numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.emu.testing import assert_bit_equal
+        >>> x = np.array([1.0, -0.0, np.nan], np.float16)
+        >>> assert_bit_equal(x, x.copy())
+        >>> try:
+        ...     assert_bit_equal(x, np.array([1.0, 0.0, np.nan], np.float16), what="out")
+        ... except AssertionError as error:
+        ...     print(error)
+        out: 1 of 3 numbers differ (33.3 %), the first at index 1 is the farthest
+          actual    -0.0                     -0x0p+0                  1|00000|0000000000
+          expected  0.0                      0x0p+0                   0|00000|0000000000
+          distance  0 ulps of fp16 (numbers from one to the other)
+    """
+    __tracebackhide__ = True
+    _check_word("nan", nan, NAN)
+    _check_word("zeros", zeros, ZEROS)
+    a, b = numpy_of(actual, "actual"), numpy_of(expected, "expected")
+    if a.dtype != b.dtype:
+        raise AssertionError(
+            differences.titled(what, f"actual has dtype {a.dtype}, expected {b.dtype}")
+        )
+    _assert_shapes(a, b, what)
+    wrong = _words(a) != _words(b)
+    if a.dtype.name in FORMATS:
+        x, y = wide(a), wide(b)
+        wrong &= ~(np.isnan(x) & np.isnan(y)) if nan == "any" else True
+        wrong &= ~((x == 0) & (y == 0)) if zeros == "any" else True
+    if wrong.any():
+        raise AssertionError(_bits_message(a, b, wrong, what))
+
+
+def assert_max_ulp(
+    actual: ArrayLike,
+    expected: ArrayLike,
+    ulps: int,
+    format: str | Format | None = None,
+    *,
+    what: str = "",
+) -> None:
+    """Assert that no number is more than some numbers of a format away from the expected one.
+
+    The distance is the number of steps from one number of the format to its neighbor, so it is also
+    right at powers of two, where the spacing changes, and across zero. Infinity is the number after
+    the largest finite one, +0 and -0 are the same number, and NaN equals NaN alone.
+
+    Args:
+        actual: an array of floats of NumPy (ml_dtypes included) or JAX, or a tensor of PyTorch.
+        expected: an array of actual's shape; its dtype may be another.
+        ulps: the largest distance that is allowed, in numbers of the format.
+        format: the name of a format or a `Format`, for arrays of a wider dtype that hold its
+            numbers; by default the format of actual's dtype.
+        what: a name for the arrays, which begins the message.
+
+    Raises:
+        AssertionError: for a larger distance, for arrays of different shapes, or if `actual` has a
+            number that the format does not have.
+        ValueError: if `expected` has a number that the format does not have, or for an unknown
+            format or a negative `ulps`.
+        TypeError: for an argument that does not make an array of floats, or for an `ulps` that is
+            not a whole number.
+
+    Example:
+        >>> import numpy as np
+        >>> from roundscope.emu.testing import assert_max_ulp
+        >>> x = np.array([1.0, 2.0], np.float32)
+        >>> assert_max_ulp(x, np.array([1.0078125, 2.0], np.float32), 1, "bf16")
+        >>> try:
+        ...     assert_max_ulp(x, np.array([1.0, 1.984375], np.float32), 1, "bf16")
+        ... except AssertionError as error:
+        ...     print(error)
+        1 of 2 numbers differ (50 %) by more than 1 ulp of bf16, the worst at index 1
+          actual    2.0                      0x1p+1                   0|10000000|0000000
+          expected  1.984375                 0x1.fcp+0                0|01111111|1111110
+          distance  2 ulps of bf16 (numbers from one to the other)
+    """
+    __tracebackhide__ = True
+    check_whole("ulps", ulps, "it is the largest distance that is allowed, such as 1")
+    if ulps < 0:
+        raise ValueError(f"ulps={ulps}: a distance is not negative; give 0 for equal numbers")
+    a, b = floats_of(actual, "actual"), floats_of(expected, "expected")
+    f = format_of(a.dtype, format)
+    _assert_shapes(a, b, what)
+    x, y = wide(a), wide(b)
+    _check_numbers("expected", y, f)
+    steps = np.ravel(distance(x, y, f))
+    wrong = steps > np.uint64(ulps)
+    if wrong.any():
+        at = int(np.argmax(steps))
+        plural = "s" * (ulps != 1)
+        head = differences.counted(int(wrong.sum()), x.size, "numbers")
+        head += f" by more than {ulps} ulp{plural} of {f.name}, the worst at"
+        raise AssertionError(
+            differences.joined(
+                differences.titled(what, f"{head} {differences.place(at, x.shape)}"),
+                differences.written("actual", float(x.flat[at]), f),
+                differences.written("expected", float(y.flat[at]), f),
+                differences.apart(int(steps[at]), f),
+            )
+        )
+
+
+def _assert_shapes(a: np.ndarray, b: np.ndarray, what: str) -> None:
+    __tracebackhide__ = True
+    if a.shape != b.shape:
+        raise AssertionError(
+            differences.titled(what, f"actual has shape {a.shape}, expected {b.shape}")
+        )
+
+
+def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
+    if word not in known:
+        raise ValueError(f"{name}={word!r}: {unknown('word', word, known)}")
+
+
+def _check_numbers(name: str, x: np.ndarray, f: Format) -> None:
+    """Raise ValueError unless the format has every number of an array."""
+    foreign = np.flatnonzero(~is_number(x, f))
+    if foreign.size:
+        raise ValueError(
+            f"{name}: {float(x.flat[foreign[0]])!r} at {differences.place(foreign[0], x.shape)} is"
+            f" not a number of {f.name}; emu.round_to({name}, {f.name!r}) makes it one"
+        )
+
+
+def _words(x: np.ndarray) -> np.ndarray:
+    """Return the stored bits of an array as unsigned whole numbers."""
+    return np.ascontiguousarray(x).reshape(x.shape).view(f"u{x.dtype.itemsize}")
+
+
+def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) -> str:
+    """Return the message for arrays of one dtype whose bits differ where `wrong` says."""
+    f = format_named(FORMATS[a.dtype.name]) if a.dtype.name in FORMATS else None
+    at, steps = _farthest(a, b, wrong, f)
+    first = int(np.flatnonzero(wrong)[0]) == at
+    where = differences.place(at, a.shape)
+    words = f"the first at {where} is the farthest" if first else f"the farthest at {where}"
+    lines = [
+        differences.raw(label, int(_words(x).flat[at]), f, 8 * x.dtype.itemsize, x.flat[at].item())
+        for label, x in (("actual", a), ("expected", b))
+    ]
+    head = differences.counted(int(wrong.sum()), wrong.size, "numbers")
+    return differences.joined(
+        differences.titled(what, f"{head}, {words}"),
+        *lines,
+        differences.apart(steps, f) if f else "",
+    )
+
+
+def _farthest(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, f: Format | None) -> tuple[int, int]:
+    """Return the flat index of the numbers that are farthest apart, and their distance."""
+    if f is None:
+        return int(np.flatnonzero(wrong)[0]), 0
+    steps = np.ravel(distance(wide(a), wide(b), f))
+    among = np.flatnonzero(wrong)
+    at = int(among[np.argmax(steps[among])])
+    return at, int(steps[at])

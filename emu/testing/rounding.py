@@ -1,0 +1,160 @@
+"""The assertion that a cast rounds as a format, a mode and an overflow policy say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.api import round_to
+from roundscope.emu.arrays import ArrayLike
+from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.testing import differences
+from roundscope.emu.testing.behaviors import equal, named
+from roundscope.emu.testing.distance import distance
+from roundscope.emu.testing.given import carrier_named, floats_of, wide
+from roundscope.emu.testing.probes import CLASSES, classes_of, probes_of
+
+
+def assert_rounds_as(
+    cast: Callable[[Any], Any],
+    format: str | Format | Rounding,
+    mode: str | RoundingMode | None = None,
+    *,
+    overflow: str | Overflow | None = None,
+    seed: int | None = None,
+    inputs: ArrayLike | None = None,
+    carrier: str = "float32",
+) -> None:
+    """Assert that a cast rounds every probe as `emu.round_to` does.
+
+    The probes are every number of the format (of a format of more than 16 bits a selection), every
+    midpoint of two neighbors, the carrier's numbers on both sides of these, numbers on which
+    rounding through BF16, FP16, TF32 or FP32 first shows, subnormal numbers, numbers around the
+    threshold of overflow and beyond, zeros, infinities and NaN. NaN is left out for a format
+    without NaN, whose conversions are free in what they make of it. +0 and -0 differ; all NaN are
+    equal.
+
+    Args:
+        cast: a function that takes a NumPy array of one axis and returns its rounded numbers as
+            floats of any dtype: an array of NumPy (ml_dtypes included) or JAX, or a tensor of
+            PyTorch. `lambda x: torch.from_numpy(x).to(torch.bfloat16)` is a cast.
+        format: the name of a format, a `Format` or a `Rounding`.
+        mode: a `RoundingMode` or its name; ties-to-even by default. A stochastic cast has to use
+            the random bits of `emu.round_to`.
+        overflow: what a number beyond the largest finite one becomes, an `Overflow` or its name; by
+            default what `Format.saturates` says. NVIDIA's conversions saturate to e4m3fn and e5m2,
+            and those of ml_dtypes do not.
+        seed: the seed of the stochastic mode's random bits.
+        inputs: numbers to round in place of the probes, an array of any shape of floats; they are
+            converted to the carrier, which has to hold them.
+        carrier: the dtype of the array that the cast is given: "float32", "float64", "float16" or
+            "bfloat16".
+
+    Raises:
+        AssertionError: if a result differs. The message counts the differences in each class of
+            probes ("ties", "subnormals", "overflow" ...), says which known rounding explains all
+            results if one does, and draws the rounding of one number.
+        ValueError: for an unknown name, a format that the carrier does not hold, or inputs that are
+            not numbers of the carrier.
+        TypeError: if the cast does not return an array of floats.
+
+    Example:
+        >>> import ml_dtypes
+        >>> import numpy as np
+        >>> from roundscope.emu.testing import assert_rounds_as
+        >>> assert_rounds_as(lambda x: x.astype(ml_dtypes.bfloat16), "bf16")
+        >>> def cut(x):  # keeps the upper 16 bits
+        ...     return (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+        >>> try:
+        ...     assert_rounds_as(cut, "bf16", inputs=[1.0, 1.005859375, -1.01171875])
+        ... except AssertionError as error:
+        ...     print(*str(error).splitlines()[:5], sep="\\n")
+        the cast does not round as bf16: 2 of 3 probes differ (66.7 %)
+          numbers             0 of          1
+          ties                1 of          1
+          between             1 of          1
+        it behaves as bf16 toward-zero, overflow=inf
+    """
+    __tracebackhide__ = True
+    r = rounding(format, mode, overflow=overflow, seed=seed)
+    dtype = carrier_named(carrier)
+    x = probes_of(r.format, dtype) if inputs is None else _inputs(inputs, dtype)
+    expected = wide(np.asarray(round_to(x, r)))
+    actual = _results(cast, x)
+    wrong = ~equal(actual, expected)
+    if wrong.any():
+        raise AssertionError(_message(x, actual, expected, wrong, r))
+
+
+def _inputs(inputs: ArrayLike, carrier: np.dtype) -> np.ndarray:
+    """Return the inputs as numbers of the carrier; raise ValueError for one that it lacks."""
+    given = np.ravel(floats_of(inputs, "inputs"))
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = given.astype(carrier)
+    lost = np.flatnonzero((wide(x) != wide(given)) & ~np.isnan(wide(given)))
+    if lost.size:
+        raise ValueError(
+            f"inputs: {float(given[lost[0]])!r} is not a number of {carrier.name}; give a wider"
+            " carrier, or round the inputs first"
+        )
+    return x
+
+
+def _results(cast: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
+    """Return the results of the cast in float64; raise AssertionError for another shape."""
+    __tracebackhide__ = True
+    with np.errstate(all="ignore"):  # NumPy warns of overflow and of NaN, which are meant here
+        results = floats_of(cast(x.copy()), "what the cast returns")
+    if results.shape != x.shape:
+        raise AssertionError(
+            f"the cast returns shape {results.shape} for an array of shape {x.shape}"
+        )
+    return wide(results)
+
+
+def _message(
+    x: np.ndarray, actual: np.ndarray, expected: np.ndarray, wrong: np.ndarray, r: Rounding
+) -> str:
+    """Return the message for results that differ where `wrong` says."""
+    values, kinds = wide(x), classes_of(x, r.format)
+    at = _example(values, wrong, kinds)
+    f, kind = r.format, list(CLASSES)[kinds[at]]
+    mode = "" if str(r.mode) in str(r) else f", {r.mode}"
+    counted = differences.counted(int(wrong.sum()), x.size, "probes")
+    return differences.joined(
+        f"the cast does not round as {r}{mode}: {counted}",
+        *_counts(wrong, kinds),
+        named(values, actual, r),
+        f"for example in the class '{kind}' ({CLASSES[kind]}), at index {at}:",
+        differences.written("before", float(values[at]), f),
+        differences.written("actual", float(actual[at]), f),
+        differences.written("expected", float(expected[at]), f),
+        differences.apart(int(distance(actual[at : at + 1], expected[at : at + 1], f)[0]), f),
+        differences.drawing(float(values[at]), r),
+    )
+
+
+def _counts(wrong: np.ndarray, kinds: np.ndarray) -> list[str]:
+    """Return a line for each class: how many of how many of its numbers differ."""
+    lines = []
+    for n, name in enumerate(CLASSES):
+        total, bad = int((kinds == n).sum()), int((wrong & (kinds == n)).sum())
+        if total:
+            lines.append(f"  {name:<16} {bad:>10,} of {total:>10,}")
+    return lines
+
+
+def _example(x: np.ndarray, wrong: np.ndarray, kinds: np.ndarray) -> int:
+    """Return the index of a wrong result that is easy to read.
+
+    Its class is the one with the largest share of wrong results; in it, the number is the one
+    nearest to 1 on a logarithmic scale, where numbers above 1 come before those below.
+    """
+    shares = [wrong[kinds == n].mean() if (kinds == n).any() else 0.0 for n in range(len(CLASSES))]
+    among = np.flatnonzero(wrong & (kinds == int(np.argmax(shares))))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        far = np.abs(np.log2(np.abs(x[among]))) + (x[among] < 1)
+    return int(among[np.argmin(np.where(np.isnan(far), np.inf, far))])
