@@ -7,11 +7,15 @@
 
 The copy is of the committed tree: a change that is not committed is not tested. With --out the
 results are also kept in a file; results of other faults that the file already has stay in it, and
---table writes all of them. The exit code is 1 if a fault was not noticed.
+--table writes all of them. A fault that its own tests do not notice is tried with all tests of
+`emu` and `attention`, which takes long; --narrow leaves that out. With --work the copy and its
+compiled kernels stay in a folder, so that the next run finds them. The exit code is 1 if a fault
+was not noticed.
 """
 
 import argparse
 import queue
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +25,7 @@ from pathlib import Path
 from tests.checks.mutants.catalogue import FAULTS, chosen
 from tests.checks.mutants.copies import ROOT, committed
 from tests.checks.mutants.faults import Fault, planted
-from tests.checks.mutants.running import Result, check_unchanged, tried
+from tests.checks.mutants.running import WIDER, Result, check_unchanged, tried
 from tests.checks.mutants.table import load, markdown, save
 
 
@@ -34,13 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     results = load(options.out) if options.out else {}
     own = {}
-    for result in _all_tried(faults, options.jobs):
+    folder = options.work or Path(tempfile.mkdtemp(prefix="mutants-"))
+    for result in _all_tried(faults, folder, options.jobs, () if options.narrow else WIDER):
         own[result.name] = results[result.name] = result
         print(_told(result), flush=True)
         if options.out:
             save(options.out, results)
     if options.table:
         options.table.write_text(markdown(FAULTS, results))
+    if not options.work:
+        shutil.rmtree(folder)
     missed = [result.name for result in own.values() if not result.caught]
     print(f"{len(own)} faults, {len(own) - len(missed)} caught", *missed, sep="\n  not caught: ")
     return 1 if missed else 0
@@ -55,34 +62,40 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE", help="results, as JSON")
     parser.add_argument("--table", type=Path, metavar="FILE", help="results, as Markdown")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="copies at a time")
+    parser.add_argument("--narrow", action="store_true", help="only the tests that faults name")
+    parser.add_argument("--work", type=Path, metavar="FOLDER", help="where copies and kernels stay")
     return parser
 
 
-def _all_tried(faults: Sequence[Fault], jobs: int) -> Iterator[Result]:
-    """Yield what became of each fault; the tests that they name must pass without a fault."""
+def _all_tried(
+    faults: Sequence[Fault], work: Path, jobs: int, wider: Sequence[str]
+) -> Iterator[Result]:
+    """Yield what became of each fault; the tests that they name must pass without a fault.
+
+    work   the folder of the copies, one for each job
+    wider  the tests for faults that their own tests do not notice
+    """
     archive = committed()
     for fault in faults:
         planted(fault, ROOT)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for n in range(jobs):
-            folder = Path(name) / str(n)
-            folder.mkdir()
+    folders: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    for n in range(jobs):
+        (work / str(n)).mkdir(parents=True, exist_ok=True)
+        folders.put(work / str(n))
+    tests = sorted({test for fault in faults for test in fault.tests})
+    run = check_unchanged(work / "0", archive, tests)
+    print(f"without a fault, all tests pass ({run.seconds:.0f} s)", flush=True)
+
+    def one(fault: Fault) -> Result:
+        folder = folders.get()
+        try:
+            return tried(folder, archive, fault, wider)
+        finally:
             folders.put(folder)
-        tests = sorted({test for fault in faults for test in fault.tests})
-        run = check_unchanged(Path(name) / "0", archive, tests)
-        print(f"without a fault, all tests pass ({run.seconds:.0f} s)", flush=True)
 
-        def one(fault: Fault) -> Result:
-            folder = folders.get()
-            try:
-                return tried(folder, archive, fault)
-            finally:
-                folders.put(folder)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            for done in as_completed([pool.submit(one, fault) for fault in faults]):
-                yield done.result()
+    with ThreadPoolExecutor(jobs) as pool:
+        for done in as_completed([pool.submit(one, fault) for fault in faults]):
+            yield done.result()
 
 
 def _told(result: Result) -> str:

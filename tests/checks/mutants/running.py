@@ -116,19 +116,18 @@ def check_unchanged(folder: Path, archive: bytes, tests: Sequence[str]) -> Run:
     return run
 
 
-def tried(folder: Path, archive: bytes, fault: Fault) -> Result:
-    """Return what became of one fault: its own tests first, and then, if they pass, all others.
+def tried(folder: Path, archive: bytes, fault: Fault, wider: Sequence[str] = WIDER) -> Result:
+    """Return what became of one fault: its own tests first, and then, if they pass, wider ones.
 
-    A test outside the fault's list that fails is also run on a copy without the fault, where it
-    must pass.
+    A wider test that fails is also run on a copy without the fault, where it must pass.
     """
     tree = renewed(folder, archive)
     where, text = place_of(fault, tree), planted(fault, tree)
     (tree / fault.file).write_text(text)
     first = run_tests(folder, tree, fault.tests)
     run, seconds = first, first.seconds
-    if first.passed:
-        run = run_tests(folder, tree, WIDER)
+    if first.passed and wider:
+        run = run_tests(folder, tree, wider)
         seconds += run.seconds
         if not run.passed and "::" in run.test:
             check_unchanged(folder, archive, [run.test])
