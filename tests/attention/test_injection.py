@@ -15,6 +15,7 @@ from roundscope.attention import (
     SetTo,
     Site,
 )
+from roundscope.emu.roundings.random import event_bits
 from tests.attention.small import B, H, N, T, run
 from tests.checks.engines import RESULTS, bits
 
@@ -256,6 +257,19 @@ def test_noise_is_a_fair_coin():
         "fa2-bf16", [Injection(site=Site.OUT, what=Noise(ulps=2.0, seed=3))], blocks=(5, 8)
     ).out
     assert np.array_equal(other, b)
+
+
+def test_noise_has_random_bits_of_its_own():
+    """A noise with the random bits of the stochastic rounding at the same site, by which the two
+    errors of an entry would depend on each other.
+    """
+    a, b = at_out(Noise(ulps=2.0, seed=3))
+    coin = ((b - a) / (2 * ulp_bf16(a))).swapaxes(1, 2).reshape(B * N, T, H)
+    for head in range(B * N):
+        own = event_bits(
+            np, 3, head * 64 + Site.OUT.stream, np.arange(T)[:, None], np.arange(H), 2**31
+        )
+        assert np.array_equal(coin[head], own % 2 * 2 - 1), head
 
 
 def test_noise_at_scores_does_not_depend_on_tiles():

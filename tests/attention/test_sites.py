@@ -9,7 +9,7 @@ from roundscope.attention import Record, Site
 from roundscope.attention.plans.plan import Plan, ordinal
 from roundscope.attention.sites import PRODUCTS, site_named
 from roundscope.emu.roundings.random import event_bits
-from tests.attention.small import B, H, N, T, run
+from tests.attention.small import B, H, N, S, T, run
 
 STREAMS = {
     "Q": 0,
@@ -128,26 +128,45 @@ def test_random_streams_are_the_published_ones():
     assert all(0 <= site.stream < 128 for site in Site)  # a head has 128 streams
 
 
-def out_from_stream(before, number):
-    """Numbers rounded to bf16 by the bits R of that stream: away from zero where the fraction of an
-    ulp is above R 2^-31.
+def rounded_by(before, bits):
+    """Numbers rounded to bf16 by the bits R: away from zero where the fraction of an ulp is above R
+    2^-31.
     """
-    stream = np.arange(B * N).reshape(B, N, 1, 1) * 64 + number % 64
-    step = 2**30 * (number // 64)
-    rows, columns = np.arange(T)[:, None], np.arange(H)
-    bits = np.stack(
-        [event_bits(np, 5, s, rows, columns, step) for s in stream.reshape(-1)]
-    ).reshape(B, N, T, H)
     ulp = 2.0 ** (np.frexp(before)[1] - 8.0)
     low = np.floor(np.abs(before) / ulp)
     away = (np.abs(before) / ulp - low) * 2.0**31 > bits
     return np.sign(before) * (low + away) * ulp
 
 
+def bits_of_stream(number, columns):
+    """The bits that stream `number` of every head gives at these columns, (B, N, T, columns)."""
+    stream = np.arange(B * N) * 64 + number % 64
+    step = 2**30 * (number // 64)
+    rows = np.arange(T)[:, None]
+    return np.stack([event_bits(np, 5, s, rows, columns, step) for s in stream]).reshape(
+        B, N, T, len(columns)
+    )
+
+
+def recorded(site):
+    """(before, after) of the events of a site that rounds to bf16 by random bits of seed 5."""
+    plan = Plan.preset("fp32").at(site, "bf16", mode="stochastic", seed=5)
+    return run(plan, record=Record(events=(site,))).trace.events[str(site)]
+
+
 @pytest.mark.parametrize("number", [STREAMS["OUT"], 57, 64 + STREAMS["OUT"]])
 def test_an_event_draws_from_its_own_stream(monkeypatch, number):
     """Random bits that depend on the place of a site among the others."""
     monkeypatch.setattr(Site.OUT, "stream", number)
-    plan = Plan.preset("fp32").at(Site.OUT, "bf16", mode="stochastic", seed=5)
-    before, after = run(plan, record=Record(events=(Site.OUT,))).trace.events["OUT"]
-    assert np.array_equal(after, out_from_stream(before, number))
+    before, after = recorded(Site.OUT)
+    assert np.array_equal(after, rounded_by(before, bits_of_stream(number, np.arange(H))))
+
+
+def test_a_repeated_event_draws_anew_at_every_tile():
+    """Events of one row that round in the same direction at every key tile, since the tile is left
+    out of the coordinates of their random bits.
+    """
+    before, after = recorded(Site.O)  # (B, N, key tiles, T, H)
+    for tile in range(S // 8):
+        bits = bits_of_stream(STREAMS["O"], tile * 65536 + np.arange(H))
+        assert np.array_equal(after[:, :, tile], rounded_by(before[:, :, tile], bits)), tile

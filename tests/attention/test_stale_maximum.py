@@ -2,6 +2,8 @@
 it, eight lanes, a polynomial 2^x.
 """
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -62,6 +64,17 @@ def test_it_is_the_public_code(threshold, offset):
         assert kept > 0 and np.abs(out[0, :, head] - want).max() < (
             1e-6 if offset is None else 2e-3
         )
+
+
+@pytest.mark.parametrize(("score", "kept"), [(4.0, True), (4.0 + 2.0**-20, False)])
+def test_growth_by_the_threshold_itself_keeps_the_maximum(score, kept):
+    """A comparison by < in place of <=. FlashAttention-4 keeps m where acc_scale >= -threshold."""
+    q, v = np.ones((1, 1, 1, 1), np.float32), np.ones((1, 2, 1, 1), np.float32)
+    k = np.array([0.0, score], np.float32).reshape(1, 2, 1, 1)
+    plan = Plan.preset("exact").changed("exp=base2", "log2_e=maximum", "stale_maximum=4")
+    sizes = {"block_q": 1, "block_k": 1, "scale": math.log(2.0)}  # so that scale log2 e is 1
+    trace = examine(q, k, v, plan=plan, record=Record(events=("M",)), **sizes).trace
+    assert trace.events["M"][1].reshape(-1).tolist() == [0.0, 0.0 if kept else score]
 
 
 @pytest.mark.parametrize(
