@@ -54,7 +54,7 @@ def environment(folder: Path, tree: Path) -> dict[str, str]:
         "JAX_COMPILATION_CACHE_DIR": str(folder / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "PYTHONPATH": str(tree),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
         "XLA_FLAGS": PLAIN,
         "COLUMNS": "100",
     }

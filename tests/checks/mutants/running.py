@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.checks.mutants.copies import check_own_package, environment, renewed
+from tests.checks.mutants.copies import environment, renewed
 from tests.checks.mutants.faults import Fault, place_of, planted
 
 WIDER = ("tests/emu", "tests/attention")  # for faults that the nearest tests do not notice
@@ -106,10 +106,9 @@ def first_failure(report: Path) -> tuple[str, str]:
 def check_unchanged(folder: Path, archive: bytes, tests: Sequence[str]) -> Run:
     """Return a run of tests on a copy without a fault, which must pass.
 
-    It also fills the folders of compiled kernels. Raises RuntimeError for a test that fails.
+    Raises RuntimeError for a test that fails.
     """
     tree = renewed(folder, archive)
-    check_own_package(folder, tree)
     run = run_tests(folder, tree, tests)
     if not run.passed:
         raise RuntimeError(f"{run.test} fails without any fault: {run.message}")
@@ -117,10 +116,7 @@ def check_unchanged(folder: Path, archive: bytes, tests: Sequence[str]) -> Run:
 
 
 def tried(folder: Path, archive: bytes, fault: Fault, wider: Sequence[str] = WIDER) -> Result:
-    """Return what became of one fault: its own tests first, and then, if they pass, wider ones.
-
-    A wider test that fails is also run on a copy without the fault, where it must pass.
-    """
+    """Return what became of one fault: its own tests first, and then, if they pass, wider ones."""
     tree = renewed(folder, archive)
     where, text = place_of(fault, tree), planted(fault, tree)
     (tree / fault.file).write_text(text)
@@ -129,8 +125,6 @@ def tried(folder: Path, archive: bytes, fault: Fault, wider: Sequence[str] = WID
     if first.passed and wider:
         run = run_tests(folder, tree, wider)
         seconds += run.seconds
-        if not run.passed and "::" in run.test:
-            check_unchanged(folder, archive, [run.test])
     return Result(
         name=fault.name,
         kind=fault.kind,
