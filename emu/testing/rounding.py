@@ -72,10 +72,10 @@ def assert_rounds_as(
         ...     assert_rounds_as(cut, "bf16", inputs=[1.0, 1.005859375, -1.01171875])
         ... except AssertionError as error:
         ...     print(*str(error).splitlines()[:5], sep="\\n")
-        the cast does not round as bf16: 2 of 3 probes differ (66.7 %)
-          numbers             0 of          1
-          ties                1 of          1
-          between             1 of          1
+        the cast does not round as bf16, ties-to-even: 2 of 3 probes differ (66.7 %)
+          numbers                   0 of          1
+          ties                      1 of          1
+          between                   1 of          1
         it behaves as bf16 toward-zero, overflow=inf
     """
     __tracebackhide__ = True
