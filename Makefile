@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core reference bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core reference bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -63,6 +63,11 @@ SEED ?= 0
 fuzz: $(READY)  ## random calls: NumPy against XLA, as users compile and as the tests do, and against the judge
 	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED)
 	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED) --plain
+
+COPIES ?= 2
+
+mutants: $(READY)  ## faults planted in the code, one at a time: which test notices each
+	$(BIN)/python -m tests.checks.mutants --jobs $(COPIES) --table docs/mutants.md
 
 gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of every preset, traces, exp, trainings, tensor cores
 	$(PYTHON) -m tests.checks.gpu_check
