@@ -1,0 +1,93 @@
+"""Known roundings, right and wrong, that may explain what a cast to an element format does."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from roundscope.emu.api import round_to
+from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.testing.casts.records import Agreement, Numbers, same
+
+Cast = Callable[[Numbers], Numbers]
+
+
+class FaultyCast(Protocol):
+    """A wrong cast of numbers that should have been rounded as r."""
+
+    def __call__(self, x: Numbers, r: Rounding) -> Numbers:
+        """Return the numbers as the wrong cast has them."""
+        ...
+
+
+MODES = tuple(mode for mode in RoundingMode if mode is not RoundingMode.STOCHASTIC)
+FLUSHED = "flushing subnormals to zero"
+
+
+def overflows(f: Format) -> list[Overflow]:
+    """Return the overflow policies that a format can have."""
+    return [Overflow.SATURATE, *[Overflow.NAN] * f.nan, *[Overflow.INF] * f.inf]
+
+
+def faults(f: Format) -> dict[str, FaultyCast]:
+    """Return known faults of casts by their names in words.
+
+    Each is a function of the numbers and the rounding that it should have been.
+    """
+    wider = [name for name in ("bf16", "fp16") if name != f.name]
+    twice = {f"after rounding to {name} first": _after(name) for name in wider}
+    return {**twice, FLUSHED: flushed, "flushing inputs to zero": _inputs_flushed}
+
+
+def flushed(x: Numbers, r: Rounding) -> Numbers:
+    """Return rounded numbers, with zero for results below the smallest normal number."""
+    y: Numbers = round_to(x, r)
+    return np.where(np.abs(y) < r.format.min_normal, y * 0.0, y)
+
+
+def _inputs_flushed(x: Numbers, r: Rounding) -> Numbers:
+    y: Numbers = round_to(np.where(np.abs(x) < r.format.min_normal, x * 0.0, x), r)
+    return y
+
+
+def _after(name: str) -> FaultyCast:
+    def twice(x: Numbers, r: Rounding) -> Numbers:
+        first = x if rounding(name).format.holds(r.format) else np.clip(x, -65504.0, 65504.0)
+        y: Numbers = round_to(round_to(first, name), r)
+        return y
+
+    return twice
+
+
+def explanations(x: Numbers, got: Numbers, asked: Rounding) -> list[Agreement]:
+    """Return every known rounding with the number of results that it explains, the best first.
+
+    The asked rounding comes first among equals.
+
+    Args:
+        x: the finite inputs.
+        got: the results.
+        asked: the rounding that was asked for.
+    """
+    found = [
+        Agreement(name=name, agree=int(same(got, cast(x)).sum()), of=x.size)
+        for name, cast in _casts(asked)
+    ]
+    return sorted(found, key=lambda a: -a.agree)
+
+
+def _casts(asked: Rounding) -> Iterator[tuple[str, Cast]]:
+    """Yield known roundings with their names; the asked mode and policy come first."""
+    f = asked.format
+    modes = sorted(MODES, key=lambda mode: mode is not asked.mode)
+    policies = sorted(overflows(f), key=lambda policy: policy is not asked.overflow)
+    for policy in policies:
+        for mode in modes:
+            r = rounding(asked, mode, overflow=policy)
+            name = f"{f.name}:{mode}:{policy}"
+            yield name, partial(round_to, format=r)
+            if mode in (RoundingMode.TIES_TO_EVEN, asked.mode):
+                for fault, cast in faults(f).items():
+                    yield f"{name} {fault}", partial(cast, r=r)

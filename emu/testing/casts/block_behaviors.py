@@ -1,0 +1,186 @@
+"""Known ways to quantize blocks, right and wrong, that may explain what a quantizer does."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from roundscope.emu.api import round_to
+from roundscope.emu.blocks.api import round_blocks, to_blocks
+from roundscope.emu.blocks.format import BlockFormat, ScaleRule
+from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.roundings.modes import Rounding, rounding
+from roundscope.emu.testing.casts.behaviors import FLUSHED, MODES, flushed, overflows
+from roundscope.emu.testing.casts.quantized import expected_scales
+from roundscope.emu.testing.casts.records import Agreement, Numbers
+
+Quantizer = Callable[[np.ndarray], np.ndarray]
+Scales = Callable[[Numbers, Numbers, BlockFormat], Numbers]
+SIZES = (16, 32, 64, 128)
+LOG2 = {
+    ScaleRule.FLOOR: "floor(log2(maximum))",
+    ScaleRule.CEIL: "ceil(log2(maximum))",
+    ScaleRule.RCEIL: "ceil(log2(maximum / largest element))",
+}
+
+
+def rules_of(f: BlockFormat) -> list[BlockFormat]:
+    """Return the block format under every scale rule that fits it, its own rule first."""
+    found = [f]
+    for rule in ScaleRule:
+        try:
+            found.append(replace(f, rule=rule))
+        except ValueError:  # the rule does not fit the formats
+            continue
+    fitting = [g for g in found if g.power_of_two == f.power_of_two]
+    return list(dict.fromkeys(fitting))
+
+
+def name_of(f: BlockFormat, asked: BlockFormat) -> str:
+    """Return a block format in words: its rule, and what of its elements was not asked."""
+    words = [f"rule {f.rule}"]
+    if f.element.mode is not asked.element.mode:
+        words.append(f"elements {f.element.mode}")
+    if f.element.overflow is not asked.element.overflow:
+        words.append(f"elements beyond the largest become {f.element.overflow}")
+    return ", ".join(words)
+
+
+def explanations(
+    arrays: Sequence[tuple[np.ndarray, np.ndarray]], asked: BlockFormat, carried: float
+) -> list[Agreement]:
+    """Return every known behavior with the number of blocks that it explains, the best first.
+
+    Args:
+        arrays: pairs of an input (rows, K) and the numbers that the quantizer made of it.
+        asked: the block format that was asked for.
+        carried: the relative error that a product of scales and element may have.
+    """
+    found = []
+    for name, quantizer in _quantizers(asked):
+        equal = [equal_blocks(quantizer(x), y, asked, carried) for x, y in arrays]
+        agree, of = sum(int(e.sum()) for e in equal), sum(e.size for e in equal)
+        found.append(Agreement(name=name, agree=agree, of=of))
+        if agree == of:
+            break
+    return sorted(found, key=lambda a: -a.agree)
+
+
+def equal_blocks(a: np.ndarray, b: np.ndarray, f: BlockFormat, carried: float) -> np.ndarray:
+    """Return for each block whether all its numbers are equal in two arrays (rows, K)."""
+    close = (a == b) | (np.isnan(a) & np.isnan(b))
+    if carried:
+        close |= np.abs(a - b) <= carried * np.abs(a)
+    lines: np.ndarray = to_lines(np, ~close, layout_of(a.shape, f, -1))
+    equal: np.ndarray = np.logical_not(lines.any(axis=1))
+    return equal
+
+
+def _quantizers(asked: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
+    """Yield known quantizers with their names, the asked one and other rules first."""
+    rules = rules_of(asked)
+    for f in rules:
+        yield name_of(f, asked), partial(round_blocks, format=f)
+    for f in rules:
+        for r in _other_elements(asked.element):
+            g = replace(f, element=r)
+            yield name_of(g, asked), partial(round_blocks, format=g)
+    for f in rules:
+        for fault, quantizer in _faults(f):
+            yield f"{name_of(f, asked)}, {fault}", quantizer
+
+
+def _other_elements(r: Rounding) -> list[Rounding]:
+    modes = [rounding(r, mode) for mode in MODES if mode is not r.mode]
+    policies = [
+        rounding(r, overflow=policy) for policy in overflows(r.format) if policy is not r.overflow
+    ]
+    return [*policies, *modes]
+
+
+def _faults(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
+    for size in SIZES:
+        if size != f.size and f.rows == 1:
+            yield f"blocks of {size}", partial(round_blocks, format=replace(f, size=size))
+    yield "one scale for each row", partial(_by_rows, f=f)
+    yield "blocks along the other axis", partial(round_blocks, format=f, axis=0)
+    for name in ("bf16", "fp16"):
+        yield f"after rounding to {name} first", partial(_twice, f=f, name=name)
+    yield FLUSHED, partial(_scaled, f=f, scales=_own, cast=flushed)
+    for fault, scales in _SCALES.items():
+        yield fault, partial(_scaled, f=f, scales=scales)
+    for factor, words in ((2.0, "one too large"), (0.5, "one too small")):
+        if f.power_of_two:
+            yield f"stored exponents {words}", partial(_times, f=f, factor=factor)
+    if f.power_of_two and f.rule in LOG2:
+        yield f"{LOG2[f.rule]} computed in float32", partial(_scaled, f=f, scales=_by_log2)
+
+
+def _by_rows(x: np.ndarray, f: BlockFormat) -> np.ndarray:
+    y: np.ndarray = round_blocks(x, replace(f, size=x.shape[1]))
+    return y
+
+
+def _twice(x: np.ndarray, f: BlockFormat, name: str) -> np.ndarray:
+    y: np.ndarray = round_blocks(round_to(x, name), f)
+    return y
+
+
+def _times(x: np.ndarray, f: BlockFormat, factor: float) -> np.ndarray:
+    y: np.ndarray = round_blocks(x, f) * np.float32(factor)
+    return y
+
+
+def _scaled(
+    x: np.ndarray,
+    f: BlockFormat,
+    scales: Scales,
+    cast: Callable[[Numbers, Rounding], Numbers] = round_to,
+) -> np.ndarray:
+    """Return an array quantized with other scales, or with another cast of the elements."""
+    at = layout_of(x.shape, f, -1)
+    lines = to_lines(np, x, at).astype(np.float64)
+    own, tensor = expected_scales(x, f)
+    product = (scales(lines, own, f) * tensor)[:, None]
+    y = cast(lines / product, f.element) * product
+    array: np.ndarray = from_lines(np, y.astype(np.float32), at)
+    return array
+
+
+def _own(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
+    return own
+
+
+def _without_abs(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
+    top = np.maximum(x.max(axis=1), 0.0).astype(np.float32)[:, None]
+    if f.tensor:  # the largest magnitude of the array still decides the scale of the whole
+        return own
+    return np.asarray(to_blocks(top, replace(f, size=1, rows=1)).scales, np.float64)[:, 0]
+
+
+def _unclamped(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
+    """Return scales of powers of two that go below the smallest of the scale format."""
+    raised = expected_scales((x * 2.0**40).astype(np.float32), replace(f, size=x.shape[1]))[0]
+    return np.where((own == f.scale.min_positive) & f.power_of_two, raised * 2.0**-40, own)
+
+
+def _by_log2(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
+    """Return scales from a logarithm that is rounded to float32, as libraries compute them."""
+    top, e = np.abs(x).max(axis=1).astype(np.float32), f.element.format
+    divided = top / np.float32(e.max_finite) if f.rule is ScaleRule.RCEIL else top
+    logarithm = np.log2(divided.astype(np.float64)).astype(np.float32)
+    whole = np.floor(logarithm) if f.rule is ScaleRule.FLOOR else np.ceil(logarithm)
+    exponent = whole - (0 if f.rule is ScaleRule.RCEIL else e.emax)
+    scales = np.exp2(np.nan_to_num(exponent.astype(np.float64), neginf=-200.0))
+    return np.clip(scales, f.scale.min_positive, f.scale.max_finite)
+
+
+_SCALES: dict[str, Scales] = {
+    "the scale of the block before": lambda x, own, f: np.roll(own, 1),
+    "the scale of the block after": lambda x, own, f: np.roll(own, -1),
+    "the maximum without its absolute value": _without_abs,
+    "scales twice as large": lambda x, own, f: np.minimum(own * 2, f.scale.max_finite),
+    "scales half as large": lambda x, own, f: np.maximum(own / 2, f.scale.min_positive),
+    "scales not clamped at the smallest": _unclamped,
+}

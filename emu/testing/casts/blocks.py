@@ -1,0 +1,95 @@
+"""Judgment of a quantizer whose numbers share scales in blocks."""
+
+import numpy as np
+
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.layout import from_lines, layout_of
+from roundscope.emu.testing.casts.bias import bias_row
+from roundscope.emu.testing.casts.block_behaviors import explanations, name_of
+from roundscope.emu.testing.casts.block_probes import edge_blocks, element_blocks, random_blocks
+from roundscope.emu.testing.casts.elements import class_rows, zero_row
+from roundscope.emu.testing.casts.quantized import CARRIED, Quantized, quantized
+from roundscope.emu.testing.casts.records import Agreement, CastReport, Function, Numbers, Row
+from roundscope.emu.testing.casts.scale_rows import Pair, scale_agreements, scale_rows
+from roundscope.emu.testing.casts.special_blocks import special_rows
+from roundscope.emu.testing.casts.steady import steady_rows
+
+
+def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
+    """Return the judgment of a quantizer that is meant to implement a block format."""
+    arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
+    pairs = [(x, quantized(function, x, asked)) for x in arrays]
+    known = _explanations(pairs, asked)
+    scales, exceptions = scale_agreements(pairs, asked)
+    rows = [
+        *scale_rows(pairs, asked),
+        *_element_rows([found for _, found in pairs], asked),
+        *special_rows(function, asked),
+        _bias(pairs[1][1], asked),
+        *steady_rows(function, arrays[1], asked.element),
+    ]
+    best = known[0]
+    return CastReport(
+        asked=asked,
+        sentence=_sentence(known, asked),
+        behaves_as=best.name if best.agree == best.of else None,
+        rows=tuple(rows),
+        behaviors=tuple(known),
+        scales=scales,
+        exceptions=exceptions,
+        returned=pairs[0][1].words,
+    )
+
+
+def _element_rows(found: list[Quantized], f: BlockFormat) -> list[Row]:
+    """Return the rows on elements, each judged under the scale that the quantizer used."""
+    flat = [np.concatenate(parts) for parts in zip(*map(_flat, found), strict=True)]
+    given, q, elements, products = flat
+    kept = np.isfinite(q) & np.isfinite(products)
+    given, q, elements, products = (a[kept] for a in flat)
+    r = f.element
+    return [
+        *class_rows(q, elements, r, products, given),
+        zero_row(q, elements, r, r.format.negative_zero),
+    ]
+
+
+def _flat(found: Quantized) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Return the inputs, quotients, elements and scales of all numbers as flat arrays."""
+    products = np.broadcast_to((found.scales * found.tensor)[:, None], found.x.shape)
+    arrays = (found.x, found.quotients, found.elements, products)
+    a, b, c, d = (array.reshape(-1) for array in arrays)
+    return a, b, c, d
+
+
+def _bias(found: Quantized, f: BlockFormat) -> Row:
+    q, elements = found.quotients.reshape(-1), found.elements.reshape(-1)
+    return bias_row(q, elements, f.element, of="; of elements within the largest")
+
+
+def _explanations(pairs: list[Pair], asked: BlockFormat) -> list[Agreement]:
+    """Return every known behavior with the number of blocks that it explains."""
+    arrays = []
+    for x, found in pairs:
+        at = layout_of(x.shape, asked, -1)
+        arrays.append((x, from_lines(np, found.y.astype(np.float32), at)))
+    return explanations(arrays, asked, 0.0 if asked.power_of_two else CARRIED)
+
+
+def _sentence(known: list[Agreement], asked: BlockFormat) -> str:
+    own = name_of(asked, asked)
+    base = next(a for a in known if a.name == own)
+    best, of = known[0], base.of
+    if base.agree == of:
+        return f"{asked} with {own}, as asked: all {of:,} blocks are equal."
+    differ = f"{of - base.agree:,} of {of:,} blocks differ from {own}"
+    if best.agree == of:
+        return f"{_element_name(asked)} with {best.name}, not {own}: {differ}."
+    return (
+        f"No known rule explains all blocks: {differ}; the nearest, {best.name}, explains"
+        f" {best.agree:,}."
+    )
+
+
+def _element_name(f: BlockFormat) -> str:
+    return str(f).partition(":")[0]

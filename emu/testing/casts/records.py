@@ -1,0 +1,206 @@
+"""The records of a judgment: a row for each question, and the report that holds the rows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import Rounding
+
+Function = Callable[[np.ndarray], Any]  # a user's cast: float32 in, whatever it returns out
+Numbers = np.ndarray  # float64 numbers
+EXAMPLES = 3  # how many examples a row keeps
+
+
+class Status(StrEnum):
+    """What a row says about the function.
+
+    Attributes:
+        PASS: the function does what was asked.
+        FAIL: it does something else.
+        SKIPPED: the question does not arise, or the function cannot be asked.
+    """
+
+    PASS = "pass"
+    FAIL = "fail"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One number, or one scale, that the function got wrong.
+
+    Attributes:
+        given: the input; of a scale, the largest magnitude of its block.
+        got: what the function returned for it.
+        expected: what the asked rounding returns for it.
+        scale: the scale of the number's block, by which `given` is divided before it is rounded; 1
+            for a cast without scales.
+        where: the place of the number in words, such as "row 3, column 17".
+    """
+
+    given: float
+    got: float
+    expected: float
+    scale: float = 1.0
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The answer to one question about the function.
+
+    Attributes:
+        name: the short name of the question, such as "ties".
+        question: the question in one sentence.
+        status: whether the function passes.
+        agree: how many of the inputs of this question the function treats as asked.
+        of: how many inputs there are.
+        examples: the worst few disagreements, the worst first.
+        note: more about the answer in words, or the reason why the row was skipped.
+    """
+
+    name: str
+    question: str
+    status: Status
+    agree: int
+    of: int
+    examples: tuple[Example, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How many blocks, or numbers, a known behavior explains.
+
+    Attributes:
+        name: the behavior in words, such as "rule floor" or "toward-zero".
+        agree: how many of the blocks or numbers it explains.
+        of: how many there are.
+    """
+
+    name: str
+    agree: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastReport:
+    """Everything that was found about one function.
+
+    Attributes:
+        asked: the rounding or the block format that the function is meant to implement.
+        sentence: what the function behaves as, in one sentence.
+        behaves_as: the known behavior that explains all results, in words; None if none does.
+        rows: the answers, in a fixed order.
+        behaviors: known behaviors with the number of results that each explains, the best first.
+        scales: of a block format, the scale rules with the number of scales that each explains.
+        exceptions: the blocks whose scale the best rule does not explain; at most 20 of them.
+        returned: what the function returns, in words.
+    """
+
+    asked: Rounding | BlockFormat
+    sentence: str
+    behaves_as: str | None
+    rows: tuple[Row, ...]
+    behaviors: tuple[Agreement, ...]
+    scales: tuple[Agreement, ...] = ()
+    exceptions: tuple[Example, ...] = ()
+    returned: str
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """The rows that the function fails."""
+        return tuple(row for row in self.rows if row.status is Status.FAIL)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the function fails no row."""
+        return not self.failed
+
+
+def same(a: Numbers, b: Numbers) -> np.ndarray:
+    """Return where two arrays hold the same number; NaN equals NaN, and 0 equals -0."""
+    equal: np.ndarray = (a == b) | (np.isnan(a) & np.isnan(b))
+    return equal
+
+
+def skipped(name: str, question: str, note: str) -> Row:
+    """Return a row of a question that does not arise."""
+    return Row(name=name, question=question, status=Status.SKIPPED, agree=0, of=0, note=note)
+
+
+def row_of(
+    name: str,
+    question: str,
+    good: np.ndarray,
+    given: Numbers,
+    got: Numbers,
+    expected: Numbers,
+    *,
+    f: Format,
+    scale: Numbers | float = 1.0,
+    where: Callable[[int], str] = lambda i: "",
+    note: str = "",
+) -> Row:
+    """Return the row of a question from the flat arrays of its inputs and results.
+
+    Args:
+        name: the short name of the question.
+        question: the question in one sentence.
+        good: where the function does what was asked, a boolean array.
+        given: the inputs.
+        got: what the function returned.
+        expected: what was asked.
+        f: the format in whose ulps an error is measured, to find the worst.
+        scale: the scales by which the inputs are divided, or one number for all.
+        where: returns the place of the number with an index in words.
+        note: more in words.
+
+    Returns:
+        The row; it is skipped where there are no inputs.
+    """
+    if not good.size:
+        return skipped(name, question, note or "no such input")
+    scales = np.broadcast_to(np.asarray(scale, np.float64), good.shape)
+    order = _worst(good, got, expected, scales, f)
+    examples = tuple(
+        Example(
+            given=float(given[i]),
+            got=float(got[i]),
+            expected=float(expected[i]),
+            scale=float(scales[i]),
+            where=where(int(i)),
+        )
+        for i in order
+    )
+    agree = int(good.sum())
+    status = Status.PASS if agree == good.size else Status.FAIL
+    return Row(
+        name=name,
+        question=question,
+        status=status,
+        agree=agree,
+        of=int(good.size),
+        examples=examples,
+        note=note,
+    )
+
+
+def _worst(
+    good: np.ndarray, got: Numbers, expected: Numbers, scales: Numbers, f: Format
+) -> np.ndarray:
+    """Return the indices of the worst disagreements, the worst first.
+
+    A result that is not a number where one was asked, or the reverse, counts as the worst.
+    """
+    bad = np.flatnonzero(~good)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        top = np.maximum(np.abs(expected[bad] / scales[bad]), f.min_normal)
+        error = np.abs(got[bad] - expected[bad]) / scales[bad] / top
+    error = np.where(np.isnan(error), np.inf, error)
+    return bad[np.argsort(-error, kind="stable")[:EXAMPLES]]

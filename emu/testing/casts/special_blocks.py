@@ -1,0 +1,138 @@
+"""The rows on special blocks: zeros, NaN and infinities, a short last block, blocks moved."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.testing.casts.block_probes import random_blocks
+from roundscope.emu.testing.casts.quantized import quantized
+from roundscope.emu.testing.casts.records import Function, Row, Status, row_of, same, skipped
+from roundscope.emu.testing.casts.returned import CallError
+
+BLOCKS = 512
+EVERY = 4  # of so many blocks, the first is special
+
+Question = Callable[[Function, BlockFormat, str, str], Row]
+
+
+def special_rows(function: Function, f: BlockFormat) -> list[Row]:
+    """Return the rows on special blocks. A row is skipped where the function raises an error."""
+    return [_asked(ask, function, f, name, question) for name, (question, ask) in _ROWS.items()]
+
+
+def _asked(ask: Question, function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    try:
+        return ask(function, f, name, question)
+    except CallError as error:
+        return skipped(name, question, str(error))
+
+
+def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    x, special, _ = _with(f, 0.0, whole=True)
+    found = quantized(function, x, f).part(special)
+    good = (found.y == 0).all(axis=1)
+    scale = np.unique(found.scales)
+    note = f"their scale is {scale[0]:g}" if found.given and scale.size == 1 else ""
+    row = _block_row(name, question, good)
+    alone = quantized(function, x * 0, f)
+    if (alone.y == 0).all():
+        return _noted(row, note)
+    return _noted(row, "an array of zeros alone does not stay zero", Status.FAIL)
+
+
+def _nan(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    return _not_finite(function, f, name, question, np.nan)
+
+
+def _infinities(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    return _not_finite(function, f, name, question, np.inf)
+
+
+def _not_finite(function: Function, f: BlockFormat, name: str, question: str, value: float) -> Row:
+    x, special, first = _with(f, value)
+    found = quantized(function, x, f).part(special)
+    y = found.y[np.arange(len(found.y)), first[special]]
+    good = np.isnan(y) if np.isnan(value) else ~np.isfinite(y)
+    rest = np.delete(found.y, 0, axis=1)
+    nan = int(np.isnan(rest).all(axis=1).sum())
+    note = (
+        "the whole block becomes NaN"
+        if nan == len(rest)
+        else f"all other numbers of the block become NaN in {nan} of {len(rest)} blocks"
+    )
+    given = np.full(y.shape, value)
+    return row_of(
+        name, question, good, given, y, np.full(y.shape, np.nan), f=f.element.format, note=note
+    )
+
+
+def _stays(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    ordinary, _, _ = _with(f, 0.0)
+    before = quantized(function, ordinary, f)
+    good = np.ones(len(before.y), bool)
+    for value in (np.nan, np.inf):
+        x, special, _ = _with(f, value)
+        after = quantized(function, x, f)
+        good &= special | same(after.y, before.y).all(axis=1)
+    return _block_row(name, question, good[~special])
+
+
+def _moved(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    x = random_blocks(f, BLOCKS)
+    at = layout_of(x.shape, f, -1)
+    order = np.random.default_rng(5).permutation(len(to_lines(np, x, at)))
+    moved = from_lines(np, to_lines(np, x, at)[order], at)
+    before, after = (quantized(function, a, f) for a in (x, np.ascontiguousarray(moved)))
+    good: np.ndarray = np.all(same(before.y[order], after.y), axis=1)
+    return _block_row(name, question, good)
+
+
+def _ragged(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    x = random_blocks(f, BLOCKS)
+    k = x.shape[1] - f.size // 2
+    short, padded = np.ascontiguousarray(x[:, :k]), x.copy()
+    padded[:, k:] = 0
+    before, after = (quantized(function, a, f) for a in (padded, short))
+    good: np.ndarray = np.all(same(before.y, after.y), axis=1)
+    return _block_row(name, question, good)
+
+
+def _with(
+    f: BlockFormat, value: float, whole: bool = False
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return an array, which of its blocks hold the value, and where in each block it stands.
+
+    whole: whether all numbers of such a block are the value; otherwise only the first is.
+    """
+    x = random_blocks(f, BLOCKS)
+    at = layout_of(x.shape, f, -1)
+    lines = to_lines(np, x, at).copy()
+    special = np.arange(len(lines)) % EVERY == 1 % len(lines)
+    place = np.zeros(len(lines), int)
+    lines[special, slice(None) if whole else slice(0, 1)] = value
+    return np.ascontiguousarray(from_lines(np, lines, at)), special, place
+
+
+def _block_row(name: str, question: str, good: np.ndarray) -> Row:
+    agree, of = int(good.sum()), int(good.size)
+    if not of:
+        return skipped(name, question, "no such block")
+    status = Status.PASS if agree == of else Status.FAIL
+    return Row(name=name, question=question, status=status, agree=agree, of=of)
+
+
+def _noted(row: Row, note: str, status: Status | None = None) -> Row:
+    return replace(row, note=note, status=status or row.status)
+
+
+_ROWS: dict[str, tuple[str, Question]] = {
+    "blocks of zeros": ("Do blocks of zeros stay zero?", _zeros),
+    "NaN": ("Does a NaN stay NaN?", _nan),
+    "infinities": ("Is the result for an infinity infinite or NaN, and not finite?", _infinities),
+    "NaN stays": ("Do NaN and infinities leave the other blocks as they are?", _stays),
+    "blocks moved": ("Is a block quantized in the same way at another place?", _moved),
+    "short last block": ("Is a shorter last block treated as if padded with zeros?", _ragged),
+}
