@@ -21,6 +21,7 @@ from roundscope.attention.plans.choices import (
     ScaleOfGradient,
     ScoreGradient,
 )
+from roundscope.attention.plans.half import half
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
@@ -116,11 +117,7 @@ def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
 
 def in_half(best: Candidate) -> Candidate:
     """Return the candidate with FP16 in place of BF16 everywhere, on tensor cores of FP16."""
-    plan = best.plan.rounded({site: FP16 for site in Site if best.plan[site] == BF16})
-    for site in FACTORS:
-        if (kept := plan.accumulator(site)).alignment is not None:
-            plan = plan.adding(site, replace(tensor_core("hopper", "fp16"), chunk=kept.chunk))
-    return replace(best, plan=replace(plan, name=best.plan.name))
+    return replace(best, plan=half(best.plan))
 
 
 def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:

@@ -15,22 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roundscope.attention.testing.calls import Inputs, Outputs
+    from roundscope.attention.testing.comparison import Comparison
     from roundscope.attention.testing.families import FAMILIES, draw
+    from roundscope.attention.testing.margins import Margins
+    from roundscope.attention.testing.paired import assert_as_good_as
     from roundscope.attention.testing.user import Kernel, kernel_of
 
 _HOMES = {
+    "Comparison": "attention.testing.comparison",
     "FAMILIES": "attention.testing.families",
     "Inputs": "attention.testing.calls",
     "Kernel": "attention.testing.user",
+    "Margins": "attention.testing.margins",
     "Outputs": "attention.testing.calls",
+    "assert_as_good_as": "attention.testing.paired",
     "draw": "attention.testing.families",
     "kernel_of": "attention.testing.user",
 }
 __all__ = [
     "FAMILIES",
+    "Comparison",
     "Inputs",
     "Kernel",
+    "Margins",
     "Outputs",
+    "assert_as_good_as",
     "draw",
     "kernel_of",
 ]

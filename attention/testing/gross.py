@@ -1,0 +1,114 @@
+"""Errors that no order of additions explains: a head far from the plan, or numbers not finite."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.errors import Errors, errors
+from roundscope.attention.testing.exact import exact
+from roundscope.attention.testing.margins import Margins
+
+UNITS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
+"""Half an ulp of 1 in the type of a result: smaller errors of a plan count as this large."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gross:
+    """A head whose errors no order of additions explains.
+
+    Attributes:
+        inputs: The kind of inputs in words.
+        result: "out", "dq", "dk" or "dv".
+        head: The batch entry and the head.
+        token: The token of the worst row.
+        problem: What is wrong, in words.
+        size: How large the problem is: the ratio of errors, or infinity for numbers that are not
+            finite.
+    """
+
+    inputs: str
+    result: str
+    head: tuple[int, int]
+    token: int
+    problem: str
+    size: float
+
+    @property
+    def sentence(self) -> str:
+        """The problem in words."""
+        return (
+            f"{self.inputs}: {self.result}: {self.problem}, at batch entry {self.head[0]}, head"
+            f" {self.head[1]}, token {self.token}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """The errors of one result of a kernel and of a plan, from the same exact result."""
+
+    name: str
+    kernel: Errors
+    plan: Errors
+
+
+def pairs(x: Inputs, own: Outputs, theirs: Outputs) -> Iterator[Pair]:
+    """Yield the errors of every result that both have.
+
+    Raises:
+        ValueError: A result of the kernel has another shape than that of the plan.
+    """
+    want = exact(x)
+    for name, array in theirs.named():
+        mine = getattr(own, name)
+        if mine.shape != array.shape:
+            raise ValueError(
+                f"kernel: {name} has shape {mine.shape}, must be {array.shape}, (batch, tokens,"
+                " heads, features); is the layout right?"
+            )
+        kernel, plan = (errors(a, getattr(want, name)) for a in (mine, array))
+        yield Pair(name=name, kernel=kernel, plan=plan)
+
+
+def gross(
+    kind: str, pair: Pair, mine: np.ndarray, theirs: np.ndarray, margins: Margins, unit: float
+) -> Iterator[Gross]:
+    """Yield the worst head of each gross problem of a result.
+
+    Args:
+        kind: The kind of inputs in words.
+        pair: The errors of the kernel and of the plan.
+        mine: The kernel's result, (B, T, N, H).
+        theirs: The plan's result.
+        margins: The ratios of errors that are gross.
+        unit: The least error that is taken for the plan's.
+    """
+    strange = ~np.isfinite(mine) & np.isfinite(theirs)
+    if strange.any():
+        entry, token, head, _ = (int(i) for i in np.argwhere(strange)[0])
+        yield Gross(
+            inputs=kind,
+            result=pair.name,
+            head=(entry, head),
+            token=token,
+            problem=f"{int(strange.sum())} of {mine.size} numbers are not finite where the plan's"
+            " are",
+            size=math.inf,
+        )
+    words = {"rms": "the relative rms error", "row": "the error of the worst row"}
+    for statistic, limit in (("rms", margins.gross_rms), ("row", margins.gross_row)):
+        kernel, plan = (getattr(e, statistic) for e in (pair.kernel, pair.plan))
+        ratios = kernel / np.maximum(plan, unit)
+        at = int(ratios.argmax())
+        if ratios[at] > limit:
+            entry, head = divmod(at, mine.shape[2])
+            yield Gross(
+                inputs=kind,
+                result=pair.name,
+                head=(entry, head),
+                token=int(pair.kernel.at[at]),
+                problem=f"{words[statistic]} is {kernel[at]:.3g}, that of the plan {plan[at]:.3g}",
+                size=float(ratios[at]),
+            )

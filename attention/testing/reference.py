@@ -1,0 +1,60 @@
+"""The plan that a kernel claims, with the tiles on which it runs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roundscope.attention import examine
+from roundscope.attention.arguments import plan_given
+from roundscope.attention.plans.half import half
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.exact import RESULTS
+
+TILE = 128  # of plans that are no twin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A plan with the tiles on which it runs."""
+
+    plan: Plan
+    block_q: int
+    block_k: int
+
+    def outputs(self, x: Inputs, backward: bool) -> Outputs:
+        """Return what the plan gives on some inputs."""
+        with np.errstate(all="ignore"):
+            results = examine(
+                x.q,
+                x.k,
+                x.v,
+                x.do if backward else None,
+                plan=self.plan,
+                block_q=self.block_q,
+                block_k=min(self.block_k, x.k.shape[1]),
+                record=None,
+                engine="numpy",
+                **x.options,
+            )
+        names = RESULTS if backward else ("out",)
+        return Outputs(**{n: np.asarray(getattr(results, n), np.float32) for n in names})
+
+
+def reference(
+    plan: Plan | str,
+    features: int,
+    dtype: str = "bfloat16",
+    block_q: int | None = None,
+    block_k: int | None = None,
+) -> Reference:
+    """Return a plan with its tiles: those given, or a twin's own, or 128.
+
+    In FP16 a plan that is given by its name has FP16 in place of BF16.
+    """
+    rows, keys = TWINS[plan].tiles(features) if plan in TWINS else (TILE, TILE)
+    chosen = TWINS[plan].plan if isinstance(plan, str) and plan in TWINS else plan_given(plan)
+    if dtype == "float16" and isinstance(plan, str):
+        chosen = half(chosen)
+    return Reference(plan=chosen, block_q=block_q or rows, block_k=block_k or keys)
