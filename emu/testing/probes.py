@@ -50,7 +50,8 @@ def probes_of(f: Format, carrier: np.dtype) -> np.ndarray:
     """
     if carrier.itemsize == 2:
         finite = np.arange(1 << 16, dtype=np.uint16).view(carrier)
-        finite = finite[np.isfinite(finite)]
+        with np.errstate(invalid="ignore"):  # NumPy warns of signalling NaNs
+            finite = finite[np.isfinite(finite)]
     else:
         finite = _built(f, carrier)
     specials = [np.inf, -np.inf, *([np.nan, -np.nan] if f.nan else [])]
