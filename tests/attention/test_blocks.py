@@ -213,6 +213,23 @@ def test_injections_in_a_block():
     assert np.count_nonzero(moved) == 1 and put[0, 0, 3, 2] == 9.0
 
 
+def test_a_masked_score_is_no_number_of_a_block():
+    """dS of a masked score that takes part in its block: it is NaN where dP overflows, and so would
+    be the scale of the block.
+    """
+    q, k, v, do = inputs(8, 32, 8)
+    do[..., 0] = 4.0
+    mask = np.ones((1, 1, 8, 32), bool)
+    mask[..., 5] = False
+    large = v.copy()
+    large[0, 5, 0, 0] = 1e308
+    plan = EXACT.at("DS", MX)
+    plain, beside = (examine(q, k, x, do, plan=plan, engine="numpy", mask=mask) for x in (v, large))
+    others = np.arange(32) != 5
+    np.testing.assert_array_equal(plain.dk[:, others], beside.dk[:, others])
+    assert np.isfinite(plain.dk).all() and np.isnan(beside.dq).all()
+
+
 def test_rows_without_keys_and_blocks_with_a_nan():
     """Catches NaN that leaves its block of 32 keys, and masked rows that get one."""
     q, k, v, _ = inputs(8, 64, 8)

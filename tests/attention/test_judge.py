@@ -194,6 +194,14 @@ def test_a_row_without_keys_gives_0(value):
     assert not differing(ours, judged)
 
 
+def test_a_row_keeps_its_sum_where_it_sees_no_key():
+    """dQ of a query to which its tile adds 0 times an infinite key that the next query sees."""
+    tensors = column(1, 1), column(1, np.inf), column(1, 1), column(1, 1)
+    ours, judged = both("fa2-bf16", tensors, is_causal=True, block_q=2, block_k=1)
+    assert judged.dq.flat[0] == 0 and np.isnan(judged.dq.flat[1])
+    assert not differing(ours, judged)
+
+
 def test_padding_does_not_reach_a_key():
     """dK of a key with finite V: -inf in a tile of three queries, NaN in two of two."""
     tensors = column(1, 1, 1), column(1, 1, 1), column(1, np.inf, 1), column(1, 1, 1)

@@ -3,8 +3,6 @@
 from tests.checks.mutants.faults import Fault
 
 JUDGE = ("tests/attention/test_judge.py",)
-ORACLES = ("tests/attention/test_oracles.py",)
-STRUCTURE = ("tests/attention/test_structure.py", *ORACLES)
 ENGINES = ("tests/attention/engines/test_engines.py",)
 INJECTION = ("tests/attention/test_injection.py",)
 SITES = ("tests/attention/test_sites.py", "tests/attention/test_events.py")
@@ -50,7 +48,7 @@ OF_EVENTS = (
         file="attention/events/hook.py",
         old="after, value if kept is None else kept)",
         new="after, value)",
-        tests=STRUCTURE,
+        tests=JUDGE,
     ),
     Fault(
         name="leave-flushes",
@@ -263,7 +261,7 @@ OF_TILES = (
         file="attention/engines/numpy.py",
         old="numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink",
         new="numpy_ops(), own, number, q[h], k[h % k.shape[0]], v[h % k.shape[0]], m, sink",
-        tests=STRUCTURE,
+        tests=JUDGE,
     ),
     Fault(
         name="grouped-heads-xla",
@@ -311,7 +309,7 @@ OF_GRADIENTS = (
         file="attention/engines/numpy.py",
         old="dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))",
         new="dk, dv = (x.reshape(group, -1, *x.shape[1:]).swapaxes(0, 1) for x in (dk, dv))",
-        tests=ORACLES,
+        tests=JUDGE,
     ),
     Fault(
         name="softcap-slope",
