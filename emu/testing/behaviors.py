@@ -116,6 +116,7 @@ def _flushed_before(x: np.ndarray, r: Rounding) -> np.ndarray:
 
 
 def _cut(x: np.ndarray, bits: int, r: Rounding) -> np.ndarray:
-    """Return x, cut toward zero to some significant bits, then rounded."""
-    fraction, exponent = np.frexp(x)
-    return _round(np.ldexp(np.trunc(np.ldexp(fraction, bits)), exponent - bits), r)
+    """Return x, cut toward zero to some leading bits of its float32 significand, then rounded."""
+    # numbers below 2^-126 have the spacing of those above it, as in float32
+    exponent = np.where(np.isfinite(x) & (x != 0), np.maximum(np.frexp(x)[1], -125), 0)
+    return _round(np.ldexp(np.trunc(np.ldexp(x, bits - exponent)), exponent - bits), r)

@@ -1,11 +1,9 @@
 """Hypothesis strategies of formats, roundings and numbers that are hard to round.
 
-Numbers are drawn as an exponent, a whole number of ulps and a sign, so they shrink to short ones
-near 1: the simplest tie of BF16 is 1.00390625. This module imports hypothesis, so `emu.testing`
-does not import it.
-
-Hypothesis prefers examples with fewer draws and, among these, earlier alternatives. So all kinds of
-numbers but zeros take as many draws as ordinary ones, or more.
+Numbers are drawn as an exponent, a whole number of ulps and a part of one, and a sign, so they
+shrink to short ones near 1: the simplest tie of BF16 is 1.00390625. All kinds of numbers are drawn
+in the same way, since Hypothesis would prefer a kind that takes fewer draws. This module imports
+hypothesis, so `emu.testing` does not import it.
 """
 
 from __future__ import annotations
@@ -24,11 +22,19 @@ from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, bl
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.numbers import check_whole
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
-from roundscope.emu.testing.given import FORMATS, carrier_named
+from roundscope.emu.testing.given import carrier_named
 from roundscope.emu.testing.probes import probes_of
 
 # in the order in which examples shrink to them
 _NAMED = ("bf16", "fp16", "e4m3fn", "e5m2", "fp32", *NAMED)
+_NORMAL, _SUBNORMAL = 1.0, 0.5  # kinds of magnitudes, told from the specials 0, infinity and NaN
+# half of the numbers are ties or lie beside one
+_PARTS = st.one_of(
+    st.just(0.0),
+    st.just(0.5),
+    st.sampled_from([0.5, 0.25, 0.5]),
+    st.integers(1, 1023).map(lambda k: k / 1024),
+)
 _SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -127,10 +133,9 @@ def values(
 ) -> st.SearchStrategy[float]:
     """Return a strategy of numbers that are hard to round to a format.
 
-    One kind of number is drawn after another with the same probability: numbers of the format,
-    midpoints of two neighbors, the carrier's numbers next to a midpoint, the ends of binades, the
-    largest and smallest numbers and the thresholds around them, subnormal numbers, zeros of both
-    signs, and any finite number.
+    They are numbers of the format, midpoints of two neighbors, the carrier's numbers next to both,
+    the ends of binades, the largest and smallest numbers and the thresholds around them, subnormal
+    numbers, zeros of both signs, and numbers anywhere between and beyond these.
 
     Args:
         format: the name of a format or a `Format`; by default a format of `formats`, drawn anew for
@@ -158,22 +163,15 @@ def values(
             lambda f: values(f, carrier, infinities=infinities, nan=nan)
         )
     f, dtype = rounding(format).format, carrier_named(carrier)
-    kinds = [
-        _units(f, 0.0),
-        _units(f, 0.5),
-        _beside(_units(f, 0.5), dtype),
-        _beside(_powers(f), dtype),
-        _beside(st.sampled_from(_extremes(f)), dtype),
-        _subnormals(f),
-        st.just(0.0),
-        _any(dtype),
-    ]
     specials = [math.inf] * infinities + [math.nan] * nan
-    if specials:
-        kinds.append(st.sampled_from(specials))
-    magnitudes = st.one_of(kinds)
     return st.builds(
-        lambda x, sign: _carried(x, dtype) * sign, magnitudes, st.sampled_from([1.0, -1.0])
+        functools.partial(_value, f, dtype),
+        _exponents(f, dtype),
+        _significands(f),
+        st.sampled_from([*(_NORMAL,) * 8, _SUBNORMAL, _SUBNORMAL, 0.0, *specials]),
+        st.sampled_from([None, None, math.inf, 0.0]),
+        _PARTS,
+        st.sampled_from([1.0, -1.0]),
     )
 
 
@@ -290,13 +288,9 @@ def blocks(
 @st.composite
 def _block(draw: st.DrawFn, f: BlockFormat, dtype: np.dtype) -> np.ndarray:
     """Draw one block of shape (rows, size)."""
-    info = _info(dtype)
-    exponent = draw(
-        st.one_of(
-            st.integers(-8, 8),
-            st.integers(int(info.minexp) - int(info.nmant), int(info.maxexp) - 1),
-        )
-    )
+    lowest, highest = _exponent_range(dtype)
+    ends = st.sampled_from([lowest, lowest + 1, highest])
+    exponent = draw(st.one_of(st.integers(-8, 8), st.integers(lowest, highest), ends))
     threshold = draw(_beside(st.sampled_from(_thresholds(f.element.format)), dtype))
     top = _carried(math.ldexp(threshold, exponent), dtype)
     ratios = _ratios(f.element.format)
@@ -341,52 +335,76 @@ def _allows(f: BlockFormat, rule: ScaleRule) -> bool:
     return True
 
 
-def _units(f: Format, part: float) -> st.SearchStrategy[float]:
-    """Return a strategy of (k + part) ulps in any binade of the format, k a full significand."""
+def _exponents(f: Format, dtype: np.dtype) -> st.SearchStrategy[int]:
+    """Return a strategy of exponents: those of the format, its ends, and any of the carrier."""
+    lowest, highest = _exponent_range(dtype)
+    least, most = max(f.emin, lowest), min(f.emax, highest)
+    ends = [least, most, min(f.emax + 1, highest)]
+    return st.one_of(
+        st.integers(least, most),
+        st.sampled_from([0, *ends] if least <= 0 <= most else ends),
+        st.integers(lowest, highest),
+    )
+
+
+def _significands(f: Format) -> st.SearchStrategy[int]:
+    """Return a strategy of significands without their leading bit, and often of the extremes."""
     per_binade = 1 << (f.precision - 1)
-    return st.builds(
-        lambda exponent, k: _scaled(per_binade + k + part, exponent - f.precision + 1),
-        st.integers(f.emin, f.emax),
-        st.integers(0, per_binade - 1),
-    )
+    top = int(math.ldexp(f.max_finite, f.precision - 1 - f.emax)) - per_binade
+    ends = list(dict.fromkeys([0, top, per_binade - 1]))
+    return st.one_of(st.integers(0, per_binade - 1), st.sampled_from(ends))
 
 
-def _any(dtype: np.dtype) -> st.SearchStrategy[float]:
-    """Return a strategy of normal numbers of the carrier."""
-    return _units(format_named(FORMATS[dtype.name]), 0.0)
+def _value(
+    f: Format,
+    dtype: np.dtype,
+    exponent: int,
+    significand: int,
+    kind: float,
+    move: float | None,
+    part: float,
+    sign: float,
+) -> float:
+    """Return the carrier's number nearest to what was drawn.
 
-
-def _powers(f: Format) -> st.SearchStrategy[float]:
-    """Return a strategy of the ends of binades."""
-    return st.integers(f.emin, f.emax).map(lambda exponent: _scaled(1.0, exponent))
-
-
-def _subnormals(f: Format) -> st.SearchStrategy[float]:
-    """Return a strategy of subnormal numbers, the midpoints between them, and a quarter beside."""
-    return st.builds(
-        lambda units, part: _scaled(units + part, f.emin - f.precision + 1),
-        st.integers(0, (1 << (f.precision - 1)) - 1),
-        st.sampled_from([0.0, 0.5, 0.25, 0.75]),
-    )
-
-
-def _extremes(f: Format) -> list[float]:
-    """Return the ends of the format's range, and the thresholds of overflow and underflow."""
-    half = math.ldexp(0.5, f.emax - f.precision + 1)
-    ends = [f.max_finite, f.max_finite + half, f.min_positive, f.min_positive / 2, f.min_normal]
-    return [x for x in (*ends, 2 * f.max_finite) if math.isfinite(x)]
+    Args:
+        f: the format.
+        dtype: the carrier.
+        exponent: the exponent of a normal number.
+        significand: the significand without its leading bit, in ulps.
+        kind: `_NORMAL`, `_SUBNORMAL`, or the zero, infinity or NaN that the result is.
+        move: infinity or 0.0 for the carrier's next number toward it, or None.
+        part: a part of an ulp that is added, in [0, 1).
+        sign: 1 or -1.
+    """
+    if kind not in (_NORMAL, _SUBNORMAL):
+        return sign * kind
+    leading = 1 << (f.precision - 1) if kind == _NORMAL else 0
+    place = exponent if kind == _NORMAL else f.emin
+    units = leading + significand + part
+    return sign * _moved(_scaled(units, place - f.precision + 1), move, dtype)
 
 
 def _beside(numbers: st.SearchStrategy[float], dtype: np.dtype) -> st.SearchStrategy[float]:
     """Return a strategy of numbers moved by one number of the carrier, or not at all."""
+    moves = st.sampled_from([None, math.inf, 0.0])
+    return st.builds(lambda x, to: _moved(x, to, dtype), numbers, moves)
 
-    def moved(x: float, to: float | None) -> float:
-        near = np.array(_carried(x, dtype)).astype(dtype)
-        end = np.array(to).astype(dtype)
-        with np.errstate(all="ignore"):
-            return _carried(float(near if to is None else np.nextafter(near, end)), dtype)
 
-    return st.builds(moved, numbers, st.sampled_from([None, math.inf, 0.0]))
+def _moved(x: float, to: float | None, dtype: np.dtype) -> float:
+    """Return the carrier's number nearest to x, or the finite one that follows it toward `to`."""
+    near = _carried(x, dtype)
+    if to is None:
+        return near
+    with np.errstate(all="ignore"):
+        after = float(np.nextafter(np.array(near).astype(dtype), np.array(to).astype(dtype)))
+    return after if math.isfinite(after) else near
+
+
+def _exponent_range(dtype: np.dtype) -> tuple[int, int]:
+    """Return the exponents of the carrier's smallest and largest numbers, subnormals included."""
+    info = _info(dtype)
+    return int(info.minexp) - int(info.nmant), int(info.maxexp) - 1
 
 
 def _carried(x: float, dtype: np.dtype) -> float:
