@@ -17,7 +17,7 @@ Behavior = Callable[[np.ndarray], np.ndarray]
 
 
 def named(x: np.ndarray, actual: np.ndarray, r: Rounding) -> str:
-    """Return a sentence about which known rounding gives a cast's results.
+    """Return the words about which known rounding gives a cast's results.
 
     Args:
         x: the numbers that were rounded, a float64 array.
@@ -25,8 +25,8 @@ def named(x: np.ndarray, actual: np.ndarray, r: Rounding) -> str:
         r: the rounding that was expected, which differs from `actual` somewhere.
 
     Returns:
-        The name of the rounding that explains all results or, if there is none, of the one that
-        explains the most.
+        A line with the rounding that explains all results or, if there is none, two lines with the
+        one that explains the most.
     """
     best, most = "", -1
     for name, behavior in behaviors(r):
@@ -36,8 +36,8 @@ def named(x: np.ndarray, actual: np.ndarray, r: Rounding) -> str:
         if same > most:
             best, most = name, same
     return (
-        f"no known rounding explains all results; the nearest is {best}, which explains"
-        f" {most:,} of {x.size:,}"
+        f"no known rounding explains all results; the nearest explains {most:,} of {x.size:,}:\n"
+        f"  {best}"
     )
 
 

@@ -26,9 +26,9 @@ CLASSES = {
     "subnormals": "magnitudes below the smallest normal number",
     "numbers": "numbers of the format",
     "ties": "midpoints of two neighbors",
-    "beside ties": "the carrier's numbers next to a midpoint",
-    "double rounding": "numbers that rounding through a wider format first would change",
-    "beside numbers": "the carrier's numbers next to a number of the format",
+    "beside ties": "next to a midpoint in the carrier",
+    "double rounding": "changed by rounding through a wider format first",
+    "beside numbers": "next to a number of the format in the carrier",
     "between": "all other numbers",
 }
 

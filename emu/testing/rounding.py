@@ -73,9 +73,9 @@ def assert_rounds_as(
         ... except AssertionError as error:
         ...     print(*str(error).splitlines()[:5], sep="\\n")
         the cast does not round as bf16, ties-to-even: 2 of 3 probes differ (66.7 %)
-          numbers                   0 of          1
-          ties                      1 of          1
-          between                   1 of          1
+          numbers                   0 of          1   numbers of the format
+          ties                      1 of          1   midpoints of two neighbors
+          between                   1 of          1   all other numbers
         it behaves as bf16 toward-zero, overflow=inf
     """
     __tracebackhide__ = True
@@ -128,7 +128,7 @@ def _message(
         f"the cast does not round as {r}{mode}: {counted}",
         *_counts(wrong, kinds),
         named(values, actual, r),
-        f"for example in the class '{kind}' ({CLASSES[kind]}), at index {at}:",
+        f"for example in the class '{kind}', at index {at}:",
         differences.written("before", float(values[at]), f),
         differences.written("actual", float(actual[at]), f),
         differences.written("expected", float(expected[at]), f),
@@ -140,21 +140,21 @@ def _message(
 def _counts(wrong: np.ndarray, kinds: np.ndarray) -> list[str]:
     """Return a line for each class: how many of how many of its numbers differ."""
     lines = []
-    for n, name in enumerate(CLASSES):
+    for n, (name, words) in enumerate(CLASSES.items()):
         total, bad = int((kinds == n).sum()), int((wrong & (kinds == n)).sum())
         if total:
-            lines.append(f"  {name:<16} {bad:>10,} of {total:>10,}")
+            lines.append(f"  {name:<16} {bad:>10,} of {total:>10,}   {words}")
     return lines
 
 
 def _example(x: np.ndarray, wrong: np.ndarray, kinds: np.ndarray) -> int:
     """Return the index of a wrong result that is easy to read.
 
-    Its class is the one with the largest share of wrong results; in it, the number is the one
+    Its class is the one with the most wrong results; in it, the number is the one
     nearest to 1 on a logarithmic scale, where numbers above 1 come before those below.
     """
-    shares = [wrong[kinds == n].mean() if (kinds == n).any() else 0.0 for n in range(len(CLASSES))]
-    among = np.flatnonzero(wrong & (kinds == int(np.argmax(shares))))
+    counts = np.bincount(kinds[wrong], minlength=len(CLASSES))
+    among = np.flatnonzero(wrong & (kinds == int(np.argmax(counts))))
     with np.errstate(divide="ignore", invalid="ignore"):
         far = np.abs(np.log2(np.abs(x[among]))) + (x[among] < 1)
     return int(among[np.argmin(np.where(np.isnan(far), np.inf, far))])
