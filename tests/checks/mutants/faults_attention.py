@@ -177,7 +177,7 @@ OF_SOFTMAX = (
         file="attention/softmax/row_sums.py",
         old="return l.reshape(-1, 2, 2).swapaxes(1, 2)",
         new="return l.reshape(-1, 2, 2)",
-        tests=("tests/attention/test_row_sums.py",),
+        tests=("tests/attention/test_twin_laws.py", "tests/attention/test_twins.py"),
     ),
     Fault(
         name="scale-by-features",

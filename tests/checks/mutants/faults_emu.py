@@ -3,6 +3,7 @@
 from tests.checks.mutants.faults import Fault
 
 ROUNDING = ("tests/emu/roundings/test_rounding.py", "tests/emu/roundings/test_overflow.py")
+RANDOM = ("tests/emu/roundings/test_random.py",)
 SUMS = ("tests/emu/sums/test_accumulate.py", "tests/emu/sums/test_exact_sums.py")
 ALIGNED = ("tests/emu/sums/test_aligned.py",)
 BLOCKS = ("tests/emu/blocks/test_block_round.py", "tests/emu/blocks/test_block_scales.py")
@@ -144,7 +145,7 @@ OF_ROUNDINGS = (
         file="emu/backends/numba/ops.py",
         old="round_array(np.asarray(x, dtype=np.float64), r, random)",
         new="round_array(np.asarray(x, np.float32).astype(np.float64), r, random)",
-        tests=("tests/emu/roundings/test_rounding.py", "tests/attention/test_judge.py"),
+        tests=("tests/attention/test_events.py", "tests/attention/test_judge.py"),
     ),
     Fault(
         name="key-of-steps",
@@ -153,7 +154,7 @@ OF_ROUNDINGS = (
         file="emu/roundings/random.py",
         old="key = word(seed) ^ (word(step) * word(STEP))",
         new="key = word(seed)",
-        tests=("tests/emu/sums/test_accumulate.py", "tests/attention/test_sites.py"),
+        tests=RANDOM,
     ),
     Fault(
         name="random-bits-of-a-row",
@@ -162,7 +163,7 @@ OF_ROUNDINGS = (
         file="emu/roundings/random.py",
         old="random31((key, word(stream)), (rows, columns))",
         new="random31((key, word(stream)), (rows, columns * 0))",
-        tests=("tests/emu/roundings/test_rounding.py", "tests/emu/roundings/test_rounding_laws.py"),
+        tests=RANDOM,
     ),
     Fault(
         name="threefry-rotation",
@@ -171,7 +172,7 @@ OF_ROUNDINGS = (
         file="emu/roundings/threefry.py",
         old="(13, 15, 26, 6)",
         new="(13, 15, 25, 6)",
-        tests=("tests/emu/roundings/test_rounding.py",),
+        tests=RANDOM,
     ),
 )
 
