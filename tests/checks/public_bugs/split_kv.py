@@ -13,7 +13,8 @@ flashinfer #4749 gives relative L2 errors, for 4096 and 8192 keys, 32 heads of q
 head size 128: 0.00169 to 0.00220 without the split, 0.00227 to 0.00263 with it.
 
 `python -m tests.checks.public_bugs.split_kv` prints such numbers for the functions below: 0.0028
-and 0.0022 on 4096 Gaussian keys, where 2059 and 1684 of 4096 outputs are not the exact ones rounded.
+and 0.0022 on 4096 Gaussian keys, where 2059 and 1684 of 4096 outputs are not the exact ones
+rounded.
 """
 
 import math
