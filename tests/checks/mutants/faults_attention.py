@@ -248,11 +248,11 @@ OF_TILES = (
     Fault(
         name="diagonal-tile-not-cut",
         kind="tiles",
-        imitates="A tile that ends on the diagonal does not count as a masked one.",
+        imitates="A tile whose corner lies on the diagonal does not count as a masked one.",
         file="attention/tiles/orders.py",
         old="return (keys[1] - 1 > rows[0]) & (keys[0] < rows[1])",
-        new="return (keys[1] - 1 > rows[0]) & (keys[0] < rows[1] - 1)",
-        tests=("tests/attention/test_tile_orders.py",),
+        new="return (keys[1] > rows[1]) & (keys[0] < rows[1])",
+        tests=("tests/attention/test_tile_orders.py", "tests/attention/test_twins.py"),
     ),
     Fault(
         name="grouped-heads-numpy",
