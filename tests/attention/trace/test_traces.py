@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from roundscope.attention import PRODUCTS, Axes, Plan, Record, Site, attend
+from roundscope.attention import PRODUCTS, Axes, Plan, Record, Site, attend, examine
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
@@ -95,6 +95,16 @@ def recomputed(before, after, f):
         "sq_ulps": ulps**2,
     }
     return {k: v.sum(axes) for k, v in out.items()} | {"peak": np.abs(ulps).max(axes)}, ulps
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_ones_are_counted_where_scores_exist(engine):
+    """A masked score of 1, or one of the padding, that counts: all scores are 1 here."""
+    x = [np.ones((1, n, 1, 1), np.float32) for n in (7, 7, 7)]
+    options = {"plan": "fp32", "scale": 1.0, "is_causal": True, "block_q": 4, "block_k": 4}
+    trace = examine(*x, record=Record(ones=(Site.S,)), engine=engine, **options).trace
+    of_rows = trace.ones["S"].sum(axis=2)  # over the key tiles
+    assert of_rows.reshape(-1).tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16", "all:e4m3fn"])

@@ -247,7 +247,7 @@ OF_SUMS = (
         file="emu/sums/accumulator.py",
         old="total = step(0, values[:lanes])",
         new="total = values[:lanes]",
-        tests=SUMS,
+        tests=("tests/emu/sums/test_threads.py",),
     ),
     Fault(
         name="alignment-one-bit-short",

@@ -15,6 +15,7 @@ from roundscope import emu
 from roundscope.emu import Accumulator, round_to, to_blocks
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.judge import judge
+from roundscope.emu.sums.aligned import Alignment
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from tests.emu.sums.mma_sim import KINDS, PATH
 
@@ -105,6 +106,24 @@ def test_sums_are_the_judges(arch, name, total):
         )
         want = [[judged(a[i], b[:, j], c[i, j], acc) for j in range(3)] for i in range(2)]
         assert np.array_equal(emu.dot(a, b, acc, c), want), kind
+
+
+@pytest.mark.parametrize("zero", [-40, 0, 3])
+def test_a_zero_has_its_exponent_in_any_alignment(zero):
+    """The zeros that pad a chunk have no part in the common exponent. In the known tensor cores a
+    sum of normal numbers hides that, since `zero` is below their exponents.
+    """
+    bf16 = format_named("bf16")
+    acc = Accumulator(
+        order="aligned",
+        step=emu.rounding("fp32", "toward-zero"),
+        chunk=4,
+        alignment=Alignment(bits=8, zero=zero, operand=bf16),
+    )
+    a, b = (round_to(RNG.uniform(0.5, 1.0, s) * 2.0**-4, bf16) for s in ((2, 7), (7, 3)))
+    c = round_to(RNG.uniform(0.5, 1.0, (2, 3)) * 2.0**-8, "fp32")
+    want = [[judged(a[i], b[:, j], c[i, j], acc) for j in range(3)] for i in range(2)]
+    assert np.array_equal(emu.dot(a, b, acc, c), want)
 
 
 @cache
