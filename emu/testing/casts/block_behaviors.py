@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from roundscope.emu.blocks.api import round_blocks, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
 from roundscope.emu.roundings.modes import Rounding, rounding
-from roundscope.emu.testing.casts.behaviors import FLUSHED, MODES, flushed, overflows
+from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults, overflows
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Agreement, Numbers
 
@@ -26,9 +27,12 @@ LOG2 = {
 
 
 def rules_of(f: BlockFormat) -> list[BlockFormat]:
-    """Return the block format under every scale rule that fits it, its own rule first."""
+    """Return the block format under every scale rule that fits it, its own rule first.
+
+    BUMP is last, since RCEIL gives the same scales wherever BUMP fits.
+    """
     found = [f]
-    for rule in ScaleRule:
+    for rule in sorted(ScaleRule, key=lambda rule: rule is ScaleRule.BUMP):
         try:
             found.append(replace(f, rule=rule))
         except ValueError:  # the rule does not fit the formats
@@ -47,10 +51,20 @@ def name_of(f: BlockFormat, asked: BlockFormat) -> str:
     return ", ".join(words)
 
 
+class Known(NamedTuple):
+    """A known way to quantize, by its name, and how it casts elements."""
+
+    name: str
+    quantizer: Quantizer
+    cast: FaultyCast
+
+
 def explanations(
     arrays: Sequence[tuple[np.ndarray, np.ndarray]], asked: BlockFormat, carried: float
-) -> list[Agreement]:
+) -> tuple[list[Agreement], FaultyCast]:
     """Return every known behavior with the number of blocks that it explains, the best first.
+
+    The second result is how the best one casts elements.
 
     Args:
         arrays: pairs of an input (rows, K) and the numbers that the quantizer made of it.
@@ -58,13 +72,14 @@ def explanations(
         carried: the relative error that a product of scales and element may have.
     """
     found = []
-    for name, quantizer in _quantizers(asked):
-        equal = [equal_blocks(quantizer(x), y, asked, carried) for x, y in arrays]
+    for known in _quantizers(asked):
+        equal = [equal_blocks(known.quantizer(x), y, asked, carried) for x, y in arrays]
         agree, of = sum(int(e.sum()) for e in equal), sum(e.size for e in equal)
-        found.append(Agreement(name=name, agree=agree, of=of))
+        found.append((Agreement(name=known.name, agree=agree, of=of), known.cast))
         if agree == of:
             break
-    return sorted(found, key=lambda a: -a.agree)
+    found.sort(key=lambda pair: -pair[0].agree)
+    return [agreement for agreement, _ in found], found[0][1]
 
 
 def equal_blocks(a: np.ndarray, b: np.ndarray, f: BlockFormat, carried: float) -> np.ndarray:
@@ -77,18 +92,26 @@ def equal_blocks(a: np.ndarray, b: np.ndarray, f: BlockFormat, carried: float) -
     return equal
 
 
-def _quantizers(asked: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
+def _quantizers(asked: BlockFormat) -> Iterator[Known]:
     """Yield known quantizers with their names, the asked one and other rules first."""
     rules = rules_of(asked)
     for f in rules:
-        yield name_of(f, asked), partial(round_blocks, format=f)
+        yield Known(name_of(f, asked), partial(round_blocks, format=f), _cast_to(f.element))
     for f in rules:
         for r in _other_elements(asked.element):
             g = replace(f, element=r)
-            yield name_of(g, asked), partial(round_blocks, format=g)
+            yield Known(name_of(g, asked), partial(round_blocks, format=g), _cast_to(r))
     for f in rules:
-        for fault, quantizer in _faults(f):
-            yield f"{name_of(f, asked)}, {fault}", quantizer
+        for fault, quantizer, cast in _faults(f):
+            yield Known(f"{name_of(f, asked)}, {fault}", quantizer, cast)
+
+
+def _cast_to(own: Rounding) -> FaultyCast:
+    def cast(x: Numbers, r: Rounding) -> Numbers:
+        y: Numbers = round_to(x, own)
+        return y
+
+    return cast
 
 
 def _other_elements(r: Rounding) -> list[Rounding]:
@@ -99,22 +122,30 @@ def _other_elements(r: Rounding) -> list[Rounding]:
     return [*policies, *modes]
 
 
-def _faults(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
+def _faults(f: BlockFormat) -> Iterator[Known]:
+    own = _cast_to(f.element)
+    for fault, cast in faults(f.element.format).items():
+        yield Known(f"elements {fault}", partial(_scaled, f=f, scales=_own, cast=cast), cast)
+    for fault, quantizer in _with_own_cast(f):
+        yield Known(fault, quantizer, own)
+
+
+def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for size in SIZES:
         if size != f.size and f.rows == 1:
             yield f"blocks of {size}", partial(round_blocks, format=replace(f, size=size))
     yield "one scale for each row", partial(_by_rows, f=f)
     yield "blocks along the other axis", partial(round_blocks, format=f, axis=0)
     for name in ("bf16", "fp16"):
-        yield f"after rounding to {name} first", partial(_twice, f=f, name=name)
-    yield FLUSHED, partial(_scaled, f=f, scales=_own, cast=flushed)
+        yield f"inputs rounded to {name} first", partial(_twice, f=f, name=name)
     for fault, scales in _SCALES.items():
-        yield fault, partial(_scaled, f=f, scales=scales)
+        yield fault, partial(_scaled, f=f, scales=scales, cast=round_to)
     for factor, words in ((2.0, "one too large"), (0.5, "one too small")):
         if f.power_of_two:
             yield f"stored exponents {words}", partial(_times, f=f, factor=factor)
     if f.power_of_two and f.rule in LOG2:
-        yield f"{LOG2[f.rule]} computed in float32", partial(_scaled, f=f, scales=_by_log2)
+        by_log2 = partial(_scaled, f=f, scales=_by_log2, cast=round_to)
+        yield f"{LOG2[f.rule]} computed in float32", by_log2
 
 
 def _by_rows(x: np.ndarray, f: BlockFormat) -> np.ndarray:
@@ -136,7 +167,7 @@ def _scaled(
     x: np.ndarray,
     f: BlockFormat,
     scales: Scales,
-    cast: Callable[[Numbers, Rounding], Numbers] = round_to,
+    cast: Callable[[Numbers, Rounding], Numbers],
 ) -> np.ndarray:
     """Return an array quantized with other scales, or with another cast of the elements."""
     at = layout_of(x.shape, f, -1)
@@ -162,7 +193,9 @@ def _without_abs(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
 def _unclamped(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
     """Return scales of powers of two that go below the smallest of the scale format."""
     raised = expected_scales((x * 2.0**40).astype(np.float32), replace(f, size=x.shape[1]))[0]
-    return np.where((own == f.scale.min_positive) & f.power_of_two, raised * 2.0**-40, own)
+    small = (own == f.scale.min_positive) & f.power_of_two
+    scales: Numbers = np.where(small, raised * 2.0**-40, own)
+    return scales
 
 
 def _by_log2(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
@@ -173,7 +206,8 @@ def _by_log2(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
     whole = np.floor(logarithm) if f.rule is ScaleRule.FLOOR else np.ceil(logarithm)
     exponent = whole - (0 if f.rule is ScaleRule.RCEIL else e.emax)
     scales = np.exp2(np.nan_to_num(exponent.astype(np.float64), neginf=-200.0))
-    return np.clip(scales, f.scale.min_positive, f.scale.max_finite)
+    clipped: Numbers = np.clip(scales, f.scale.min_positive, f.scale.max_finite)
+    return clipped
 
 
 _SCALES: dict[str, Scales] = {

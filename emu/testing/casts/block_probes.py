@@ -44,7 +44,7 @@ def edge_blocks(f: BlockFormat) -> np.ndarray:
     maxima = _power_maxima(f, rng) if f.power_of_two else _quotient_maxima(f, rng)
     maxima = maxima[(maxima > 0) & (maxima <= LARGEST32)]
     most = BUDGET // (f.size * f.rows)
-    kept = maxima if maxima.size <= most else rng.choice(maxima, most, replace=False)
+    kept = rng.permutation(maxima)[:most]
     return arranged(_anchored(_filled(kept, f, rng), f), f)
 
 
@@ -101,9 +101,15 @@ def _quotient_maxima(f: BlockFormat, rng: np.random.Generator) -> Numbers:
 
 
 def _filled(maxima: Numbers, f: BlockFormat, rng: np.random.Generator) -> Numbers:
-    """Return blocks with these largest magnitudes, and random numbers below them."""
-    n, k = maxima.size, f.size * f.rows
-    share = rng.uniform(0, 1, (n, k)) * np.ldexp(1.0, -rng.integers(0, 6, (n, k)))
+    """Return blocks with these largest magnitudes, and random numbers below them.
+
+    A quarter of the numbers are so small that their elements are subnormal, or nearly so: only
+    these differ between scales that do not clip.
+    """
+    n, k, e = maxima.size, f.size * f.rows, f.element.format
+    small = e.emax - e.emin + rng.integers(-1, e.precision, (n, k))
+    powers = np.where(rng.random((n, k)) < 0.25, small, rng.integers(0, 6, (n, k)))
+    share = rng.uniform(0, 1, (n, k)) * np.ldexp(1.0, -powers)
     blocks = np.minimum((share * maxima[:, None]).astype(F32), maxima[:, None])
     blocks[np.arange(n), rng.integers(0, k, n)] = maxima
     signed: Numbers = blocks * rng.choice([-1.0, 1.0], (n, k))

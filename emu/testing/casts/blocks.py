@@ -1,14 +1,17 @@
 """Judgment of a quantizer whose numbers share scales in blocks."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of
+from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.bias import bias_row
 from roundscope.emu.testing.casts.block_behaviors import explanations, name_of
 from roundscope.emu.testing.casts.block_probes import edge_blocks, element_blocks, random_blocks
 from roundscope.emu.testing.casts.elements import class_rows, zero_row
-from roundscope.emu.testing.casts.quantized import CARRIED, Quantized, quantized
+from roundscope.emu.testing.casts.quantized import CARRIED, Quantized, quantized, under_cast
 from roundscope.emu.testing.casts.records import Agreement, CastReport, Function, Numbers, Row
 from roundscope.emu.testing.casts.scale_rows import Pair, scale_agreements, scale_rows
 from roundscope.emu.testing.casts.special_blocks import special_rows
@@ -19,7 +22,8 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     """Return the judgment of a quantizer that is meant to implement a block format."""
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
     pairs = [(x, quantized(function, x, asked)) for x in arrays]
-    known = _explanations(pairs, asked)
+    known, cast = _explanations(pairs, asked)
+    pairs = [(x, under_cast(found, x, asked, cast)) for x, found in pairs]
     scales, exceptions = scale_agreements(pairs, asked)
     rows = [
         *scale_rows(pairs, asked),
@@ -67,8 +71,8 @@ def _bias(found: Quantized, f: BlockFormat) -> Row:
     return bias_row(q, elements, f.element, of="; of elements within the largest")
 
 
-def _explanations(pairs: list[Pair], asked: BlockFormat) -> list[Agreement]:
-    """Return every known behavior with the number of blocks that it explains."""
+def _explanations(pairs: list[Pair], asked: BlockFormat) -> tuple[list[Agreement], FaultyCast]:
+    """Return every known behavior with its number of blocks, and the best one's cast."""
     arrays = []
     for x, found in pairs:
         at = layout_of(x.shape, asked, -1)
@@ -81,15 +85,20 @@ def _sentence(known: list[Agreement], asked: BlockFormat) -> str:
     base = next(a for a in known if a.name == own)
     best, of = known[0], base.of
     if base.agree == of:
-        return f"{asked} with {own}, as asked: all {of:,} blocks are equal."
+        return f"{_shape_name(asked)} with {own}, as asked: all {of:,} blocks are equal."
     differ = f"{of - base.agree:,} of {of:,} blocks differ from {own}"
     if best.agree == of:
-        return f"{_element_name(asked)} with {best.name}, not {own}: {differ}."
+        return f"{_shape_name(asked)} with {best.name}, not {own}: {differ}."
     return (
         f"No known rule explains all blocks: {differ}; the nearest, {best.name}, explains"
         f" {best.agree:,}."
     )
 
 
-def _element_name(f: BlockFormat) -> str:
-    return str(f).partition(":")[0]
+def _shape_name(f: BlockFormat) -> str:
+    """Return the name of a block format, whatever its rule and its elements' rounding are."""
+    for name, known in BLOCK_NAMED.items():
+        if replace(f, rule=known.rule, element=known.element) == known:
+            if f.element.format == known.element.format:
+                return name
+    return str(f)
