@@ -98,7 +98,7 @@ def kernel_of(
         (2, 16, 4, 8)
     """
     what = function if isinstance(function, str) else getattr(function, "__name__", "kernel")
-    found = _named(function) if isinstance(function, str) else function
+    found = function_named(function) if isinstance(function, str) else function
     if not callable(found):
         raise TypeError(
             f"kernel: a {type(found).__name__}, must be a function, or a name as module:function"
@@ -153,15 +153,26 @@ def _module(library: str) -> Any:
     return importlib.import_module(f"roundscope.attention.testing.{library}_call")
 
 
-def _named(name: str) -> Any:
+def function_named(name: str, argument: str = "kernel") -> Any:
+    """Return what "module:function" names; the current folder is searched first.
+
+    Args:
+        name: The module and the function, or an attribute of an object in the module.
+        argument: What the name is called in an error message.
+
+    Raises:
+        ValueError: The module or the function does not exist.
+    """
     module, _, function = name.partition(":")
     sys.path.insert(0, ".")
     try:
         found: Any = importlib.import_module(module)
         for part in function.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"kernel={name}: {error}; name a module and a function of it") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{argument}={name}: {error}; name a module and a function of it, as module:function"
+        ) from error
     finally:
         sys.path.pop(0)
     return found
