@@ -112,3 +112,21 @@ def gross(
                 problem=f"{words[statistic]} is {kernel[at]:.3g}, that of the plan {plan[at]:.3g}",
                 size=float(ratios[at]),
             )
+
+
+def all_gross(
+    kind: str, x: Inputs, own: Outputs, theirs: Outputs, margins: Margins, unit: float
+) -> Iterator[Gross]:
+    """Yield the worst head of each gross problem of all results of a call.
+
+    Args:
+        kind: The kind of inputs in words.
+        x: The inputs.
+        own: The kernel's results.
+        theirs: The plan's results.
+        margins: The ratios of errors that are gross.
+        unit: The least error that is taken for the plan's.
+    """
+    for pair in pairs(x, own, theirs):
+        mine, array = getattr(own, pair.name), getattr(theirs, pair.name)
+        yield from gross(kind, pair, mine, array, margins, unit)

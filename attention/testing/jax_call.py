@@ -1,5 +1,6 @@
 """Calls of a function of JAX arrays, forward and backward."""
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +13,53 @@ from roundscope.attention.testing.calls import Inputs, Outputs
 if TYPE_CHECKING:
     from roundscope.attention.testing.user import Convention
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-
 
 def called(
-    attention: Attention, x: Inputs, dtype: str = "bfloat16", layout: str = "BTNH"
+    function: Callable[..., Any],
+    x: Inputs,
+    options: dict[str, Any],
+    dtype: str = "bfloat16",
+    layout: str = "BTNH",
+    backward: bool = True,
+    **arrays: Any,
 ) -> Outputs:
-    """Return the outputs of one compiled call, and the gradients of its three arguments."""
+    """Return the outputs of one compiled call, and the gradients of its three arguments.
 
-    @jax.jit
-    def both(
-        q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        out, pull = jax.vjp(attention, q, k, v)
-        dq, dk, dv = pull(do.astype(out.dtype))
-        return out, dq, dk, dv
-
+    Args:
+        function: The function of q, k and v, which may return a tuple that begins with the output.
+        x: The inputs.
+        options: Keywords of the function that are fixed when it is compiled.
+        dtype: The type of its inputs.
+        layout: The order of the axes of its arrays.
+        backward: Whether gradients are wanted.
+        arrays: Keywords of the function that are arrays.
+    """
+    compiled = _compiled(function, tuple(options.items()), backward)
     tensors = (given(a, dtype, layout) for a in (x.q, x.k, x.v, x.do))
-    out, dq, dk, dv = (array(a, layout) for a in both(*tensors))
-    return Outputs(out=out, dq=dq, dk=dk, dv=dv)
+    results = (array(a, layout) for a in compiled(*tensors, arrays))
+    return Outputs(**dict(zip(("out", "dq", "dk", "dv"), results, strict=False)))
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    function: Callable[..., Any], options: tuple[tuple[str, Any], ...], backward: bool
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return the jitted function of q, k, v, do and arrays; it compiles once for each shape."""
+
+    def both(
+        q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array, arrays: dict[str, jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            result = function(q, k, v, **dict(options), **arrays)
+            out: jax.Array = result[0] if isinstance(result, (tuple, list)) else result
+            return out
+
+        if not backward:
+            return (attention(q, k, v),)
+        out, pull = jax.vjp(attention, q, k, v)
+        return (out, *pull(do.astype(out.dtype)))
+
+    return jax.jit(both)
 
 
 def given(x: np.ndarray, dtype: str, layout: str) -> jax.Array:
@@ -47,20 +76,11 @@ def array(x: jax.Array, layout: str) -> np.ndarray:
 def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
     """Return the outputs of a user's function."""
     options = c.options(x)
-    if x.mask is not None:
-        options[c.names["mask"]] = jnp.asarray(x.mask)
+    masks = {} if x.mask is None else {c.names["mask"]: jnp.asarray(x.mask)}
     if c.is_own_backward:
         q, k, v, do = (given(a, c.dtype, c.layout) for a in (x.q, x.k, x.v, x.do))
-        results = function(q, k, v, **options | {c.names["do"]: do})
+        results = function(q, k, v, **options, **masks, **{c.names["do"]: do})
         out, dq, dk, dv = (array(a, c.layout) for a in results)
         return Outputs(out=out, dq=dq, dk=dk, dv=dv)
 
-    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        result = function(q, k, v, **options)
-        out: jax.Array = result[0] if isinstance(result, (tuple, list)) else result
-        return out
-
-    if c.backward:
-        return called(attention, x, c.dtype, c.layout)
-    q, k, v = (given(a, c.dtype, c.layout) for a in (x.q, x.k, x.v))
-    return Outputs(out=array(jax.jit(attention)(q, k, v), c.layout))
+    return called(function, x, options, c.dtype, c.layout, c.backward, **masks)

@@ -10,7 +10,7 @@ from roundscope.attention.testing.jax_call import called
 
 def _run(implementation: str, x: Inputs) -> Outputs:
     options = {"scale": x.scale, "is_causal": x.is_causal, "implementation": implementation}
-    return called(partial(jax.nn.dot_product_attention, **options), x)
+    return called(jax.nn.dot_product_attention, x, options)
 
 
 xla = partial(_run, "xla")

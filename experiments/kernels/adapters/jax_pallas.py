@@ -1,7 +1,5 @@
 """`mha` of jax.experimental.pallas.ops.gpu.attention."""
 
-from functools import partial
-
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.jax_call import called
 
@@ -10,4 +8,5 @@ def mha(x: Inputs) -> Outputs:
     """Call the kernel with its default tile sizes."""
     from jax.experimental.pallas.ops.gpu.attention import mha as attention
 
-    return called(partial(attention, segment_ids=None, sm_scale=x.scale, causal=x.is_causal), x)
+    options = {"segment_ids": None, "sm_scale": x.scale, "causal": x.is_causal}
+    return called(attention, x, options)

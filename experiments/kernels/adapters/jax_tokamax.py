@@ -16,7 +16,7 @@ def _run(implementation: str, x: Inputs) -> Outputs:
     if not flags.FLAGS.is_parsed():  # otherwise it would parse this program's command line
         flags.FLAGS(["tokamax"])
     options = {"scale": x.scale, "is_causal": x.is_causal, "implementation": implementation}
-    return called(partial(tokamax.dot_product_attention, **options), x)
+    return called(tokamax.dot_product_attention, x, options)
 
 
 triton = partial(_run, "triton")
