@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roundscope.emu import round_to
+from roundscope.emu import round_to, round_with_stats
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.numba.stats import stats
 from roundscope.emu.backends.xla.ops import judged_stats, opaque_zero, xla_ops
@@ -436,3 +436,11 @@ def test_counts_that_share_an_integer(monkeypatch, columns):
         judged_stats.clear_cache()
     assert np.array_equal(counts, stats(x, y, BF16.format, there)[0])
     assert {0, columns, 3 * columns} <= set(counts.tolist())
+
+
+def test_a_merged_summary_has_the_place_of_the_larger_error():
+    """The place of the other summary's error, or always that of the first."""
+    small = round_with_stats(np.array([1.0, 1.0, 1.0, 1.0 + 2.0**-9], np.float32), "bf16")[1]
+    large = round_with_stats(np.array([1.0, 1.0 + 2.0**-8, 1.0], np.float32), "bf16")[1]
+    for merged in (small + large, large + small):
+        assert (float(merged.peak), int(merged.place)) == (0.5, 1)

@@ -16,12 +16,12 @@ not noticed.
 
 import argparse
 import queue
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.checks.mutants.catalogue import FAULTS, chosen
 from tests.checks.mutants.copies import ROOT, check_own_package, committed, renewed
@@ -39,16 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     results = load(options.out) if options.out else {}
     own = {}
-    folder = options.work or Path(tempfile.mkdtemp(prefix="mutants-"))
-    for result in _all_tried(faults, folder, options.jobs, () if options.narrow else WIDER):
-        own[result.name] = results[result.name] = result
-        print(_told(result), flush=True)
-        if options.out:
-            save(options.out, results)
+    kept = options.work and nullcontext(options.work.resolve())
+    with kept or TemporaryDirectory(prefix="mutants-") as folder:
+        for result in _all_tried(
+            faults, Path(folder), options.jobs, () if options.narrow else WIDER
+        ):
+            own[result.name] = results[result.name] = result
+            print(_told(result), flush=True)
+            if options.out:
+                save(options.out, results)
     if options.table:
         options.table.write_text(markdown(FAULTS, results))
-    if not options.work:
-        shutil.rmtree(folder)
     missed = [result.name for result in own.values() if not result.caught]
     print(f"{len(own)} faults, {len(own) - len(missed)} caught", *missed, sep="\n  not caught: ")
     return 1 if missed else 0

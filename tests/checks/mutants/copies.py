@@ -5,8 +5,9 @@ source files of `emu` (`roundscope.emu.backends.numba.jit`), and finds them by t
 source file. JAX keeps compiled programs by a digest of the program itself. Here both folders lie
 beside the copy, so a copy with a fault neither reads nor writes those of the user. A fault in `emu`
 has another digest and therefore an empty folder. A fault in `attention`, which has no kernels of
-its own, uses the kernels of the unchanged copy. The copy always has the same path, so that they are
-found.
+its own, uses the kernels of the unchanged `emu`. The copy always has the same path, so that they
+are found. Python's compiled modules lie there too; it knows them by the time and size of the
+source, and a file with a fault has another time.
 """
 
 import io
