@@ -149,6 +149,7 @@ def compare(
     unit: float,
     false_alarm: float = FALSE_ALARM,
     stop: bool = True,
+    is_sequential: bool = True,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Compare a kernel with a plan on more and more inputs, for as long as a question is open.
@@ -163,15 +164,17 @@ def compare(
         unit: The least error that is taken for the plan's where a single head is judged.
         false_alarm: The probability that a kernel as good as the plan fails.
         stop: Whether the first failure ends the comparison.
+        is_sequential: Whether the comparison ends as soon as every question is answered. Otherwise
+            all draws are made, and judged once.
         tell: Called with words that say what runs.
     """
     began = time.perf_counter()
     answer = Comparison(plan=plan.plan.name, false_alarm=false_alarm)
     pairs = {kind: _Pairs() for kind in kinds}
-    level = level_of(false_alarm, len(kinds), draws)
+    level = level_of(false_alarm, len(kinds), draws if is_sequential else 1)
     bits: dict[str, list[float]] = {}
     for look in range(draws):
-        for kind in (k for k, p in pairs.items() if p.is_open):
+        for kind in (k for k, p in pairs.items() if p.is_open or not is_sequential):
             tell(f"draw {look + 1}: {kind}")
             x = draw(kind, look)
             own = kernel(x)
@@ -187,7 +190,8 @@ def compare(
             if stop and not answer.is_fine:
                 break
         answer.looks = look + 1
-        if (stop and not answer.is_fine) or not any(p.is_open for p in pairs.values()):
+        is_answered = is_sequential and not any(p.is_open for p in pairs.values())
+        if is_answered or (stop and not answer.is_fine):
             break
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}
     answer.seconds = time.perf_counter() - began

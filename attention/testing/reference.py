@@ -1,5 +1,6 @@
 """The plan that a kernel claims, with the tiles on which it runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,8 +49,11 @@ def reference(
     dtype: str = "bfloat16",
     block_q: int | None = None,
     block_k: int | None = None,
+    changes: Sequence[str] = (),
 ) -> Reference:
     """Return a plan with its tiles: those given, or a twin's own, or 128.
+
+    `changes` are changes of the plan in words (docs/grammar.md).
 
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """
@@ -57,4 +61,6 @@ def reference(
     chosen = TWINS[plan].plan if isinstance(plan, str) and plan in TWINS else plan_given(plan)
     if dtype == "float16" and isinstance(plan, str):
         chosen = half(chosen)
+    if changes:
+        chosen = chosen.changed(*changes)
     return Reference(plan=chosen, block_q=block_q or rows, block_k=block_k or keys)

@@ -53,6 +53,37 @@ def read(source: str, options: Options) -> Call:
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
+    check_options(options)
+    path = Path(source)
+    if path.is_file():
+        return _one_head(*whole_of_file(path, options), options.head)
+    if is_kernel(source):
+        return _of_kernel(source, options)
+    raise unknown_source(source)
+
+
+def is_kernel(source: str) -> bool:
+    """Return whether a text is the name of a kernel, and not of a file."""
+    return bool(
+        source in ADAPTERS
+        or plain_name(source) in OF_FILES
+        or re.fullmatch(r"[\w.]+:[\w.]+", source)
+    )
+
+
+def unknown_source(source: str) -> UsageError:
+    """Return the error of a text that is neither a kernel nor a file."""
+    path = Path(source)
+    if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
+        repair = "no such file; give a safetensors or npz file, or the name of a kernel"
+        return bad("FILE", source, repair)
+    return UsageError(
+        unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
+    )
+
+
+def check_options(options: Options) -> None:
+    """Raise UsageError for a number that no call can have."""
     if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
         raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
     if options.window is not None and options.window < 1:
@@ -61,17 +92,6 @@ def read(source: str, options: Options) -> Call:
     if options.softcap is not None and not (np.isfinite(options.softcap) and options.softcap > 0):
         repair = "give a finite number above 0, such as 50; leave it out for none"
         raise bad("--softcap", options.softcap, repair)
-    path = Path(source)
-    if path.is_file():
-        return _of_file(path, options)
-    if source in ADAPTERS or plain_name(source) in OF_FILES or re.fullmatch(r"[\w.]+:\w+", source):
-        return _of_kernel(source, options)
-    if path.suffix in (".safetensors", ".npz") or len(path.parts) > 1:
-        repair = "no such file; give a safetensors or npz file, or the name of a kernel"
-        raise bad("FILE", source, repair)
-    raise UsageError(
-        unknown("kernel", source, ADAPTERS, "or module:function, or a safetensors or npz file")
-    )
 
 
 def _of_kernel(name: str, options: Options) -> Call:
@@ -103,7 +123,12 @@ def _of_kernel(name: str, options: Options) -> Call:
     return _one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
 
 
-def _of_file(path: Path, options: Options) -> Call:
+def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outputs]:
+    """Return the name, the words, the inputs and the outputs of the call in a file.
+
+    Raises:
+        UsageError: one line that names the argument, its value and the repair.
+    """
     layers = read_layers(path, options.layout, options.layer)
     if len(layers) > 1:
         names = ", ".join(each.name for each in layers[:SHOWN])
@@ -156,7 +181,7 @@ def _of_file(path: Path, options: Options) -> Call:
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
     x = replace(_inputs(layer, options, is_causal), sinks=layer.sinks, mask=layer.mask)
     about = ", ".join((path.name, *([] if layer.name == BARE else [layer.name]), *layer.notes))
-    return _one_head(path.stem, about, x, Outputs(**given), options.head)
+    return path.stem, about, x, Outputs(**given)
 
 
 def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
