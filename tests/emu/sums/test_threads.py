@@ -109,6 +109,18 @@ def test_sums_are_those_of_the_loop(acc: Accumulator) -> None:
         assert same(emu.sum(arrays[0], acc), alone[:, 0]), count
 
 
+@pytest.mark.parametrize("order", [Order.STRIDED, Order.OCTETS])
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_the_first_product_of_a_lane_is_rounded(order: Order, array: Any) -> None:
+    """A product of 48 bits that a lane keeps: 1 + 2^-11 + 2^-24 is a tie of binary32, and so is its
+    rounded value + 2^-24; both go down, whereas their sum without the first rounding is a number.
+    """
+    a = np.array([[1.0 + 2.0**-12, 1.0]], np.float32)
+    b = np.array([[1.0 + 2.0**-12], [2.0**-24]], np.float32)
+    found = emu.dot(array(a), array(b), Accumulator(order=order, chunk=1))
+    assert np.asarray(found).tolist() == [[1.0 + 2.0**-11]]
+
+
 def test_the_orders_are_not_one_another() -> None:
     """A word that leads to another order's sum, and a test whose data cannot tell."""
     several = [acc for acc in ACCUMULATORS if acc != Accumulator(order=Order.OCTETS, chunk=1)]
