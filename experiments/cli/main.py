@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from roundscope import __version__
+from roundscope.experiments.cli import casts as cli_casts
 from roundscope.experiments.cli import look as cli_look
 from roundscope.experiments.cli import sweep as cli_sweep
 from roundscope.experiments.cli import trace as cli_trace
@@ -55,6 +56,7 @@ app.command()(cli_look.studies)
 app.command()(cli_look.accumulators)
 app.command()(cli_look.kernels)
 app.command()(cli_look.watch)
+app.command("check-cast")(cli_casts.check_cast)
 app.command()(cli_train.prepare)
 app.command(cls=TrainCommand)(cli_train.train)
 app.command()(cli_train.dose)

@@ -127,7 +127,7 @@ def _anchored(blocks: Numbers, f: BlockFormat) -> Numbers:
 
 def _known_scales(f: BlockFormat) -> Numbers:
     if f.scale == E8M0:
-        return np.ldexp(1.0, np.array([0, 1, -1, 20, -30, 100, -100]))
+        return 2.0 ** np.array([0.0, 1.0, -1.0, 20.0, -30.0, 100.0, -100.0])
     if f.scale.precision > 11:
         return np.array([1.0, 0.5, 1.1, 3e5, 7e-9], F32).astype(np.float64)
     numbers = magnitudes(f.scale)

@@ -98,7 +98,7 @@ def _sentence(known: list[Agreement], asked: BlockFormat) -> str:
 def _shape_name(f: BlockFormat) -> str:
     """Return the name of a block format, whatever its rule and its elements' rounding are."""
     for name, known in BLOCK_NAMED.items():
-        if replace(f, rule=known.rule, element=known.element) == known:
-            if f.element.format == known.element.format:
-                return name
+        same_shape = replace(f, rule=known.rule, element=known.element) == known
+        if same_shape and f.element.format == known.element.format:
+            return name
     return str(f)

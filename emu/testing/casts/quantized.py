@@ -76,7 +76,7 @@ def quantized(function: Function, x: np.ndarray, f: BlockFormat) -> Quantized:
     if isinstance(returned, (tuple, list)):
         return _of_parts(returned, lines, at, f)
     y = numbers_of(returned, f.element.format, x.shape, "result")
-    words = f"numbers: {in_words(returned, f.element.format)}"
+    words = in_words(returned, f.element.format)
     carried = _carried(returned) if not f.power_of_two else 0.0
     y = to_lines(np, y, at)
     asked, tensor = expected_scales(x, f)

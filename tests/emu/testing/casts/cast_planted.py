@@ -358,7 +358,13 @@ CASTS = [
             "after rounding to bf16 first",
         ),
         ("flushed", partial(e4m3, element=flushed), "e4m3fn", "subnormals", "flushing subnormals"),
-        ("no saturation", lambda x: x.astype(E4M3), "e4m3fn", "overflow", "e4m3fn:ties-to-even:nan"),
+        (
+            "no saturation",
+            lambda x: x.astype(E4M3),
+            "e4m3fn",
+            "overflow",
+            "e4m3fn:ties-to-even:nan",
+        ),
         ("saturation", e4m3, "e4m3fn:nan", "overflow", "e4m3fn:ties-to-even:saturate"),
         ("threshold at 448", threshold_at_largest, "e4m3fn:nan", "overflow", "No known rounding"),
         ("NaN lost", partial(e4m3, keep_nan=False), "e4m3fn", "NaN", ""),
@@ -373,6 +379,12 @@ CASTS = [
         ),
         ("noise", noisy_e4m3, "e4m3fn", "second call", "No known rounding"),
         ("nothing drawn", e4m3, "e4m3fn:stochastic", "bias", "nothing is drawn"),
-        ("input changed", lambda x: e4m3(np.negative(np.negative(x, out=x))), "e4m3fn", "input kept", ""),
+        (
+            "input changed",
+            lambda x: e4m3(np.negative(np.negative(x, out=x))),
+            "e4m3fn",
+            "input kept",
+            "",
+        ),
     )
 ]

@@ -1,0 +1,1 @@
+"""The commands `check` and `check-cast`: reports on a kernel or a cast that a user wrote."""

@@ -1,0 +1,67 @@
+"""The command `check-cast`: is a user's cast or quantizer what it is meant to be?"""
+
+import json
+import time
+from pathlib import Path
+
+from roundscope.attention.grammar.roundings import event_of
+from roundscope.emu.testing.casts.examine import examine_cast
+from roundscope.emu.testing.casts.records import CastReport, Row, Status
+from roundscope.experiments.check import cast_page
+from roundscope.experiments.check.cast_call import cast_named
+from roundscope.experiments.check.cast_data import Asked, document
+from roundscope.experiments.check.cast_shown import show
+from roundscope.experiments.check.cast_words import failure
+from roundscope.experiments.check.junit import Case, write
+from roundscope.experiments.errors import bad
+from roundscope.experiments.report.terminal import console, plain, print_json
+
+
+def run(
+    function: str,
+    *,
+    format: str,
+    library: str | None,
+    out: Path | None,
+    junit: Path | None,
+    as_json: bool,
+) -> int:
+    """Check a cast, print the report and write the files. Return 1 if a row fails, and else 0.
+
+    Raises:
+        ValueError: for a format or a function that is not known, and for a function that raises an
+            error or returns something that cannot be read.
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    rounding = event_of(format)
+    cast, chosen = cast_named(function, library)
+    began = time.perf_counter()
+    report = examine_cast(cast, rounding)
+    seconds = time.perf_counter() - began
+    asked = Asked(function=function, format=format, library=chosen, seconds=seconds)
+    if out is not None:
+        _write(out, asked, report)
+    if junit is not None:
+        write(junit, f"check-cast {function} {format}", [_case(r, report) for r in report.rows])
+    if as_json:
+        print_json(document(asked, report))
+    else:
+        show(asked, report, console())
+        if out is not None:
+            print(f"written: {out / 'report.html'}, {out / 'check-cast.json'}")
+    return 0 if report.passed else 1
+
+
+def _write(out: Path, asked: Asked, report: CastReport) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.html").write_text(cast_page.html(asked, report), encoding="utf-8")
+    text = json.dumps(plain(document(asked, report)), indent=1, allow_nan=False)
+    (out / "check-cast.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _case(row: Row, report: CastReport) -> Case:
+    if row.status is Status.SKIPPED:
+        return Case(name=row.name, skipped=row.note)
+    failed = row.status is Status.FAIL
+    return Case(name=row.name, failure=failure(row, report.asked) if failed else None)

@@ -1,0 +1,61 @@
+"""report.html of `roundscope check-cast`."""
+
+from html import escape
+
+from roundscope.emu.testing.casts.records import Agreement, CastReport, Row, Status
+from roundscope.experiments.check.cast_data import Asked
+from roundscope.experiments.check.cast_words import OF_SCALES, format_of, hexed, lines_of, share
+from roundscope.experiments.report import page
+from roundscope.experiments.trace.data import command_line
+
+
+def html(asked: Asked, report: CastReport) -> str:
+    """Return the page: the sentence, a row for each question, examples, and known behaviors."""
+    parts = [
+        f"<h1>{escape(asked.function)} against {escape(asked.format)}</h1>",
+        f"<p class=lead>{escape(report.sentence)}</p>",
+        f"<p class=sub>It returns {escape(report.returned)}, and was given arrays of"
+        f" {escape(asked.library)}. {asked.seconds:.1f} s.</p>",
+        "<h2>Questions</h2>",
+        _rows(report),
+        *(_examples(row, report) for row in report.rows if row.examples),
+        _agreements("Scale rules", "On how many blocks each rule agrees.", report.scales),
+        _exceptions(report),
+        _agreements("Known behaviors", "How many results each explains.", report.behaviors),
+        f"<pre>{escape(' '.join(command_line()))}</pre>",
+    ]
+    return page.document(f"check-cast {asked.function}", "".join(parts))
+
+
+def _rows(report: CastReport) -> str:
+    heads = ["", "answer", "as asked", "question", "note"]
+    rows = [[row.name, str(row.status), share(row), row.question, row.note] for row in report.rows]
+    return page.grid(heads, rows, [row.status is Status.FAIL for row in report.rows])
+
+
+def _examples(row: Row, report: CastReport) -> str:
+    f = format_of(row, report.asked)
+    lines = []
+    for number, example in enumerate(row.examples, 1):
+        for line in lines_of(example, f, row.name in OF_SCALES):
+            lines.append([f"{number}", *line])
+    heads = ["example", "", "decimal", "hexadecimal", "sign|exponent|fraction"]
+    return f"<h3>{escape(row.name)}: the worst</h3>{page.grid(heads, lines)}"
+
+
+def _agreements(title: str, note: str, found: tuple[Agreement, ...]) -> str:
+    if not found:
+        return ""
+    rows = [[a.name, f"{a.agree:,}", f"{a.of:,}"] for a in found]
+    return (
+        f"<h2>{title}</h2><p class=note>{note}</p>{page.grid(['behavior', 'agrees', 'of'], rows)}"
+    )
+
+
+def _exceptions(report: CastReport) -> str:
+    if not report.exceptions:
+        return ""
+    rows = [[e.where, hexed(e.given), hexed(e.got), hexed(e.expected)] for e in report.exceptions]
+    heads = ["block", "largest magnitude", "scale got", "scale expected"]
+    title = f"Blocks that {report.scales[0].name} does not explain"
+    return f"<h3>{escape(title)}</h3>{page.grid(heads, rows)}"
