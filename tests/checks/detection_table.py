@@ -1,0 +1,32 @@
+"""The table of `detection` in Markdown."""
+
+from typing import Any
+
+HEAD = (
+    "| kernel | level | found by | first seen | inputs | least T | heads | draws | s |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Return a row for each kernel, and a line that counts."""
+    return "\n".join([*HEAD, *map(_row, records), "", _counts(records)])
+
+
+def _row(r: dict[str, Any]) -> str:
+    found = ", ".join(r["by"]) or ("a note" if r["notes"] else "—")
+    cells = (r["name"], r["level"], found, r["how"] or "—", r["inputs"] or "—")
+    least = "—" if r["least_tokens"] is None else r["least_tokens"]
+    return f"| {' | '.join(cells)} | {least} | {r['heads']} | {r['draws']} | {r['seconds']} |"
+
+
+def _counts(records: list[dict[str, Any]]) -> str:
+    good = [r for r in records if r["level"] in ("harmless", "repaired")]
+    bad = [r for r in records if r not in good]
+    found = sum(bool(r["by"]) for r in bad)
+    false = sum(bool(r["by"]) for r in good)
+    missed = ", ".join(r["name"] for r in bad if not r["by"]) or "none"
+    return (
+        f"{found} of {len(bad)} faults are found (not: {missed}); {false} of {len(good)} good"
+        " kernels are flagged."
+    )
