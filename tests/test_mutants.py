@@ -6,7 +6,8 @@ import pytest
 
 from tests.checks.mutants.catalogue import FAULTS
 from tests.checks.mutants.faults import Fault, place_of, planted
-from tests.checks.mutants.running import first_failure
+from tests.checks.mutants.running import Result, first_failure
+from tests.checks.mutants.table import markdown
 
 ROOT = Path(__file__).parents[1]
 KNOWN = Fault(
@@ -59,3 +60,12 @@ def test_the_first_failure_is_read(tmp_path):
         "</testsuite></testsuites>"
     )
     assert first_failure(report) == ("tests/emu/test_a.py::test_bad[1]", "assert 1 == 2")
+
+
+def test_the_table_says_what_was_not_caught():
+    """A page that counts a fault as caught, or leaves it out, although no test noticed it."""
+    common = {"name": "known", "kind": "order", "imitates": "A line.", "where": "code.py:3"}
+    found = {"caught": False, "nearest": False, "test": "", "message": "", "seconds": 61.4}
+    page = markdown([KNOWN], {"known": Result(**common, **found)})
+    assert "1 faults, 0 caught, 1 not caught." in page
+    assert "| known (order) | A line. | `code.py:3` | **nothing** | 61 |" in page

@@ -13,8 +13,8 @@ HEAD = """# Planted faults
 Does our own test suite notice plausible bugs? `make mutants` plants these faults in a copy of the
 tree, one at a time, and runs tests until one fails. Each fault is one replacement of text, listed
 in `tests/checks/mutants/`. The last columns name the test that failed first, and the seconds that
-it took to find out, most of which are compilation. A fault that is not caught is a gap in the
-suite.
+it took to find out on a busy machine with two cores; most of them are compilation. The tests
+nearest to a fault run first. A fault that is not caught is a gap in the suite.
 
 This file is written by `python -m tests.checks.mutants --table docs/mutants.md`.
 
