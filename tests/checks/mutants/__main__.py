@@ -32,8 +32,12 @@ from tests.checks.mutants.table import load, markdown, save
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
-    options = _parser().parse_args(arguments)
-    faults = chosen(options.only)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        faults = chosen(options.only)
+    except ValueError as error:
+        parser.error(str(error))
     if options.list:
         print("\n".join(f"{fault.name:32} {fault.imitates}" for fault in faults))
         return 0
