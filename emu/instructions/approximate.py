@@ -67,10 +67,8 @@ def expf(ops: Ops, x: Array) -> Array:
 
 def fma(ops: Ops, x: Array, y: Any, z: Any) -> Array:
     """Return x y + z, rounded once to binary32."""
-    xp = ops.xp
-    return ops.round(
-        ops.odd_sum(*xp.broadcast_arrays(ops.multiply(x, y), xp.asarray(z))), BINARY32, None
-    )
+    product = ops.multiply(x, y)
+    return ops.round(ops.odd_sum(product, ops.xp.full_like(product, z)), BINARY32, None)
 
 
 def lg2(ops: Ops, x: Array) -> Array:

@@ -173,3 +173,12 @@ def test_lg2_near_one_is_within_its_absolute_bound() -> None:
     """
     x = numbers(0.5, 2.0, 20000)
     assert np.abs(np.array(of(lg2, *x)) - np.log2(x)).max() <= 2.0**-22
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3, 1), (1, 3)])
+def test_small_arrays_have_the_bits_of_large_ones(shape):
+    """A warning (an error in this suite) of NumPy, or other bits, where an array has one number."""
+    x = np.linspace(-3.0, 1.0, 3)[: math.prod(shape)].reshape(shape)
+    x = x.astype(np.float32).astype(np.float64)
+    want = [expf(numpy_ops(), np.array([y, 2.0])).tolist()[0] for y in x.reshape(-1)]
+    assert_same(expf(numpy_ops(), x).reshape(-1).tolist(), want)
