@@ -33,7 +33,8 @@ from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
 from roundscope.attention.testing.user import Kernel, kernel_of
 from tests.checks.detection_table import table
-from tests.checks.mutants import faults_kernel, reference as good
+from tests.checks.mutants import faults_kernel
+from tests.checks.mutants import reference as good
 from tests.checks.public_bugs import causal_tiles, fp8_clipping, split_kv
 
 TOKENS, FEATURES, BATCH, HEADS, DRAWS = 192, 64, 5, 8, 4
