@@ -1,7 +1,5 @@
 """Judgment of a quantizer whose numbers share scales in blocks."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
@@ -98,7 +96,10 @@ def _sentence(known: list[Agreement], asked: BlockFormat) -> str:
 def _shape_name(f: BlockFormat) -> str:
     """Return the name of a block format, whatever its rule and its elements' rounding are."""
     for name, known in BLOCK_NAMED.items():
-        same_shape = replace(f, rule=known.rule, element=known.element) == known
-        if same_shape and f.element.format == known.element.format:
+        if _shape(f) == _shape(known):
             return name
     return str(f)
+
+
+def _shape(f: BlockFormat) -> tuple[object, ...]:
+    return f.element.format, f.size, f.rows, f.scale, f.tensor

@@ -38,7 +38,8 @@ def midpoints(f: Format) -> Numbers:
     The threshold is the midpoint of the largest number and the number that would follow it.
     """
     m = magnitudes(f)
-    gap = np.ldexp(1.0, np.maximum(np.frexp(m)[1] - 1, f.emin) - f.precision)
+    exponent = np.where(m > 0, np.maximum(np.frexp(m)[1] - 1, f.emin), f.emin)
+    gap = np.ldexp(1.0, exponent - f.precision)  # half an ulp
     middles: Numbers = m + gap
     return middles
 
@@ -52,7 +53,9 @@ def finite_probes(f: Format) -> np.ndarray:
     """
     systematic = np.concatenate([magnitudes(f), midpoints(f), _large(f)]).astype(F32)
     systematic = systematic[np.isfinite(systematic)]
-    around = [systematic, np.nextafter(systematic, F32(np.inf)), np.nextafter(systematic, F32(0))]
+    with np.errstate(over="ignore"):
+        above = np.nextafter(systematic, F32(np.inf))
+    around = [systematic, above, np.nextafter(systematic, F32(0))]
     positive = np.unique(np.concatenate(around))
     positive = positive[np.isfinite(positive)]
     return np.concatenate([random_numbers(f, RANDOM), positive, -positive])

@@ -1,5 +1,6 @@
 """The command check-cast: exit codes, the printed sentence, and the files."""
 
+import importlib
 import json
 import sys
 from xml.etree import ElementTree
@@ -26,12 +27,23 @@ def broken(x):
 """
 
 
+OF_JAX = """
+import jax.numpy as jnp
+
+def cast(x):
+    return x.at[...].get().astype(jnp.bfloat16)
+"""
+
+
 @pytest.fixture(autouse=True)
 def module(tmp_path, monkeypatch):
     (tmp_path / "users_casts.py").write_text(SOURCE)
+    (tmp_path / "users_jax.py").write_text(OF_JAX)
+    importlib.invalidate_caches()
     monkeypatch.chdir(tmp_path)
     yield
-    sys.modules.pop("users_casts", None)
+    for name in ("users_casts", "users_jax"):
+        sys.modules.pop(name, None)
 
 
 def exit_code(*words: str) -> int:
@@ -92,12 +104,8 @@ def test_bad_usage_is_one_line(words, message, capsys):
     assert message in error and error.count("\n") == 1
 
 
-def test_a_function_of_another_library(capsys, tmp_path):
+def test_a_function_of_another_library(capsys):
     """A function of JAX arrays that is given NumPy arrays."""
-    text = (
-        "import jax.numpy as jnp\ndef cast(x):\n    return x.at[...].get().astype(jnp.bfloat16)\n"
-    )
-    (tmp_path / "users_jax.py").write_text(text)
     assert exit_code("users_jax:cast", "--format", "bf16", "--json") in (0, 1)
     data = json.loads(capsys.readouterr().out)
     assert data["library"] == "jax" and data["rows"][1]["status"] == "pass"

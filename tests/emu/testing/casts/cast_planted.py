@@ -336,6 +336,16 @@ def noisy_e4m3(x: np.ndarray) -> np.ndarray:
     return e4m3(x, noisy)
 
 
+def plain(x: np.ndarray) -> np.ndarray:
+    """E4M3 by ml_dtypes, which does not saturate."""
+    return x.astype(E4M3)
+
+
+def negated(x: np.ndarray) -> np.ndarray:
+    """E4M3 of an array that is negated in place on the way."""
+    return e4m3(-np.negative(x, out=x))
+
+
 CASTS = [
     Planted(name=name, function=function, asked=asked, row=row, words=words)
     for name, function, asked, row, words in (

@@ -7,11 +7,17 @@ import pytest
 
 from roundscope import emu
 from roundscope.attention.grammar.roundings import event_of
-from roundscope.emu.testing.casts import CastReport, examine_cast
+from roundscope.emu.testing.casts import CastReport, block_probes, examine_cast
 from roundscope.emu.testing.casts.block_probes import edge_blocks
 from tests.emu.testing.casts.cast_planted import QUANTIZERS, Planted, mx, nvfp4, rceil
 
 NAMES = ["mxfp8_e4m3", "mxfp8_e5m2:ceil", "mxfp6_e2m3:even", "mxfp4:rceil", "mxint8", "nvfp4"]
+
+
+@pytest.fixture
+def few_blocks(monkeypatch):
+    """An eighth of the blocks, drawn at random, which is enough for the planted faults."""
+    monkeypatch.setattr(block_probes, "BUDGET", block_probes.BUDGET // 8)
 
 
 def failures(report: CastReport) -> list[object]:
@@ -25,6 +31,7 @@ def parts(x: np.ndarray, format: emu.BlockFormat) -> tuple[np.ndarray, ...]:
     return (*found, c.tensor) if format.tensor else found
 
 
+@pytest.mark.usefixtures("few_blocks")
 @pytest.mark.parametrize("asked", [*NAMES, "mxfp8_e5m2:toward-zero", "fp8_1x128"])
 def test_our_own_blocks_pass(asked: str) -> None:
     """Scales that are inferred wrongly from the numbers alone."""
@@ -34,6 +41,7 @@ def test_our_own_blocks_pass(asked: str) -> None:
     assert report.scales[0].name == f"rule {f.rule}" and not report.exceptions
 
 
+@pytest.mark.usefixtures("few_blocks")
 @pytest.mark.parametrize("asked", ["mxfp8_e5m2:rceil", "mxfp4", "mxint8:even", "nvfp4"])
 def test_elements_and_scales_as_codes_pass(asked: str) -> None:
     """Codes of elements or scales that are decoded wrongly."""
@@ -43,6 +51,7 @@ def test_elements_and_scales_as_codes_pass(asked: str) -> None:
     assert "scales: codes (uint8)" in report.returned
 
 
+@pytest.mark.usefixtures("few_blocks")
 @pytest.mark.parametrize(
     ("function", "asked"),
     [
@@ -58,6 +67,7 @@ def test_independent_quantizers_pass(function, asked: str) -> None:
     assert report.passed, failures(report)
 
 
+@pytest.mark.usefixtures("few_blocks")
 @pytest.mark.parametrize("planted", QUANTIZERS, ids=lambda p: p.name)
 def test_a_planted_fault_fails_in_its_row(planted: Planted) -> None:
     """A wrong quantizer that passes, or whose known behavior is not named."""
@@ -74,6 +84,7 @@ def test_a_wrong_rule_is_not_blamed_on_the_elements() -> None:
     assert report.scales[0].agree == report.scales[0].of
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_wrong_elements_are_not_blamed_on_the_scales() -> None:
     """Scales inferred under the asked rounding, which a double rounding then seems to change."""
     planted = next(p for p in QUANTIZERS if p.name == "double rounding")
@@ -96,6 +107,7 @@ def test_edge_blocks_reach_every_exponent_and_threshold(name: str) -> None:
         assert set(wanted) <= ordinary, threshold
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_tiles_of_two_axes_pass() -> None:
     """Blocks of 128 x 128 taken for blocks along a row."""
     report = examine_cast(partial(emu.round_blocks, format="fp8_128x128"), "fp8_128x128")
