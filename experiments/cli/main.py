@@ -12,6 +12,7 @@ import typer
 
 from roundscope import __version__
 from roundscope.experiments.cli import casts as cli_casts
+from roundscope.experiments.cli import check as cli_check
 from roundscope.experiments.cli import look as cli_look
 from roundscope.experiments.cli import sweep as cli_sweep
 from roundscope.experiments.cli import trace as cli_trace
@@ -50,6 +51,7 @@ app.command()(cli_look.sites)
 app.command(cls=WordsCommand)(cli_trace.trace)
 app.command(cls=WordsCommand)(cli_trace.diagnose)
 app.command(cls=WordsCommand)(cli_trace.identify)
+app.command(cls=WordsCommand)(cli_check.check)
 app.command(cls=WordsCommand)(cli_sweep.sweep)
 app.command()(cli_sweep.reproduce)
 app.command()(cli_look.studies)

@@ -6,10 +6,6 @@ identify.json.
 
 import json as json_text
 import re
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +14,11 @@ from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels import shown
 from roundscope.experiments.kernels.identify import identify
 from roundscope.experiments.kernels.reading import Call, Options, read
-from roundscope.experiments.kernels.search import Told
-from roundscope.experiments.report.progress import every
+from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.trace.folder import free_folder
 
 RECORD = "identify.json"
-SELDOM = 15.0  # seconds between two lines where there is no terminal
 
 
 def run(source: str, options: Options, *, budget: float, out: Path | None, as_json: bool) -> None:
@@ -44,7 +38,7 @@ def run(source: str, options: Options, *, budget: float, out: Path | None, as_js
         raise bad("--budget", budget, "give seconds, 0 or more")
     if out is not None and out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
-    with _progress() as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+    with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
         call = read(source, options)
         found = identify(call.x, call.outputs, tell, budget)
@@ -65,33 +59,3 @@ def run(source: str, options: Options, *, budget: float, out: Path | None, as_js
 def _word(call: Call) -> str:
     name = f"{call.name}-causal" if call.x.is_causal else call.name
     return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name)
-
-
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """Yield a function that shows what runs: a line on the terminal that is gone when all is done.
-
-    Where stderr is no terminal, a line is printed from time to time.
-    """
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _now_and_then()
-        return
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    with Bar(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("reading")
-        yield lambda text: bar.update(task, description=text)
-
-
-def _now_and_then() -> Told:
-    """Return a function that says on stderr what runs, at most every `SELDOM` seconds."""
-    tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
-    return lambda text: tell(lambda: f"identify: {text}")

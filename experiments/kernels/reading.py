@@ -56,7 +56,7 @@ def read(source: str, options: Options) -> Call:
     check_options(options)
     path = Path(source)
     if path.is_file():
-        return _one_head(*whole_of_file(path, options), options.head)
+        return one_head(*whole_of_file(path, options), options.head)
     if is_kernel(source):
         return _of_kernel(source, options)
     raise unknown_source(source)
@@ -120,7 +120,7 @@ def _of_kernel(name: str, options: Options) -> Call:
             " what it returned"
         )
         raise bad("KERNEL", name, repair) from None
-    return _one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
+    return one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
 
 
 def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outputs]:
@@ -207,7 +207,19 @@ def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
     )
 
 
-def _one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> Call:
+def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> Call:
+    """Return the call of one key head, of the first entry of the batch.
+
+    Args:
+        name: the name of the kernel, or of the file.
+        about: the inputs of the call in words.
+        x: the inputs.
+        outputs: what the kernel returned.
+        head: the number of the key head.
+
+    Raises:
+        UsageError: there is no such head.
+    """
     heads = x.k.shape[2]
     if not 0 <= head < heads:
         raise bad("--head", head, f"there are {heads} key heads, numbered from 0 to {heads - 1}")

@@ -7,6 +7,7 @@ from roundscope.experiments.kernels.compare import Nearness
 from roundscope.experiments.kernels.identify import ROWS, Identified, Kind, Part
 from roundscope.experiments.kernels.reading import Call
 from roundscope.experiments.kernels.search import Found
+from roundscope.experiments.report.terminal import table
 from roundscope.experiments.trace.data import command_line, versions
 from roundscope.experiments.trace.data import digest as of_array
 
@@ -144,7 +145,7 @@ def _tables(found: Identified, screen: Any) -> None:
 
 
 def _parts(found: Identified) -> Any:
-    t = _table("")
+    t = table("")
     for name in (
         "result",
         "equal bits",
@@ -169,23 +170,10 @@ def _rest(p: Part) -> tuple[str, str, str]:
 
 
 def _steps_table(title: str, steps: Steps) -> Any:
-    t = _table(title)
+    t = table(title)
     t.add_column("", justify="left")
     t.add_column("equal bits", justify="right")
     t.add_column("mean ulps where not", justify="right")
     for what, near in steps:
         t.add_row(what, f"{near.equal:.6f}", "" if near.equal == 1.0 else f"{-near.distance:.3g}")
     return t
-
-
-def _table(title: str) -> Any:
-    from rich.table import Table
-
-    return Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-    )

@@ -4,6 +4,7 @@ On a terminal this is a bar on stderr that disappears when done; elsewhere it is
 """
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from roundscope.experiments.report.terminal import console
 
 SECONDS = 60.0  # between two lines where stderr is no terminal
+SELDOM = 15.0  # seconds between two lines of `telling` there
 
 
 class Pace:
@@ -108,3 +110,24 @@ def bar(
             shown.update(task, completed=done, left=remaining(done))
 
         yield draw
+
+
+@contextmanager
+def telling(command: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows in words what runs: a line on the terminal, gone at the end.
+
+    Where stderr is no terminal, a line is printed every `SELDOM` seconds at most.
+
+    command: the name of the command, with which such a line begins.
+    """
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+        yield lambda text: tell(lambda: f"{command}: {text}")
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=screen, transient=True) as shown:
+        task = shown.add_task("begins")
+        yield lambda text: shown.update(task, description=text)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 WIDTH = 100
 
@@ -41,3 +42,17 @@ def plain(data: Any) -> Any:
     if isinstance(data, Enum):
         return data.value
     return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def table(title: str) -> "Table":
+    """Return a rich table without lines, its title bold on the left; without a title for ""."""
+    from rich.table import Table
+
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )

@@ -18,6 +18,7 @@ from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
+from roundscope.experiments.kernels.claims import CLAIMS
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.results.machine import device, has_gpu, versions
@@ -37,20 +38,6 @@ from roundscope.experiments.studies.kernels.measure import (
 Rows = Sequence[Row]
 RECORD = "measured.json"
 HEADS = {True: 48, False: 4}  # with a GPU, and without; with few heads kernels split keys
-TWIN_OF = {
-    "sdpa-flash": "fa2",
-    "sdpa-cudnn": "cudnn",
-    "jax-cudnn": "cudnn",
-    "sdpa-efficient": "sdpa-efficient",
-    "flex": "flex",
-    "eager": "eager",
-    "jax-xla": "jax-xla",
-    "sdpa-math": "sdpa-math",
-    "pallas": "pallas-mha",
-    "triton-tutorial": "triton-tutorial",
-    "released-eager": "qiu-yao-eager",
-    "released-compiled": "qiu-yao-compiled",
-}
 CAPTION = (
     "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result"
     f" is too short, above 0 (blue) too long. Bold: |z| of {CLEAR:g} or more, heads being"
@@ -185,12 +172,12 @@ def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Ite
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family][0])
             for family, missing in todo
-            for twin in sorted({TWIN_OF.get(plain_name(n), "") for n in missing} & set(TWINS))
+            for twin in sorted({CLAIMS.get(plain_name(n), "") for n in missing} & set(TWINS))
         }
         exacts = {family: pool.submit(exact_of, *x) for family, x in given.items()}
         for family, missing in todo:
             for name in missing:
-                twin = TWIN_OF.get(plain_name(name), "")
+                twin = CLAIMS.get(plain_name(name), "")
                 wanted = twins.get((family, twin))
                 yield _row(
                     name,

@@ -1,0 +1,66 @@
+"""The command `check`: is an attention kernel what it claims to be?"""
+
+import json
+import re
+from pathlib import Path
+
+from roundscope.attention.testing.cases import Answer, Case
+from roundscope.experiments.check import junit, page, shown
+from roundscope.experiments.check.asked import Asked, checked
+from roundscope.experiments.check.data import document, request
+from roundscope.experiments.check.report import Report
+from roundscope.experiments.check.run import check
+from roundscope.experiments.errors import bad
+from roundscope.experiments.report.progress import telling
+from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.trace.folder import free_folder
+
+RECORD = "check.json"
+
+
+def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: bool) -> int:
+    """Check a kernel, print the report and write the files. Return 1 if a case fails, and else 0.
+
+    Args:
+        asked: what is asked.
+        out: the folder of report.html and check.json; None for check-NAME.
+        junit_file: a file of JUnit's XML, or None.
+        as_json: whether to print JSON rather than text.
+
+    Raises:
+        UsageError: bad usage.
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    checked(asked)
+    with telling("check") as tell:
+        report = check(asked, tell)
+    data = document(report)
+    folder = out if out is not None else free_folder(_name(report), request(asked), RECORD)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.html").write_text(page.html(report), encoding="utf-8")
+    text = json.dumps(data, indent=1, allow_nan=False)
+    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+    if junit_file is not None:
+        cases = [_case(case) for case in report.cases]
+        junit.write(junit_file, f"check {report.name} against {asked.plan}", cases)
+    if as_json:
+        print_json(data)
+    else:
+        shown.show(report, console())
+        print(f"written: {folder / 'report.html'}, {folder / RECORD}")
+    return 0 if report.is_fine else 1
+
+
+def _name(report: Report) -> str:
+    plan = report.asked.claims
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", f"check-{report.name}-{plan}")[:80]
+
+
+def _case(case: Case) -> junit.Case:
+    return junit.Case(
+        name=f"{case.test}: {case.name}",
+        seconds=case.seconds,
+        failure=case.sentence if case.answer is Answer.FAIL else None,
+        skipped=case.sentence if case.answer is Answer.NOT_RUN else None,
+    )

@@ -1,0 +1,299 @@
+"""The five tests of `roundscope check`, of a kernel that runs here or of a file of its results."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.cases import Answer, Case
+from roundscope.attention.testing.comparison import Comparison, compare, level_of
+from roundscope.attention.testing.edges import check_edges, judged
+from roundscope.attention.testing.evidence import heads_needed
+from roundscope.attention.testing.exact import visible
+from roundscope.attention.testing.families import FAMILIES, draw, rounded
+from roundscope.attention.testing.gross import UNITS
+from roundscope.attention.testing.invariance import check_invariance
+from roundscope.attention.testing.user import Kernel, kernel_of
+from roundscope.experiments.check.asked import Asked
+from roundscope.experiments.check.cases import of_comparison, of_search
+from roundscope.experiments.check.report import Report
+from roundscope.experiments.errors import bad, one_line
+from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
+from roundscope.experiments.kernels.identify import identify
+from roundscope.experiments.kernels.reading import (
+    SAMPLE,
+    Options,
+    is_kernel,
+    one_head,
+    unknown_source,
+    whole_of_file,
+)
+from roundscope.experiments.tensors.layers import BARE, read_layers, sample_path
+
+Tell = Callable[[str], None]
+FULL = ("gaussian", "one-signed-v", "sink")  # families of calls that are not causal, if both are
+SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
+REAL = "real tensors"
+
+
+def check(asked: Asked, tell: Tell) -> Report:
+    """Return the report on a kernel or on a file.
+
+    Raises:
+        UsageError: there is no such kernel or file, or the kernel does not run.
+    """
+    began = time.perf_counter()
+    path = Path(asked.source)
+    if path.is_file():
+        report = _of_file(path, asked, tell)
+    elif is_kernel(asked.source):
+        report = _of_kernel(asked, tell)
+    else:
+        raise unknown_source(asked.source)
+    if asked.is_strict:
+        report.cases = [_strict(case) for case in report.cases]
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def kernel_asked(asked: Asked) -> Kernel:
+    """Return the kernel that was asked for.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    try:
+        if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
+            return kernel(asked.source)
+        return kernel_of(
+            asked.source,
+            library=asked.library,
+            layout=asked.layout,
+            dtype=asked.dtype,
+            backward=asked.backward,
+        )
+    except (ValueError, ImportError) as error:
+        words = one_line(error).removeprefix(f"kernel={asked.source}: ")
+        raise bad("KERNEL", asked.source, words) from None
+
+
+def kinds(is_causal: bool | None) -> list[str]:
+    """Return the kinds of inputs in words: every family, and a few of them without causality."""
+    if is_causal is None:
+        return [f"{f}, causal" for f in FAMILIES] + [f"{f}, full" for f in FULL]
+    return [f"{f}, {'causal' if is_causal else 'full'}" for f in FAMILIES]
+
+
+def drawn(asked: Asked, kind: str, look: int) -> Inputs:
+    """Return the inputs of a kind."""
+    family, _, mode = kind.partition(", ")
+    return draw(
+        family,
+        seed=asked.seed + look,
+        batch=asked.batch,
+        tokens=asked.tokens,
+        heads=asked.heads,
+        features=asked.features,
+        is_causal=mode == "causal",
+        dtype=asked.dtype,
+    )
+
+
+def _of_kernel(asked: Asked, tell: Tell) -> Report:
+    function, plan = kernel_asked(asked), asked.reference(asked.features)
+    tell("first call")
+    runs = _running(function, asked)
+    report = Report(name=plain_name(asked.source), about=_about(asked), asked=asked)
+    if not runs:
+        report.notes.append("It returns no gradients, so that only the output was checked.")
+    if {"envelope", "bias"} & set(asked.only):
+        report.compared = compare(
+            function,
+            plan,
+            kinds(asked.is_causal),
+            partial(drawn, asked),
+            draws=asked.draws,
+            margins=asked.margins,
+            unit=UNITS[asked.dtype],
+            false_alarm=asked.false_alarm,
+            stop=False,
+            tell=tell,
+        )
+        report.cases += _compared(report.compared, asked)
+    if "explanation" in asked.only:
+        report.cases.append(_explained(function, asked, tell))
+    modes = (True, False) if asked.is_causal is None else (asked.is_causal,)
+    if "invariance" in asked.only:
+        tell("invariance")
+        x = replace(drawn(asked, "gaussian, causal", 0), is_causal=modes[0])
+        report.cases += check_invariance(
+            function, plan, x, margins=asked.margins, dtype=asked.dtype
+        )
+    if "edges" in asked.only:
+        tell("edges")
+        report.cases += _edges(function, asked, modes[0])
+    return report
+
+
+def _running(function: Kernel, asked: Asked) -> bool:
+    """Return whether a kernel gives gradients.
+
+    Raises:
+        UsageError: it does not run on the inputs of the check.
+    """
+    x = drawn(asked, kinds(asked.is_causal)[0], 0)
+    try:
+        return function(x).dq is not None
+    except ImportError as error:
+        missing = (error.name or one_line(error)).partition(".")[0]
+        repair = f"needs {missing}, which is not installed here; install it"
+        raise bad("KERNEL", asked.source, repair) from None
+    except Exception as error:  # whatever a library raises
+        shape = f"q of shape {x.q.shape}, (batch, tokens, heads, features)"
+        repair = (
+            f"does not run on {shape}: {type(error).__name__}: {one_line(error)[:160]}; choose"
+            " sizes that it takes with --tokens, --features, --heads and --batch, or --forward"
+        )
+        raise bad("KERNEL", asked.source, repair) from None
+
+
+def _about(asked: Asked) -> str:
+    mode = {None: "causal and full", True: "causal", False: "full"}[asked.is_causal]
+    return (
+        f"calls of {asked.batch} x {asked.heads} heads, {asked.tokens} tokens, {asked.features}"
+        f" features, {mode}, {asked.dtype}"
+    )
+
+
+def _compared(compared: Comparison, asked: Asked) -> Iterator[Case]:
+    seconds = compared.seconds / 2
+    for test in ("envelope", "bias"):
+        if test in asked.only:
+            yield from of_comparison(compared, test, seconds)
+
+
+def _real(asked: Asked, is_causal: bool) -> Inputs:
+    """Return a layer of the shipped tensors, its first tokens."""
+    [layer] = read_layers(sample_path(), layer=SAMPLE)
+    assert layer.do is not None
+    q, k, v, do = (
+        rounded(a[:1, :SOUGHT], asked.dtype) for a in (layer.q, layer.k, layer.v, layer.do)
+    )
+    scale = layer.scale if layer.scale is not None else q.shape[-1] ** -0.5
+    return Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
+
+
+def _explained(function: Kernel, asked: Asked, tell: Tell) -> Case:
+    """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones."""
+    is_causal = asked.is_causal is not False
+    x = _real(asked, is_causal)
+    try:
+        outputs = function(x)
+    except Exception:  # a kernel may not take 32 features
+        x = drawn(asked, f"gaussian, {'causal' if is_causal else 'full'}", 0)
+        outputs = function(x)
+    return _searched(x, outputs, asked, tell)
+
+
+def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
+    call = one_head(asked.source, "", x, outputs, 0)
+    with np.errstate(all="ignore"):
+        return of_search(
+            identify(call.x, call.outputs, lambda text: tell(f"explanation: {text}"), asked.budget)
+        )
+
+
+def _edges(function: Kernel, asked: Asked, is_causal: bool) -> Iterator[Case]:
+    plan = asked.reference(asked.features)
+    yield from check_edges(
+        function,
+        plan,
+        features=asked.features,
+        is_causal=is_causal,
+        margins=asked.margins,
+        dtype=asked.dtype,
+    )
+    x = _real(asked, is_causal)
+    began = time.perf_counter()
+    try:
+        real = asked.reference(x.q.shape[-1])
+        answer, sentence = judged(function, real, x, asked.margins, asked.dtype)
+    except Exception as error:  # a kernel may not take 32 features
+        sentence = f"The kernel does not take them ({one_line(error)[:160]})."
+        answer = Answer.NOT_RUN
+    seconds = time.perf_counter() - began
+    yield Case(test="edges", name=REAL, answer=answer, sentence=sentence, seconds=seconds)
+
+
+def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
+    """Check the calls in a file: every layer of it is a draw of the same kind."""
+    names = [layer.name for layer in read_layers(path, asked.layout, asked.layer)]
+    calls = []
+    for name in names:
+        layer = None if name == BARE else name
+        options = Options(is_causal=asked.is_causal, layout=asked.layout, layer=layer)
+        calls.append(whole_of_file(path, options))
+    inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
+    features = inputs[0].q.shape[-1]
+    heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
+    several = f", {len(calls)} layers" if len(calls) > 1 else ""
+    report = Report(
+        name=path.name, about=f"{heads} heads, {features} features{several}", asked=asked
+    )
+    needed = heads_needed(level_of(asked.false_alarm, 1, 1))
+    if heads < needed:
+        report.notes.append(
+            f"The file has {heads} heads: an alarm from means over heads needs {needed} at"
+            f" --false-alarm {asked.false_alarm:g}, so only single heads can fail."
+        )
+    if {"envelope", "bias"} & set(asked.only):
+        answers = iter(outputs)
+        report.compared = compare(
+            lambda x: _comparable(x, next(answers)),
+            asked.reference(features),
+            ["the file"],
+            lambda kind, look: inputs[look],
+            draws=len(calls),
+            margins=asked.margins,
+            unit=UNITS[asked.dtype],
+            false_alarm=asked.false_alarm,
+            stop=False,
+            is_sequential=False,
+            tell=tell,
+        )
+        report.cases += _compared(report.compared, asked)
+    if "explanation" in asked.only:
+        report.cases.append(_searched(inputs[0], outputs[0], asked, tell))
+    sentence = "A file has no kernel to call."
+    for test in ("invariance", "edges"):
+        if test in asked.only:
+            report.cases.append(
+                Case(test=test, name="all", answer=Answer.NOT_RUN, sentence=sentence)
+            )
+    return report
+
+
+def _comparable(x: Inputs, outputs: Outputs) -> Outputs:
+    """Return outputs with all three gradients or none, and 0 in rows of queries that see no key.
+
+    What a kernel returns in such rows is its own choice.
+    """
+    shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+    sees: np.ndarray = np.broadcast_to(visible(x), shape).max(-1)
+    seen = sees.swapaxes(1, 2)[..., None]
+    out = np.where(seen, outputs.out, np.float32(0.0))
+    if outputs.dq is None or outputs.dk is None or outputs.dv is None:
+        return Outputs(out=out)
+    dq = np.where(seen, outputs.dq, np.float32(0.0))
+    return Outputs(out=out, dq=dq, dk=outputs.dk, dv=outputs.dv)
+
+
+def _strict(case: Case) -> Case:
+    """Return the case with other bits as a failure."""
+    if case.test == "invariance" and case.answer is Answer.NOTE:
+        return replace(case, answer=Answer.FAIL)
+    return case
