@@ -5,7 +5,7 @@ nor a number that is not finite where the plan has one. NaN and infinities have 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,6 +23,10 @@ BLIND = 3  # rows that see no key
 ROWS = ("out", "dq")  # results that have a row for each query
 TOKENS = 100  # no whole number of tiles
 THOUSANDS = 4000.0
+NAN, INFINITY = "NaN in a query", "infinity in a value"
+MASK, BLIND_ROWS = "a mask", "rows that see no key"
+MASKED = (MASK, BLIND_ROWS)  # edges that need a kernel that takes a mask
+SPECIAL = (NAN, INFINITY, *MASKED)  # edges with rules of their own
 LARGE, SMALL = 2.0**100, 2.0**-100  # of V in types with eight exponent bits
 HALF_LARGE, HALF_SMALL = 2.0**8, 2.0**-8  # of V in FP16
 
@@ -77,6 +81,11 @@ def _shifted(x: Inputs, score: float, dtype: str) -> Inputs:
     return replace(x, q=rounded(q, dtype), k=k)
 
 
+def edge_names(is_causal: bool) -> tuple[str, ...]:
+    """Return the names of the edges that `check_edges` asks about."""
+    return (*(name for name, _ in edges(8, is_causal, "bfloat16")), *SPECIAL)
+
+
 def check_edges(
     kernel: Kernel,
     plan: Reference,
@@ -85,6 +94,7 @@ def check_edges(
     is_causal: bool,
     margins: Margins,
     dtype: str = "bfloat16",
+    names: Collection[str] | None = None,
 ) -> Iterator[Case]:
     """Yield the answer of a kernel at every edge.
 
@@ -95,22 +105,32 @@ def check_edges(
         is_causal: Whether a query sees only the keys up to its own position.
         margins: The ratios of errors that are gross.
         dtype: The type of the inputs and of the results.
+        names: The names of the edges that are asked about; None for all of `edge_names`.
     """
+
+    def is_wanted(name: str) -> bool:
+        return names is None or name in names
+
     for name, x in edges(features, is_causal, dtype):
-        yield _asked(name, lambda x=x: judged(kernel, plan, x, margins, dtype))  # type: ignore[misc]
+        if is_wanted(name):
+            yield _asked(name, lambda x=x: judged(kernel, plan, x, margins, dtype))  # type: ignore[misc]
     x = draw("gaussian", batch=1, heads=2, tokens=TOKENS, features=features, dtype=dtype)
     x = replace(x, is_causal=is_causal)
-    yield _asked("NaN in a query", lambda: _nan_in_a_query(kernel, x))
-    yield _asked("infinity in a value", lambda: _infinite_value(kernel, x))
-    if not takes(kernel, "mask"):
-        sentence = "The kernel takes no mask."
-        yield Case(test=TEST, name="a mask", answer=Answer.NOT_RUN, sentence=sentence)
-        return
     masked = _masked(x)
-    yield _asked("a mask", lambda: judged(kernel, plan, masked, margins, dtype))
-    yield _asked(
-        "rows that see no key", lambda: _rows_without_keys(kernel, plan, masked, margins, dtype)
-    )
+    special: dict[str, Callable[[], tuple[Answer, str]]] = {
+        NAN: lambda: _nan_in_a_query(kernel, x),
+        INFINITY: lambda: _infinite_value(kernel, x),
+        MASK: lambda: judged(kernel, plan, masked, margins, dtype),
+        BLIND_ROWS: lambda: _rows_without_keys(kernel, plan, masked, margins, dtype),
+    }
+    for name, ask in special.items():
+        if not is_wanted(name):
+            continue
+        if name in MASKED and not takes(kernel, "mask"):
+            sentence = "The kernel takes no mask."
+            yield Case(test=TEST, name=name, answer=Answer.NOT_RUN, sentence=sentence)
+        else:
+            yield _asked(name, ask)
 
 
 def judged(

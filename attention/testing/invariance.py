@@ -6,7 +6,7 @@ exact as the plan, or results that are wrong.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,8 @@ from roundscope.attention.testing.user import Kernel, takes
 
 TEST = "invariance"
 CALLS = 3
+SECOND_CALL = "a second call"  # the name of the question whether the kernel is deterministic
+KINDS = ("batch", "heads", "prefix", "padding")
 Part = Callable[[Outputs], Outputs]
 
 
@@ -29,6 +31,7 @@ class Change:
     """A change of a call that leaves its exact results as they are.
 
     Attributes:
+        kind: "batch", "heads", "prefix" or "padding".
         name: The change in a few words.
         first: The inputs of the call that is not changed.
         changed: The inputs of the changed call.
@@ -37,6 +40,7 @@ class Change:
         of_changed: Returns the compared results, given those of the changed call.
     """
 
+    kind: str
     name: str
     first: Inputs
     changed: Inputs
@@ -45,19 +49,24 @@ class Change:
     of_changed: Part
 
 
-def changes(x: Inputs, with_mask: bool = False) -> Iterator[Change]:
+def changes(x: Inputs, with_mask: bool = False, kinds: Collection[str] = KINDS) -> Iterator[Change]:
     """Yield every change that the inputs allow.
 
     The batch needs two entries, the heads two heads, and the prefix a causal call.
+
+    Args:
+        x: The inputs of the call that is changed.
+        with_mask: Whether the kernel takes a mask, which "padding" needs.
+        kinds: The kinds of changes that are wanted, of `KINDS`.
     """
-    if x.q.shape[0] > 1:
+    if "batch" in kinds and x.q.shape[0] > 1:
         yield _alone(x)
-        yield _reversed("the batch in reverse order", x, lambda a: a[::-1])
-    if x.k.shape[2] > 1:
-        yield _reversed("the heads in reverse order", x, lambda a: a[:, :, ::-1])
-    if x.is_causal and x.q.shape[1] > 1:
+        yield _reversed("batch", "the batch in reverse order", x, lambda a: a[::-1])
+    if "heads" in kinds and x.k.shape[2] > 1:
+        yield _reversed("heads", "the heads in reverse order", x, lambda a: a[:, :, ::-1])
+    if "prefix" in kinds and x.is_causal and x.q.shape[1] > 1:
         yield _prefix(x)
-    if with_mask:
+    if "padding" in kinds and with_mask:
         yield _padded(x)
 
 
@@ -69,6 +78,7 @@ def _alone(x: Inputs) -> Change:
     """Return a call of the last entry of the batch alone."""
     last = _inputs(x, lambda a: a[-1:])
     return Change(
+        kind="batch",
         name="an entry of the batch alone",
         first=x,
         changed=last,
@@ -78,8 +88,11 @@ def _alone(x: Inputs) -> Change:
     )
 
 
-def _reversed(name: str, x: Inputs, turned: Callable[[np.ndarray], np.ndarray]) -> Change:
+def _reversed(
+    kind: str, name: str, x: Inputs, turned: Callable[[np.ndarray], np.ndarray]
+) -> Change:
     return Change(
+        kind=kind,
         name=name,
         first=x,
         changed=_inputs(x, turned),
@@ -99,6 +112,7 @@ def _prefix(x: Inputs) -> Change:
     quiet[:, count:] = 0.0
     prefix = _inputs(x, lambda a: a[:, :count])
     return Change(
+        kind="prefix",
         name=f"the first {count} tokens alone",
         first=replace(x, do=quiet),
         changed=prefix,
@@ -125,6 +139,7 @@ def _padded(x: Inputs) -> Change:
         return Outputs(**cut)
 
     return Change(
+        kind="padding",
         name="keys that a mask hides",
         first=x,
         changed=replace(x, k=longer(x.k), v=longer(x.v), mask=sees, is_causal=False),
@@ -135,7 +150,13 @@ def _padded(x: Inputs) -> Change:
 
 
 def check_invariance(
-    kernel: Kernel, plan: Reference, x: Inputs, *, margins: Margins, dtype: str = "bfloat16"
+    kernel: Kernel,
+    plan: Reference,
+    x: Inputs,
+    *,
+    margins: Margins,
+    dtype: str = "bfloat16",
+    kinds: Collection[str] = KINDS,
 ) -> Iterator[Case]:
     """Yield whether a kernel gives the same results if it is called again, or otherwise.
 
@@ -145,22 +166,34 @@ def check_invariance(
         x: The inputs of a call of several entries and heads.
         margins: The ratios of errors that are gross.
         dtype: The type of the kernel's results.
+        kinds: The kinds of changes that are asked about, of `KINDS`.
     """
     began = time.perf_counter()
     whole = kernel(x)
     again = [kernel(x) for _ in range(CALLS - 1)]
-    yield _case(
-        "a second call", [(whole, other) for other in again], x, plan, margins, dtype, began
-    )
-    for change in changes(x, takes(kernel, "mask")):
+    yield _case(SECOND_CALL, [(whole, other) for other in again], x, plan, margins, dtype, began)
+    for change in changes(x, takes(kernel, "mask"), kinds):
         began = time.perf_counter()
         try:
-            first = whole if change.first is x else kernel(change.first)
-            two = change.of_first(first), change.of_changed(kernel(change.changed))
+            two = results_of(kernel, change, whole if change.first is x else None)
         except Exception as error:  # whatever a library raises
             yield not_run(TEST, change.name, error, began)
             continue
         yield _case(change.name, [two], change.compared, plan, margins, dtype, began)
+
+
+def results_of(
+    kernel: Kernel, change: Change, first: Outputs | None = None
+) -> tuple[Outputs, Outputs]:
+    """Return the results of a kernel that a change must leave as they are, before and after it.
+
+    Args:
+        kernel: The kernel.
+        change: The change.
+        first: The results of the call that is not changed, if they are known.
+    """
+    before = kernel(change.first) if first is None else first
+    return change.of_first(before), change.of_changed(kernel(change.changed))
 
 
 def _case(

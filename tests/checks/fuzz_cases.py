@@ -38,11 +38,17 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from roundscope import PRESETS, PRODUCTS, Axes, Plan, Record, Site
-from roundscope.attention.places import absent
-from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.twins import TWINS
+from roundscope import PRODUCTS, Axes, Plan, Record, Site
 from roundscope.attention.sites import BACKWARD, ONCE
+from roundscope.attention.testing.words import (
+    FORMATS,
+    MODES,
+    accepted,
+    plan_of,
+    plans,
+    sites_of,
+    words,
+)
 from tests.attention.judge import ARITHMETICS
 from tests.attention.judge import FORMATS as JUDGED_FORMATS
 
@@ -66,42 +72,6 @@ DTYPES = {
 }
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The words of a text."""
-    return tuple(text.split())
-
-
-FORMATS = words(
-    "bf16 fp16 fp32 e4m3fn e5m2 tf32 fp64 e4m3fnuz e5m2fnuz e3m2fn e2m3fn e2m1fn e8m3 e3m4 "
-    "e5m7 e8m20 e10m18 e11m30"
-)
-BLOCK_FORMATS = words(
-    "mxfp8_e4m3 mxfp8_e5m2 mxfp6_e3m2 mxfp6_e2m3 mxfp4 mxint8 nvfp4 fp8_1x128 fp8_128x128"
-)
-MODES = words(
-    "ties-to-even stochastic toward-zero ties-to-away toward-positive toward-negative "
-    "away-from-zero to-odd"
-)
-OVERFLOWS = words("inf nan saturate")
-RULES = words("floor ceil even bump rceil nearest")
-ORDERS = words(
-    "ascending pairwise halves exact chunked1 chunked3 strided2 strided32 octets8 octets2 "
-    "warps4 warps1"
-)
-TENSOR_CORES = words(
-    "volta:fp16 volta:fp16:fp16 turing:fp16:fp16 ampere:bf16 ampere:tf32 ada:e4m3fn "
-    "ada:e5m2:fp16 hopper:bf16 hopper-8:bf16 hopper:e4m3fn blackwell:bf16 blackwell:e2m1fn "
-    "blackwell:e5m2:fp16 hopper:fp16:fp16"
-)
-BASES = (
-    *PRESETS,
-    *words(
-        "all:bf16 all:e4m3fn all:fp16 all:e5m2 fa2-bf16@hopper qiu-yao@hopper fa2-bf16@ampere "
-        "all:fp16@volta fa3-fp8@ada all:tf32@hopper fa3-fp8@blackwell"
-    ),
-    *TWINS,
-)
-
 ERRORS = words(
     "exact ulps=0.5 ulps=-3 bias=0.25 bias=-1e30 bias=1e-40 set=0 set=-2 set=0.5 noise=1 "
     "noise=0.5 flip=0 flip=2 flip=5 flip=15"
@@ -112,151 +82,10 @@ JUDGED_EVENTS = words(
     "SCALED_B X_B EXP_B P_B DV DP DPD DS DQ DK DQ_OUT DK_OUT DV_OUT"
 )
 
-CHOICES = {
-    "delta_from": ("OUT", "O", "P_DP", "CENTRED"),
-    "exp": ("correct", "base2", "ex2", "cuda"),
-    "stabiliser": ("2", "8", "1.01", "none"),
-    "key_order": ("ascending", "descending", "masked-first"),
-    "query_order": ("ascending", "descending", "masked-first", "wrapped"),
-    "pv_into_o": ("true", "false"),
-    "unfused": ("true",),
-    "log2_e": ("none", "scale", "maximum", "scores"),
-    "fused_exponent": ("true", "false"),
-    "unfused_if_cut": ("true", "false"),
-    "fused_without_mask": ("true", "false"),
-    "row_sum": ("plain", "lanes", "tile-lanes", "tiles", "eights", "groups"),
-    "reciprocal": ("correct", "rcp"),
-    "log": ("correct", "lg2", "cuda"),
-    "exponent_again": ("forward", "after", "natural"),
-    "ds_from_p": ("true", "false"),
-    "saved_p": ("true", "false"),
-    "score_gradient": ("difference", "softmax", "quotient"),
-    "maximum_gradient": ("true", "false"),
-    "gradient_scale": ("result", "probability", "register", "operand"),
-    "gradients_apart": ("none", "dq", "all"),
-    "scaled_keys": ("true", "false"),
-    "scale_roots": ("true", "false"),
-    "dp_from_delta": ("true", "false"),
-    "stale_maximum": ("0", "0.5", "4"),
-    "offset": ("0", "4", "8"),
-    "polynomial": ("1:1:0", "10:4:0", "none"),
-    "softcap": ("0", "50", "0.7"),
-    "capped_by": ("quotient", "chain"),
-    "tanh": ("correct", "cuda"),
-    "window": ("0", "1", "3"),
-    "sinks": ("key", "first", "last", "none"),
-    "flushed_tiles": ("0", "1", "2"),
-    "split_tiles": ("0", "1", "2"),
-    "lse_base2": ("true", "false"),
-    "kept_state": ("true", "false"),
-    "first_tile_apart": ("true", "false"),
-    "delta_products": ("true", "false"),
-    "registers": ("true", "false"),
-    "mode": MODES,
-}
-TOGETHER = (
-    "exp=base2 log2_e=scale",
-    "exp=ex2 log2_e=maximum row_sum=lanes log=lg2 registers=true",
-    "exp=base2 log2_e=scores fused_exponent=true",
-    "unfused=true saved_p=true",
-    "unfused=true saved_p=true maximum_gradient=true",
-    "kept_state=true first_tile_apart=true",
-    "unfused=true saved_p=true delta_from=P_DP score_gradient=quotient",
-    "exp=ex2 log2_e=scale lse_base2=true scaled_keys=true",
-    "exp=base2 log2_e=maximum offset=8",
-    "softcap=2 capped_by=chain tanh=cuda",
-    "exp=ex2 log2_e=scale polynomial=1:1:0",
-    "exp=base2 log2_e=scale stale_maximum=4 offset=4",
-)
-
 
 def small(*ranges: tuple[int, int]) -> st.SearchStrategy[tuple[int, ...]]:
     """Whole numbers, each in a range whose ends it includes."""
     return st.tuples(*(st.integers(*pair) for pair in ranges))
-
-
-@st.composite
-def roundings(draw: Callable[..., Any]) -> str:
-    """A rounding in words; one in eight is of blocks, which few sites take."""
-    if draw(st.integers(0, 7)) == 7:
-        rule = draw(st.sampled_from(("", *RULES)))
-        return draw(st.sampled_from(BLOCK_FORMATS)) + (f":{rule}" if rule else "")
-    parts = [draw(st.sampled_from(FORMATS))]
-    if draw(st.booleans()):
-        parts.append(draw(st.sampled_from(MODES)))
-    if draw(st.integers(0, 3)) == 3:
-        parts.append(draw(st.sampled_from(OVERFLOWS)))
-    return ":".join(parts)
-
-
-@st.composite
-def accumulators(draw: Callable[..., Any]) -> str:
-    """A sum of products in words."""
-    if draw(st.integers(0, 3)) == 3:
-        return draw(st.sampled_from(TENSOR_CORES))
-    parts = [draw(st.sampled_from(ORDERS))]
-    if draw(st.booleans()):
-        parts.append(draw(st.sampled_from(FORMATS)))
-        if draw(st.booleans()):
-            parts.append(draw(st.sampled_from(MODES)))
-    return ":".join(parts)
-
-
-@st.composite
-def changes(draw: Callable[..., Any], plan: Plan) -> str:
-    """A change of a plan in words, which the plan may refuse."""
-    sites = [site for site in Site if absent(plan, site) is None]
-    kind = draw(st.sampled_from(("site", "choice", "sum", "together", "mode", "stage")))
-    if kind == "site":
-        return f"{draw(st.sampled_from(sites))}={draw(roundings())}"
-    if kind == "choice":
-        name = draw(st.sampled_from(list(CHOICES)))
-        return f"{name}={draw(st.sampled_from(CHOICES[name]))}"
-    if kind == "sum":
-        site = draw(st.sampled_from(("", *(f"{site}." for site in PRODUCTS))))
-        return f"{site}sum={draw(accumulators())}"
-    if kind == "together":
-        return draw(st.sampled_from(TOGETHER))
-    if kind == "mode":
-        return f"{draw(st.sampled_from(sites))}.mode={draw(st.sampled_from(MODES))}"
-    stage = draw(st.sampled_from(("inputs", "forward", "backward", "format")))
-    return f"{stage}={draw(st.sampled_from(FORMATS[:8]))}"
-
-
-def sites_of(plan: Plan, is_backward: bool) -> list[Site]:
-    """The events of a plan, forward and, if asked for, backward."""
-    own = [site for site in Site if absent(plan, site) is None]
-    return [site for site in own if is_backward or site.stage != "backward"]
-
-
-def accepted(plan: Plan, change: str) -> Plan | None:
-    """The plan with a change, or None where it refuses that."""
-    try:
-        changed = plan.changed(change)
-        check_factors(changed)
-    except ValueError:
-        return None
-    return changed
-
-
-@st.composite
-def plans(draw: Callable[..., Any]) -> str:
-    """A preset and the changes that it accepts, in words."""
-    told = [draw(st.sampled_from(BASES))]
-    plan = Plan.preset(told[0])
-    for _ in range(draw(st.integers(0, 6))):
-        change = draw(changes(plan))
-        changed = accepted(plan, change)
-        if changed is not None:
-            plan = changed
-            told.append(change)
-    return " ".join(told)
-
-
-def plan_of(text: str, seed: int) -> Plan:
-    """The plan of a preset and changes in words."""
-    preset, *changes = text.split()
-    return Plan.preset(preset).changed(*changes, seed=seed)
 
 
 @st.composite

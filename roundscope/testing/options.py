@@ -1,0 +1,135 @@
+"""The options of `pytest --pyargs roundscope.testing.attention`, and what is printed after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+    from roundscope.attention.testing.reference import Reference
+    from roundscope.attention.testing.user import Kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The kernel that is tested, and what it claims.
+
+    Attributes:
+        kernel: The kernel.
+        plan: The plan that it claims.
+        features: The number of features of a head.
+        dtype: The type of the inputs.
+    """
+
+    kernel: Kernel
+    plan: Reference
+    features: int
+    dtype: str
+
+
+ASKED = pytest.StashKey[Asked]()
+NOTE = "roundscope: note"  # the name of a test's property that is printed after the tests
+USAGE = (
+    "roundscope.testing.attention tests the kernel that --kernel names, as in:"
+    " pytest --pyargs roundscope.testing.attention --kernel my_module:my_function"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options, or say why a project has no place for them."""
+    group = parser.getgroup("roundscope", "the kernel that roundscope.testing.attention tests")
+    try:
+        _add(group)
+    except ValueError as error:  # a conftest.py has an option of the same name
+        raise pytest.UsageError(
+            f"roundscope.testing.attention: {error}, by a plugin or a conftest.py; run it in"
+            " another folder or with --noconftest"
+        ) from error
+
+
+def _add(group: pytest.OptionGroup) -> None:
+    group.addoption(
+        "--kernel",
+        metavar="MODULE:FUNCTION",
+        help="the kernel: a function (q, k, v, *, scale, is_causal) that returns the output",
+    )
+    group.addoption(
+        "--claims",
+        metavar="PLAN",
+        default="fa2",
+        help="the plan that the kernel must be as good as (default: fa2)",
+    )
+    group.addoption(
+        "--kernel-library",
+        choices=("numpy", "jax", "torch"),
+        help="the library of the kernel's arrays (default: the one that its module imports)",
+    )
+    group.addoption(
+        "--kernel-layout",
+        choices=("BTNH", "BNTH"),
+        help="the order of axes (default: BNTH, batch heads tokens features, for torch, else BTNH)",
+    )
+    group.addoption(
+        "--kernel-dtype",
+        choices=("bfloat16", "float16", "float32"),
+        default="bfloat16",
+        help="the type of the kernel's inputs (default: bfloat16)",
+    )
+    group.addoption(
+        "--kernel-features",
+        type=int,
+        metavar="H",
+        default=64,
+        help="the number of features of a head (default: 64)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Stop before the first test if no kernel is given, or none of this name is found."""
+    if config.getoption("help"):
+        return
+    if not config.getoption("--kernel"):
+        raise pytest.UsageError(USAGE)
+    try:
+        config.stash[ASKED] = _asked(config)
+    except (ValueError, TypeError) as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _asked(config: pytest.Config) -> Asked:
+    """Return what the command line asks."""
+    from roundscope.attention.testing.reference import reference
+    from roundscope.attention.testing.user import kernel_of
+
+    option = config.getoption
+    features, dtype = option("--kernel-features"), option("--kernel-dtype")
+    kernel = kernel_of(
+        option("--kernel"),
+        library=option("--kernel-library"),
+        layout=option("--kernel-layout"),
+        dtype=dtype,
+    )
+    plan = reference(option("--claims"), features, dtype)
+    return Asked(kernel=kernel, plan=plan, features=features, dtype=dtype)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Print what the tests noted about the kernel that is no failure."""
+    notes = list(_notes(terminalreporter))
+    if notes:
+        terminalreporter.section("notes of roundscope")
+    for note in notes:
+        terminalreporter.line(note)
+
+
+def _notes(reporter: TerminalReporter) -> Iterator[str]:
+    """Yield the notes of the tests that passed, with the names of the tests."""
+    for report in reporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == NOTE:
+                yield f"{report.nodeid.partition('::')[2]}: {value}"
