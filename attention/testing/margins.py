@@ -14,7 +14,8 @@ class Margins:
         bias: The largest accepted difference of the gains, and of the mean errors, in units of the
             plan's relative rms error.
         gross_rms: A ratio of rms errors that is a failure in any single head.
-        gross_row: A ratio of the errors of the worst row that is a failure in any single head.
+        gross_row: A ratio of the error of the worst row to the plan's worst row in any head that is
+            a failure.
     """
 
     rms: float = 1.05
