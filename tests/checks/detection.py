@@ -5,9 +5,10 @@ python -m tests.checks.detection --calibrate 20    # good kernels with 20 seeds:
 python -m tests.checks.detection --read FILE.json --table    # the table of an earlier run
 
 Every fault of `faults_kernel`, every harmless change, the reference kernel, and the rebuilt public
-kernels with their repairs are asked what `roundscope check` asks: the seven families of inputs,
-causal and full, then what must not change a result, then the edges. Where none of these objects,
-two further comparisons follow: grouped heads, and many keys for few queries.
+kernels with their repairs are asked what `roundscope check` asks, on calls of its sizes: is the
+kernel as good as the plan on the families of inputs (until the first objection), what changes its
+results, and how are they at the edges? Where none of these objects, two further comparisons follow:
+grouped heads, and many keys for few queries.
 """
 
 import argparse
@@ -26,25 +27,29 @@ from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, compare
 from roundscope.attention.testing.edges import check_edges
-from roundscope.attention.testing.families import FAMILIES, draw
+from roundscope.attention.testing.families import draw
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
 from roundscope.attention.testing.user import Kernel, kernel_of
+from roundscope.experiments.check.asked import Asked
+from roundscope.experiments.check.run import kinds
 from tests.checks.detection_table import table
 from tests.checks.mutants import faults_kernel
 from tests.checks.mutants import reference as good
 from tests.checks.public_bugs import causal_tiles, fp8_clipping, split_kv
 
-TOKENS, FEATURES, BATCH, HEADS, DRAWS = 192, 64, 5, 8, 4
+ASKED = Asked(source="", claims="fa2-bf16")  # the sizes of the calls of a check
+TOKENS, HEADS = ASKED.tokens, ASKED.heads
 FEWER = (16, 32, 64, 128)  # tokens of the comparisons that look for the least number
 CALIBRATED = 96  # tokens of a calibration: two key tiles of the reference kernel
-KINDS = tuple(f"{family}{mask}" for family in FAMILIES for mask in ("", ", causal"))
+KINDS = tuple(kinds(None))
 FURTHER: dict[str, dict[str, int]] = {  # comparisons where everything else is silent
     "grouped": {"tokens": TOKENS, "heads": 2 * HEADS, "key_heads": HEADS},
     "many keys": {"tokens": 16, "keys": 1100, "heads": HEADS},
 }
+KEYS = ("gaussian, full", "one-signed-v, full")
 FP8 = "fa3-fp8"
 
 
@@ -135,15 +140,15 @@ def subjects() -> Iterator[Subject]:
 def drawn(kind: str, look: int, seed: int = 0, **sizes: int) -> Inputs:
     """Return the inputs of a kind of `KINDS`."""
     family, _, mask = kind.partition(", ")
-    sizes = {"batch": BATCH, "heads": HEADS, "features": FEATURES} | sizes
+    sizes = {"batch": ASKED.batch, "heads": HEADS, "features": ASKED.features} | sizes
     return draw(family, seed=seed + look, is_causal=mask == "causal", **sizes)
 
 
 def compared(
     kernel: Kernel,
     plan: Reference,
-    kinds: tuple[str, ...] = KINDS,
-    draws: int = DRAWS,
+    inputs: tuple[str, ...] = KINDS,
+    draws: int = ASKED.draws,
     seed: int = 0,
     **sizes: int,
 ) -> Comparison:
@@ -152,7 +157,7 @@ def compared(
         return compare(
             kernel,
             plan,
-            kinds,
+            inputs,
             partial(drawn, seed=seed, **sizes),
             draws=draws,
             margins=Margins(),
@@ -201,21 +206,19 @@ def objected(record: Record, test: str, how: str, inputs: str, sentence: str) ->
 
 
 def cases(kernel: Kernel, plan: Reference) -> Iterator[Case]:
-    """Yield the answers of the invariances and of the edges, causal and full."""
-    for is_causal in (False, True):
-        x = draw(batch=3, tokens=TOKENS, heads=4, features=FEATURES, is_causal=is_causal)
-        with np.errstate(all="ignore"):
-            yield from check_invariance(kernel, plan, x, margins=Margins())
-        yield from check_edges(
-            kernel, plan, features=FEATURES, is_causal=is_causal, margins=Margins()
-        )
+    """Yield the answers of the invariances and of the edges of causal calls."""
+    margins, features = Margins(), ASKED.features
+    x = drawn("gaussian, causal", 0, tokens=TOKENS)
+    with np.errstate(all="ignore"):
+        yield from check_invariance(kernel, plan, x, margins=margins)
+    yield from check_edges(kernel, plan, features=features, is_causal=True, margins=margins)
 
 
 def further(record: Record, kernel: Kernel, plan: Reference) -> None:
     """Compare on grouped heads, and on many keys."""
     for test, sizes in FURTHER.items():
-        kinds = ("gaussian", "gaussian, causal") if test == "grouped" else ("gaussian",)
-        found = compared(kernel, plan, kinds, **sizes)
+        inputs = ("gaussian, full", "gaussian, causal") if "key_heads" in sizes else KEYS
+        found = compared(kernel, plan, inputs, **sizes)
         if not found.is_fine:
             objected(record, test, *seen(found))
 
@@ -244,7 +247,7 @@ def run(only: list[str], out: Path | None) -> list[dict[str, Any]]:
 
 def remembered(claims: str) -> Remembered:
     """Return the plan of a name, which computes nothing twice."""
-    plan = reference(claims, FEATURES)
+    plan = reference(claims, ASKED.features)
     return Remembered(plan=plan.plan, block_q=plan.block_q, block_k=plan.block_k)
 
 
