@@ -1,0 +1,171 @@
+"""How often `roundscope check` fails kernels that are good: false alarms, counted.
+
+    python -m tests.checks.good_kernels sdpa-math eager jax-xla --seeds 20 --jobs 2
+    python -m tests.checks.good_kernels reference --seeds 100 --tokens 64 --out good.json
+
+Each run compares one kernel with its twin as the command does: seven families of causal inputs and
+three of full ones, output and gradients, with evidence from up to three draws. Without kernels it
+runs all that this machine has. Every run draws its own inputs.
+"""
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from roundscope.experiments.check.asked import Asked, claims_of
+
+REFERENCE = "reference"
+SOURCES = {REFERENCE: ("tests.checks.mutants.reference:attention", "fa2-bf16")}
+ON_GPU = (
+    "sdpa-flash",
+    "sdpa-efficient",
+    "sdpa-cudnn",
+    "sdpa-math",
+    "flex",
+    "jax-xla",
+    "jax-cudnn",
+)
+ON_CPU = ("sdpa-math", "eager", "jax-xla", REFERENCE)
+APART = 1000  # between the seeds of two runs, so that no draw is drawn twice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a kernel: why it failed, if it did."""
+
+    kernel: str
+    claims: str
+    seed: int
+    tokens: int
+    heads: int
+    draws: int
+    undecided: int
+    equal: dict[str, float]
+    alarms: list[str]
+    gross: list[str]
+    worst_row: float
+    seconds: float
+    error: str = ""
+
+
+def run(name: str, seed: int, tokens: int, batch: int) -> Run:
+    """Compare a kernel with its twin on inputs of its own."""
+    from functools import partial
+
+    from roundscope.attention.testing.comparison import compare
+    from roundscope.attention.testing.gross import UNITS
+    from roundscope.experiments.check.run import drawn, kernel_asked, kinds
+
+    source, claims = SOURCES.get(name, (name, claims_of(name)))
+    asked = Asked(source=source, claims=claims, tokens=tokens, batch=batch, seed=(seed + 1) * APART)
+    began = time.perf_counter()
+    about = {"kernel": name, "claims": claims, "seed": seed, "tokens": tokens}
+    try:
+        compared = compare(
+            kernel_asked(asked),
+            asked.reference(asked.features),
+            kinds(None),
+            partial(drawn, asked),
+            draws=asked.draws,
+            margins=asked.margins,
+            unit=UNITS[asked.dtype],
+            false_alarm=asked.false_alarm,
+            stop=False,
+        )
+    except Exception as error:  # whatever a library raises
+        words = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+        return Run(
+            **about, heads=0, draws=0, undecided=0, equal={}, alarms=[], gross=[],
+            worst_row=0.0, seconds=time.perf_counter() - began, error=words,
+        )  # fmt: skip
+    rows = [f.kernel / f.plan for f in compared.findings if f.statistic == "row" and f.plan]
+    return Run(
+        **about,
+        heads=compared.heads,
+        draws=compared.looks,
+        undecided=compared.undecided,
+        equal=compared.equal,
+        alarms=[f.sentence for f in compared.alarms],
+        gross=[g.sentence for g in compared.gross],
+        worst_row=max(rows),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Return a Markdown table with a row for each kernel and length."""
+    by = defaultdict(list)
+    for r in runs:
+        by[r.kernel, r.claims, r.tokens].append(r)
+    lines = [
+        "| kernel | claims | tokens | runs | heads | failed | of means | of single heads |"
+        " undecided a run | largest ratio of worst rows | equal bits: out, dq, dk, dv |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (kernel, claims, tokens), each in sorted(by.items()):
+        ran = [r for r in each if not r.error]
+        if not ran:
+            lines.append(f"| {kernel} | {claims} | {tokens} | {each[0].error} | | | | | | | |")
+            continue
+        failed = sum(bool(r.alarms or r.gross) for r in ran)
+        equal = ", ".join(f"{sum(r.equal[n] for r in ran) / len(ran):.4f}" for n in ran[0].equal)
+        lines.append(
+            f"| {kernel} | {claims} | {tokens} | {len(ran)} | {sum(r.heads for r in ran):,} |"
+            f" {failed} | {sum(bool(r.alarms) for r in ran)} | {sum(bool(r.gross) for r in ran)} |"
+            f" {sum(r.undecided for r in ran) / len(ran):.1f} | {max(r.worst_row for r in ran):.2f}"
+            f" | {equal} |"
+        )
+    return "\n".join(lines)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the kernels and print the table, then every failure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kernels", nargs="*", help="kernels; by default all of this machine")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--batch", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after this time")
+    parser.add_argument("--out", type=Path, help="a JSON file of all runs; one there is added to")
+    asked = parser.parse_args(args)
+    names = asked.kernels or (ON_GPU if has_gpu() else ON_CPU)
+    runs, began = [], time.perf_counter()
+    todo = [
+        (name, seed) for seed in range(asked.first, asked.first + asked.seeds) for name in names
+    ]
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(run, n, s, asked.tokens, asked.batch) for n, s in todo]
+        for future in as_completed(futures):
+            if future.cancelled():
+                continue
+            runs.append(future.result())
+            if time.perf_counter() - began > asked.seconds:
+                for other in futures:
+                    other.cancel()
+    print(table(runs))
+    for r in runs:
+        for sentence in (*r.gross, *r.alarms):
+            print(f"- {r.kernel}, seed {r.seed}, {r.tokens} tokens: {sentence}")
+    print(f"{len(runs)} of {len(todo)} runs in {time.perf_counter() - began:.0f} s")
+    if asked.out is not None:
+        before = json.loads(asked.out.read_text()) if asked.out.exists() else []
+        asked.out.write_text(json.dumps(before + [asdict(r) for r in runs], indent=1) + "\n")
+
+
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU that PyTorch sees."""
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+if __name__ == "__main__":
+    main()
