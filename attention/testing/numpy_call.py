@@ -27,7 +27,8 @@ def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
 
 
 def _turned(x: np.ndarray, layout: str) -> np.ndarray:
-    return np.ascontiguousarray(x.swapaxes(1, 2)) if layout == "BNTH" else x
+    """Return a copy in the other layout, or in the same: a function may write into it."""
+    return np.array(x.swapaxes(1, 2) if layout == "BNTH" else x, order="C")
 
 
 def _float32(x: Any, layout: str) -> np.ndarray:

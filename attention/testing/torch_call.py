@@ -21,8 +21,8 @@ def device() -> str:
 
 
 def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16, layout: str = "BNTH") -> Tensor:
-    """Return a float32 array (B, T, N, H) as a contiguous tensor of the layout on the device."""
-    moved = np.ascontiguousarray(x.swapaxes(1, 2) if layout == "BNTH" else x)
+    """Return a copy of a float32 array (B, T, N, H) on the device, contiguous in the layout."""
+    moved = np.array(x.swapaxes(1, 2) if layout == "BNTH" else x, order="C")
     return torch.from_numpy(moved).to(device(), dtype)
 
 

@@ -134,14 +134,18 @@ def library_of(function: Callable[..., Any]) -> str:
     if home in ("torch", "jax", "flax"):
         return "torch" if home == "torch" else "jax"
     names = {**vars(sys.modules.get(module, sys)), **getattr(inner, "__globals__", {})}
-    imported = {
-        getattr(value, "__name__", "").partition(".")[0]
-        for value in names.values()
-        if inspect.ismodule(value)
-    } | set(names)
+    imported = {_home(value) for value in names.values()} | set(names)
     if imported & {"jax", "flax"}:
         return "jax"
     return "torch" if "torch" in imported else "numpy"
+
+
+def _home(value: Any) -> str:
+    """Return the library in which a value was made: that of a module, a function or a class."""
+    if inspect.ismodule(value):
+        return value.__name__.partition(".")[0]
+    made = value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+    return str(made.__module__).partition(".")[0]
 
 
 def _check(name: str, value: str, among: tuple[str, ...]) -> None:
