@@ -9,7 +9,7 @@ import numpy as np
 
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks, to_blocks
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import E8M0, BlockFormat, ScaleRule
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults, overflows
@@ -143,6 +143,8 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for factor, words in ((2.0, "one too large"), (0.5, "one too small")):
         if f.power_of_two:
             yield f"stored exponents {words}", partial(_times, f=f, factor=factor)
+    if f.scale == E8M0:
+        yield "divided by 2^-126 where the scale is 2^-127", partial(_divided, f=f)
     if f.power_of_two and f.rule in LOG2:
         by_log2 = partial(_scaled, f=f, scales=_by_log2, cast=round_to)
         yield f"{LOG2[f.rule]} computed in float32", by_log2
@@ -176,6 +178,16 @@ def _scaled(
     product = (scales(lines, own, f) * tensor)[:, None]
     y = cast(lines / product, f.element) * product
     array: np.ndarray = from_lines(np, y.astype(np.float32), at)
+    return array
+
+
+def _divided(x: np.ndarray, f: BlockFormat) -> np.ndarray:
+    """Return an array whose numbers are divided by no scale that is subnormal in float32."""
+    at = layout_of(x.shape, f, -1)
+    scales = expected_scales(x, f)[0][:, None]
+    quotients = to_lines(np, x, at).astype(np.float64) / np.maximum(scales, 2.0**-126)
+    elements = round_to(quotients, f.element)
+    array: np.ndarray = from_lines(np, (elements * scales).astype(np.float32), at)
     return array
 
 

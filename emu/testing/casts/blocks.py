@@ -4,13 +4,22 @@ import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of
+from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.bias import bias_row
 from roundscope.emu.testing.casts.block_behaviors import explanations, name_of
 from roundscope.emu.testing.casts.block_probes import edge_blocks, element_blocks, random_blocks
+from roundscope.emu.testing.casts.classes import is_allowed
 from roundscope.emu.testing.casts.elements import class_rows, zero_row
 from roundscope.emu.testing.casts.quantized import CARRIED, Quantized, quantized, under_cast
-from roundscope.emu.testing.casts.records import Agreement, CastReport, Function, Numbers, Row
+from roundscope.emu.testing.casts.records import (
+    Agreement,
+    CastReport,
+    Function,
+    Numbers,
+    Row,
+    row_of,
+)
 from roundscope.emu.testing.casts.scale_rows import Pair, scale_agreements, scale_rows
 from roundscope.emu.testing.casts.special_blocks import special_rows
 from roundscope.emu.testing.casts.steady import steady_rows
@@ -44,24 +53,46 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
 
 
 def _element_rows(found: list[Quantized], f: BlockFormat) -> list[Row]:
-    """Return the rows on elements, each judged under the scale that the quantizer used."""
-    flat = [np.concatenate(parts) for parts in zip(*map(_flat, found), strict=True)]
-    given, q, elements, products = flat
+    """Return the rows on elements, each judged under the scale that the quantizer used.
+
+    Blocks of the smallest scale have a row of their own, since libraries divide by it in ways of
+    their own: it is subnormal in float32 where it is 2^-127.
+    """
+    flat = [
+        np.concatenate(parts) for parts in zip(*(_flat(part, f) for part in found), strict=True)
+    ]
+    given, q, elements, products, smallest = flat
     kept = np.isfinite(q) & np.isfinite(products)
-    given, q, elements, products = (a[kept] for a in flat)
-    r = f.element
+    usual, low, r = kept & (smallest == 0), kept & (smallest != 0), f.element
     return [
-        *class_rows(q, elements, r, products, given),
-        zero_row(q, elements, r, r.format.negative_zero),
+        *class_rows(q[usual], elements[usual], r, products[usual], given[usual]),
+        _smallest_row(given[low], q[low], elements[low], products[low], r),
+        zero_row(q[usual], elements[usual], r, r.format.negative_zero),
     ]
 
 
-def _flat(found: Quantized) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Return the inputs, quotients, elements and scales of all numbers as flat arrays."""
+def _smallest_row(
+    given: Numbers, q: Numbers, elements: Numbers, products: Numbers, r: Rounding
+) -> Row:
+    good, expected = is_allowed(elements, q, r)
+    return row_of(
+        "smallest elements",
+        "Are the elements of blocks with the smallest scale rounded as asked?",
+        good,
+        given,
+        elements * products,
+        expected * products,
+        f=r.format,
+        scale=products,
+    )
+
+
+def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
+    """Return flat arrays: inputs, quotients, elements, scales, and 1 where a scale is smallest."""
     products = np.broadcast_to((found.scales * found.tensor)[:, None], found.x.shape)
-    arrays = (found.x, found.quotients, found.elements, products)
-    a, b, c, d = (array.reshape(-1) for array in arrays)
-    return a, b, c, d
+    smallest = np.broadcast_to((found.scales == f.scale.min_positive)[:, None], found.x.shape)
+    arrays = (found.x, found.quotients, found.elements, products, smallest.astype(np.float64))
+    return tuple(array.reshape(-1) for array in arrays)
 
 
 def _bias(found: Quantized, f: BlockFormat) -> Row:

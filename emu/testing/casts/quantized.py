@@ -113,7 +113,7 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
     scales = numbers_of(parts[1], s, at.scales, "scales").reshape(-1)
     tensor = float(np.asarray(parts[2], np.float64).reshape(())) if len(parts) == 3 else 1.0
     words = f"elements: {in_words(parts[0], e)}; scales: {in_words(parts[1], s)}"
-    y = elements * (scales * tensor)[:, None]
+    y = (elements * (scales * tensor)[:, None]).astype(np.float32).astype(np.float64)
     return Quantized(
         x=lines,
         y=y,

@@ -52,5 +52,5 @@ def _bytes(returned: object) -> bytes:
         import torch
 
         assert isinstance(returned, torch.Tensor)
-        return returned.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return returned.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
     return np.ascontiguousarray(np.asarray(returned)).tobytes()

@@ -111,8 +111,8 @@ def mx(
     least: int = -127,
     shift: int = 0,
     stored: int = 0,
+    divisor: float = 0.0,
     parts: bool = False,
-    nan: bool = True,
 ):
     """x (rows, K) to MXFP8 E4M3 and back; `parts`: elements, and codes of the scales."""
     blocks = split(x, size)
@@ -120,13 +120,13 @@ def mx(
     bad = ~np.isfinite(blocks).all(axis=1)
     e = np.clip(np.where(a > 0, exponent(np.where(bad, 1.0, a)), least), least, 127)
     e = np.roll(e, shift)
-    p = element(blocks / np.ldexp(1.0, e)[:, None])
+    p = element(blocks / np.maximum(np.ldexp(1.0, e), divisor)[:, None])
     p = np.where(bad[:, None], 0.0, p)
     rows, columns = x.shape
     if parts:
         codes = np.where(bad, 255, e + 127 + stored).astype(np.uint8)
         return p.astype(F32).reshape(rows, -1)[:, :columns].astype(E4M3), codes.reshape(rows, -1)
-    scale = np.where(bad & nan, np.nan, np.ldexp(1.0, e + stored))
+    scale = np.where(bad, np.nan, np.ldexp(1.0, e + stored))
     return (p * scale[:, None]).reshape(rows, -1)[:, :columns].astype(F32)
 
 
@@ -262,6 +262,13 @@ QUANTIZERS = [
             FLOOR,
             "smallest blocks",
             "not clamped at the smallest",
+        ),
+        (
+            "smallest scale not divided by",
+            partial(mx, divisor=2.0**-126),
+            FLOOR,
+            "smallest elements",
+            "divided by 2^-126 where the scale is 2^-127",
         ),
         (
             "code one too large",
