@@ -104,6 +104,10 @@ def _quantizers(asked: BlockFormat) -> Iterator[Known]:
     for f in rules:
         for fault, quantizer, cast in _faults(f):
             yield Known(f"{name_of(f, asked)}, {fault}", quantizer, cast)
+        yield from _by_logarithm(f, asked)
+    for f in rules:
+        for r in _other_elements(asked.element):
+            yield from _by_logarithm(replace(f, element=r), asked)
 
 
 def _cast_to(own: Rounding) -> FaultyCast:
@@ -130,6 +134,14 @@ def _faults(f: BlockFormat) -> Iterator[Known]:
         yield Known(fault, quantizer, own)
 
 
+def _by_logarithm(f: BlockFormat, asked: BlockFormat) -> Iterator[Known]:
+    """Yield the rule of a block format with its logarithm computed in float32, if it has one."""
+    if f.power_of_two and f.rule in LOG2:
+        by_log2 = partial(_scaled, f=f, scales=_by_log2, cast=round_to)
+        name = f"{name_of(f, asked)}, {LOG2[f.rule]} computed in float32"
+        yield Known(name, by_log2, _cast_to(f.element))
+
+
 def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for size in SIZES:
         if size != f.size and f.rows == 1:
@@ -145,9 +157,6 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
             yield f"stored exponents {words}", partial(_times, f=f, factor=factor)
     if f.scale == E8M0:
         yield "divided by 2^-126 where the scale is 2^-127", partial(_divided, f=f)
-    if f.power_of_two and f.rule in LOG2:
-        by_log2 = partial(_scaled, f=f, scales=_by_log2, cast=round_to)
-        yield f"{LOG2[f.rule]} computed in float32", by_log2
 
 
 def _by_rows(x: np.ndarray, f: BlockFormat) -> np.ndarray:

@@ -233,6 +233,13 @@ QUANTIZERS = [
             "bias",
             "rule rceil, elements toward-zero",
         ),
+        (
+            "log2 in float32 and truncation",
+            partial(mx, exponent=log2, element=partial(on_grid, whole=np.trunc)),
+            RCEIL,
+            "scales",
+            "elements toward-zero, ceil(log2(maximum / largest element)) computed in float32",
+        ),
         ("no saturation", partial(mx, element=unsaturated), FLOOR, "overflow", "become nan"),
         ("ends at 240", partial(mx, element=half_to_240), FLOOR, "round trip", ""),
         ("NaN lost", nan_lost, FLOOR, "NaN", ""),
