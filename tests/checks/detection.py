@@ -7,8 +7,9 @@ python -m tests.checks.detection --read FILE.json --table    # the table of an e
 Every fault of `faults_kernel`, every harmless change, the reference kernel, and the rebuilt public
 kernels with their repairs are asked what `roundscope check` asks, on calls of its sizes: is the
 kernel as good as the plan on the families of inputs (until the first objection), what changes its
-results, and how are they at the edges? Where none of these objects, two further comparisons follow:
-grouped heads, and many keys for few queries.
+results, and how are they at the edges of causal calls? Where none of these objects, further tests
+follow: the edges of full calls, and comparisons on grouped heads, on many keys for few queries, and
+on ties where the number of keys is a power of two, so that averages of V are ties too.
 """
 
 import argparse
@@ -45,11 +46,14 @@ TOKENS, HEADS = ASKED.tokens, ASKED.heads
 FEWER = (16, 32, 64, 128)  # tokens of the comparisons that look for the least number
 CALIBRATED = 96  # tokens of a calibration: two key tiles of the reference kernel
 KINDS = tuple(kinds(None))
-FURTHER: dict[str, dict[str, int]] = {  # comparisons where everything else is silent
-    "grouped": {"tokens": TOKENS, "heads": 2 * HEADS, "key_heads": HEADS},
-    "many keys": {"tokens": 16, "keys": 1100, "heads": HEADS},
+FURTHER: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {  # inputs and sizes
+    "grouped": (
+        ("gaussian, full", "gaussian, causal"),
+        {"tokens": TOKENS, "heads": 2 * HEADS, "key_heads": HEADS},
+    ),
+    "many keys": (("gaussian, full", "one-signed-v, full"), {"tokens": 16, "keys": 1100}),
+    "ties": (("ties, full",), {"tokens": 128}),
 }
-KEYS = ("gaussian, full", "one-signed-v, full")
 FP8 = "fa3-fp8"
 
 
@@ -89,7 +93,7 @@ class Record:
         least_tokens: The least number of tokens with which the comparison alone objects, or None.
         heads: How many heads were compared until the first objection of the comparison.
         draws: How many draws of each family were looked at.
-        notes: Answers of invariance that are notes, not failures.
+        notes: Answers that are notes, not failures.
         seconds: How long the comparison, the invariances and the edges took, without the plan
             where it was known.
     """
@@ -187,7 +191,7 @@ def asked(subject: Subject, plan: Reference) -> Record:
     for case in cases(kernel, plan):
         if case.answer is Answer.FAIL:
             objected(record, case.test, case.name, case.name, case.sentence)
-        elif case.answer is Answer.NOTE and case.test == "invariance":
+        elif case.answer is Answer.NOTE:
             record.notes.append(f"{case.name}: {case.sentence}")
     record.seconds = round(time.perf_counter() - began, 1)
     if not record.by or subject.is_good:
@@ -207,17 +211,25 @@ def objected(record: Record, test: str, how: str, inputs: str, sentence: str) ->
 
 def cases(kernel: Kernel, plan: Reference) -> Iterator[Case]:
     """Yield the answers of the invariances and of the edges of causal calls."""
-    margins, features = Margins(), ASKED.features
     x = drawn("gaussian, causal", 0, tokens=TOKENS)
     with np.errstate(all="ignore"):
-        yield from check_invariance(kernel, plan, x, margins=margins)
-    yield from check_edges(kernel, plan, features=features, is_causal=True, margins=margins)
+        yield from check_invariance(kernel, plan, x, margins=Margins())
+    yield from at_edges(kernel, plan, is_causal=True)
+
+
+def at_edges(kernel: Kernel, plan: Reference, is_causal: bool) -> Iterator[Case]:
+    """Yield the answers of the edges."""
+    yield from check_edges(
+        kernel, plan, features=ASKED.features, is_causal=is_causal, margins=Margins()
+    )
 
 
 def further(record: Record, kernel: Kernel, plan: Reference) -> None:
-    """Compare on grouped heads, and on many keys."""
-    for test, sizes in FURTHER.items():
-        inputs = ("gaussian, full", "gaussian, causal") if "key_heads" in sizes else KEYS
+    """Ask what `roundscope check` does not."""
+    for case in at_edges(kernel, plan, is_causal=False):
+        if case.answer is Answer.FAIL:
+            objected(record, "edges of full calls", case.name, case.name, case.sentence)
+    for test, (inputs, sizes) in FURTHER.items():
         found = compared(kernel, plan, inputs, **sizes)
         if not found.is_fine:
             objected(record, test, *seen(found))

@@ -14,7 +14,7 @@ def table(records: list[dict[str, Any]]) -> str:
 
 
 def _row(r: dict[str, Any]) -> str:
-    found = ", ".join(r["by"]) or ("a note" if r["notes"] else "—")
+    found = ", ".join(r["by"]) or "—"
     cells = (r["name"], r["level"], found, r["how"] or "—", r["inputs"] or "—")
     least = "—" if r["least_tokens"] is None else r["least_tokens"]
     return f"| {' | '.join(cells)} | {least} | {r['heads']} | {r['draws']} | {r['seconds']} |"
