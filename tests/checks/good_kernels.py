@@ -1,7 +1,7 @@
 """How often `roundscope check` fails kernels that are good: false alarms, counted.
 
     python -m tests.checks.good_kernels sdpa-math eager jax-xla --seeds 20 --jobs 2
-    python -m tests.checks.good_kernels reference --seeds 100 --tokens 64 --out good.json
+    python -m tests.checks.good_kernels reference --seeds 100 --tokens 64 --out good.jsonl
 
 Each run compares one kernel with its twin as the command does: seven families of causal inputs and
 three of full ones, output and gradients, with evidence from up to three draws. Without kernels it
@@ -10,13 +10,16 @@ runs all that this machine has. Every run draws its own inputs.
 
 import argparse
 import json
+import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from roundscope.experiments.check.asked import Asked, claims_of
 
@@ -134,30 +137,53 @@ def main(args: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after this time")
-    parser.add_argument("--out", type=Path, help="a JSON file of all runs; one there is added to")
+    parser.add_argument("--out", type=Path, help="a file that gets a line of JSON for each run")
     asked = parser.parse_args(args)
     names = asked.kernels or (ON_GPU if has_gpu() else ON_CPU)
-    runs, began = [], time.perf_counter()
-    todo = [
-        (name, seed) for seed in range(asked.first, asked.first + asked.seeds) for name in names
-    ]
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(run, n, s, asked.tokens, asked.batch) for n, s in todo]
-        for future in as_completed(futures):
-            if future.cancelled():
-                continue
-            runs.append(future.result())
-            if time.perf_counter() - began > asked.seconds:
-                for other in futures:
-                    other.cancel()
+    began = time.perf_counter()
+    seeds = range(asked.first, asked.first + asked.seeds)
+    todo = [(name, seed) for seed in seeds for name in names]
+    lines = None if asked.out is None else asked.out.open("a", encoding="utf-8")
+    runs = []
+    for r in each(todo, asked.tokens, asked.batch, asked.jobs, began + asked.seconds):
+        runs.append(r)
+        if lines is not None:
+            print(json.dumps(asdict(r)), file=lines, flush=True)
     print(table(runs))
     for r in runs:
         for sentence in (*r.gross, *r.alarms):
             print(f"- {r.kernel}, seed {r.seed}, {r.tokens} tokens: {sentence}")
     print(f"{len(runs)} of {len(todo)} runs in {time.perf_counter() - began:.0f} s")
-    if asked.out is not None:
-        before = json.loads(asked.out.read_text()) if asked.out.exists() else []
-        asked.out.write_text(json.dumps(before + [asdict(r) for r in runs], indent=1) + "\n")
+
+
+def each(
+    todo: Sequence[tuple[str, int]], tokens: int, batch: int, jobs: int, end: float
+) -> Iterator[Run]:
+    """Yield the runs as they end; none begins after a time of `time.perf_counter`.
+
+    Every process has a processor of its own, so that their threads are not in each other's way.
+    """
+    context = get_context("spawn")
+    number = context.Value("i", 0)
+    with ProcessPoolExecutor(jobs, context, initializer=alone, initargs=(number,)) as pool:
+        waiting = iter(todo)
+        running = {pool.submit(run, n, s, tokens, batch) for n, s in islice(waiting, jobs)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                if time.perf_counter() < end:
+                    running |= {
+                        pool.submit(run, n, s, tokens, batch) for n, s in islice(waiting, 1)
+                    }
+                yield future.result()
+
+
+def alone(number: Any) -> None:
+    """Keep this process on one processor: the next one, by a number that the processes share."""
+    with number.get_lock():
+        mine, number.value = number.value, number.value + 1
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[mine % len(processors)]})
 
 
 def has_gpu() -> bool:
