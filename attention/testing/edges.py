@@ -60,8 +60,8 @@ def edges(features: int, is_causal: bool, dtype: str) -> Iterator[tuple[str, Inp
     yield "scores of thousands", replace(x, q=rounded(_scores(x, THOUSANDS), dtype))
     yield "all scores far below 0", _shifted(x, -THOUSANDS, dtype)
     large, small = (HALF_LARGE, HALF_SMALL) if dtype == "float16" else (LARGE, SMALL)
-    yield "large values", replace(x, v=x.v * np.float32(large))
-    yield "small values", replace(x, v=x.v * np.float32(small))
+    yield "large values", replace(x, v=rounded(x.v * np.float32(large), dtype))
+    yield "small values", replace(x, v=rounded(x.v * np.float32(small), dtype))
 
 
 def _scores(x: Inputs, size: float) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Kernels with planted errors, for tests: results of a plan or exact ones, and a change of them."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -26,10 +26,10 @@ class Remembered(Reference):
         return self.known[key] if backward else Outputs(out=self.known[key].out)
 
 
-def remembered(name="fa2-bf16", changes=()):
-    """The plan of a name on tiles of 16, which computes nothing twice."""
-    plan = reference(name, 8, block_q=16, block_k=16, changes=changes)
-    return Remembered(plan=plan.plan, block_q=16, block_k=16)
+def remembered(name="fa2-bf16", changes=(), block=16):
+    """The plan of a name on small tiles, which computes nothing twice."""
+    plan = reference(name, 8, block_q=block, block_k=block, changes=changes)
+    return Remembered(plan=plan.plan, block_q=block, block_k=block)
 
 
 PLAN = remembered()
@@ -60,8 +60,3 @@ def rms(own, want):
     """The relative rms error of each head, (B, 1, N, 1)."""
     square = np.square(own - want).sum((1, 3), keepdims=True)
     return np.sqrt(square / np.square(want).sum((1, 3), keepdims=True))
-
-
-def with_arrays(x, **arrays):
-    """Inputs with other tensors."""
-    return replace(x, **arrays)
