@@ -1,7 +1,7 @@
 """The inputs and the outputs of one call of an attention kernel."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,16 @@ class Inputs:
     softcap: float | None = None
     sinks: np.ndarray | None = None
     mask: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """Return the shapes and the options, without the numbers of the arrays."""
+        given = ((f.name, getattr(self, f.name)) for f in fields(self))
+        told = [
+            f"{name}={value.shape if isinstance(value, np.ndarray) else value}"
+            for name, value in given
+            if value is not None
+        ]
+        return f"Inputs({', '.join(told)})"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         _add(group)
     except ValueError as error:  # a conftest.py has an option of the same name
         raise pytest.UsageError(
-            f"roundscope.testing.attention: {error}, by a plugin or a conftest.py; run it in"
-            " another folder or with --noconftest"
+            "roundscope.testing.attention: a plugin or a conftest.py has an option of the same name"
+            f" ({error}); run it in another folder or with --noconftest"
         ) from error
 
 
