@@ -1,0 +1,111 @@
+"""`assert_as_good_as` on users' kernels: what it accepts, its message, and wrong arguments."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.testing.comparison import Comparison
+from roundscope.attention.testing.gross import Gross
+from roundscope.attention.testing.margins import Margins
+from roundscope.attention.testing.paired import SHOWN, assert_as_good_as, message, name_of
+from tests.checks.mutants import faults_kernel
+from tests.checks.mutants.reference import attention
+
+SMALL = {"library": "numpy", "tokens": 16, "features": 8, "block_q": 16, "block_k": 16}
+
+
+def test_a_good_kernel_passes():
+    """A good kernel that fails, or a family or a result that is left out."""
+    kinds = ("gaussian", "sink", "ties")
+    found = assert_as_good_as(attention, "fa2-bf16", kinds, is_causal=True, **SMALL)
+    assert found.is_fine and found.plan == "fa2-bf16"
+    assert {f.inputs for f in found.findings} == set(kinds)
+    assert {f.result for f in found.findings} == {"out", "dq", "dk", "dv"}
+    assert min(found.equal.values()) > 0.9
+
+
+def test_a_kernel_by_its_name_and_a_plan_as_an_object():
+    """Arguments that are documented and do not work."""
+    name = "tests.checks.mutants.reference:attention"
+    found = assert_as_good_as(name, Plan.preset("fa2-bf16"), "gaussian", backward=False, **SMALL)
+    assert list(found.equal) == ["out"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_other_types_are_compared_with_plans_of_the_type(dtype):
+    """A BF16 kernel that passes for one of a finer type."""
+    plan = "fa2-bf16" if dtype == "float16" else "exact"
+    with pytest.raises(AssertionError, match="the relative rms error is"):
+        assert_as_good_as(attention, plan, "gaussian", dtype=dtype, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["causal-strict", "dq-not-scaled", "out-truncated"])
+def test_a_faulty_kernel_fails(name):
+    """A fault that is not found, or a message that does not say where it is."""
+    kernel = faults_kernel.kernel_of(faults_kernel.CHANGES[name])
+    with pytest.raises(AssertionError) as error:
+        assert_as_good_as(kernel, "fa2-bf16", ("gaussian", "sink"), is_causal=True, **SMALL)
+    first, reason, *_, last = str(error.value).splitlines()
+    assert first == "attention is not as good as fa2-bf16:"
+    assert reason.startswith("  gaussian: ") and " at batch entry " in reason
+    assert (" out: " in str(error.value)) == (name != "dq-not-scaled")
+    assert last.startswith("  bits equal to the plan's: 0.") and last.endswith("40 heads compared")
+
+
+def test_a_fault_within_given_margins_passes():
+    """Margins that are ignored."""
+    kernel = faults_kernel.kernel_of(faults_kernel.CHANGES["out-truncated"])
+    wide = Margins(rms=9, row=9, bias=9, gross_rms=9, gross_row=99)
+    assert assert_as_good_as(kernel, "fa2-bf16", "gaussian", margins=wide, **SMALL).is_fine
+
+
+def test_grouped_heads():
+    """A fault of groups only, on calls without any."""
+    kernel = faults_kernel.kernel_of(faults_kernel.CHANGES["group-gradient-lost"])
+    assert assert_as_good_as(kernel, "fa2-bf16", "gaussian", **SMALL).is_fine
+    with pytest.raises(AssertionError, match=r"gaussian: d[kv]: the relative rms error"):
+        assert_as_good_as(kernel, "fa2-bf16", "gaussian", key_heads=4, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"batch": 1, "heads": 2},
+            r"batch \* heads \* draws = 8: \d+ independent heads are needed",
+        ),
+        ({"inputs": "gausian"}, "unknown family 'gausian'; did you mean 'gaussian'"),
+        ({"plan": "fa2-bf61"}, "fa2-bf61"),
+        ({"tokens": 0}, "tokens=0: must be 1 or more"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(changed, words):
+    """A comparison that says nothing, or a traceback from deep inside."""
+    given = {"plan": "fa2-bf16", "inputs": "gaussian"} | SMALL | changed
+    with pytest.raises(ValueError, match=words) as error:
+        assert_as_good_as(attention, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_names_in_messages():
+    """A message about functools.partial."""
+    assert name_of("module:function") == "module:function"
+    assert name_of(functools.partial(functools.partial(attention), scale=1)) == "attention"
+    assert name_of(np.float32(1.0)) == "the kernel"
+
+
+def test_a_message_shows_the_worst_reasons():
+    """Hundreds of lines, or the count of those left out wrong."""
+    problem = {"inputs": "sink", "result": "dq", "head": (1, 2), "token": 3, "problem": "bad"}
+    gross = [Gross(size=float(i), **problem | {"problem": f"bad {i}"}) for i in range(SHOWN + 3)]
+    found = Comparison(plan="fa2", false_alarm=1e-4, gross=gross, equal={"out": 0.25}, heads=40)
+    lines = message("mine", found).splitlines()
+    assert lines[0] == "mine is not as good as fa2:"
+    assert lines[1] == f"  sink: dq: bad {SHOWN + 2}, at batch entry 1, head 2, token 3"
+    assert lines[-2:] == [
+        "  and 3 more",
+        "  bits equal to the plan's: 0.2500 of out; 40 heads compared",
+    ]
+    assert len(lines) == SHOWN + 3
