@@ -14,6 +14,7 @@ from roundscope.attention.testing.margins import Margins
 UNITS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
 """Half an ulp of 1 in the type of a result: smaller errors of a plan count as this large."""
 
+FEW = 16  # tokens from which on the rms error of a head is an average of many roundings
 WORDS = {
     "rms": "the relative rms error is {:.3g}, that of the plan {:.3g}",
     "row": "the error of the worst row is {:.3g}, the largest of the plan in any head {:.3g}",
@@ -52,9 +53,13 @@ class Gross:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """The errors of one result of a kernel and of a plan, from the same exact result."""
+    """The errors of one result of a kernel and of a plan, from the same exact result.
+
+    `tokens` is the number of queries or of keys, whichever is smaller.
+    """
 
     name: str
+    tokens: int
     kernel: Errors
     plan: Errors
 
@@ -74,7 +79,8 @@ def pairs(x: Inputs, own: Outputs, theirs: Outputs) -> Iterator[Pair]:
                 " heads, features); is the layout right?"
             )
         kernel, plan = (errors(a, getattr(want, name)) for a in (mine, array))
-        yield Pair(name=name, kernel=kernel, plan=plan)
+        tokens = min(x.q.shape[1], x.k.shape[1])
+        yield Pair(name=name, tokens=tokens, kernel=kernel, plan=plan)
 
 
 def gross(
@@ -84,7 +90,8 @@ def gross(
 
     The worst row of a head is compared with the worst of all heads of the plan: where a row of a
     gradient almost cancels, its relative error is large by chance, in other heads of a kernel than
-    of the plan.
+    of the plan. The rms error of fewer than 16 tokens can be that of a single rounding too, and has
+    the limit of rows.
 
     Args:
         kind: The kind of inputs in words.
@@ -106,7 +113,8 @@ def gross(
             " are",
             size=math.inf,
         )
-    yield from _far(kind, pair, "rms", pair.plan.rms, margins.gross_rms, mine.shape[2], unit)
+    limit = margins.gross_rms if pair.tokens >= FEW else margins.gross_row
+    yield from _far(kind, pair, "rms", pair.plan.rms, limit, mine.shape[2], unit)
     largest = np.full_like(pair.plan.row, pair.plan.row.max())
     yield from _far(kind, pair, "row", largest, margins.gross_row, mine.shape[2], unit)
 

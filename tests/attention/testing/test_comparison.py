@@ -7,7 +7,7 @@ from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.comparison import check_heads, compare, level_of
 from roundscope.attention.testing.evidence import State
 from roundscope.attention.testing.families import draw
-from roundscope.attention.testing.gross import UNITS
+from roundscope.attention.testing.gross import UNITS, all_gross
 from roundscope.attention.testing.margins import Margins
 from tests.attention.testing.planted import PLAN, exactly, kernel, only, remembered, rms
 
@@ -257,3 +257,12 @@ def test_too_few_heads_are_refused():
     ) as e:
         check_heads(2, 1e-4, 7, 4)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(("tokens", "is_found"), [(2, False), (16, True)])
+def test_the_rms_error_of_few_tokens_may_be_that_of_one_rounding(tokens, is_found):
+    """A good kernel that fails by luck on two tokens, or one that passes on many by this rule."""
+    x = draw("gaussian", batch=1, tokens=tokens, heads=2, features=8)
+    threefold = kernel(only("dq", lambda own, want: want + 3 * (own - want)))
+    found = list(all_gross("", x, threefold(x), PLAN.outputs(x, True), Margins(), 2.0**-9))
+    assert {g.result for g in found} == ({"dq"} if is_found else set())
