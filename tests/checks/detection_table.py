@@ -7,6 +7,8 @@ HEAD = (
     "|---|---|---|---|---|---|---|---|---|",
 )
 
+CHECK = {"compare", "invariance", "edges"}  # what `roundscope check` asks
+
 
 def table(records: list[dict[str, Any]]) -> str:
     """Return a row for each kernel, and a line that counts."""
@@ -23,10 +25,12 @@ def _row(r: dict[str, Any]) -> str:
 def _counts(records: list[dict[str, Any]]) -> str:
     good = [r for r in records if r["level"] in ("harmless", "repaired")]
     bad = [r for r in records if r not in good]
-    found = sum(bool(r["by"]) for r in bad)
+    by_check = [r for r in bad if CHECK & {*r["by"]}]
+    later = ", ".join(f"{r['name']} ({r['by'][0]})" for r in bad if r["by"] and r not in by_check)
+    missed = ", ".join(r["name"] for r in bad if not r["by"])
     false = sum(bool(r["by"]) for r in good)
-    missed = ", ".join(r["name"] for r in bad if not r["by"]) or "none"
     return (
-        f"{found} of {len(bad)} faults are found (not: {missed}); {false} of {len(good)} good"
-        " kernels are flagged."
+        f"The tests of `roundscope check` find {len(by_check)} of {len(bad)} faults. Further tests"
+        f" find: {later or 'none'}. Not found: {missed or 'none'}. Of {len(good)} good kernels"
+        f" {false} are flagged."
     )
