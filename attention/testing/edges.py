@@ -23,6 +23,7 @@ BLIND = 3  # rows that see no key
 ROWS = ("out", "dq")  # results that have a row for each query
 TOKENS = 100  # no whole number of tiles
 THOUSANDS = 4000.0
+FAR_BELOW = -20000.0  # below the finite numbers that kernels put in place of masked scores
 NAN, INFINITY = "NaN in a query", "infinity in a value"
 MASK, BLIND_ROWS = "a mask", "rows that see no key"
 MASKED = (MASK, BLIND_ROWS)  # edges that need a kernel that takes a mask
@@ -58,7 +59,10 @@ def edges(features: int, is_causal: bool, dtype: str) -> Iterator[tuple[str, Inp
     yield "many ties for the maximum", drawn("repeated-maximum")
     yield "wide logits", drawn("large-logits")
     yield "scores of thousands", replace(x, q=rounded(_scores(x, THOUSANDS), dtype))
-    yield "all scores far below 0", _shifted(x, -THOUSANDS, dtype)
+    yield (
+        "all scores far below 0",
+        _shifted(x, FAR_BELOW if dtype == "bfloat16" else -THOUSANDS, dtype),
+    )
     large, small = (HALF_LARGE, HALF_SMALL) if dtype == "float16" else (LARGE, SMALL)
     yield "large values", replace(x, v=rounded(x.v * np.float32(large), dtype))
     yield "small values", replace(x, v=rounded(x.v * np.float32(small), dtype))

@@ -17,6 +17,7 @@ from roundscope.attention.testing.exact import visible
 from roundscope.attention.testing.families import FAMILIES, draw, rounded
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
+from roundscope.attention.testing.reference import Reference
 from roundscope.attention.testing.user import Kernel, kernel_of
 from roundscope.experiments.check.asked import Asked
 from roundscope.experiments.check.cases import of_comparison, of_search
@@ -36,6 +37,19 @@ from roundscope.experiments.tensors.layers import BARE, read_layers, sample_path
 
 Tell = Callable[[str], None]
 FULL = ("gaussian", "one-signed-v", "sink")  # families of calls that are not causal, if both are
+OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
+    "gaussian, full, many keys": {"tokens": 16, "keys": 1100},
+    "one-signed-v, full, many keys": {"tokens": 16, "keys": 1100},
+    "ties, full, 128 keys": {"tokens": 128},  # means of 128 numbers of a grid are ties too
+    "gaussian, causal, grouped heads": {"heads": 16, "key_heads": 8},
+}
+OF_FULL = (  # edges that are asked about in full calls as well, if both kinds of calls are
+    "one token",
+    "a tile and one token",
+    "one query, many keys",
+    "many queries, one key",
+    "more keys than queries",
+)
 SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
 REAL = "real tensors"
 
@@ -90,17 +104,31 @@ def kinds(is_causal: bool | None) -> list[str]:
 
 def drawn(asked: Asked, kind: str, look: int) -> Inputs:
     """Return the inputs of a kind."""
-    family, _, mode = kind.partition(", ")
+    family, mode = kind.split(", ")[:2]
+    sizes = {"tokens": asked.tokens, "heads": asked.heads} | OTHER.get(kind, {})
     return draw(
         family,
         seed=asked.seed + look,
         batch=asked.batch,
-        tokens=asked.tokens,
-        heads=asked.heads,
         features=asked.features,
         is_causal=mode == "causal",
         dtype=asked.dtype,
+        **sizes,
     )
+
+
+def taken_kinds(function: Kernel, asked: Asked) -> tuple[list[str], list[str]]:
+    """Return the kinds of calls of other sizes that a kernel takes, and those that it does not."""
+    modes = {None: ("causal", "full"), True: ("causal",), False: ("full",)}[asked.is_causal]
+    taken: list[str] = []
+    refused: list[str] = []
+    for kind in (kind for kind in OTHER if kind.split(", ")[1] in modes):
+        try:
+            function(drawn(asked, kind, 0))
+            taken.append(kind)
+        except Exception:  # whatever a library raises
+            refused.append(kind)
+    return taken, refused
 
 
 def _of_kernel(asked: Asked, tell: Tell) -> Report:
@@ -111,10 +139,13 @@ def _of_kernel(asked: Asked, tell: Tell) -> Report:
     if not runs:
         report.notes.append("It returns no gradients, so that only the output was checked.")
     if {"envelope", "bias"} & set(asked.only):
+        others, refused = taken_kinds(function, asked)
+        if refused:
+            report.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
         report.compared = compare(
             function,
             plan,
-            kinds(asked.is_causal),
+            [*kinds(asked.is_causal), *others],
             partial(drawn, asked),
             draws=asked.draws,
             margins=asked.margins,
@@ -135,7 +166,8 @@ def _of_kernel(asked: Asked, tell: Tell) -> Report:
         )
     if "edges" in asked.only:
         tell("edges")
-        report.cases += _edges(function, asked, modes[0])
+        report.cases += edge_cases(function, plan, asked, modes)
+        report.cases.append(_real_tensors(function, asked, modes[0]))
     return report
 
 
@@ -207,16 +239,32 @@ def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
         )
 
 
-def _edges(function: Kernel, asked: Asked, is_causal: bool) -> Iterator[Case]:
-    plan = asked.reference(asked.features)
-    yield from check_edges(
-        function,
-        plan,
-        features=asked.features,
-        is_causal=is_causal,
-        margins=asked.margins,
-        dtype=asked.dtype,
-    )
+def edge_cases(
+    function: Kernel, plan: Reference, asked: Asked, modes: tuple[bool, ...]
+) -> Iterator[Case]:
+    """Yield the answers of a kernel at every edge, and in the second mode at some of them.
+
+    Args:
+        function: The kernel.
+        plan: The plan that it claims.
+        asked: The sizes and the type of the calls.
+        modes: Whether calls are causal: one answer, or both.
+    """
+    for is_causal in modes:
+        is_further = is_causal is not modes[0]
+        for case in check_edges(
+            function,
+            plan,
+            features=asked.features,
+            is_causal=is_causal,
+            margins=asked.margins,
+            dtype=asked.dtype,
+            names=OF_FULL if is_further else None,
+        ):
+            yield replace(case, name=f"{case.name}, full") if is_further else case
+
+
+def _real_tensors(function: Kernel, asked: Asked, is_causal: bool) -> Case:
     x = _real(asked, is_causal)
     began = time.perf_counter()
     try:
@@ -226,7 +274,7 @@ def _edges(function: Kernel, asked: Asked, is_causal: bool) -> Iterator[Case]:
         sentence = f"The kernel does not take them ({one_line(error)[:160]})."
         answer = Answer.NOT_RUN
     seconds = time.perf_counter() - began
-    yield Case(test="edges", name=REAL, answer=answer, sentence=sentence, seconds=seconds)
+    return Case(test="edges", name=REAL, answer=answer, sentence=sentence, seconds=seconds)
 
 
 def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:

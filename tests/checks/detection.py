@@ -6,17 +6,15 @@ python -m tests.checks.detection --read FILE.json --table    # the table of an e
 
 Every fault of `faults_kernel`, every harmless change, the reference kernel, and the rebuilt public
 kernels with their repairs are asked what `roundscope check` asks, on calls of its sizes: is the
-kernel as good as the plan on the families of inputs (until the first objection), what changes its
-results, and how are they at the edges of causal calls? Where none of these objects, further tests
-follow: the edges of full calls, and comparisons on grouped heads, on many keys for few queries, and
-on ties where the number of keys is a power of two, so that averages of V are ties too.
+kernel as good as the plan on its kinds of inputs (until the first objection), what changes its
+results, and how are they at the edges? The real tensors and the search for a plan are left out.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -27,33 +25,24 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, compare
-from roundscope.attention.testing.edges import check_edges
-from roundscope.attention.testing.families import draw
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
 from roundscope.attention.testing.user import Kernel, kernel_of
 from roundscope.experiments.check.asked import Asked
-from roundscope.experiments.check.run import kinds
+from roundscope.experiments.check.run import drawn as of_check
+from roundscope.experiments.check.run import edge_cases, kinds, taken_kinds
 from tests.checks.detection_table import table
 from tests.checks.mutants import faults_kernel
 from tests.checks.mutants import reference as good
 from tests.checks.public_bugs import causal_tiles, fp8_clipping, split_kv
 
 ASKED = Asked(source="", claims="fa2-bf16")  # the sizes of the calls of a check
-TOKENS, HEADS = ASKED.tokens, ASKED.heads
+TOKENS = ASKED.tokens
 FEWER = (16, 32, 64, 128)  # tokens of the comparisons that look for the least number
 CALIBRATED = 96  # tokens of a calibration: two key tiles of the reference kernel
 KINDS = tuple(kinds(None))
-FURTHER: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {  # inputs and sizes
-    "grouped": (
-        ("gaussian, full", "gaussian, causal"),
-        {"tokens": TOKENS, "heads": 2 * HEADS, "key_heads": HEADS},
-    ),
-    "many keys": (("gaussian, full", "one-signed-v, full"), {"tokens": 16, "keys": 1100}),
-    "ties": (("ties, full",), {"tokens": 128}),
-}
 FP8 = "fa3-fp8"
 
 
@@ -141,20 +130,18 @@ def subjects() -> Iterator[Subject]:
             yield Subject(name=name, level=level, function=function, claims=claims)
 
 
-def drawn(kind: str, look: int, seed: int = 0, **sizes: int) -> Inputs:
-    """Return the inputs of a kind of `KINDS`."""
-    family, _, mask = kind.partition(", ")
-    sizes = {"batch": ASKED.batch, "heads": HEADS, "features": ASKED.features} | sizes
-    return draw(family, seed=seed + look, is_causal=mask == "causal", **sizes)
+def drawn(kind: str, look: int, seed: int = 0, tokens: int = TOKENS) -> Inputs:
+    """Return the inputs of a kind of the check."""
+    return of_check(replace(ASKED, seed=seed, tokens=tokens), kind, look)
 
 
 def compared(
     kernel: Kernel,
     plan: Reference,
-    inputs: tuple[str, ...] = KINDS,
+    inputs: Sequence[str] = KINDS,
     draws: int = ASKED.draws,
     seed: int = 0,
-    **sizes: int,
+    tokens: int = TOKENS,
 ) -> Comparison:
     """Compare a kernel with a plan until the first objection."""
     with np.errstate(all="ignore"):
@@ -162,7 +149,7 @@ def compared(
             kernel,
             plan,
             inputs,
-            partial(drawn, seed=seed, **sizes),
+            partial(drawn, seed=seed, tokens=tokens),
             draws=draws,
             margins=Margins(),
             unit=UNITS["bfloat16"],
@@ -184,7 +171,9 @@ def asked(subject: Subject, plan: Reference) -> Record:
     kernel = kernel_of(subject.function, library="numpy")
     record = Record(name=subject.name, level=subject.level)
     began = time.perf_counter()
-    found = compared(kernel, plan, tokens=TOKENS)
+    with np.errstate(all="ignore"):
+        others, _ = taken_kinds(kernel, ASKED)
+    found = compared(kernel, plan, (*KINDS, *others))
     record.heads, record.draws = found.heads, found.looks
     if not found.is_fine:
         objected(record, "compare", *seen(found))
@@ -194,8 +183,6 @@ def asked(subject: Subject, plan: Reference) -> Record:
         elif case.answer is Answer.NOTE:
             record.notes.append(f"{case.name}: {case.sentence}")
     record.seconds = round(time.perf_counter() - began, 1)
-    if not record.by or subject.is_good:
-        further(record, kernel, plan)
     if "compare" in record.by:
         record.least_tokens = least(kernel, plan)
     return record
@@ -210,34 +197,18 @@ def objected(record: Record, test: str, how: str, inputs: str, sentence: str) ->
 
 
 def cases(kernel: Kernel, plan: Reference) -> Iterator[Case]:
-    """Yield the answers of the invariances and of the edges of causal calls."""
-    x = drawn("gaussian, causal", 0, tokens=TOKENS)
+    """Yield the answers of the invariances and of the edges."""
     with np.errstate(all="ignore"):
-        yield from check_invariance(kernel, plan, x, margins=Margins())
-    yield from at_edges(kernel, plan, is_causal=True)
+        yield from check_invariance(kernel, plan, drawn(KINDS[0], 0), margins=Margins())
+    yield from edge_cases(kernel, plan, ASKED, (True, False))
 
 
-def at_edges(kernel: Kernel, plan: Reference, is_causal: bool) -> Iterator[Case]:
-    """Yield the answers of the edges."""
-    yield from check_edges(
-        kernel, plan, features=ASKED.features, is_causal=is_causal, margins=Margins()
-    )
-
-
-def further(record: Record, kernel: Kernel, plan: Reference) -> None:
-    """Ask what `roundscope check` does not."""
-    for case in at_edges(kernel, plan, is_causal=False):
-        if case.answer is Answer.FAIL:
-            objected(record, "edges of full calls", case.name, case.name, case.sentence)
-    for test, (inputs, sizes) in FURTHER.items():
-        found = compared(kernel, plan, inputs, **sizes)
-        if not found.is_fine:
-            objected(record, test, *seen(found))
-
-
-def least(kernel: Kernel, plan: Reference) -> int:
-    """Return the least number of tokens with which the comparison objects."""
-    return next((t for t in FEWER if not compared(kernel, plan, tokens=t).is_fine), TOKENS)
+def least(kernel: Kernel, plan: Reference) -> int | None:
+    """Return the least number of tokens with which the families of inputs object, or None."""
+    for tokens in (*FEWER, TOKENS):
+        if not compared(kernel, plan, tokens=tokens).is_fine:
+            return tokens
+    return None
 
 
 def run(only: list[str], out: Path | None) -> list[dict[str, Any]]:
