@@ -49,6 +49,14 @@ def test_imports_go_one_way(layer):
         ("import roundscope.attention as a; a.Plan.preset('qiu-yao')", ("jax", "numba")),
         ("import roundscope", ("jax", "numba", "numpy", "roundscope.attention")),
         (
+            "import roundscope.testing",
+            ("jax", "numba", "torch", "hypothesis", "pytest", "numpy", "roundscope.attention"),
+        ),
+        (
+            "import roundscope.testing.plugin",
+            ("jax", "numba", "torch", "hypothesis", "numpy", "roundscope.testing.options"),
+        ),
+        (
             "import roundscope.attention.engines.xla, roundscope.attention.differentiable",
             ("numba", "roundscope.experiments"),
         ),

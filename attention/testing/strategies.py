@@ -91,8 +91,6 @@ def plans(
         >>> from hypothesis import find
         >>> from roundscope.attention import Site
         >>> from roundscope.attention.testing.strategies import plans
-        >>> find(plans(), lambda plan: True).name
-        'fa2-bf16'
         >>> find(plans(changes=0), lambda plan: plan[Site.P].format.bits == 8).name
         'fa3-fp8'
     """
@@ -144,8 +142,6 @@ def attention_inputs(
     Example:
         >>> from hypothesis import find
         >>> from roundscope.attention.testing.strategies import attention_inputs
-        >>> find(attention_inputs(), lambda x: True).q.shape
-        (1, 1, 1, 8)
         >>> x = find(attention_inputs(features=16), lambda x: x.q.shape[2] > x.k.shape[2])
         >>> x.q.shape, x.k.shape
         ((1, 1, 2, 16), (1, 1, 1, 16))

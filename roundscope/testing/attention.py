@@ -29,8 +29,6 @@ TOKENS_AGAIN = 100  # of calls that are repeated: no whole number of tiles
 CALLS = {"full": False, "causal": True}
 RESULTS = {"forward": ("out",), "gradients": ("dq", "dk", "dv")}
 
-Note = Callable[[str, object], None]
-
 
 @pytest.fixture(scope="session")
 def asked(pytestconfig: pytest.Config) -> Asked:
@@ -74,16 +72,16 @@ def _changes(is_causal: bool) -> Iterator[str]:
 
 
 @_questions(_changes)
-def test_same_results(asked: Asked, call: str, name: str, record_property: Note) -> None:
+def test_same_results(asked: Asked, call: str, name: str, request: pytest.FixtureRequest) -> None:
     """A kernel whose results depend on the batch, on other heads, or on keys that it cannot see."""
     cases = {case.name: case for case in _repetitions(asked, CALLS[call])}
     if name not in cases:
         pytest.skip("The kernel takes no mask.")
-    _answer(cases[name], record_property)
+    _answer(cases[name], request)
 
 
 @_questions(edge_names)
-def test_edges(asked: Asked, call: str, name: str, record_property: Note) -> None:
+def test_edges(asked: Asked, call: str, name: str, request: pytest.FixtureRequest) -> None:
     """A kernel that is wrong for few tokens, extreme scores, infinities or NaN."""
     cases = check_edges(
         asked.kernel,
@@ -95,7 +93,7 @@ def test_edges(asked: Asked, call: str, name: str, record_property: Note) -> Non
         names=(name,),
     )
     for case in cases:
-        _answer(case, record_property)
+        _answer(case, request)
 
 
 @functools.cache
@@ -136,11 +134,15 @@ def _repetitions(asked: Asked, is_causal: bool) -> tuple[Case, ...]:
     )
 
 
-def _answer(case: Case, record_property: Note) -> None:
-    """End a test with the answer of a case."""
+def _answer(case: Case, request: pytest.FixtureRequest) -> None:
+    """End a test with the answer of a case.
+
+    A note becomes a property of the test, without `record_property`, which warns if JUnit files are
+    written in pytest's usual format.
+    """
     if case.answer is Answer.FAIL:
         pytest.fail(case.sentence, pytrace=False)
     if case.answer is Answer.NOT_RUN:
         pytest.skip(case.sentence)
     if case.answer is Answer.NOTE:
-        record_property(NOTE, case.sentence)
+        request.node.user_properties.append((NOTE, case.sentence))
