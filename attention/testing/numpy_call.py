@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
-    """Return the outputs of a user's function."""
+    """Return the outputs of a user's function; NumPy's warnings of its numbers are left out."""
+    with np.errstate(all="ignore"):
+        return _run(function, c, x)
+
+
+def _run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
     options = c.options(x)
     if x.mask is not None:
         options[c.names["mask"]] = x.mask

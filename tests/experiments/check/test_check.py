@@ -1,0 +1,190 @@
+"""`roundscope check`: its verdicts, its files, its exit codes, and what it refuses."""
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from roundscope.attention.testing.cases import Answer, Case
+from roundscope.experiments.check import page, words
+from roundscope.experiments.check.asked import TESTS, Asked
+from roundscope.experiments.check.report import Report
+from roundscope.experiments.check.run import OTHER, drawn
+
+HERE = "tests.experiments.check.kernels_to_check"
+SMALL = ("--tokens", "40", "--features", "16", "--causal")
+
+
+@pytest.fixture
+def check(roundscope, tmp_path):
+    """Run the command on small calls; return its code, its text, and check.json."""
+
+    def run(source, *more, claims="fa2-bf16"):
+        out = tmp_path / "out"
+        code, text, error = roundscope(
+            "check", source, "--claims", claims, "--out", out, *SMALL, *more
+        )
+        record = out / "check.json"
+        return code, text + error, json.loads(record.read_text()) if record.exists() else None
+
+    return run
+
+
+def answers(data, test):
+    return {c["name"]: c["answer"] for c in data["cases"] if c["test"] == test}
+
+
+def test_a_good_kernel_passes_every_test(check, tmp_path):
+    """A good kernel that is failed, or a test of the five that does not run."""
+    code, text, data = check(f"{HERE}:good", "--junit", tmp_path / "check.xml", "--budget", "0")
+    assert code == 0 and data["passed"] and "is as good as fa2-bf16" in text
+    assert {c["test"] for c in data["cases"]} == set(TESTS)
+    assert not [c for c in data["cases"] if c["answer"] == "fail"]
+    assert data["compared"]["heads"] >= 40 * 8
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert data["sentence"] in html and "data:image/png;base64," in html
+    suite = ElementTree.parse(tmp_path / "check.xml").getroot().find("testsuite")
+    assert int(suite.get("tests")) == len(data["cases"]) and suite.get("failures") == "0"
+
+
+def test_a_short_output_is_a_bias(check, tmp_path):
+    """A bias that a tolerance of one percent lets pass; an exit code of 0 for it."""
+    junit = tmp_path / "check.xml"
+    code, _, data = check(f"{HERE}:short", "--only", "envelope,bias", "--junit", junit)
+    assert code == 1 and not data["passed"] and "it is biased" in data["sentence"]
+    failed = [c for c in data["cases"] if c["answer"] == "fail" and c["test"] == "bias"]
+    assert failed and all(c["name"].endswith(": out") for c in failed)
+    assert any("too short" in c["sentence"] for c in failed)
+    assert {c["answer"] for c in data["cases"] if not c["name"].endswith("out")} <= {"pass", "note"}
+    failures = ElementTree.parse(junit).getroot().findall("testsuite/testcase/failure")
+    assert len(failures) == sum(c["answer"] == "fail" for c in data["cases"])
+
+
+def test_no_rounding_explains_a_wrong_mask(check):
+    """A mistake in the code that is called a rounding."""
+    code, _, data = check(f"{HERE}:masked_by_one", "--budget", "0")
+    assert code == 1 and "no rounding explains its numbers" in data["sentence"]
+    assert answers(data, "explanation") == {"the arithmetic of its bits": "fail"}
+    assert "fail" in answers(data, "envelope").values()
+
+
+def test_a_kernel_without_gradients_is_checked_by_its_output(check):
+    """Gradients that are made up, or a kernel of inference that cannot be checked."""
+    code, text, data = check(f"{HERE}:forward_only", "--only", "envelope,bias,invariance")
+    assert code == 0 and "returns no gradients" in text
+    assert set(data["compared"]["equal_bits"]) == {"out"}
+    assert data["compared"]["equal_bits"]["out"] == 1.0
+
+
+def test_sizes_that_a_kernel_does_not_take(check, roundscope):
+    """A traceback, or a refusal that does not say what to do."""
+    code, text, _ = check(f"{HERE}:picky")
+    assert code == 2 and "tokens must be 128" in text and "--tokens" in text
+    assert len(text.splitlines()) == 1
+    code, text, data = check(
+        f"{HERE}:picky", "--tokens", "128", "--only", "envelope,invariance,edges", "--draws", "1"
+    )
+    assert code == 0
+    assert "It returns no gradients" in data["notes"][0]
+    assert answers(data, "invariance")["the first 84 tokens alone"] == "not run"
+    assert answers(data, "edges")["one token"] == "not run"
+
+
+def test_strict_makes_other_bits_a_failure():
+    """Other bits that pass where somebody asked for the same."""
+    from roundscope.experiments.check.run import _strict
+
+    note = Case(test="invariance", name="a", answer=Answer.NOTE, sentence="Other bits.")
+    edge = replace(note, test="edges")
+    assert _strict(note).answer is Answer.FAIL and _strict(edge) == edge
+
+
+def stored(tmp_path, change=lambda out: out, heads=40, layers=1):
+    """Return a file of the calls of a good kernel, whose output is changed."""
+    from tests.checks.mutants.reference import attention
+
+    tensors = {}
+    for layer in range(layers):
+        asked = Asked(source="", claims="fa2-bf16", tokens=40, features=16, seed=layer)
+        x = drawn(replace(asked, batch=1, heads=heads), "gaussian, causal", 0)
+        out, dq, dk, dv = attention(x.q, x.k, x.v, x.do, scale=x.scale, is_causal=True)
+        arrays = {"q": x.q, "k": x.k, "v": x.v, "do": x.do, "dq": dq, "dk": dk, "dv": dv}
+        arrays["out"] = change(out).astype(ml_dtypes.bfloat16)
+        tensors |= {f"l{layer}.{n}": np.ascontiguousarray(a) for n, a in arrays.items()}
+    path = tmp_path / "calls.safetensors"
+    save_file(tensors, path, {"layout": "BTNH", "is_causal": "true"})
+    return path
+
+
+def test_a_file_of_a_kernels_results(roundscope, tmp_path):
+    """A file that is not read whole, or a bias in it that is not seen."""
+    options = ("--claims", "fa2-bf16", "--only", "envelope,bias,edges", "--causal")
+    good = stored(tmp_path, heads=24, layers=2)
+    code, text, _ = roundscope("check", good, *options, "--out", tmp_path / "good")
+    data = json.loads((tmp_path / "good" / "check.json").read_text())
+    assert code == 0, text
+    assert data["compared"]["heads"] == 48 and "2 layers" in data["about"]
+    assert answers(data, "edges") == {"all": "not run"}
+    short = stored(tmp_path, lambda out: out * 0.99)
+    code, text, _ = roundscope("check", short, *options, "--out", tmp_path / "short")
+    assert code == 1 and "too short" in text
+
+
+def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
+    """A pass that seems to be evidence and is none."""
+    few = stored(tmp_path, lambda out: out * 0.99, heads=4)
+    options = ("--claims", "fa2-bf16", "--only", "envelope", "--causal", "--out", tmp_path / "few")
+    _, text, _ = roundscope("check", few, *options)
+    assert "The file has 4 heads" in text and "needs" in text
+
+
+@pytest.mark.parametrize(
+    ("words_given", "said"),
+    [
+        (("nothing",), "nothing"),
+        (("no_such_module:f",), "name a module and a function"),
+        (("no/such.safetensors",), "no such file"),
+        ((f"{HERE}:good", "--claims", "fa5"), "fa5"),
+        ((f"{HERE}:good", "--set", "P=bf17"), "bf17"),
+        ((f"{HERE}:good", "--only", "speed"), "must be among"),
+        ((f"{HERE}:good", "--tokens", "0"), "give 1 or more"),
+        ((f"{HERE}:good", "--dtype", "int8"), "must be one of"),
+        ((f"{HERE}:good", "--false-alarm", "2"), "give a probability"),
+        ((f"{HERE}:good", "--library", "cupy"), "cupy"),
+    ],
+)
+def test_wrong_words_are_refused_in_one_line(roundscope, tmp_path, words_given, said):
+    """A traceback, or a default taken in silence."""
+    code, out, error = roundscope("check", *words_given, "--out", tmp_path / "never")
+    assert code == 2 and said in error and len(error.strip().splitlines()) == 1
+    assert out == "" and not (tmp_path / "never").exists()
+
+
+def test_kinds_of_inputs():
+    """A kind that is drawn with the sizes of another."""
+    asked = Asked(source="", claims="fa2", tokens=32, features=8)
+    assert drawn(asked, "sink, full", 0).is_causal is False
+    many = drawn(asked, "gaussian, full, many keys", 0)
+    assert many.q.shape[1] == 16 and many.k.shape[1] == 1100
+    grouped = drawn(asked, "gaussian, causal, grouped heads", 0)
+    assert grouped.is_causal and grouped.q.shape[2] == 2 * grouped.k.shape[2]
+    assert {kind.split(", ")[1] for kind in OTHER} == {"full", "causal"}
+
+
+def test_reasons_are_of_every_test_that_failed():
+    """A page that opens with six reasons of one test and hides another test's."""
+    asked = Asked(source="k:f", claims="fa2")
+    cases = [
+        Case(test=test, name=f"{i}", answer=Answer.FAIL, sentence="Wrong.")
+        for test in ("envelope", "edges")
+        for i in range(9)
+    ]
+    report = Report(name="f", about="calls", asked=asked, cases=cases)
+    lines = words.reasons(report)
+    assert {line.partition(",")[0] for line in lines[:-1]} == {"envelope", "edges"}
+    assert lines[-1] == f"{18 - words.MANY} more below"
+    assert "is not as good as fa2" in page.html(report)
