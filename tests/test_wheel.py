@@ -102,9 +102,10 @@ def installed(sources, tmp_path_factory):
 
 
 def _packaged(sources):
-    """The names that a wheel gives to the files of the four folders."""
+    """The names that a wheel gives to the files of the layers and of the package."""
     top = sources / "roundscope"
-    own = {path.relative_to(top) for path in top.iterdir() if path.is_file()}
+    files = [*top.iterdir(), *(top / "testing").rglob("*")]
+    own = {path.relative_to(top) for path in files if path.is_file()}
     inner = [path for layer in LAYERS for path in (sources / layer).rglob("*") if path.is_file()]
     return {f"roundscope/{p.as_posix()}" for p in own | {x.relative_to(sources) for x in inner}}
 
@@ -116,6 +117,12 @@ def test_wheel_has_every_file_of_the_package_and_no_other(installed, sources):
     assert any(name.startswith("roundscope/experiments/data/") for name in packaged)
     names = zipfile.ZipFile(installed.wheel).namelist()
     assert {name for name in names if ".dist-info/" not in name} == packaged
+
+
+def test_pytest_finds_the_plugin_of_the_wheel(installed):
+    """Catches an entry point that is lost, or a test module that pytest does not find."""
+    words = ("-p", "no:cacheprovider", "--pyargs", "roundscope.testing.attention", "--help")
+    assert "--kernel=MODULE:FUNCTION" in installed.run(sys.executable, "-m", "pytest", *words)
 
 
 def test_metadata_of_the_wheel_say_what_it_is(installed):
