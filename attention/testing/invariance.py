@@ -217,7 +217,7 @@ def _case(
         ]
         if problems:
             worst = max(problems, key=lambda p: p.size)
-            answer, sentence = Answer.FAIL, f"Other results, which are wrong. {worst.sentence}."
+            answer, sentence = Answer.FAIL, f"Other results, which are wrong: {worst.sentence}."
     seconds = time.perf_counter() - began
     return Case(test=TEST, name=name, answer=answer, sentence=sentence, seconds=seconds)
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from roundscope.attention.testing.comparison import Comparison, Finding
 from roundscope.attention.testing.evidence import State
@@ -35,7 +36,11 @@ def picture(compared: Comparison, margins: Margins) -> Figure:
         _panel(ax, statistic, compared, kinds, margins)
     axes[0].set_yticks(range(len(kinds)), kinds, fontsize=9)
     axes[0].set_ylim(len(kinds) - 0.5, -0.5)
-    handles = [axes[1].plot([], [], "o", ms=6, color=c, label=n)[0] for n, c in COLORS.items()]
+    handles = [
+        axes[1].plot([], [], "o", ms=6, color=color, label=name)[0]
+        for name, color in COLORS.items()
+        if name in compared.equal
+    ]
     figure.legend(handles=handles, loc="outside upper right", ncols=4, frameon=False, fontsize=9)
     return figure
 
@@ -55,7 +60,9 @@ def _panel(
     if is_ratio:
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:.3g}")
-        ax.xaxis.set_minor_formatter("{x:.3g}")
+        low, high = ax.get_xlim()
+        is_narrow = high < 5 * low  # no power of ten may be in sight
+        ax.xaxis.set_minor_formatter("{x:.3g}" if is_narrow else NullFormatter())
     else:
         ax.set_xscale("symlog", linthresh=margin)
     ax.tick_params(labelsize=8, colors=INK)

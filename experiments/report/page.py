@@ -20,7 +20,7 @@ th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:
 vertical-align:bottom}
 td{text-align:right;padding:1px 7px;white-space:nowrap}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
-td.text{white-space:normal;min-width:16em;text-align:left}
+th.text{text-align:left}td.text{white-space:normal;min-width:16em;text-align:left}
 @media print{.wide{overflow:visible}td{white-space:normal}}
 tr.lean td{color:#b2182b;font-weight:700}tr:nth-child(even) td{background:#f5f7fa}
 pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;
@@ -49,7 +49,11 @@ def grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = No
     heads: texts, in which newlines are kept; marked: for each row, whether it is drawn in red.
     Long cells may break into lines, so that no column is cut off.
     """
-    head = "".join(f"<th>{escape(h).replace(chr(10), '<br>')}" for h in heads)
+    wide = [any(len(row[i]) > LONG for row in rows) for i in range(len(heads))]
+    head = "".join(
+        f"<th{' class=text' * is_wide}>{escape(h).replace(chr(10), '<br>')}"
+        for h, is_wide in zip(heads, wide, strict=True)
+    )
     lines = ""
     for i, row in enumerate(rows):
         cells = "".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row)

@@ -122,7 +122,7 @@ def test_a_kernel_that_is_not_repeatable():
     calls.clear()
     wrong = answers(broken)["a second call"]
     assert wrong.answer is Answer.FAIL
-    assert "Other results, which are wrong. a second call: dq: " in wrong.sentence
+    assert "Other results, which are wrong: a second call: dq: " in wrong.sentence
 
 
 WRONG = {
