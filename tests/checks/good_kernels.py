@@ -5,7 +5,8 @@
 
 Each run compares one kernel with its twin as the command does: seven families of causal inputs and
 three of full ones, output and gradients, with evidence from up to three draws. Without kernels it
-runs all that this machine has. Every run draws its own inputs.
+runs all that this machine has. Runs of one kernel share no inputs; two kernels have the same inputs
+with the same seed.
 """
 
 import argparse
