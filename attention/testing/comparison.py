@@ -163,12 +163,13 @@ def compare(
         margins: How much worse than the plan the kernel may be.
         unit: The least error that is taken for the plan's where a single head is judged.
         false_alarm: The probability that a kernel as good as the plan fails.
-        stop: Whether the first failure ends the comparison.
+        stop: Whether the first failure ends the comparison, if it is sequential.
         is_sequential: Whether the comparison ends as soon as every question is answered. Otherwise
             all draws are made, and judged once.
         tell: Called with words that say what runs.
     """
     began = time.perf_counter()
+    stop = stop and is_sequential  # else a look after every draw would be one of many
     answer = Comparison(plan=plan.plan.name, false_alarm=false_alarm)
     pairs = {kind: _Pairs() for kind in kinds}
     level = level_of(false_alarm, len(kinds), draws if is_sequential else 1)

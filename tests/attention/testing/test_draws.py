@@ -1,0 +1,30 @@
+"""A comparison of given calls looks once, when all of them are there."""
+
+from roundscope.attention.testing.comparison import compare
+from roundscope.attention.testing.families import draw
+from roundscope.attention.testing.gross import UNITS
+from roundscope.attention.testing.margins import Margins
+from roundscope.attention.testing.reference import reference
+
+
+def test_given_calls_are_all_made_whatever_the_first_shows():
+    """Calls of a file that are left out after the first failure, or looks that nobody paid for."""
+    seen, plan = [], reference("fa2-bf16", 8)
+
+    def wrong(x):
+        outputs = plan.outputs(x, backward=False)
+        seen.append(x)
+        return type(outputs)(out=outputs.out * 2)
+
+    found = compare(
+        wrong,
+        plan,
+        ["the file"],
+        lambda kind, look: draw(seed=look, tokens=8, heads=20, features=8),
+        draws=3,
+        margins=Margins(),
+        unit=UNITS["bfloat16"],
+        stop=True,
+        is_sequential=False,
+    )
+    assert len(seen) == 3 and found.looks == 3 and not found.is_fine
