@@ -128,7 +128,9 @@ def test_torch(ran, tmp_path):
     assert [(x.name, x.is_causal, x.q.shape) for x in layers] == [
         (f"layers.{n}", True, (1, 64, 4, 8)) for n in range(2)
     ]
-    assert identified.startswith("These are the numbers of sdpa-math: 1.000000 of out")
+    # torch's FP32 sums have an order that depends on the processor, and so has the plan
+    assert identified.startswith("These are the numbers of ")
+    assert "1.000000 of out" in " ".join(identified.split())
     assert "layers.0" in traced and "layers.1" in traced
     assert watched.startswith("1 look, steps 0 to 0") and (tmp_path / "watch.png").exists()
     assert names["logger"]["attention/drift"] < 0.1 and names["watched"].alarm is None
