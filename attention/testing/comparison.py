@@ -101,7 +101,7 @@ class Comparison:
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing says that the kernel is worse than the plan."""
+        """True if nothing says that the kernel is worse than the plan."""
         return not self.gross and not self.alarms
 
     @property
@@ -130,7 +130,7 @@ class _Pairs:
 
     @property
     def is_open(self) -> bool:
-        """Whether a question has no answer yet."""
+        """True if a question on this kind of inputs has no answer yet."""
         return not self.findings or any(f.evidence.state is State.OPEN for f in self.findings)
 
 

@@ -53,7 +53,7 @@ class Convention:
 
     @property
     def is_own_backward(self) -> bool:
-        """Whether the function takes dO and returns the gradients itself."""
+        """True if the function is given dO and returns the gradients itself."""
         return "do" in self.names and self.backward
 
 

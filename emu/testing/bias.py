@@ -31,7 +31,7 @@ TAILS = 4  # upward, downward, away from zero, toward zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lean:
+class Bias:
     """The sum of errors in one direction, and how far it is from what chance gives.
 
     Attributes:
@@ -67,8 +67,8 @@ def assert_unbiased(
 
     Rounding to nearest satisfies the assumption only nearly. Where numbers become rarer as their
     magnitude grows, more of them lie in the lower half of the gap between two numbers of the
-    format, and the errors lean toward zero. For numbers with a normal distribution the mean error
-    is -0.0003 ulp in BF16, -0.004 ulp in E4M3 and -0.007 ulp in E5M2. With the default
+    format, and the errors are biased toward zero. For numbers with a normal distribution the mean
+    error is -0.0003 ulp in BF16, -0.004 ulp in E4M3 and -0.007 ulp in E5M2. With the default
     `false_alarm` the test finds this from about 30 million, 200,000 and 40,000 numbers on. For more
     numbers than these, or for inputs on few numbers, test a cast with `assert_rounds_as`.
 
@@ -86,7 +86,7 @@ def assert_unbiased(
         what: a name for the arrays, which begins the message.
 
     Raises:
-        AssertionError: if the errors lean one way, if `actual` is not finite where `exact` is, or
+        AssertionError: if the errors are biased, if `actual` is not finite where `exact` is, or
             for arrays of different shapes. The message has the mean in ulps, z and its limit, the
             share of the errors that point toward zero, and the largest error.
         ValueError: for an unknown format, an axis that is not there, groups of another shape, or a
@@ -123,7 +123,7 @@ def assert_unbiased(
         raise AssertionError(_lost_message(x, y, lost, f, what))
     d = np.zeros(y.shape)
     d[counts] = (x[counts] - y[counts]) / np.asarray(ulp_of(y[counts], f))
-    up, away = _lean(d, counts, units), _lean(d * np.sign(y), counts, units)
+    up, away = _bias(d, counts, units), _bias(d * np.sign(y), counts, units)
     if max(abs(up.z), abs(away.z)) > limit:
         raise AssertionError(_message(x, y, d, up, away, limit, f, what))
 
@@ -154,37 +154,37 @@ def _units(groups: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     return np.unique(given, return_inverse=True)[1].ravel()
 
 
-def _lean(d: np.ndarray, counts: np.ndarray, units: np.ndarray | None) -> Lean:
-    """Return how the errors d lean in the direction in which they are positive."""
+def _bias(d: np.ndarray, counts: np.ndarray, units: np.ndarray | None) -> Bias:
+    """Return how far the errors d are biased in the direction in which they are positive."""
     n = int(counts.sum())
     flat = d.ravel()
     sums = flat[counts.ravel()] if units is None else np.bincount(units, weights=flat)
     scale = float(np.max(np.abs(sums), initial=0.0))
     if scale == 0.0:
-        return Lean(mean=0.0, z=0.0, units=sums.size)
+        return Bias(mean=0.0, z=0.0, units=sums.size)
     ratios = sums / scale  # so that no square overflows
     z = math.fsum(ratios) / math.sqrt(float(ratios @ ratios))
-    return Lean(mean=math.fsum(flat) / n, z=z, units=sums.size)
+    return Bias(mean=math.fsum(flat) / n, z=z, units=sums.size)
 
 
 def _message(
     x: np.ndarray,
     y: np.ndarray,
     d: np.ndarray,
-    up: Lean,
-    away: Lean,
+    up: Bias,
+    away: Bias,
     limit: float,
     f: Format,
     what: str,
 ) -> str:
-    """Return the message for errors that lean more than the limit."""
+    """Return the message for errors whose bias is beyond the limit."""
     along = np.sign(d) * np.sign(y)
     inexact = int((d != 0).sum())
     toward, outward = int((along < 0).sum()), int((along > 0).sum())
     at = int(np.argmax(np.abs(d)))
-    lean = max((up, away), key=lambda side: abs(side.z))
-    words = ("down", "up") if lean is up else ("toward zero", "away from zero")
-    head = f"the errors are biased {words[lean.z > 0]}: z = {lean.z:+.3g}, beyond the limit of"
+    larger = max((up, away), key=lambda side: abs(side.z))
+    words = ("down", "up") if larger is up else ("toward zero", "away from zero")
+    head = f"the errors are biased {words[larger.z > 0]}: z = {larger.z:+.3g}, beyond the limit of"
     share = 100 * toward / max(1, toward + outward)
     return differences.joined(
         differences.titled(what, f"{head} {limit:.3g}"),

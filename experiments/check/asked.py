@@ -1,4 +1,4 @@
-"""What `roundscope check` is asked: the kernel, its claims, and the sizes of the calls."""
+"""The options of `roundscope check`: the kernel, the plan it claims, and the sizes of calls."""
 
 from dataclasses import dataclass, field
 

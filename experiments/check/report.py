@@ -43,7 +43,7 @@ class Report:
 
     @property
     def is_fine(self) -> bool:
-        """Whether no case failed."""
+        """True if no case of the report failed."""
         return not self.failed
 
     def of(self, test: str) -> list[Case]:

@@ -64,7 +64,7 @@ class Subject:
 
     @property
     def is_good(self) -> bool:
-        """Whether an objection would be a false alarm."""
+        """True if the kernel has no fault, so that an objection to it is a false alarm."""
         return self.level in ("harmless", "repaired")
 
 

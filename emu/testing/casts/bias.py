@@ -1,4 +1,4 @@
-"""Whether the errors of a cast add up: the mean signed error on random numbers."""
+"""The bias of a cast: its mean signed error on random numbers, and if that is beyond chance."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ class Mean:
     z: float
 
     @property
-    def leans(self) -> bool:
-        """Whether the mean is not chance."""
+    def is_biased(self) -> bool:
+        """True if the mean is farther from 0 than chance explains."""
         return abs(self.z) > LIMIT
 
 
@@ -59,10 +59,10 @@ def bias_row(q: Numbers, got: Numbers, r: Rounding, of: str = "") -> Row:
     parts = [extra, np.sign(q) * extra]
     if r.mode is RoundingMode.STOCHASTIC:
         parts += _halves(q, np.sign(q) * extra, r.format)
-    leans = any(mean_of(d).leans for d in parts)
+    is_biased = any(mean_of(d).is_biased for d in parts)
     note = _in_words(q, got, ulps, r.format)
     row = row_of("bias", QUESTION, good, q, got, expected, f=r.format, note=f"{note}{of}")
-    return _with_status(row, Status.FAIL if leans else Status.PASS)
+    return _with_status(row, Status.FAIL if is_biased else Status.PASS)
 
 
 def _halves(q: Numbers, d: Numbers, f: Format) -> list[Numbers]:
@@ -86,10 +86,11 @@ def _in_words(q: Numbers, got: Numbers, ulps: Numbers, f: Format) -> str:
     side = "down" if updown.mean < 0 else "up"
     words = [
         f"mean error along the number {along.mean:+.4f} ulps (z {_z(along)})"
-        + (f", {direction}" if along.leans else "")
+        + (f", {direction}" if along.is_biased else "")
     ]
     words.append(
-        f"up or down {updown.mean:+.4f} (z {_z(updown)})" + (f", {side}" if updown.leans else "")
+        f"up or down {updown.mean:+.4f} (z {_z(updown)})"
+        + (f", {side}" if updown.is_biased else "")
     )
     return "; ".join([*words, f"norm {_norm(q, got):+.3%}"])
 

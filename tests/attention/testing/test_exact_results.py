@@ -36,7 +36,7 @@ def call(**given):
 
 
 def sees(x, b, n, t, s):
-    """Whether a query sees a key, by the words of `attend`."""
+    """Return true if query t sees key s, as the arguments of `attend` define it."""
     if x.mask is not None and not np.broadcast_to(x.mask, (B, N, T, S))[b, n, t, s]:
         return False
     if x.is_causal:
