@@ -1,7 +1,7 @@
 """The five tests of `roundscope check`, of a kernel that runs here or of a file of its results."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,6 +131,31 @@ def taken_kinds(function: Kernel, asked: Asked) -> tuple[list[str], list[str]]:
     return taken, refused
 
 
+def comparison(
+    function: Kernel, asked: Asked, of_kinds: Sequence[str], tell: Tell = lambda text: None
+) -> Comparison:
+    """Return the comparison of a kernel with its plan on some kinds of inputs, to their end.
+
+    Args:
+        function: The kernel.
+        asked: The plan, and the sizes of the calls.
+        of_kinds: The kinds of inputs, of `kinds` and `OTHER`.
+        tell: Called with words that say what runs.
+    """
+    return compare(
+        function,
+        asked.reference(asked.features),
+        of_kinds,
+        partial(drawn, asked),
+        draws=asked.draws,
+        margins=asked.margins,
+        unit=UNITS[asked.dtype],
+        false_alarm=asked.false_alarm,
+        stop=False,
+        tell=tell,
+    )
+
+
 def _of_kernel(asked: Asked, tell: Tell) -> Report:
     function, plan = kernel_asked(asked), asked.reference(asked.features)
     tell("first call")
@@ -142,18 +167,7 @@ def _of_kernel(asked: Asked, tell: Tell) -> Report:
         others, refused = taken_kinds(function, asked)
         if refused:
             report.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
-        report.compared = compare(
-            function,
-            plan,
-            [*kinds(asked.is_causal), *others],
-            partial(drawn, asked),
-            draws=asked.draws,
-            margins=asked.margins,
-            unit=UNITS[asked.dtype],
-            false_alarm=asked.false_alarm,
-            stop=False,
-            tell=tell,
-        )
+        report.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
         report.cases += _compared(report.compared, asked)
     if "explanation" in asked.only:
         report.cases.append(_explained(function, asked, tell))

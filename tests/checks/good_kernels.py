@@ -60,28 +60,14 @@ class Run:
 
 def run(name: str, seed: int, tokens: int, batch: int) -> Run:
     """Compare a kernel with its twin on inputs of its own."""
-    from functools import partial
-
-    from roundscope.attention.testing.comparison import compare
-    from roundscope.attention.testing.gross import UNITS
-    from roundscope.experiments.check.run import drawn, kernel_asked, kinds
+    from roundscope.experiments.check.run import comparison, kernel_asked, kinds
 
     source, claims = SOURCES.get(name, (name, claims_of(name)))
     asked = Asked(source=source, claims=claims, tokens=tokens, batch=batch, seed=(seed + 1) * APART)
     began = time.perf_counter()
     about = {"kernel": name, "claims": claims, "seed": seed, "tokens": tokens}
     try:
-        compared = compare(
-            kernel_asked(asked),
-            asked.reference(asked.features),
-            kinds(None),
-            partial(drawn, asked),
-            draws=asked.draws,
-            margins=asked.margins,
-            unit=UNITS[asked.dtype],
-            false_alarm=asked.false_alarm,
-            stop=False,
-        )
+        compared = comparison(kernel_asked(asked), asked, kinds(None))
     except Exception as error:  # whatever a library raises
         words = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
         return Run(
