@@ -67,7 +67,7 @@ fuzz: $(READY)  ## random calls: NumPy against XLA, as users compile and as the 
 COPIES ?= 2
 
 mutants: $(READY)  ## faults planted in the code, one at a time: which test notices each
-	$(BIN)/python -m tests.checks.mutants --jobs $(COPIES) --table docs/mutants.md
+	$(BIN)/python -m tests.checks.mutants --jobs $(COPIES) --table docs/notes/mutants.md
 
 gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of every preset, traces, exp, trainings, tensor cores
 	$(PYTHON) -m tests.checks.gpu_check

@@ -135,8 +135,8 @@ def attend(
             which differs if T is not S; pass a mask for that.
         mask: Booleans that broadcast to (B, N, T, S), True where a query sees a key. A row that
             sees no key gives 0. Under engine "xla" it may be an argument of a jitted function.
-        inject: An `Injection`, its text (docs/grammar.md), such as "O:ulps=0.5", or several of
-            them. Each causes its error at the events that it selects.
+        inject: An `Injection`, its text (docs/reference/grammar.md), such as "O:ulps=0.5", or
+            several of them. Each causes its error at the events that it selects.
         engine: "numpy", "xla" or "pallas"; by default "xla" for JAX arrays and "numpy" for others.
             "pallas" runs fused kernels on a GPU, for plans that
             `attention.engines.kernels.fit.check` accepts; elsewhere it is interpreted, slowly.

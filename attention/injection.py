@@ -232,7 +232,7 @@ class Injection:
 
     @staticmethod
     def parse(text: str, *, seed: int = 0) -> "Injection":
-        """Return an injection from the words of the command line (docs/grammar.md).
+        """Return an injection from the words of the command line (docs/reference/grammar.md).
 
         Args:
             text: SITE:WHAT[:WHERE]..., such as "O:ulps=0.5:rows=0:64:heads=1,3".

@@ -1,4 +1,4 @@
-"""docs/bring-your-model.md: its code and its commands run as they stand there."""
+"""docs/howto/bring-your-model.md: its code and its commands run as they stand there."""
 
 import re
 import shlex
@@ -17,7 +17,7 @@ from tests.attention.flax import transformer
 from tests.attention.jax import gpt
 from tests.attention.torch.biased import Gpt, loss_of, tokens, with_biased_kernel
 
-PAGE = (Path(__file__).parents[1] / "docs" / "bring-your-model.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "howto" / "bring-your-model.md").read_text("utf-8")
 LONGEST = 10  # lines of code in a block
 LIBRARIES = ("PyTorch", "transformers", "flax", "JAX")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)

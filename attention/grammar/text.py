@@ -22,7 +22,7 @@ from roundscope.emu.roundings.modes import RoundingMode
 def text_of(plan: Plan) -> str:
     """Return a text from which `plan_of` makes a plan of the same arithmetic.
 
-    The text is the name of a preset and the words that change it (docs/grammar.md), as in
+    The text is the name of a preset and the words that change it (docs/reference/grammar.md), as in
     "fa2-bf16; O=bf16:stochastic; seed=7". The few plans that the words do not give back to the last
     field, such as those with a format of one's own, are written out as JSON.
 

@@ -23,7 +23,7 @@ THRESHOLD = 0.1
 
 The largest of 0.02, 0.05, 0.1, 0.2 and 0.5 at which 40 trainings that chose it were all warned
 before their loss moved, if they diverged. How often it is right on other trainings, and what other
-thresholds do, is in docs/measurements.md (`roundscope reproduce alarm`).
+thresholds do, is in docs/notes/measurements.md (`roundscope reproduce alarm`).
 """
 
 

@@ -46,8 +46,8 @@ def fa4_fp8() -> Plan:
     P of up to 2^4 is scaled by 2^8 and clips at 448, but its row sum does not (flash-attention
     issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, by which
     the kernel multiplies scores and outputs. There is no polynomial, as on a B300. The ten errors
-    that were published for a B300 agree with those of this plan (docs/kernels.md); bits were not
-    compared. The backward is that of fa2-bf16 on the same operands.
+    that were published for a B300 agree with those of this plan (docs/findings/kernels.md); bits
+    were not compared. The backward is that of fa2-bf16 on the same operands.
     """
     return _in_fp8("fa4-fp8", 8, 4.0)
 

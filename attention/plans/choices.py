@@ -2,7 +2,8 @@
 computed.
 
 Each class is the type of one field of `attention.plans.plan.Plan`. A field is set by a word such as
-delta_from= in the grammar of changes (docs/grammar.md), which takes the value of a member, as in
+delta_from= in the grammar of changes (docs/reference/grammar.md), which takes the value of a
+member, as in
 delta_from=OUT. Stored results contain these values, so a value never changes. The text below each
 value says what it computes and which kernel does so. The letters are those of
 `attention.algorithm`: S scores, m running maximum, l row sum, alpha = exp(m_old - m), and L = m +
@@ -343,7 +344,7 @@ class Stabilizer:
     Unlike the released code, it does not clamp row sums and does not count masked scores. The shift
     has two bounds. It is at least twice the window plus an ulp of M, since P would round back to 1
     with a smaller one; this also moves a maximum of 0. It is at most half the exponent range of P,
-    since P would underflow with a larger one. docs/decisions.md gives the reasons.
+    since P would underflow with a larger one. docs/notes/decisions.md gives the reasons.
 
     Args:
         beta: Factor above 1. A repeated maximum r > 0 gives m = beta r, and a negative r gives m =

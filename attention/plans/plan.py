@@ -462,7 +462,8 @@ class Plan:
         return replace(self, name=_edited(self.name), accumulators=tuple(new))
 
     def changed(self, *changes: str, seed: int | None = None) -> "Plan":
-        """Return the plan with changes given in words (docs/grammar.md), as on the command line.
+        """Return the plan with changes given in words (docs/reference/grammar.md), as on the
+        command line.
 
         Args:
             changes: Changes, which are applied from left to right. One string may hold several,
@@ -470,8 +471,8 @@ class Plan:
                 SITE=BLOCK_FORMAT[:RULE][:MODE] set the rounding of a site; in place of SITE, the
                 words inputs, forward and backward mean all sites of that stage.
                 SITE.sum=ACCUMULATOR sets the accumulator of a sum. The words mode= exp= delta_from=
-                stabilizer= key_order= unfused= only= but= plan= and the others of docs/grammar.md
-                change everything else.
+                stabilizer= key_order= unfused= only= but= plan= and the others of
+                docs/reference/grammar.md change everything else.
             seed: Seed of every stochastic rounding, including the steps of sums, from 0 to
                 2^32 - 1. None keeps the seeds of the plan.
 

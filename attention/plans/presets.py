@@ -90,7 +90,7 @@ def qiu_yao() -> Plan:
 
     The code's own backward runs under autocast, and its compiled forward is different too: the
     twins qiu-yao-eager and qiu-yao-compiled give their bits (`attention.plans.released`,
-    docs/kernels.md).
+    docs/findings/kernels.md).
     """
     plan = _with(
         fp32(),

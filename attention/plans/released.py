@@ -1,7 +1,7 @@
 """The released code of arXiv 2510.04212 as plans, compiled and eager.
 
-These are twins: they give the bits of that code on an H200 (docs/kernels.md). The preset `qiu-yao`
-describes the eager forward alone.
+These are twins: they give the bits of that code on an H200 (docs/findings/kernels.md). The preset
+`qiu-yao` describes the eager forward alone.
 """
 
 from dataclasses import replace

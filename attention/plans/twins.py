@@ -2,8 +2,8 @@
 that was shown.
 
 A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels), and
-docs/kernels.md has the share of equal bits. Plans that were not compared with a kernel are in
-`attention.plans.presets`.
+docs/findings/kernels.md has the share of equal bits. Plans that were not compared with a kernel
+are in `attention.plans.presets`.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 Their softmax is a separate step.
 
-These are twins: they give the bits of that code on an H200 (docs/kernels.md).
+These are twins: they give the bits of that code on an H200 (docs/findings/kernels.md).
 """
 
 from dataclasses import replace

@@ -53,7 +53,7 @@ def reference(
 ) -> Reference:
     """Return a plan with its tiles: those given, or a twin's own, or 128.
 
-    `changes` are changes of the plan in words (docs/grammar.md).
+    `changes` are changes of the plan in words (docs/reference/grammar.md).
 
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """

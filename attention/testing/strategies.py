@@ -70,7 +70,8 @@ def plans(
 ) -> st.SearchStrategy[Plan]:
     """Return a strategy of plans: presets, plans of real kernels, and both with a few changes.
 
-    The changes are those of docs/grammar.md: other formats, modes, sums and choices. A change that
+    The changes are those of docs/reference/grammar.md: other formats, modes, sums and choices. A
+    change that
     a plan refuses is left out. Every plan has one result, the same on every machine. A failing
     example is printed as the words of the plan and a seed, with which `Plan.preset` and
     `Plan.changed` make it again.

@@ -1,4 +1,4 @@
-"""Hypothesis strategies of plans in the words of docs/grammar.md.
+"""Hypothesis strategies of plans in the words of docs/reference/grammar.md.
 
 A plan is a preset and changes that it accepts, such as "fa2-bf16 P=e4m3fn O.mode=stochastic". The
 words shrink to the first preset without any change. The module `strategies` makes plans of them,

@@ -58,8 +58,8 @@ def trace(
             metavar="CHANGE",
             help=(
                 "Change the plan: SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR or"
-                " {of_plans}, for example O=bf16:stochastic; repeatable. docs/grammar.md explains"
-                " every word."
+                " {of_plans}, for example O=bf16:stochastic; repeatable."
+                " docs/reference/grammar.md explains every word."
             ),
         ),
     ] = None,

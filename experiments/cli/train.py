@@ -66,8 +66,8 @@ def train(
                 " offset=C:bias|noise|fixed[:all]|none, which adds to the output that delta reads"
                 " C x half a BF16 ulp of V in rows with several P = 1, or in all rows. For linear"
                 " layers: mx=FORMAT[:RULE], as in '-> mx=mxfp8_e4m3', or operands=FORMAT[:RULE],"
-                " as in 'layer=0:2 matrix=qkv,fc1 -> operands=mxfp8_e4m3:rceil'. docs/grammar.md"
-                " explains every word. Repeatable."
+                " as in 'layer=0:2 matrix=qkv,fc1 -> operands=mxfp8_e4m3:rceil'."
+                " docs/reference/grammar.md explains every word. Repeatable."
             ),
         ),
     ] = None,
@@ -186,7 +186,7 @@ def proxy(
                 " --arm 'e4m3=-> mx=mxfp8_e4m3; site=norm -> fp32'. Left of the arrow: layer=,"
                 " matrix= and site= (events or groups); what is left out means all. Right of it:"
                 " SITE=FORMAT[:RULE][:MODE], FORMAT alone, mx=FORMAT or beta=0|1. lr=1e-2 is a"
-                " change too. docs/grammar.md explains every word. Repeatable."
+                " change too. docs/reference/grammar.md explains every word. Repeatable."
             ),
         ),
     ] = None,

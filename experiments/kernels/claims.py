@@ -1,6 +1,6 @@
 """The twin of each kernel that is called by name: the plan that it is taken to have."""
 
-CLAIMS = {  # compared with the kernel on an H200; see docs/kernels.md
+CLAIMS = {  # compared with the kernel on an H200; see docs/findings/kernels.md
     "sdpa-flash": "fa2",
     "sdpa-cudnn": "cudnn",
     "jax-cudnn": "cudnn",

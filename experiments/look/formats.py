@@ -67,7 +67,7 @@ def _print(rows: list[dict[str, Any]], *, blocks: bool) -> None:
     if out.width < NARROW:
         out.print("A wider terminal shows emin and min normal as well.", style="dim")
     if blocks:
-        out.print("\nBlock formats, for the operands of products (docs/block-formats.md):")
+        out.print("\nBlock formats, for the operands of products (docs/findings/block-formats.md):")
         for name, f in BLOCK_NAMED.items():
             out.print(f" {name:12} {_block_words(f)}", markup=False)
 

@@ -1,6 +1,6 @@
 """The request of `roundscope trace`, as its options give it: `Request`.
 
-The words of --set and --inject are `attention.grammar`'s (docs/grammar.md).
+The words of --set and --inject are `attention.grammar`'s (docs/reference/grammar.md).
 
 --record  rows | events:SITE,SITE | steps:SITE,SITE
 """

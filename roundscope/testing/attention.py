@@ -3,7 +3,8 @@
     pytest --pyargs roundscope.testing.attention --kernel my_module:my_function --claims fa2
 
 The kernel is a function (q, k, v, *, scale, is_causal); see `roundscope.testing.kernel_of`. The
-plan that it claims is a preset or the plan of a real kernel (docs/kernels.md). A test asks one
+plan that it claims is a preset or the plan of a real kernel (docs/findings/kernels.md). A test
+asks one
 question: is the kernel as good as the plan on a family of inputs, are its results the same however
 it is called, and is it right at an edge of what it takes? Calls that the kernel does not take are
 skipped.

@@ -1,9 +1,9 @@
 """A second opinion on attention, so that the package is not its own judge.
 
 Every line follows from the equations of FlashAttention-2 (arXiv 2307.08691, algorithms 1 and 2),
-of arXiv 2510.04212, and of the documents of this repository: README.md, docs/grammar.md and
-docs/decisions.md. Whoever wrote it had not read `attention/` or `emu/`, and it imports neither. It
-is plain NumPy, one head and one tile at a time, and as slow as that is.
+of arXiv 2510.04212, and of the documents of this repository: README.md, docs/reference/grammar.md
+and docs/notes/decisions.md. Whoever wrote it had not read `attention/` or `emu/`, and it imports
+neither. It is plain NumPy, one head and one tile at a time, and as slow as that is.
 
 Numbers live in binary64. An event is one operation in binary64 and one rounding to nearest even;
 a sum of products begins at its first term, or at +0, and rounds to binary32 after every addition.

@@ -813,8 +813,8 @@ def test_sites_are_accepted_by_name_in_any_case():
     ],
 )
 def test_injections_are_accepted_as_texts(text, what, where):
-    """The words of docs/grammar.md: alone, in a list, and beside an injection; the bits of the
-    injection that they name.
+    """The words of docs/reference/grammar.md: alone, in a list, and beside an injection; the bits
+    of the injection that they name.
     """
     q, k, v = (normal(140 + n, *x.shape) for n, x in enumerate((Q, K, V)))
     made = Injection(site=text.partition(":")[0], what=what, **where)

@@ -4,7 +4,7 @@
 
 Ratios to a copy of the same bytes, or to NumPy's float32 product, each from one interleaved run
 (`roundscope bench`), so the machine's own speed cancels. A limit is about three quarters of the
-ratio in docs/measurements.md, on 2 cores with AVX-512. Exit code 1 if one is missed.
+ratio in docs/notes/measurements.md, on 2 cores with AVX-512. Exit code 1 if one is missed.
 """
 
 import sys

@@ -4,7 +4,8 @@ A case is a dict of numbers and words that prints as a small Python literal, suc
 
     {"plan": "fa2-bf16 P=e4m3fn", "shape": (1, 2, 3, 1, 1, 1, 1), "seed": 4, "is_causal": True}
 
-    plan      a preset and changes in the words of docs/grammar.md; a list: one per batch entry
+    plan      a preset and changes in the words of docs/reference/grammar.md; a list: one per batch
+    entry
     shape     B, T, S, N, G, H and the width of v
     seed      of the inputs, of masks and sinks, and of stochastic roundings
     tiles     (block_q, block_k); left out: whole
@@ -21,7 +22,8 @@ What the engines cannot agree on by the documents is never drawn:
 
     native accumulators   the device's own order (README.md, "What is exact, and what is not")
     engine="pallas"       needs a GPU; has tests of its own (tests/attention/engines/test_pallas.py)
-    subnormal binary64    XLA on a CPU flushes it (docs/decisions.md, 2026-11-20, the carrier):
+    subnormal binary64    XLA on a CPU flushes it (docs/notes/decisions.md, 2026-11-20, the
+    carrier):
                           inputs of any type stay in the range of binary32; sinks that lie far
                           above the scores, so that 1 / l may be e^-709, meet no plan that holds it
     zeros of m            the sign of a maximum of 0 and -0 is the library's: single events of M and

@@ -207,7 +207,8 @@ def judged_arithmetic(case: Case, kind: str) -> Any:
 
         float64 tensors: their results leave in binary64, the judge's in binary32
         other kinds of numbers in tiles that do not divide the rows: zeros that fill a tile are
-            added, so that a sum of -0 is +0 (docs/decisions.md, 2026-11-24; three strict xfails)
+            added, so that a sum of -0 is +0 (docs/notes/decisions.md, 2026-11-24; three strict
+            xfails)
         rows that see no key, of other kinds of numbers: the papers do not say what they give
         binary64 at SCALED, EXP, ALPHA, EXP_B and LSE: there the scale is not rounded, and exp and
             log are NumPy's, which differ from ours in the last bits of binary64

@@ -1,5 +1,5 @@
-"""The picture of docs/kernels.md: how many numbers of each kernel's output differ from its twin,
-and from the preset that bore its name.
+"""The picture of docs/findings/kernels.md: how many numbers of each kernel's output differ from
+its twin, and from the preset that bore its name.
 
 python -m tests.checks.kernel_picture [FILE.png]
 """

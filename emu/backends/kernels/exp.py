@@ -8,7 +8,7 @@ r f(r) with a polynomial f.
 not enough, since for 3,038 of the 2^32 arguments e^x lies within 2^-42 of a rounding boundary. A
 linear program chose the coefficients so that each of these results, with the error of k ln 2, is on
 the right side of its boundary. The low words of the first four coefficients are 0, so that they fit
-into an instruction (docs/decisions.md). `make gpu-check` checks all 2^32 arguments.
+into an instruction (docs/notes/decisions.md). `make gpu-check` checks all 2^32 arguments.
 
 **Arguments in bfloat16.** f has degree 6 and comes from Remez' exchange, with an error of 2^-33.
 For each of the 2^16 arguments e^x is farther than that from a boundary or falls on the right side

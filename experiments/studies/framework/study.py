@@ -6,7 +6,7 @@
     Table    the numbers of every condition
 
 `command.run` does the rest: it runs the launches that are missing, keeps them, and writes the page,
-the JSON and the terminal's table. docs/howto-study.md writes a study step by step.
+the JSON and the terminal's table. docs/howto/study.md writes a study step by step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -45,7 +45,8 @@ CAPTION = (
     "How many runs diverged, of how many, and the median step. qiu-yao: the preset, whose backward"
     " is FP32 and does not round its scores as the forward did. qiu-yao-compiled: what the released"
     " code computes as its training runs it, compiled and under autocast; on one tile it has every"
-    " bit of that code's output (docs/kernels.md). Scores of the backward swapped: in the preset"
+    " bit of that code's output (docs/findings/kernels.md). Scores of the backward swapped:"
+    " in the preset"
     " they are rounded as the forward did, in the compiled code they are not."
 )
 RULES = (

@@ -62,7 +62,8 @@ CAPTION = (
     " shows what the casts of P to E4M3 do."
 )
 CAVEATS = (
-    "The sums are those of Hopper's tensor cores, bit by bit (docs/measurements.md); vLLM's kernels"
+    "The sums are those of Hopper's tensor cores, bit by bit"
+    " (docs/notes/measurements.md); vLLM's kernels"
     " were not compared. One-signed V is made to show the effect; rows of real tensors are drawn"
     " from 512, so keys repeat. Published is a model's accuracy in a search."
 )

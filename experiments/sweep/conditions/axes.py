@@ -4,7 +4,7 @@ A point is a dict of parameters with their values.
 
 words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32; the values of an axis given
           twice are joined. O=bf16,fp32 is format.O and PV.sum=exact is accumulator.PV: the words of
-          every command (docs/grammar.md)
+          every command (docs/reference/grammar.md)
 a file    axes.toml with `backward`, `zip` and the table `axes`; words replace the file's axes of
           the same name
 ranges    a:b and a:b:step, as Python's range, so the stop is left out; also 0-9, with both ends.

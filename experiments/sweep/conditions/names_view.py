@@ -104,7 +104,8 @@ _GRAMMARS = {
         "SITE:WHAT[:WHERE]...; WHAT exact, ulps=X, bias=X, set=X, flip=BIT, noise=ULPS; WHERE"
         f" {' '.join(f'{name}=' for name in WHERES)} with numbers and ranges: O:ulps=0.5:rows=0:64"
     ),
-    "more": "docs/grammar.md explains the words, which trace, sweep, train, proxy and Python share",
+    "more": "docs/reference/grammar.md explains the words, which trace, sweep, train, proxy and"
+    " Python share",
 }
 
 

@@ -18,7 +18,7 @@ TOKENS, HEADS = 256, 4  # the most that a cell has that is timed
 PATIENCE = 3.0  # seconds of a first run after which there is no second
 START = 2.0  # seconds until the workers are there
 COMPILING = 15.0  # seconds of compiling a group of cells for xla
-GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/measurements.md)
+GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/notes/measurements.md)
 LARGE = 1e9  # bytes of a cell from which the preview mentions memory
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
 # the parameters that these depend on

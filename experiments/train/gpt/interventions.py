@@ -1,4 +1,5 @@
-"""The changes of a run's attention in words (docs/grammar.md), and the plans that they make.
+"""The changes of a run's attention in words (docs/reference/grammar.md), and the plans that they
+make.
 
     layer=1 head=7 -> O=fp32
     layer=0:3,5 site=PV,O -> bf16:stochastic

@@ -24,7 +24,7 @@ REPRODUCERS = [
 ]
 SUBNORMAL = (
     "a sink 709 above its scores: 1 / l is subnormal in binary64, and XLA on a CPU flushes it "
-    "(docs/decisions.md, 2026-11-20, the carrier)"
+    "(docs/notes/decisions.md, 2026-11-20, the carrier)"
 )
 SIGN_OF_ZERO = (
     "which of 0 and -0 is the larger is left to the libraries: M may be -0 in one engine and 0 in "

@@ -3,7 +3,7 @@
     python -m tests.checks.mutants                         all faults
     python -m tests.checks.mutants --only NAME NAME        some of them
     python -m tests.checks.mutants --list                  the names, and what each imitates
-    python -m tests.checks.mutants --out results.json --table docs/mutants.md
+    python -m tests.checks.mutants --out results.json --table docs/notes/mutants.md
 
 The copy is of the committed tree: a change that is not committed is not tested. With --out the
 results are also kept in a file; results of other faults that the file already has stay in it, and

@@ -16,7 +16,7 @@ in `tests/checks/mutants/`. The last columns name the test that failed first, an
 it took to find out on a busy machine with two cores; most of them are compilation. The tests
 nearest to a fault run first. A fault that is not caught is a gap in the suite.
 
-This file is written by `python -m tests.checks.mutants --table docs/mutants.md`.
+This file is written by `python -m tests.checks.mutants --table docs/notes/mutants.md`.
 
 """
 

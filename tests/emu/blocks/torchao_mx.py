@@ -5,7 +5,7 @@ float32 -> block -> float32 by `MXTensor`, E4M3, E5M2 and E2M1 under the four sc
 `emu.round_blocks`: normal numbers, a wide range of exponents, ties, numbers about the smallest
 normal one, blocks with zeros, infinities and NaN, and blocks whose maximum is just above the
 element's largest number times a power of two. Prints the kinds of input whose blocks differ, with
-an example. Exit code 1 where a kind differs that docs/block-formats.md does not name.
+an example. Exit code 1 where a kind differs that docs/findings/block-formats.md does not name.
 """
 
 import sys
@@ -21,7 +21,7 @@ KNOWN = {
     "infinite",
     "smallest",
     "boundary",
-}  # kinds of input in which torchao leaves the standard: docs/block-formats.md
+}  # kinds of input in which torchao leaves the standard: docs/findings/block-formats.md
 
 
 def inputs() -> dict[str, np.ndarray]:

@@ -1,5 +1,5 @@
 """One grammar: the same words give the same arithmetic in Python and in every verb, and
-docs/grammar.md is true.
+docs/reference/grammar.md is true.
 """
 
 import re
@@ -35,7 +35,7 @@ from roundscope.experiments.train.student.config import Config as Student
 from roundscope.experiments.train.student.plan import plan_of
 from tests.experiments.trace.inputs import asked
 
-PAGE = Path(__file__).parents[3] / "docs" / "grammar.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "grammar.md"
 PRESET = "qiu-yao"
 TRAINED = Config(layers=1, heads=2, width=32, context=32, plan=PRESET, sums="preset")
 

@@ -1,4 +1,4 @@
-"""docs/howto-study.md: the study that stands there runs as it stands there."""
+"""docs/howto/study.md: the study that stands there runs as it stands there."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import command, training
 from roundscope.experiments.studies.framework.verdicts import Word
 
-PAGE = Path(__file__).parents[3] / "docs" / "howto-study.md"
+PAGE = Path(__file__).parents[3] / "docs" / "howto" / "study.md"
 
 
 @pytest.fixture

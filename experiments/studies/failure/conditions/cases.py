@@ -42,7 +42,7 @@ def rounded(bits: int, mode: str) -> str:
 def published() -> Case:
     """Return the preset qiu-yao: the released forward, run eagerly, with a backward in FP32.
 
-    The backward of the released code is not in FP32 (docs/kernels.md).
+    The backward of the released code is not in FP32 (docs/findings/kernels.md).
     """
     return Case(name=PUBLISHED, words="qiu-yao as it is: BF16", changes=(), bits=8)
 
