@@ -5,6 +5,8 @@ injections, traces.
 from typing import TYPE_CHECKING, Any
 
 from roundscope.attention.api import Examined, attend, examine
+from roundscope.attention.budget.measure import error_budget
+from roundscope.attention.budget.table import ErrorBudget
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
@@ -25,6 +27,7 @@ __all__ = [
     "Axes",
     "Bias",
     "DeltaFrom",
+    "ErrorBudget",
     "Exact",
     "Examined",
     "FlipBit",
@@ -38,6 +41,7 @@ __all__ = [
     "Stabilizer",
     "Trace",
     "attend",
+    "error_budget",
     "examine",
     "head_plans",
     "reseeded",

@@ -1,0 +1,137 @@
+"""The parts of an error budget: what can be taken out of a plan, or left in it alone.
+
+A part is one event, the additions inside one sum, or several of these that are small together.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from roundscope.attention.grammar.edits import apply
+from roundscope.attention.grammar.roundings import accumulator_words, place_words
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.sums.accumulator import Accumulator, Order
+
+Place = tuple[Site, bool]  # a site, and whether the additions inside its sum are meant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a line of a budget is about.
+
+    Attributes:
+        name: The event ("P"), the sum ("PV.step", as in traces), or what is taken together.
+        places: The events and sums that belong to it; () for the injections of the call.
+        how: How these round: a format in the words of docs/reference/grammar.md, or an accumulator.
+        formula: What the event is, in the names of `Site.formula`.
+    """
+
+    name: str
+    places: tuple[Place, ...]
+    how: str
+    formula: str
+
+
+INJECTED = Part(name="injected", places=(), how="-", formula="the errors given by inject")
+
+
+def event_part(plan: Plan, site: Site) -> Part:
+    """Return the part of one event."""
+    return Part(
+        name=str(site), places=((site, False),), how=str(plan.event(site)), formula=site.formula
+    )
+
+
+def sum_part(plan: Plan, site: Site) -> Part:
+    """Return the part of the additions inside one sum of products."""
+    return Part(
+        name=f"{site}.step",
+        places=((site, True),),
+        how=_adding(plan.accumulator(site)),
+        formula=f"additions of {site.formula}",
+    )
+
+
+def together(parts: list[Part], what: str) -> Part:
+    """Return several parts as one; what: a word for them, such as "events"."""
+    ways = list(dict.fromkeys(p.how for p in parts))
+    return Part(
+        name=f"{len(parts)} {what}",
+        places=tuple(place for p in parts for place in p.places),
+        how=ways[0] if len(ways) == 1 else "several",
+        formula=" ".join(p.name for p in parts),
+    )
+
+
+def _adding(accumulator: Accumulator) -> str:
+    return accumulator_words(accumulator).removeprefix("tensor-core:")
+
+
+def rounding_parts(plan: Plan, inexact: Container[str], backward: bool) -> list[Part]:
+    """Return a part for each event and each sum of a plan that rounds, in the algorithm's order.
+
+    Args:
+        plan: The plan.
+        inexact: The names of the events that changed a number in the call: others have no part.
+        backward: Whether the call had a backward.
+    """
+    parts = []
+    for site in Site:
+        if site.stage == "backward" and not backward:
+            continue
+        if str(site) in inexact and not plan[site].is_identity:
+            parts.append(event_part(plan, site))
+        if site in PRODUCTS and _rounds_inside(plan.accumulator(site)):
+            parts.append(sum_part(plan, site))
+    return parts
+
+
+def is_narrow(plan: Plan, part: Part) -> bool:
+    """Return whether some of a part rounds to fewer bits than binary32 has."""
+    return any(
+        (plan.accumulator(site).step if step else plan[site]).format.precision
+        < BINARY32.format.precision
+        for site, step in part.places
+    )
+
+
+def _rounds_inside(accumulator: Accumulator) -> bool:
+    return accumulator.order is Order.NATIVE or not accumulator.step.is_identity
+
+
+def on_tensor_core(plan: Plan, part: Part) -> bool:
+    """Return whether a part has the additions of a tensor core, which reads narrow operands only.
+
+    Such a sum cannot run where its operands are exact, so it has no error alone.
+    """
+    return any(step and plan.accumulator(site).alignment is not None for site, step in part.places)
+
+
+def alone(plan: Plan, part: Part) -> Plan:
+    """Return the plan in which only a part rounds, and all else is in binary64."""
+    return apply(plan, "only", place_words(part.places)) if part.places else exactly(plan)
+
+
+def without(plan: Plan, part: Part) -> Plan:
+    """Return the plan in which a part is in binary64.
+
+    A tensor core that would read an operand in binary64 is replaced by ascending sums in binary32,
+    as the operand's promotion would need.
+    """
+    if not part.places:
+        return plan
+    wide = {site for site, step in part.places if not step}
+    for site in PRODUCTS:
+        if plan.accumulator(site).alignment is not None and wide.intersection(plan.factors(site)):
+            plan = plan.adding(site, Accumulator())
+    return apply(plan, "but", place_words(part.places))
+
+
+def exactly(plan: Plan) -> Plan:
+    """Return the plan with every event and every sum in binary64.
+
+    What it computes otherwise, such as exp by an instruction of a GPU, stays.
+    """
+    places = [(site, False) for site in Site] + [(site, True) for site in PRODUCTS]
+    return apply(plan, "but", place_words(tuple(places)))
