@@ -11,10 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from roundscope.experiments.bench.deliver import Bar
+from roundscope.experiments.report import pictures
+from roundscope.experiments.report.pictures import COLOURS, INK, QUIET
 from roundscope.experiments.report.terminal import plain
-from roundscope.experiments.sweep.report.plots import COLOURS
-from roundscope.experiments.trace import plots
-from roundscope.experiments.trace.plots import INK, QUIET
 
 OURS, OTHERS = COLOURS[0], (*COLOURS[1:5], *COLOURS[7:], COLOURS[5])
 WIDTH = 8.2  # inches: 1200 pixels in a PNG
@@ -47,7 +46,7 @@ def write(
 
 def draw(path: Path, bars: Sequence[Bar], title: str, axis: str) -> None:
     """Write the picture as a PNG file, 1200 pixels wide."""
-    path.write_bytes(plots.png(picture(bars, title, axis)))
+    path.write_bytes(pictures.png(picture(bars, title, axis)))
 
 
 def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:

@@ -11,7 +11,7 @@ from roundscope.attention.testing.comparison import Comparison, Finding
 from roundscope.attention.testing.evidence import State
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.margins import Margins
-from roundscope.experiments.trace.plots import BAND, INK, QUIET, UP, WIDTH
+from roundscope.experiments.report.pictures import BAND, INK, QUIET, UP, WIDTH
 
 COLORS = dict(zip(RESULTS, ("#1f2933", "#2166ac", "#4d9221", "#c77c11"), strict=True))
 TITLES = {

@@ -3,7 +3,7 @@
 from html import escape
 from typing import Any
 
-from roundscope.experiments.trace import plots
+from roundscope.experiments.report import pictures
 
 LONG = 36  # number of characters beyond which a cell may take several lines
 CSS = """
@@ -38,7 +38,7 @@ def figure(title: str, picture: Any, caption: str) -> str:
     """Return a title, its picture (a matplotlib Figure, or None) and its caption, as HTML."""
     image = ""
     if picture is not None:
-        image = f'<img alt="{escape(title)}" src="{plots.data_uri(picture)}">'
+        image = f'<img alt="{escape(title)}" src="{pictures.data_uri(picture)}">'
     caption = f"<figcaption>{escape(caption)}</figcaption>"
     return f"<h3>{escape(title)}</h3><figure>{image}{caption}</figure>"
 

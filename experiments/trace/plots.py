@@ -1,10 +1,5 @@
-"""The report's pictures as matplotlib Figures, and their conversion to PNG.
+"""The report's pictures as matplotlib Figures."""
 
-Nothing here uses pyplot or any global state but fonts.
-"""
-
-import base64
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,44 +8,19 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import CENTRES, Focus
 from roundscope.experiments.trace.summary import Summary, head_table
 
-UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
-WIDTH = 9.6
-
-
-def png(figure: Figure, dpi: int = 144) -> bytes:
-    """Return the figure as the bytes of a PNG file, cropped to its content."""
-    out = io.BytesIO()
-    figure.savefig(
-        out,
-        format="png",
-        dpi=dpi,
-        bbox_inches="tight",
-        pad_inches=0.08,
-        metadata={"Software": None},
-    )
-    return out.getvalue()
-
-
-def data_uri(figure: Figure) -> str:
-    """Return the figure as a data URI for the src of an <img>."""
-    return "data:image/png;base64," + base64.b64encode(png(figure)).decode("ascii")
-
 
 def _figure(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
-    axes = figure.subplots(rows, columns, **more)
-    for ax in np.atleast_1d(axes).flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=8, colors=INK)
-        ax.xaxis.label.set_size(9)
-        ax.yaxis.label.set_size(9)
-    return figure, axes
+    """Return a figure of the page's width and its axes: one, or an array of them."""
+    is_squeezed = more.pop("squeeze", True)
+    figure, axes = canvas(height, rows, columns, **more)
+    return figure, axes.squeeze()[()] if is_squeezed else axes
 
 
 def bias(summary: Summary) -> Figure:

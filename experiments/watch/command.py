@@ -30,7 +30,7 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"--out={picture}: the picture is a PNG file, such as watch.png")
     if picture == path:
         raise ValueError(f"--out={picture}: is the log itself; name another file")
-    from roundscope.experiments.trace.plots import png
+    from roundscope.experiments.report.pictures import png
     from roundscope.experiments.watch.picture import draw
 
     picture.write_bytes(png(draw(looks)))

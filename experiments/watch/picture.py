@@ -11,8 +11,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from roundscope.attention.models.log import Look
-from roundscope.experiments.sweep.report.plots import canvas
-from roundscope.experiments.trace.plots import INK, QUIET
+from roundscope.experiments.report.pictures import INK, QUIET, canvas
 from roundscope.experiments.watch.command import alarm_of
 
 RED = "#b2182b"

@@ -16,7 +16,7 @@ DOT = base64.b64decode(
 @pytest.fixture(autouse=True)
 def _drawn_only_where_marked(request, monkeypatch):
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr("roundscope.experiments.trace.plots.png", lambda figure: DOT)
+        monkeypatch.setattr("roundscope.experiments.report.pictures.png", lambda figure: DOT)
 
 
 @pytest.fixture

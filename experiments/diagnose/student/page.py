@@ -15,7 +15,7 @@ from roundscope.experiments.diagnose.student import words
 from roundscope.experiments.diagnose.student.data import document
 from roundscope.experiments.diagnose.student.run import SET, Found
 from roundscope.experiments.diagnose.student.verdict import links
-from roundscope.experiments.trace.plots import DOWN, UP
+from roundscope.experiments.report.pictures import DOWN, UP
 from roundscope.experiments.train.student.follow import RULE
 
 HOW = (

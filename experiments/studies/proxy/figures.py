@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.experiments.sweep.report.plots import COLOURS, canvas
-from roundscope.experiments.trace.plots import QUIET
+from roundscope.experiments.report.pictures import COLOURS, QUIET, canvas
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import Result, before, measured, measures, of_arms
 from roundscope.experiments.train.student.sites import Site

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.experiments.studies.tensor_cores.sums import MODELS, POSITIVE, SIGNED, Point
-from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
-from roundscope.experiments.trace.plots import INK
 
 
 def picture(points: Sequence[Point]) -> Figure:

@@ -1,7 +1,4 @@
-"""The pictures of a sweep, as matplotlib Figures.
-
-Nothing here uses pyplot; the colors can be told apart by color-blind readers.
-"""
+"""The pictures of a sweep, as matplotlib Figures."""
 
 from itertools import pairwise
 from typing import Any
@@ -11,31 +8,13 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from roundscope.experiments.report.pictures import COLOURS, MARKERS, canvas
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.report import scales
 from roundscope.experiments.sweep.report.effects import LOG, center
 from roundscope.experiments.sweep.report.slices import Slice
 from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS, short
 from roundscope.experiments.sweep.storage.frames import Frame
-from roundscope.experiments.trace.plots import INK, WIDTH
-
-# the palette of Okabe and Ito, with two colors changed
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")
-MARKERS = "osD^vPX*"
-
-
-def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
-    """Return a figure of the page's width, and its axes as an array (rows, columns)."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(w_pad=0.08)  # type: ignore[union-attr, call-arg]
-    axes = figure.subplots(rows, columns, squeeze=False, **more)
-    for ax in axes.flat:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.tick_params(labelsize=9, colors=INK)
-        ax.tick_params(which="minor", labelsize=8, colors=INK)
-        ax.xaxis.label.set_size(9.5)
-        ax.yaxis.label.set_size(9.5)
-    return figure, axes
 
 
 def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:

@@ -10,11 +10,10 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from roundscope.experiments.report.pictures import DOWN, INK, QUIET, canvas
 from roundscope.experiments.sweep.report.effects import LOG
-from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.sweep.report.scales import named, symmetric, symmetric_ticks
 from roundscope.experiments.sweep.report.words import METRIC_LABELS, number, short
-from roundscope.experiments.trace.plots import DOWN, INK, QUIET
 
 
 def sites(

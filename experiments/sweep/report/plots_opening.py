@@ -8,12 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 from roundscope.experiments.sweep.report.effects import Shares, center
-from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.sweep.report.scales import named
 from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS, percent, short
 from roundscope.experiments.sweep.storage.frames import Axis
-from roundscope.experiments.trace.plots import BAND, DOWN, INK, QUIET, UP
 
 BARS, ACROSS = 8, 16  # the most that the picture shows
 

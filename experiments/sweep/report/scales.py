@@ -6,10 +6,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
+from roundscope.experiments.report.pictures import BAND, INK
 from roundscope.experiments.sweep.report.effects import LOG
 from roundscope.experiments.sweep.report.slices import Slice
 from roundscope.experiments.sweep.report.words import short
-from roundscope.experiments.trace.plots import BAND, INK
 
 
 def across(ax: Axes, cut: Slice) -> None:

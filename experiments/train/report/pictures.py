@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.sweep.report.plots import COLOURS, canvas
-from roundscope.experiments.trace.plots import INK, QUIET, UP
+from roundscope.experiments.report.pictures import COLOURS, INK, QUIET, UP, canvas
 from roundscope.experiments.train.report.data import Arm, Training
 
 MARKS = {"spike": "^", "rise": "D", "stay": "D", "growth": "s", "not finite": "X", "drift": "o"}

@@ -18,7 +18,7 @@ from roundscope.experiments.bench import mx as bench_mx
 from roundscope.experiments.bench import picture as bench_picture
 from roundscope.experiments.bench import rivals as bench_rivals
 from roundscope.experiments.bench.round import THREADS, Row, bench_round, sample
-from roundscope.experiments.trace import plots
+from roundscope.experiments.report import pictures
 
 ROWS = [
     Row(format="bf16", name="copy", of_copy=1.0, ours=0.5),
@@ -222,5 +222,5 @@ def test_torch_s_rounding_is_ours():
 
 def test_no_picture_is_drawn_unless_asked(measured, roundscope, monkeypatch):
     """Matplotlib's half second, spent for a table."""
-    monkeypatch.setattr(plots, "png", lambda *a, **k: pytest.fail("drawn"))
+    monkeypatch.setattr(pictures, "png", lambda *a, **k: pytest.fail("drawn"))
     assert roundscope("bench", "round")[0] == 0

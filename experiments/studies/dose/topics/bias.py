@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from roundscope.experiments.report.pictures import canvas
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import FULL, QUICK
@@ -14,7 +15,6 @@ from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic,
 from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.figures.survival import decades, survival
 from roundscope.experiments.studies.framework.verdicts import interval, number
-from roundscope.experiments.sweep.report.plots import canvas
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 

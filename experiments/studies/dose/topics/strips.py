@@ -4,12 +4,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from roundscope.experiments.report.pictures import INK, QUIET, canvas
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.topics.cases import Case, Found
 from roundscope.experiments.studies.framework.figures.series import CALM, LETHAL
-from roundscope.experiments.sweep.report.plots import canvas
-from roundscope.experiments.trace.plots import INK, QUIET
 
 ROW = 0.27
 

@@ -2,6 +2,7 @@
 
 from matplotlib.figure import Figure
 
+from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.experiments.studies.failure.static.closed import DRAWS, FORMATS, SEEDS, Line
 from roundscope.experiments.studies.framework.verdicts import (
     Verdict,
@@ -10,8 +11,6 @@ from roundscope.experiments.studies.framework.verdicts import (
     judge,
     together,
 )
-from roundscope.experiments.sweep.report.plots import COLOURS, MARKERS, canvas
-from roundscope.experiments.trace.plots import INK
 
 FIGURE = "Claim 3"
 NEAR = 0.03  # ulps: a mean within this of the formula counts as equal to it

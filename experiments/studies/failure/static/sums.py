@@ -12,11 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from roundscope.attention import DeltaFrom, Plan, Record, Site, examine
+from roundscope.experiments.report.pictures import COLOURS, INK, canvas
 from roundscope.experiments.studies.framework.estimates import Estimate, factor
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval
-from roundscope.experiments.sweep.report.plots import COLOURS, canvas
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
-from roundscope.experiments.trace.plots import INK
 
 FIGURE = "rows 5, 6"
 PLANS = {
