@@ -20,6 +20,7 @@ from roundscope.attention.budget.parts import (
     without,
 )
 from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.roundings.modes import RoundingMode
@@ -108,20 +109,17 @@ class _Call:
     inject: tuple[Injection, ...]
     options: dict[str, Any]
 
-    def examine(self, plan: Plan, inject: tuple[Injection, ...], **more: Any) -> Examined:
+    def examine(self, plan: Plan, inject: tuple[Injection, ...], record: Record | None) -> Examined:
         """Run the call under a plan, in binary64 where the plan has it."""
-        arrays = (None if x is None else x.astype(np.float64) for x in self._arrays())
+        q, k, v = (x.astype(np.float64) for x in (self.q, self.k, self.v))
+        do = None if self.do is None else self.do.astype(np.float64)
+        how: Any = self.options | {"inject": inject, "record": record, "engine": "numpy"}
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return examine(
-                *arrays, plan=plan, inject=inject, engine="numpy", **self.options, **more
-            )
-
-    def _arrays(self) -> tuple[np.ndarray | None, ...]:
-        return self.q, self.k, self.v, self.do
+            return examine(q, k, v, do, plan=plan, **how)
 
     def results(self, plan: Plan, inject: tuple[Injection, ...] = ()) -> Results:
         """Return out, dq, dk and dv under a plan, those that there are."""
-        return _results(self.examine(plan, inject, record=None))
+        return _results(self.examine(plan, inject, None))
 
 
 def _results(examined: Examined) -> Results:
@@ -136,7 +134,7 @@ def _results(examined: Examined) -> Results:
 def _measured(call: _Call, plan: Plan, progress: Progress, heads: np.ndarray) -> ErrorBudget:
     """Return the budget of a call of the chosen heads."""
     progress("all events")
-    whole = call.examine(plan, call.inject)
+    whole = call.examine(plan, call.inject, Record())
     full, exact = _results(whole), call.results(call.exact)
     assert whole.trace is not None
     inexact = {name for name, s in whole.trace.stats.items() if int(s.inexact.sum())}

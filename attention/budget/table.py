@@ -90,17 +90,19 @@ class ErrorBudget:
     def __str__(self) -> str:
         """Return a table: shares of the squared error alone, and errors without each part."""
         names = list(self.total)
-        width = max([11, *(len(line.part.name) for line in self.lines)])
-        head = [f"{'event':{width}} {'rounds to':12}"]
-        head += [f"{n + ' %':>7}" for n in names] + [f"{n + ' without':>12}" for n in names]
-        rows = [" ".join(head)]
+        first = max([11, *(len(line.part.name) for line in self.lines)])
+        second = max([9, *(len(line.part.how) for line in self.lines)])
+        rows = [("event", "rounds to", [f"{n} %" for n in names], [f"{n} without" for n in names])]
         for line in self.lines:
-            cells = [f"{line.part.name:{width}} {line.part.how:12.12}"]
-            cells += [f"{100 * line.share(n, self.total):7.1f}" for n in names]
-            cells += [f"{line.without[n]:12.2e}" if line.without else f"{'-':>12}" for n in names]
-            rows.append(" ".join(cells))
-        left = [f"{'interaction':{width}} {'':12}"]
-        left += [f"{100 * self.interaction(n):+7.1f}" for n in names]
-        whole = [f"{'all':{width}} {'':12}"] + [f"{100:7.1f}" for _ in names]
-        whole += [f"{self.total[n]:12.2e}" for n in names]
-        return "\n".join([*rows, " ".join(left), " ".join(whole)])
+            left = line.without
+            shares = [f"{100 * line.share(n, self.total):.1f}" for n in names]
+            errors = [f"{left[n]:.2e}" if left else "-" for n in names]
+            rows.append((line.part.name, line.part.how, shares, errors))
+        rest = [f"{100 * self.interaction(n):+.1f}" for n in names]
+        rows.append(("interaction", "", rest, []))
+        rows.append(("all", "", ["100.0"] * len(names), [f"{x:.2e}" for x in self.total.values()]))
+        return "\n".join(
+            f"{name:{first}} {how:{second}} "
+            + " ".join([*(f"{x:>6}" for x in shares), *(f"{x:>11}" for x in errors)])
+            for name, how, shares, errors in rows
+        )
