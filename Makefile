@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core reference bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -97,9 +97,13 @@ gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused ke
 gpu-tensor-core:  ## the last part of gpu-check alone
 	$(PYTHON) -m tests.checks.gpu_tensor_core
 
-reference: $(READY)  ## the pages of the Python API, in build/reference
-	$(BIN)/pip install -qq --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/sphinx-build -q -W docs/reference build/reference
+docs: $(READY)  ## the documentation, its pages executed, in build/docs; a warning is an error
+	$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS),docs]'
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	@echo "Open $(CURDIR)/build/docs/index.html"
+
+linkcheck: docs  ## the same pages' links to other sites, which needs a network
+	$(BIN)/sphinx-build -q -b linkcheck docs build/linkcheck
 
 bench: $(READY)
 	$(BIN)/pip install -qq $(VERSIONS) --editable '.[bench]'

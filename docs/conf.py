@@ -1,0 +1,85 @@
+"""Sphinx's settings for the documentation: `make docs`.
+
+Pages are Markdown (MyST). A page that begins with a jupytext header is a notebook: its cells run when the
+documentation is built, each page in an empty folder that is deleted afterwards, with `roundscope` on the path. What they
+printed is kept under build/, until a cell or the source code changes.
+"""
+
+import hashlib
+import logging
+import os
+import sys
+from pathlib import Path
+
+import roundscope
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+# so that `!roundscope` in a cell is the program of the environment that builds
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def digest_of_sources() -> str:
+    """Return a digest of the package's source, without which stored outputs could be stale."""
+    folders = ("emu", "attention", "experiments", "roundscope")
+    files = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+project = "Roundscope"
+author = "The authors of Roundscope"
+release = roundscope.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "generated",
+]
+exclude_patterns = ["_ext"]
+# pages that are still to be written may be missing from a table of contents, and the other way round
+suppress_warnings = ["toc.not_included"]
+logging.getLogger("sphinx.sphinx.directives.other").addFilter(
+    lambda record: "glob pattern" not in record.msg
+)
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r".*")]
+
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "build" / "notebooks" / digest_of_sources())
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_show_tb = True
+nb_execution_timeout = 120
+nb_merge_streams = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_admonition_for_examples = False
+python_use_unqualified_type_names = True
+
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+html_theme = "furo"
+html_title = "Roundscope"
+html_static_path = ["_static"]
+html_css_files = ["roundscope.css"]
+html_theme_options = {
+    "light_css_variables": {
+        "color-brand-primary": "#1f66ad",
+        "color-brand-content": "#1f66ad",
+    },
+    "dark_css_variables": {
+        "color-brand-primary": "#7db8ee",
+        "color-brand-content": "#7db8ee",
+    },
+}
