@@ -1,12 +1,12 @@
 """`error_budget`: measures what each rounding event contributes to the errors of a call."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from roundscope.attention.api import Array, Examined, examine
+from roundscope.attention.api import Examined, examine
 from roundscope.attention.arguments import check_shapes, injections_given, plans_given, served_given
 from roundscope.attention.budget.parts import (
     INJECTED,
@@ -23,6 +23,7 @@ from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.plan import Plan
+from roundscope.emu.arrays import Array
 from roundscope.emu.roundings.modes import RoundingMode
 
 RESULTS = ("out", "dq", "dk", "dv")
@@ -85,16 +86,26 @@ def error_budget(
     q, k, v = (np.asarray(x) for x in (q, k, v))
     check_shapes(q, k, v)
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
-    plan, exact = (
-        served_given(p, *served, q.shape[2]) for p in (*plans_given(plan), Plan.preset("exact"))
-    )
+    (given,) = plans_given(plan)
+    plan = served_given(given, *served, q.shape[2])
     injected = injections_given(inject)
-    chosen = _chosen(q, k, heads, whole=bool(injected) or _draws(plan))
-    q, k, v, do = (_of_heads(x, chosen[n]) for x, n in ((q, 0), (k, 1), (v, 1), (do, 0)))
+    heads_of_q, heads_of_k = _chosen(q, k, heads, whole=bool(injected) or _draws(plan))
     call = _Call(
-        q=q, k=k, v=v, do=do, exact=exact, inject=injected, options=_options(options, chosen[0])
+        q=q[:, :, heads_of_q],
+        k=k[:, :, heads_of_k],
+        v=v[:, :, heads_of_k],
+        do=None if do is None else np.asarray(do)[:, :, heads_of_q],
+        exact=_exact(plan),
+        inject=injected,
+        options=_options(options, heads_of_q),
     )
-    return _measured(call, plan, progress, chosen[0])
+    return _measured(call, plan, progress, heads_of_q)
+
+
+def _exact(plan: Plan) -> Plan:
+    """Return binary64 attention of the same function: its window, softcap and sinks."""
+    exact = Plan.preset("exact")
+    return replace(exact, window=plan.window, softcap=plan.softcap, sinks=plan.sinks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,10 +273,6 @@ def _chosen(
     count = g if whole and heads is None else min(max(wanted // group, 1), g)
     of_keys = np.unique(np.linspace(0, g - 1, count).round().astype(int))
     return (of_keys[:, None] * group + np.arange(group)).reshape(-1), of_keys
-
-
-def _of_heads(x: Array | None, chosen: np.ndarray) -> np.ndarray | None:
-    return None if x is None else np.asarray(x)[:, :, chosen]
 
 
 def _options(options: dict[str, Any], heads: np.ndarray) -> dict[str, Any]:

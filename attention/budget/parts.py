@@ -135,3 +135,21 @@ def exactly(plan: Plan) -> Plan:
     """
     places = [(site, False) for site in Site] + [(site, True) for site in PRODUCTS]
     return apply(plan, "but", place_words(tuple(places)))
+
+
+def promotion(plan: Plan, part: Part) -> list[str]:
+    """Return the changes, in the words of docs/reference/grammar.md, that put a part in binary32.
+
+    With an operand of a tensor core, its product becomes an ascending sum in binary32. Events that
+    are in binary32 go to binary64, and so do sums.
+    """
+    wide = {site for site, step in part.places if not step}
+    to = "fp32" if is_narrow(plan, part) else "fp64"
+    words = [f"{site}={to}" for site in Site if site in wide]
+    words += [
+        f"{site}.sum=ascending"
+        for site in PRODUCTS
+        if plan.accumulator(site).alignment is not None and wide.intersection(plan.factors(site))
+    ]
+    steps = [site for site, step in part.places if step]
+    return words + [f"{site}.sum=ascending:fp64" for site in steps]
