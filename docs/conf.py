@@ -1,8 +1,9 @@
 """Sphinx's settings for the documentation: `make docs`.
 
-Pages are Markdown (MyST). A page that begins with a jupytext header is a notebook: its cells run when the
-documentation is built, each page in an empty folder that is deleted afterwards, with `roundscope` on the path. What they
-printed is kept under build/, until a cell or the source code changes.
+Pages are Markdown (MyST). A page that begins with a jupytext header is a notebook: its cells run
+when the documentation is built, each page in an empty folder that is deleted afterwards, with
+`roundscope` on the path. What they printed is kept under build/, until a cell or the source code
+changes.
 """
 
 import hashlib
@@ -27,7 +28,6 @@ def digest_of_sources() -> str:
 
 
 project = "Roundscope"
-author = "The authors of Roundscope"
 release = roundscope.__version__
 extensions = [
     "myst_nb",
@@ -38,11 +38,13 @@ extensions = [
     "generated",
 ]
 exclude_patterns = ["_ext"]
-# pages that are still to be written may be missing from a table of contents, and the other way round
+# pages that are still to be written may be missing from a table of contents, and vice versa
 suppress_warnings = ["toc.not_included"]
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "glob pattern" not in record.msg
 )
+# quotation marks and dashes of commands stay as they are
+smartquotes = False
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r".*")]
 
@@ -57,6 +59,8 @@ nb_execution_show_tb = True
 nb_execution_timeout = 120
 nb_merge_streams = True
 
+# names in single backquotes of docstrings: links where there is one, else code
+default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
@@ -71,6 +75,7 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
 html_title = "Roundscope"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["roundscope.css"]
 html_theme_options = {

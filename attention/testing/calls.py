@@ -13,11 +13,13 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 class Inputs:
     """The arguments of one call of attention.
 
-    q, k, v, do   float32 arrays of BF16 numbers, (B, T, N, H); `do` is the gradient of the output
-    scale         the factor of the scores
-    is_causal     whether a query sees only the keys up to its own position
-    window, softcap, sinks, mask   as in `roundscope.attend`; None for none, and most kernels
-                                   support none
+    Args:
+        q, k, v: float32 arrays of BF16 numbers, (B, T, N, H).
+        do: the gradient of the output, such an array too.
+        scale: the factor of the scores.
+        is_causal: whether a query sees only the keys up to its own position.
+        window, softcap, sinks, mask: as in `roundscope.attend`; None for none, and most kernels
+            support none.
     """
 
     q: np.ndarray
@@ -54,8 +56,9 @@ class Inputs:
 class Outputs:
     """The results of a kernel: float32 arrays, None where it returned nothing.
 
-    out, dq, dk, dv   (B, T, N, H), as the kernel rounded them
-    lse               (B, N, T), the natural logarithm of the row sums
+    Args:
+        out, dq, dk, dv: (B, T, N, H), as the kernel rounded them.
+        lse: (B, N, T), the natural logarithm of the row sums.
     """
 
     out: np.ndarray

@@ -1,0 +1,287 @@
+"""Tables of the reference, made from the code: formats, events, plans, sweeps."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.roundings import accumulator_words, spelled
+from roundscope.attention.places import absent
+from roundscope.attention.plans import blackwell, presets, released, twins, unfused
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import PRESETS, fp32
+from roundscope.attention.plans.twins import TWINS, Twin
+from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.formats.format import NAMED, Format
+from roundscope.emu.roundings.modes import rounding
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES, tensor_core
+from roundscope.experiments.kernels.claims import CLAIMS
+from roundscope.experiments.sweep.conditions.names_view import data as sweep_data
+
+from .cells import code, codes, escaped, paragraphs, table
+
+STAGES = {
+    "inputs": "Inputs",
+    "forward": "The forward",
+    "backward": "The backward",
+}
+OVERFLOWS = {"inf": "infinity", "nan": "NaN", "saturate": "the largest number"}
+WIDTHS = (64, 128)  # features of a head for which the tiles of a twin are listed
+FEW = 4  # plans that a cell names; of more it gives the number
+
+
+def number_formats() -> str:
+    """Return the table of number formats."""
+    heads = (
+        "format",
+        "bits",
+        "exponent bits",
+        "significand bits, p",
+        "largest",
+        "smallest normal",
+        "smallest subnormal",
+        "also has",
+        "overflow gives",
+    )
+    return table(heads, map(_format_row, NAMED.values()))
+
+
+def _format_row(f: Format) -> list[str]:
+    subnormal = f.zero and f.precision > 1
+    return [
+        code(f.name),
+        f"{f.bits}",
+        f"{f.bits - int(f.signed) - (f.precision - 1)}",
+        f"{f.precision}",
+        _number(f.max_finite),
+        _power(f.min_normal),
+        _power(f.min_positive) if subnormal else "none",
+        ", ".join(["infinity"] * f.inf + ["NaN"] * f.nan),
+        OVERFLOWS[rounding(f).overflow],
+    ]
+
+
+def _number(x: float) -> str:
+    return f"{x:g}" if x < 1e6 else f"{x:.4g}"
+
+
+def _power(x: float) -> str:
+    return f"2{{sup}}`{math.frexp(x)[1] - 1}`".replace("`-", "`−")
+
+
+def block_formats() -> str:
+    """Return the table of block formats."""
+    heads = ("format", "elements", "a block", "scale of a block", "rule", "bits a number")
+    return table(heads, (_block_row(name, f) for name, f in BLOCK_NAMED.items()))
+
+
+def _block_row(name: str, f: BlockFormat) -> list[str]:
+    scale = code(f.scale.name) + (", and a binary32 scale of the whole array" if f.tensor else "")
+    tile = f"{f.rows} x {f.size}" if f.rows > 1 else f"{f.size}"
+    return [
+        code(name),
+        code(f.element.format.name),
+        f"{tile} numbers",
+        scale,
+        code(f.rule),
+        f"{f.bits:.4g}",
+    ]
+
+
+def tensor_cores() -> str:
+    """Return the table of tensor cores."""
+    rows = []
+    for name, core in ARCHITECTURES.items():
+        sums = [(operand, tensor_core(name, operand)) for operand in core.operands]
+        rows.append(
+            [
+                code(name),
+                codes(core.operands),
+                ", ".join(f"{s.chunk} of {operand}" for operand, s in sums),
+                ", ".join(f"{s.alignment.bits} of {operand}" for operand, s in sums if s.alignment),
+            ]
+        )
+    return table(("architecture", "reads", "products at a time", "fraction bits kept"), rows)
+
+
+def sites() -> str:
+    """Return the tables of rounding events, one for each stage."""
+    plans = {name: Plan.preset(name) for name in (*PRESETS, *TWINS)}
+    common = plans["fa2-bf16"]
+    heads = ("event", "what is rounded", "one number for each", "in `fa2-bf16`", "plans with it")
+    parts = []
+    for stage, title in STAGES.items():
+        rows = [
+            [
+                code(s),
+                escaped(s.formula) + (" (a sum of products)" if s in PRODUCTS else ""),
+                _axes(s),
+                _rounding(common, s),
+                _having(s, plans),
+            ]
+            for s in Site
+            if s.stage == stage
+        ]
+        parts += [f"## {title}\n", table(heads, rows)]
+    return "\n".join(parts)
+
+
+def _axes(site: Site) -> str:
+    singular = {"queries": "query", "keys": "key", "features": "feature"}
+    return " and ".join(singular[axis] for axis in site.axes.split(" x "))
+
+
+def _rounding(plan: Plan, site: Site) -> str:
+    return "" if absent(plan, site) else code(spelled(plan.event(site)))
+
+
+def _having(site: Site, plans: dict[str, Plan]) -> str:
+    if site in OF_SOFTCAP | OF_CHAIN:
+        return "calls with a softcap" + (", `capped_by=chain`" if site in OF_CHAIN else "")
+    if site in OF_SINKS:
+        return "calls with sinks"
+    names = [name for name, plan in plans.items() if absent(plan, site) is None]
+    if len(names) == len(plans):
+        return "all"
+    return codes(names) if len(names) <= FEW else f"{len(names)} of {len(plans)}"
+
+
+def site_count() -> str:
+    """Return how many events there are, as a sentence."""
+    return f"There are {len(Site)} events, and {len(PRODUCTS)} of them are sums of products.\n"
+
+
+def preset_list() -> str:
+    """Return the table of published plans."""
+    makers = _makers()
+    rows = [
+        [_link(name), escaped(re.split(r"(?<=\.)\s", _about(makers[name]))[0])] for name in PRESETS
+    ]
+    return table(("plan", "what it is"), rows)
+
+
+def twin_list() -> str:
+    """Return the table of plans of real kernels, with the kernel that each was compared with."""
+    called = {plan: [k for k, v in CLAIMS.items() if v == plan] for plan in TWINS}
+    rows = [
+        [_link(name), escaped(twin.source), codes(called[name])] for name, twin in TWINS.items()
+    ]
+    return table(("plan", "compared with", "the kernel's name in `check` and `identify`"), rows)
+
+
+def preset_sections() -> str:
+    """Return a section for each published plan."""
+    return _sections(PRESETS)
+
+
+def twin_sections() -> str:
+    """Return a section for each plan of a real kernel."""
+    return _sections(TWINS)
+
+
+def _link(name: str) -> str:
+    return f"[`{name}`](#plan-{name})"
+
+
+def _sections(names: Iterable[str]) -> str:
+    makers = _makers()
+    return "\n".join(
+        f"(plan-{name})=\n### {name}\n\n{paragraphs(_about(makers[name]))}\n\n{_plan_table(name)}"
+        for name in names
+    )
+
+
+def _makers() -> dict[str, Callable[[], Plan]]:
+    """Return the documented function behind each plan's name."""
+    functions = [
+        f
+        for module in (presets, twins, released, unfused, blackwell)
+        for name, f in inspect.getmembers(module, inspect.isfunction)
+        if not name.startswith("_") and not inspect.signature(f).parameters
+    ]
+    by_plan = {replace(f(), name=""): f for f in functions}
+    names = (*PRESETS, *TWINS)
+    return {name: by_plan[replace(Plan.preset(name), name="")] for name in names}
+
+
+def _about(f: Callable[[], Plan]) -> str:
+    """Return the docstring of a function that returns a plan, as sentences about the plan."""
+    return re.sub(r"^the\b", "The", (inspect.getdoc(f) or "").removeprefix("Return "))
+
+
+def _plan_table(name: str) -> str:
+    plan = Plan.preset(name)
+    events: dict[str, list[str]] = {}
+    for site in Site:
+        if absent(plan, site) is None:
+            events.setdefault(spelled(plan.event(site)), []).append(site)
+    sums: dict[str, list[str]] = {}
+    for site in PRODUCTS:
+        sums.setdefault(accumulator_words(plan.accumulator(site)), []).append(site)
+    words = [w for w in differences(plan, fp32()) if w.partition("=")[0] not in _EVENTS]
+    rows = [[f"rounded to {code(r)}", codes(names)] for r, names in events.items()]
+    rows += [[f"added up {code(a)}", codes(names)] for a, names in sums.items()]
+    if words:
+        rows.append(["other choices", codes(words)])
+    if name in TWINS:
+        rows += [["tiles", _tiles(TWINS[name])], ["compared with", escaped(TWINS[name].source)]]
+    return table(("", ""), rows)
+
+
+_EVENTS = {*Site, *(f"{site}.sum" for site in PRODUCTS)}
+
+
+def _tiles(twin: Twin) -> str:
+    sizes = [(width, *twin.tiles(width)) for width in WIDTHS]
+    return "; ".join(
+        f"{q} queries x {'all' if k >= twins.WHOLE else k} keys with {width} features"
+        for width, q, k in sizes
+    )
+
+
+def sweep_axes() -> str:
+    """Return the tables of axes of a sweep."""
+    axes = sweep_data()["axes"]
+    groups = dict.fromkeys(axis["group"] for axis in axes.values())
+    parts = []
+    for group in groups:
+        rows = [
+            [code(name), escaped(a["meaning"]), code(str(a["default"]).lower()), _values(a)]
+            for name, a in axes.items()
+            if a["group"] == group
+        ]
+        parts += [
+            f"### Axes of the {group}\n",
+            table(("axis", "meaning", "default", "values"), rows),
+        ]
+    return "\n".join(parts)
+
+
+def _values(axis: dict[str, str]) -> str:
+    words = axis["values"].split(" ")
+    is_list = len(words) > 1 and not {"or", "a", "see"} & {word.strip(",") for word in words}
+    return codes(words) if is_list else escaped(axis["values"])
+
+
+def sweep_inputs() -> str:
+    """Return the table of inputs: families and files."""
+    rows = [[code(name), escaped(text)] for name, text in sweep_data()["inputs"].items()]
+    return table(("input", "the tensors"), rows)
+
+
+def sweep_metrics() -> str:
+    """Return the table of what is measured of a cell."""
+    return _meanings("metrics")
+
+
+def sweep_site_metrics() -> str:
+    """Return the table of what is measured of an event."""
+    return _meanings("site_metrics")
+
+
+def _meanings(part: str) -> str:
+    rows = [[code(name), escaped(text)] for name, text in sweep_data()[part].items()]
+    return table(("metric", "meaning"), rows)
