@@ -1,61 +1,151 @@
-"""What the HTML reports share: each is one file that opens anywhere, without scripts."""
+"""What the HTML reports share: each is one file that opens anywhere, without scripts.
 
+A page opens with `verdict`, goes on with `folded` words on how to read it and with pictures, and
+ends with `folded` details. It is light or dark as the reader's system is, and fits narrow screens.
+"""
+
+import re
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
 from roundscope.experiments.report import pictures
 
 LONG = 36  # number of characters beyond which a cell may take several lines
+SECTIONS = 5  # sections from which on a page has a table of contents
+CONTENTS = "<nav></nav>"  # where a page has its table of contents, if it gets one
 CSS = """
-body{margin:0 auto;max-width:960px;padding:24px 20px 60px;
-font:16px/1.5 Georgia,'Times New Roman',serif;color:#1f2933;background:#fff}
-h1{font-size:24px;margin:0 0 4px}
-h2{font-size:20px;margin:44px 0 6px;border-top:2px solid #1f2933;padding-top:10px}
-h3{font-size:16px;margin:28px 0 4px}p.lead{font-size:18px}
-p.sub,figcaption,.note{color:#52606d;font-size:14px}
-figure{margin:8px 0 26px}figure img{width:100%;height:auto}figcaption{margin-top:2px}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;margin:8px 0}
-th{text-align:right;border-bottom:1px solid #1f2933;padding:2px 7px;font-weight:600;
+:root{color-scheme:light dark;--ink:#1f2933;--paper:#fff;--muted:#52606d;--line:#cbd2d9;
+--stripe:#f4f6f8;--bad:#b2182b;--good:#00704e;--warn:#8a5a00;--accent:#1d5fa8}
+@media screen and (prefers-color-scheme:dark){
+:root{--ink:#dde3e9;--paper:#14171a;--muted:#9aa5b1;--line:#3b444d;--stripe:#1d2226;
+--bad:#ff8585;--good:#4fc99a;--warn:#e5b454;--accent:#7db8f0}
+figure svg,figure img{filter:invert(.92) hue-rotate(180deg)}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:1000px;padding:28px 20px 64px;background:var(--paper);
+color:var(--ink);font:16px/1.55 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;
+overflow-wrap:break-word;-webkit-text-size-adjust:100%}
+h1{font-size:26px;line-height:1.25;margin:0 0 6px}
+h2{font-size:20px;line-height:1.3;margin:44px 0 8px;border-top:1px solid var(--line);
+padding-top:16px}
+h3{font-size:16px;margin:28px 0 6px}
+p{margin:8px 0}li{margin:3px 0}a{color:var(--accent)}
+p.lead{font-size:19px;line-height:1.45;margin:0 0 6px}
+p.sub,figcaption,.note{color:var(--muted);font-size:14px}
+.verdict{border-left:5px solid var(--accent);padding:10px 16px;margin:16px 0 20px;
+background:var(--stripe)}
+.verdict.good{border-color:var(--good)}.verdict.bad{border-color:var(--bad)}
+.verdict p{margin:4px 0}.verdict .number{font-weight:600}
+.next code{display:block;user-select:all;margin:4px 0 2px;padding:7px 10px;
+background:var(--paper);border:1px solid var(--line);border-radius:4px;white-space:pre-wrap;
+overflow-wrap:anywhere}
+code,pre,table{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
+code{font-size:.88em}
+figure{margin:8px 0 26px}figure svg,figure img{display:block;width:100%;height:auto}
+figcaption{margin-top:6px}
+.wide{overflow-x:auto;margin:10px 0}
+table{border-collapse:collapse;font-size:12.5px;line-height:1.45}
+th{text-align:right;border-bottom:1px solid var(--ink);padding:3px 8px;font-weight:600;
 vertical-align:bottom}
-td{text-align:right;padding:1px 7px;white-space:nowrap}
+td{text-align:right;padding:2px 8px;white-space:nowrap;vertical-align:top}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 th.text{text-align:left}td.text{white-space:normal;min-width:16em;text-align:left}
-@media print{.wide{overflow:visible}td{white-space:normal}}
-tr.lean td{color:#b2182b;font-weight:700}tr:nth-child(even) td{background:#f5f7fa}
-pre{font:12px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap;
-overflow-wrap:anywhere;background:#f5f7fa;padding:10px}
+table.words th,table.words td{text-align:left;white-space:normal}
+tr:nth-child(even) td{background:var(--stripe)}
+tr.lean td{color:var(--bad);font-weight:700}
+.good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}.muted{color:var(--muted)}
+.verdict.good,.verdict.bad{color:inherit}
+pre{font-size:12.5px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere;
+background:var(--stripe);padding:10px 12px;border-radius:4px;margin:8px 0}
+details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
+nav ul{list-style:none;padding:0;margin:6px 0;font-size:14px;columns:2 280px}
+@media (max-width:560px){body{padding:16px 12px 48px}h1{font-size:22px}p.lead{font-size:17px}
+td.text{min-width:11em}}
+@media print{.wide{overflow:visible}td{white-space:normal}body{max-width:none;padding:0}
+figure,tr{break-inside:avoid}.verdict{border:1px solid var(--line)}}
 """
 
 
 def document(title: str, body: str) -> str:
-    """Return the whole page as HTML; `title` is text, `body` is HTML."""
-    head = f"<meta charset=utf-8><title>{escape(title)}</title><style>{CSS}</style>"
-    return f"<!doctype html>\n<html lang=en>{head}\n<body>{body}</body></html>\n"
+    """Return the whole page as HTML; `title` is text, `body` is HTML.
+
+    The sections of `body` can be linked to. If it has many, a table of contents stands where it
+    has `CONTENTS`.
+    """
+    head = (
+        "<meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>"
+        f"<title>{escape(title)}</title><style>{CSS}</style>"
+    )
+    return f"<!doctype html>\n<html lang=en>{head}\n<body>{_with_contents(body)}</body></html>\n"
+
+
+def _with_contents(body: str) -> str:
+    titles: dict[str, str] = {}
+
+    def named(match: re.Match[str]) -> str:
+        word = re.sub(r"<[^>]*>|&[^;]*;", "", match[1]).lower()
+        name = re.sub(r"[^a-z0-9]+", "-", word).strip("-") or "section"
+        name = name if name not in titles else f"{name}-{len(titles)}"
+        titles[name] = match[1]
+        return f"<h2 id={name}>{match[1]}</h2>"
+
+    body = re.sub(r"<h2>(.*?)</h2>", named, body, flags=re.DOTALL)
+    links = "".join(f"<li><a href=#{name}>{title}</a>" for name, title in titles.items())
+    is_long = len(titles) >= SECTIONS
+    return body.replace(CONTENTS, f"<nav><ul>{links}</ul></nav>" if is_long else "")
+
+
+def verdict(
+    text: str, number: str = "", next_step: str = "", *, why: str = "Next", mood: str = ""
+) -> str:
+    """Return the opening of a page, as HTML.
+
+    Args:
+        text: The answer in a sentence that nobody can misread.
+        number: The number behind it, in words: "relative rms error 2.3e-3".
+        next_step: The command of the next step; one click marks all of it.
+        why: What the command is for.
+        mood: "good" or "bad" for an answer that is, and "" for one that is neither.
+    """
+    number = f"<p class=number>{escape(number)}</p>" if number else ""
+    step = f"<p class=next>{escape(why)}: {command(next_step)}</p>" if next_step else ""
+    text = f"<p class=lead>{escape(text)}</p>"
+    return f"<div class='verdict {mood}'>{text}{number}{step}</div>"
+
+
+def command(line: str) -> str:
+    """Return a command that can be copied: a click marks all of it."""
+    return f"<code>{escape(line)}</code>"
+
+
+def folded(title: str, html: str) -> str:
+    """Return `html` under a title that opens it; `title` is text."""
+    return f"<details><summary>{escape(title)}</summary>{html}</details>"
 
 
 def figure(title: str, picture: Any, caption: str) -> str:
     """Return a title, its picture (a matplotlib Figure, or None) and its caption, as HTML."""
-    image = ""
-    if picture is not None:
-        image = f'<img alt="{escape(title)}" src="{pictures.data_uri(picture)}">'
+    image = "" if picture is None else pictures.svg(picture, title)
     caption = f"<figcaption>{escape(caption)}</figcaption>"
     return f"<h3>{escape(title)}</h3><figure>{image}{caption}</figure>"
 
 
-def grid(heads: list[str], rows: list[list[str]], marked: list[bool] | None = None) -> str:
+def grid(
+    heads: Iterable[str], rows: Iterable[Iterable[str]], marked: list[bool] | None = None
+) -> str:
     """Return a table as HTML.
 
     heads: texts, in which newlines are kept; marked: for each row, whether it is drawn in red.
     Long cells may break into lines, so that no column is cut off.
     """
-    wide = [any(len(row[i]) > LONG for row in rows) for i in range(len(heads))]
+    heads, lines = list(heads), [list(row) for row in rows]
+    wide = [any(len(row[i]) > LONG for row in lines) for i in range(len(heads))]
     head = "".join(
         f"<th{' class=text' * is_wide}>{escape(h).replace(chr(10), '<br>')}"
         for h, is_wide in zip(heads, wide, strict=True)
     )
-    lines = ""
-    for i, row in enumerate(rows):
+    body = ""
+    for i, row in enumerate(lines):
         cells = "".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row)
-        lines += f"<tr{' class=lean' if marked and marked[i] else ''}>{cells}"
-    return f"<div class=wide><table><tr>{head}{lines}</table></div>"
+        body += f"<tr{' class=lean' if marked and marked[i] else ''}>{cells}"
+    return f"<div class=wide><table><tr>{head}{body}</table></div>"

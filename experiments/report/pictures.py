@@ -4,17 +4,27 @@ Nothing here uses pyplot or any global state but fonts. The colors can be told a
 readers.
 """
 
-import base64
+import hashlib
 import io
+import re
+from html import escape
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.collections import Collection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
 WIDTH = 9.6  # inches, the width of a page
 # the palette of Okabe and Ito, with two colors changed
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")
 MARKERS = "osD^vPX*"
+DENSE = 5000  # marks beyond which an artist of an SVG is drawn as pixels, so that it stays small
+DPI = 144
+SANS, MONO = "system-ui, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
+HOVER = "hover:"  # begins the gid of an artist that has a text for the pointer
 
 
 def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
@@ -31,7 +41,12 @@ def canvas(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple
     return figure, axes
 
 
-def png(figure: Figure, dpi: int = 144) -> bytes:
+def hover(artist: Artist, text: str) -> None:
+    """Let a page show a text where the pointer is on this artist: a bar, a line, a label."""
+    artist.set_gid(HOVER + text)
+
+
+def png(figure: Figure, dpi: int = DPI) -> bytes:
     """Return the figure as the bytes of a PNG file, cropped to its content."""
     out = io.BytesIO()
     figure.savefig(
@@ -45,6 +60,65 @@ def png(figure: Figure, dpi: int = 144) -> bytes:
     return out.getvalue()
 
 
-def data_uri(figure: Figure) -> str:
-    """Return the figure as a data URI for the src of an <img>."""
-    return "data:image/png;base64," + base64.b64encode(png(figure)).decode("ascii")
+def svg(figure: Figure, label: str) -> str:
+    """Return the figure as an <svg> element for a page, cropped to its content.
+
+    The same figure gives the same text. Its background is transparent, its letters are text, and
+    its ids are its own, so that many figures fit on one page. Artists of many marks are pixels.
+
+    Args:
+        figure: The figure.
+        label: What it shows, for readers who cannot see it.
+    """
+    for artist in figure.findobj(_is_dense):
+        artist.set_rasterized(True)
+    for ax in figure.axes:  # white is the paper, which is dark on a dark page
+        is_paper = ax.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+        ax.patch.set_visible(ax.patch.get_visible() and not is_paper)
+    out = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "roundscope"}):
+        figure.savefig(
+            out,
+            format="svg",
+            dpi=DPI,
+            bbox_inches="tight",
+            pad_inches=0.08,
+            facecolor="none",
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
+    return _for_page(out.getvalue(), label)
+
+
+def _is_dense(artist: Artist) -> bool:
+    """Return whether an artist has too many marks for a vector graphic."""
+    if isinstance(artist, Collection):
+        return max(len(artist.get_paths()), len(artist.get_offsets())) > DENSE
+    if not isinstance(artist, Line2D):
+        return False
+    # of a line without markers, matplotlib leaves out what cannot be seen
+    is_marked = artist.get_marker() not in ("", " ", "None", None)
+    return len(artist.get_xdata(orig=False)) > (DENSE if is_marked else 5 * DENSE)
+
+
+def _for_page(text: str, label: str) -> str:
+    """Return matplotlib's SVG document as an element of a page."""
+    text = text[text.index("<svg") :].strip().replace("xlink:href=", "href=")
+    text = re.sub(r"<defs>\s*<style type=\"text/css\">\*\{[^}]*\}</style>\s*</defs>\s*", "", text)
+    text = re.sub(r"'DejaVu Sans'[^;\"]*?sans-serif", SANS, text)
+    text = re.sub(r"'DejaVu Sans Mono'[^;\"]*?monospace", MONO, text)
+    text = re.sub(rf"<g id=([\"']){HOVER}(.*?)\1>", r"<g><title>\2</title>", text)
+    text = re.sub(r'(?<= )(?:d|x|y|transform)="[^"]*"', _shorter, text)
+    text = re.sub(r"\n +", "\n", text)
+    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text))
+    own = "s" + hashlib.sha256(text.encode()).hexdigest()[:8]
+    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{own}{m[1]}"' if m[1] in used else "", text)
+    text = re.sub(r'(url\(#|href="#)', rf"\g<1>{own}", text)
+    size = re.search(r'viewBox="[^"]+"', text)
+    assert size is not None
+    head = f'<svg {size[0]} role="img" aria-label="{escape(label)}" stroke-linejoin="round">'
+    return head + text[text.index(">") + 1 :]
+
+
+def _shorter(attribute: re.Match[str]) -> str:
+    """Return an attribute with coordinates of two decimals: a hundredth of a point."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0])

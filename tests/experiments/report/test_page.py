@@ -1,8 +1,22 @@
-"""Tables of pages."""
+"""Pieces of pages: tables, openings, sections, and pictures that are part of the page."""
 
 import re
+from html.parser import HTMLParser
 
-from roundscope.experiments.report.page import CSS, grid
+import numpy as np
+import pytest
+
+from roundscope.experiments.report.page import (
+    CONTENTS,
+    CSS,
+    SECTIONS,
+    document,
+    figure,
+    folded,
+    grid,
+    verdict,
+)
+from roundscope.experiments.report.pictures import DENSE, INK, UP, canvas, hover, png, svg
 
 
 def test_long_cells_break_and_short_ones_do_not():
@@ -12,3 +26,80 @@ def test_long_cells_break_and_short_ones_do_not():
     assert f"<td class=text>{long}" in html and "<td>9 of 12" in html
     assert re.search(r"td\.text\{[^}]*white-space:normal", CSS)
     assert re.search(r"@media print\{[^@]*td\{white-space:normal\}", CSS)
+
+
+def test_opening_has_the_answer_the_number_and_a_command_that_a_click_marks():
+    html = verdict("OUT < exact.", "relative rms error 2e-3", "roundscope trace x --set P=fp32")
+    assert html.index("OUT &lt; exact.") < html.index("2e-3") < html.index("<code>roundscope")
+    assert re.search(r"\.next code\{[^}]*user-select:all", CSS)
+    assert "class=next" not in verdict("Nothing.") and "class=number" not in verdict("Nothing.")
+    assert "class='verdict bad'" in verdict("It failed.", mood="bad")
+
+
+def test_titles_are_escaped_and_what_is_folded_is_there():
+    assert folded("a < b", "<p>c</p>") == ("<details><summary>a &lt; b</summary><p>c</p></details>")
+
+
+def test_many_sections_get_a_table_of_contents_whose_links_lead_somewhere():
+    titles = [*(f"Part {n}" for n in range(SECTIONS - 1)), "Part 0"]
+    html = document("t", CONTENTS + "".join(f"<h2>{t}</h2>" for t in titles))
+    assert re.findall(r"<a href=#([^>]+)>", html) == re.findall(r"<h2 id=([^>]+)>", html)
+    assert len(set(re.findall(r"<h2 id=([^>]+)>", html))) == SECTIONS
+    assert "<nav>" not in document("t", CONTENTS + "<h2>One</h2>")
+
+
+def test_a_page_fits_phones_and_dark_systems():
+    html = document("t", "")
+    assert "<meta name=viewport" in html and "prefers-color-scheme:dark" in html
+    # every color is a variable, which has a dark twin
+    rules = CSS.split("*{box-sizing", 1)[1]
+    assert not re.search(r"#[0-9a-f]{3,6}\b", rules)
+    light, dark = (
+        set(re.findall(r"(--\w+):", block)) for block in CSS.split("*{", 1)[0].split("@media")
+    )
+    assert light == dark == set(re.findall(r"var\((--\w+)\)", CSS))
+
+
+def _drawn(points=5, marker=""):
+    drawing, axes = canvas(2.0)
+    axes[0, 0].plot(np.arange(points) % 7, color=INK, marker=marker)
+    hover(axes[0, 0].bar([0], [1], color=UP)[0], 'a < "b"')
+    return drawing
+
+
+@pytest.mark.pictures
+def test_a_picture_is_the_same_each_time_and_its_own_on_a_page():
+    one, again, other = svg(_drawn(), "x"), svg(_drawn(), "x"), svg(_drawn(6), "x")
+    assert one == again
+    ids = [set(re.findall(r' id="([^"]+)"', text)) for text in (one, other)]
+    assert ids[0] and not ids[0] & ids[1]
+    for text, own in zip((one, other), ids, strict=True):
+        assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text)) == own
+
+
+@pytest.mark.pictures
+def test_a_picture_names_itself_and_what_the_pointer_is_on():
+    html = figure("Is a < b?", _drawn(), "caption")
+    assert 'role="img" aria-label="Is a &lt; b?"' in html and "http" not in html
+    assert '<title>a &lt; "b"</title>' in html
+    assert "DejaVu" not in html and "font-family: system-ui" in html
+    HTMLParser().feed(html)
+
+
+@pytest.mark.pictures
+def test_its_paper_is_the_page_and_that_of_a_file_is_white():
+    drawing = _drawn()
+    assert "fill: #ffffff" not in svg(drawing, "x")
+    # the pixel in the corner of the file
+    import io
+
+    from matplotlib.image import imread
+
+    assert imread(io.BytesIO(png(drawing)))[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.pictures
+def test_many_marks_are_pixels():
+    assert "<image" in svg(_drawn(DENSE + 1, "o"), "x")
+    assert "<image" not in svg(_drawn(DENSE, "o"), "x")
+    assert "<image" not in svg(_drawn(DENSE + 1), "x")  # a line, of which much cannot be seen

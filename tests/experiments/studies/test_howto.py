@@ -61,7 +61,7 @@ def test_it_runs_small_and_trains_nothing_twice(howto, tmp_path, monkeypatch, ca
     data = json.loads((tmp_path / "x" / "repair.json").read_text())
     assert len(data["verdicts"]) == 2 and len(data["runs"]) == 6
     page = (tmp_path / "x" / "report.html").read_text()
-    assert page.count("<img ") == 1 and all(name in page for name in howto.CHANGES)
+    assert page.count("<svg ") == 1 and all(name in page for name in howto.CHANGES)
     assert run() == 0 and len(calls) == 2 and "0 of them run" in capsys.readouterr().out
 
 

@@ -70,7 +70,7 @@ def test_the_sizes_of_the_axes_are_shown():
 def test_the_page_begins_with_the_results_and_the_file_has_their_gains(run, small, tmp_path):
     assert run(small(), "--out", tmp_path / "x")[0] == 0
     page = (tmp_path / "x" / "report.html").read_text()
-    assert page.index("Differences of the results from those of exact") < page.index("<img ")
+    assert page.index("Differences of the results from those of exact") < page.index("<svg ")
     (layer,) = json.loads((tmp_path / "x" / "trace.json").read_text())["layers"]
     assert set(layer["gain"]) == {"out", "dq", "dk", "dv"}
     assert set(layer["gain"]["out"]) == {"mean", "standard_error", "limit", "biased"}

@@ -331,7 +331,7 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     first = json.loads(capsys.readouterr().out)
     assert first["run"]["ran"] == 2 and len(first["points"]) == 1 + 4 * 2
     page = (out / "report.html").read_text()
-    assert page.count("<img") == 3 and "Not decided" in page
+    assert page.count("<svg") == 3 and "Not decided" in page
     with database(out / "dose.sqlite") as connection:
         assert connection.execute("SELECT count(*) FROM runs").fetchone() == (2 * 9,)
         connection.execute(

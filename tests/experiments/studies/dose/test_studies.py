@@ -314,8 +314,8 @@ def test_the_command(name, tmp_path, capsys, monkeypatch):
     told = json.loads((tmp_path / f"{name}.json").read_text())
     page = (tmp_path / f"{name}.html").read_text()
     assert (
-        page.count("<img") == 1
-        and page.index("<p class=lead>") < page.index("<img")
+        page.count("<svg") == 1
+        and page.index("<p class=lead>") < page.index("<svg")
         and told["question"] in page
     )
     assert told["answer"].split()[0] in out and len(told["cases"]) == len(

@@ -81,7 +81,7 @@ def test_command_writes_and_goes_on(tiny: None, tmp_path, capsys) -> None:
     assert second["run"]["ran"] == 0
     assert second["rows"] == first["rows"]
     page = (tmp_path / "report.html").read_text()
-    assert page.index("<img") < page.index("<h2>")  # it opens with a picture
+    assert page.index("<svg") < page.index("<h2>")  # it opens with a picture
     assert json.loads((tmp_path / "qiu-yao.json").read_text())["verdicts"] == second["verdicts"]
 
 
@@ -301,7 +301,7 @@ def test_record_draws(tmp_path, monkeypatch, capsys) -> None:
     for e in entries(FULL):
         places[e.case, e.row] += 1
     assert all(row["runs"] == places[row["case"], row["row"]] for row in drawn["rows"])
-    assert "<img" in (tmp_path / "report.html").read_text()
+    assert "<svg" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.thorough
@@ -353,7 +353,7 @@ def test_every_picture_draws_every_row() -> None:
     data = {"answer": "", "config": {}, "run": about}
     still = Static(title="Without training", figures=[("A question", None, "Its answer")])
     page = pages.html(study(FULL), r, judged(r), still, data)
-    assert page.count("<img") == 5 and "Its answer" in page
+    assert page.count("<svg") == 5 and "Its answer" in page
     assert len(table.rows(r)) == len(places)
     assert np.isfinite([row["runs"] for row in table.records(r)]).all()
     opening = shares.opening(r)

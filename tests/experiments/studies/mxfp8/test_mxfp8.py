@@ -301,7 +301,7 @@ def test_launches_are_kept_and_told(faked, tmp_path, capsys):
     """
     assert command.run(study.study(SCALE), out=tmp_path, as_json=True, command="here") == 0
     found, page = json.loads(capsys.readouterr().out), (tmp_path / "report.html").read_text()
-    assert faked == ["proxy"] * 3 + ["gpt"] and page.count("<img") == 5
+    assert faked == ["proxy"] * 3 + ["gpt"] and page.count("<svg") == 5
     assert (
         found["answer"] in html.unescape(page)
         and found["run"]["ran"] == found["run"]["launches"] == 4

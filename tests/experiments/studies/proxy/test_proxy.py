@@ -338,8 +338,8 @@ def test_the_command_writes_a_page_and_computes_nothing_twice(tmp_path, capsys):
     )
     page = (tmp_path / "arms.html").read_text()
     assert (
-        page.index("<h1>") < page.index("<p class=lead>") < page.index("<img")
-        and page.count("<img") == 4
+        page.index("<h1>") < page.index("<p class=lead>") < page.index("<svg")
+        and page.count("<svg") == 4
     )
     assert (tmp_path / "arms.json").exists() and (tmp_path / "proxy.sqlite").exists()
 

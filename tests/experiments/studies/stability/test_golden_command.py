@@ -75,9 +75,9 @@ def test_from_end_to_end_and_again(run, tmp_path):
     assert exact["word"] == "agrees" and exact["measured"].startswith(f"{2 * 4} of {2 * 4} cells")
     html = (tmp_path / "golden" / "report.html").read_text()
     assert (
-        html.count("<img ") == 8
-        and html.index("<img ") < html.index("Verdicts")
-        and "nan" not in html.split("<img")[0]
+        html.count("<svg ") == 8
+        and html.index("<svg ") < html.index("Verdicts")
+        and "nan" not in html.split("<svg")[0]
     )
     _check_queries(tmp_path / "golden" / "golden.sqlite", data, unique)
     code, out, _ = run("reproduce", "golden", "--quick", "--jobs", "1")

@@ -68,7 +68,7 @@ def test_the_page_and_the_table(short, tmp_path, capsys):
     lean = {(p["model"], p["inputs"], p["k"]): p["lean"]["mean"] for p in data["points"]}
     assert lean[sums.HOPPER_FP8, sums.POSITIVE, 64] < lean[sums.HOPPER, sums.POSITIVE, 64] < 0
     page = (tmp_path / "x" / "report.html").read_text()
-    assert page.count("<img ") == 1 and data["answer"][:30] in page
+    assert page.count("<svg ") == 1 and data["answer"][:30] in page
 
 
 def test_json_goes_to_stdout(short, tmp_path, capsys):
