@@ -181,7 +181,7 @@ def _parts(call: _Call, plan: Plan, inexact: set[str]) -> Iterator[Part]:
     narrow = [p for p in parts if p not in cores and is_narrow(plan, p)]
     wide = [p for p in parts if p not in cores and p not in narrow]
     yield from narrow
-    for group, what in ((wide, "in fp32"), (cores, "sums")):
+    for group, what in ((wide, "events in fp32"), (cores, "sums")):
         if group:
             yield together(group, what) if len(group) > 1 else group[0]
 

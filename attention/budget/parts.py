@@ -7,7 +7,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from roundscope.attention.grammar.edits import apply
-from roundscope.attention.grammar.roundings import accumulator_words, place_words
+from roundscope.attention.grammar.roundings import accumulator_words, event_of, place_words
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.roundings.modes import BINARY32
@@ -39,8 +39,15 @@ INJECTED = Part(name="injected", places=(), how="-", formula="the errors given b
 def event_part(plan: Plan, site: Site) -> Part:
     """Return the part of one event."""
     return Part(
-        name=str(site), places=((site, False),), how=str(plan.event(site)), formula=site.formula
+        name=str(site), places=((site, False),), how=_rounding(plan, site), formula=site.formula
     )
+
+
+def _rounding(plan: Plan, site: Site) -> str:
+    """Return how a site rounds, without an overflow that its format has anyway."""
+    text = str(plan.event(site))
+    short = text.removesuffix(":saturate")
+    return short if event_of(short) == plan.event(site) else text
 
 
 def sum_part(plan: Plan, site: Site) -> Part:

@@ -30,7 +30,7 @@ def trace(
         typer.Option(
             help="{presets} or all:FORMAT; with @ARCHITECTURE on its tensor cores: {architectures}."
         ),
-    ] = "qiu-yao",
+    ] = "fa2",
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
     causal: Annotated[
@@ -88,6 +88,17 @@ def trace(
     against: Annotated[
         str, typer.Option(help="The plan with whose results to compare; exact is binary64.")
     ] = "exact",
+    beside: Annotated[
+        str,
+        typer.Option(help="The plan whose errors stand beside those of the plan; or none."),
+    ] = "fa2",
+    budget: Annotated[
+        bool,
+        typer.Option(
+            "--budget/--no-budget",
+            help="Whether to measure which event makes how much of the error, which takes longer.",
+        ),
+    ] = True,
     engine: Annotated[
         str,
         typer.Option(
@@ -112,7 +123,7 @@ def trace(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run attention on tensors and report which rounding events are biased."""
+    """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""
     from roundscope.experiments.trace import command as trace_command
 
     trace_command.run(
@@ -125,6 +136,8 @@ def trace(
         as_json=json,
         plan=plan,
         against=against,
+        beside=beside,
+        budget=budget,
         sets=set_ or [],
         inject=inject or [],
         record=record or [],

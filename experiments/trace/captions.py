@@ -3,24 +3,24 @@
 import numpy as np
 from matplotlib.figure import Figure
 
+from roundscope.attention.budget.table import Line
 from roundscope.experiments.trace import plots
+from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import Focus
 from roundscope.experiments.trace.summary import Summary, share_of_rows
+from roundscope.experiments.trace.words import outward
 
 Picture = tuple[str, Figure | None, str]
 
 
 def pictures(s: Summary) -> list[Picture]:
-    """Return (title, figure or None, caption) for each picture that the layer's data allow."""
+    """Return (title, figure or None, caption) of the pictures of events, which every layer has."""
     focused = {k: f for k, f in s.seen.focus.items() if f.histogram.any() or f.beyond}
     entries: list[Picture] = []
     if s.rounding:
         entries.append(("Bias per event", plots.bias(s), _bias_caption(s)))
-    entries.append(_running_picture(s))
-    entries.append(_drift_picture(s))
-    if s.rounding:
         figure, beyond, limit = plots.heat_map(s)
         entries.append(("Bias per head", figure, _heads_caption(beyond, limit)))
     if focused:
@@ -29,8 +29,37 @@ def pictures(s: Summary) -> list[Picture]:
             f" and +1/2; exact events are left out.{_beyond(focused)}"
         )
         entries.append(("Signed errors", plots.histogram(focused), caption))
-    entries.append(_ones_picture(s))
     return entries
+
+
+def budget_picture(s: Summary, parts: list[Line]) -> Picture:
+    """Return the picture of the error budget, of the parts that matter."""
+    caption = (
+        "Which event makes how much of the error of each result? A bar is the squared error that"
+        " an event makes alone, over that of the whole plan. Bars of one result add up to 100 %"
+        " where errors do not depend on each other."
+    )
+    assert s.seen.budget is not None
+    return "Error budget", plots.budget(s.seen.budget, parts), caption
+
+
+def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
+    """Return the pictures of published mechanisms that fire here, and words on those that do not.
+
+    They are the biased rounding of O in rows with several P = 1, and the error of delta that adds
+    up over tokens, both of arXiv 2510.04212.
+    """
+    fire, quiet = [], []
+    limit = threshold(max(len(s.shares), 1))
+    if any(abs(x.z) > limit for x in s.shares) or any(n in ("PV", "O") for n in outward(s)):
+        fire += [_ones_picture(s), _running_picture(s)]
+    else:
+        quiet.append(_ones_picture(s, draw=False)[2])
+    if s.drift is not None and s.drift.leans:
+        fire.append(_drift_picture(s))
+    else:
+        quiet.append(_drift_picture(s, draw=False)[2])
+    return fire, quiet
 
 
 def _beyond(kept: dict[str, Focus]) -> str:
@@ -90,7 +119,7 @@ def _moved(run: Running) -> float:
     return float(steps[tied(run)].sum() / max(steps.sum(), 1e-300))
 
 
-def _drift_picture(s: Summary) -> Picture:
+def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     d, title = s.drift, "Error of delta along the tokens"
     against = s.seen.request.against.name
     if d is None:
@@ -107,7 +136,7 @@ def _drift_picture(s: Summary) -> Picture:
         f" (only the end is tested), with z = {d.z[d.worst]:+.2f}. The band holds for a head that"
         f" is chosen blindly; this is the most extreme head. {_identity(s, d)}."
     )
-    return title, plots.along_tokens(d), caption
+    return title, plots.along_tokens(d) if draw else None, caption
 
 
 def _identity(s: Summary, d: DeltaDrift) -> str:
@@ -121,7 +150,7 @@ def _identity(s: Summary, d: DeltaDrift) -> str:
     )
 
 
-def _ones_picture(s: Summary) -> Picture:
+def _ones_picture(s: Summary, draw: bool = True) -> Picture:
     title = "Rows with several P = 1"
     if s.several is None:
         return title, None, "P was too large to keep, so such rows were not counted."
@@ -144,4 +173,4 @@ def _ones_picture(s: Summary) -> Picture:
         f" {shares or 'nothing rounds after P V'}. Where the whole sum is near zero, its parts may"
         " exceed it. ± and the bars are one standard error."
     )
-    return title, plots.several_ones(s), caption
+    return title, plots.several_ones(s) if draw else None, caption

@@ -1,9 +1,8 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import json as json_text
+import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,11 @@ import numpy as np
 
 from roundscope.attention.places import Sizes
 from roundscope.experiments.errors import UsageError, bad, one_line
+from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.experiments.trace import data as trace_json
+from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
@@ -61,7 +63,10 @@ def run(
     folder = out if out is not None else folder_for(path, asked, digest)
     _make(folder)
     try:
-        with _progress() as progress, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        with (
+            telling("trace") as progress,
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
+        ):
             summaries = [_traced(each, asked, progress) for each in layers]
             data = _written(summaries, asked, path, folder, digest, progress)
     except KeyboardInterrupt:
@@ -118,7 +123,6 @@ def _written(
     progress: Progress,
 ) -> dict[str, Any]:
     """Write report.html, trace.json and, if asked for, records.npz; return trace.json's data."""
-    from roundscope.experiments.trace import data as trace_json
     from roundscope.experiments.trace import report
 
     document = trace_json.document(summaries, asked, path.name, trace_json.command_line())
@@ -126,7 +130,8 @@ def _written(
     (folder / "trace.json").write_text(
         json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
     )
-    (folder / "report.html").write_text(report.html(summaries, data, progress), encoding="utf-8")
+    page = report.html(summaries, data | {"next": again(data["command"])}, progress)
+    (folder / "report.html").write_text(page, encoding="utf-8")
     if records := _records(summaries, asked):
         # numpy types the keyword allow_pickle as bool, which no name of ours is
         np.savez_compressed(folder / "records.npz", **records)  # type: ignore[arg-type]
@@ -147,34 +152,18 @@ def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
 
 
 def _shown(summaries: list[Summary], folder: Path) -> None:
-    from roundscope.experiments.trace import table as trace_table
-
     screen = console()
     for s in summaries:
-        trace_table.show(s, screen)
+        terminal.show(s, screen, again(trace_json.command_line()))
     names = [n for n in ("report.html", "trace.json", "records.npz") if (folder / n).exists()]
     print(f"written: {', '.join(str(folder / n) for n in names)}")
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Show on stderr what runs and for how long; yields the function that sets the text.
-
-    The line disappears when the work is done. Where stderr is no terminal nothing is printed.
-    """
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda _: None
-        return
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    with Bar(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("reading")
-        yield lambda text: bar.update(task, description=text)
+def again(words: list[str]) -> str:
+    """Return the command line that was given, without where its output goes."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--out" and not word.startswith("--out=") and word != "--json":
+            kept.append(word)
+        skip = word == "--out"
+    return shlex.join(kept)

@@ -8,16 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.trace.analysis.bias import Event
+from roundscope.experiments.trace.analysis.consequences import Gain
 from roundscope.experiments.trace.analysis.running_error import Running, tied
+from roundscope.experiments.trace.costs import cost
 from roundscope.experiments.trace.options import Request
+from roundscope.experiments.trace.results import Result, score
 from roundscope.experiments.trace.run import Observed, blocks
 from roundscope.experiments.trace.summary import Summary, head_table, share_of_rows
+from roundscope.experiments.trace.verdict import verdict
 from roundscope.experiments.trace.words import sentence
 
-SCHEMA = "roundscope-trace-1"
+SCHEMA = "roundscope-trace-2"
 
 
 def document(
@@ -80,11 +85,9 @@ def layer(s: Summary) -> dict[str, Any]:
         "away_from_zero": {
             k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()
         },
-        "against": s.compared,
-        "gain": {
-            n: {"mean": g.mean, "standard_error": g.se, "limit": g.limit, "biased": g.is_biased}
-            for n, g in s.gains.items()
-        },
+        "verdict": _plain(verdict(s)),
+        "results": {r.name: result(r) for r in s.results},
+        "budget": None if seen.budget is None else budget(s),
         "delta": None if s.drift is None else _drift(s),
         "several_ones": {
             "rows": some,
@@ -97,6 +100,59 @@ def layer(s: Summary) -> dict[str, Any]:
         "histograms": {
             k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()
         },
+    }
+
+
+def result(r: Result) -> dict[str, Any]:
+    """Return the errors of one result as plain data."""
+    return {
+        **r.difference,
+        "gain": _gain(r.gain),
+        "casts_of_inputs": r.cast,
+        "without_casts": r.computed,
+        "beside": {"relative_rms": r.beside, "gain": _gain(r.besides)},
+        "rounded_once": r.least,
+        "relative_rms_by_head": r.heads.tolist(),
+    }
+
+
+def _gain(g: Gain | None) -> dict[str, Any] | None:
+    if g is None:
+        return None
+    return {
+        "mean": g.mean,
+        "standard_error": g.se,
+        "z": score(g),
+        "limit": g.limit,
+        "biased": g.is_biased,
+    }
+
+
+def budget(s: Summary) -> dict[str, Any]:
+    """Return the error budget as plain data, each part with its shares and its cost."""
+    b, plan = s.seen.budget, s.seen.request.plan
+    assert b is not None
+    return {
+        "heads": list(b.heads),
+        "total": b.total,
+        "gain": b.gain,
+        "without_rounding": b.functions,
+        "interaction": {n: b.interaction(n) for n in b.total},
+        "parts": [
+            {
+                "name": line.part.name,
+                "rounds_to": line.part.how,
+                "formula": line.part.formula,
+                "share": {n: b.share(line, n) for n in b.total},
+                "alone": line.alone,
+                "gain_alone": line.gain,
+                "without": line.without,
+                "is_change": line.is_change,
+                "promotion": promotion(plan, line.part),
+                "cost": cost(plan, line.part, s.seen.layer),
+            }
+            for line in b.lines
+        ],
     }
 
 

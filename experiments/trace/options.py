@@ -25,6 +25,8 @@ class Request:
     """Everything besides the tensors that decides the numbers of a trace.
 
     plan, against     the plan, and the plan with whose results it is compared
+    beside            the plan whose results stand beside those of the plan; None for none
+    budget            whether to measure which event makes how much of the error
     block_q, block_k  queries and keys of a tile
     causal            whether query t sees the keys s <= t only; None for as the layer's file says
     scale             that of the scores; None for the layer's own, or 1 / sqrt(H)
@@ -35,6 +37,8 @@ class Request:
 
     plan: Plan
     against: Plan
+    beside: Plan | None = None
+    budget: bool = False
     block_q: int = 128
     block_k: int = 128
     causal: bool | None = None
@@ -60,6 +64,8 @@ def request(
     *,
     plan: str,
     against: str,
+    beside: str = "none",
+    budget: bool = False,
     sets: list[str],
     inject: list[str],
     record: list[str],
@@ -96,6 +102,8 @@ def request(
     return Request(
         plan=chosen,
         against=_preset("--against", against),
+        beside=None if beside == "none" else _preset("--beside", beside),
+        budget=budget,
         block_q=block_q,
         block_k=block_k,
         causal=causal,

@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas, hover
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
@@ -48,6 +49,38 @@ def bias(summary: Summary) -> Figure:
         "mean signed error in ulps of the event's format (linear near 0, logarithmic beyond)"
     )
     ax.legend(loc="lower right", fontsize=8, frameon=False)
+    return figure
+
+
+def budget(b: ErrorBudget, parts: list[Line]) -> Figure:
+    """Draw the share of each part in the squared error of each result, a panel for a result."""
+    names = [n for n in b.total if b.total[n]]
+    shown = parts[::-1]
+    figure, axes = _figure(
+        1.1 + 0.24 * len(shown), 1, len(names), sharey=True, sharex=True, squeeze=False
+    )
+    for ax, name in zip(axes[0], names, strict=True):
+        shares = [100.0 * b.share(line, name) for line in shown]
+        bars = ax.barh(range(len(shown)), shares, height=0.7, color=DOWN)
+        for bar, line, share in zip(bars, shown, shares, strict=True):
+            hover(bar, f"{line.part.name}: {share:.1f} % of {name}; {line.part.formula}")
+            if share >= 0.5:
+                ax.annotate(
+                    f"{share:.0f}",
+                    (share, bar.get_y() + bar.get_height() / 2),
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=8,
+                    color=INK,
+                )
+        ax.set_title(f"{name}: {b.total[name]:.2e}", fontsize=9.5)
+        ax.set_xlim(0.0, None)
+        ax.margins(x=0.18)
+        ax.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
+    labels = [f"{line.part.name}  {line.part.how}" for line in shown]
+    axes[0][0].set_yticks(range(len(shown)), labels, fontfamily="monospace", fontsize=8)
+    figure.supxlabel("share of the squared error of the result, %", fontsize=9.5)
     return figure
 
 

@@ -1,146 +1,182 @@
-"""report.html of a trace: one file that opens anywhere, without scripts or other files.
+"""report.html of a trace: one file that opens anywhere and needs no other.
 
-The pictures come first, then the numbers.
+It answers in this order: how exact are the results, which event is to blame, what would help, and
+then what every event did.
 """
 
 from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from roundscope.experiments.report.page import document, figure, grid
-from roundscope.experiments.trace.captions import pictures
-from roundscope.experiments.trace.summary import Summary, share_of_rows
-from roundscope.experiments.trace.table import (
-    HEADS,
-    cells,
+from roundscope.experiments.report.page import (
+    CONTENTS,
+    document,
+    figure,
     folded,
-    legend,
-    results,
-    results_note,
-    sizes,
+    grid,
 )
-from roundscope.experiments.trace.words import outward, plan_words, sentence, short
+from roundscope.experiments.report.page import verdict as opening
+from roundscope.experiments.trace import table as events
+from roundscope.experiments.trace import terminal
+from roundscope.experiments.trace.captions import budget_picture, mechanisms, pictures
+from roundscope.experiments.trace.costs import cost
+from roundscope.experiments.trace.explanations import EXACT, HOW, NULL
+from roundscope.experiments.trace.filters import SCRIPT, controls
+from roundscope.experiments.trace.results import Result
+from roundscope.experiments.trace.summary import Summary
+from roundscope.experiments.trace.verdict import percent, verdict
+from roundscope.experiments.trace.words import plan_words, sentence
 
-NULL = """The null hypothesis: flip the signs of all errors of a row together, by a fair coin per
-row. Then z = &Sigma;<sub>r</sub> s<sub>r</sub> / &radic;(&Sigma;<sub>r</sub>
-s<sub>r</sub>&sup2;), with s<sub>r</sub> the row's sum of signed errors in ulps. Errors inside a row
-may depend on each other in any way. Events whose |z| exceeds the threshold are tested once more
-with one coin per distinct argument (its signed significand; of LSE, equal errors), since equal
-arguments round alike in every row; the larger variance counts. &plusmn; is one standard error.
-Thresholds are set so that without any bias each table or picture marks something once in a hundred
-times."""
-
-EXACT = """<b>What is exact.</b> Every event is rounded exactly, from binary64, once. The counts of
-inexact events, ties, carries and overflows are exact, and so are the errors of single events (the
-difference of two neighboring numbers needs no rounding). The results have the same bits on every
-engine for plans without native accumulators. <b>What is not exact.</b> Sums of errors, means and
-deviations are binary64 sums. <code>exp</code> and <code>log</code> enter an event in binary64,
-within 1 ulp of binary64, and exp rounds correctly to binary32 and narrower. The reference plan
-<code>exact</code> is binary64 throughout, not infinite precision. z and its threshold are
-statistics of these tensors; they say nothing of other inputs."""
+Progress = Callable[[str], None]
 
 
 def html(
-    summaries: list[Summary], data: dict[str, Any], progress: Callable[[str], None] = lambda _: None
+    summaries: list[Summary], data: dict[str, Any], progress: Progress = lambda _: None
 ) -> str:
     """Return the report of all layers as HTML.
 
-    data: that of trace.json; progress: called with what is drawn now.
+    data: that of trace.json, with the command; progress: called with what is drawn now.
     """
+    worst = max(summaries, key=lambda s: s.results[0].error)
     many = len(summaries) > 1
-    parts = [_opening(summaries, data), _comparison_of_layers(summaries) if many else ""]
+    parts = [_top(summaries, worst, data)]
+    parts.append(folded("How to read this page", f"{HOW}<p class=note>{NULL}</p>"))
+    if many:
+        parts.append(f"<h2>The layers</h2>{_layers(summaries)}")
+    parts.append(controls([s.seen.layer.name for s in summaries], _heads(worst)))
+    parts += [CONTENTS] if many else []
     for s in summaries:
         progress(f"{s.seen.layer.name}: pictures")
-        parts.append(
-            f"<h2>{escape(s.seen.layer.name)}</h2><p>{escape(sentence(s))}</p>" if many else ""
-        )
-        parts.append(_against(s))
-        parts += [figure(title, picture, caption) for title, picture, caption in pictures(s)]
-        parts.append(_table(s))
-    parts += [
-        f"<h2>How to read this report</h2><p class=note>{NULL}</p><p class=note>{EXACT}</p>",
-        _machine(data),
-    ]
-    body = "\n".join(p for p in parts if p)
+        name = escape(s.seen.layer.name, quote=True)
+        title = f"<h2>{name}</h2><p>{escape(verdict(s).text)}</p>" if many else ""
+        parts.append(f"<section data-layer='{name}'>{title}{_layer(s)}</section>")
+    parts += [folded("What is exact on this page, and what is not", f"<p class=note>{EXACT}</p>")]
+    parts += [folded("What was run", _machine(data)), SCRIPT]
     title = f"Roundscope: {data['plan']['name']}, {data['file']}"
-    return document(title, body)
+    return document(title, "\n".join(p for p in parts if p))
 
 
-def _opening(summaries: list[Summary], data: dict[str, Any]) -> str:
-    plan, against = plan_words(summaries[0].seen.request), data["against"]["name"]
-    tile = f"{data['block_q']} x {data['block_k']}{', causal' if data['causal'] else ''}"
+def _heads(s: Summary) -> int:
+    return int(s.seen.layer.q.shape[2])
+
+
+def _top(summaries: list[Summary], worst: Summary, data: dict[str, Any]) -> str:
+    """Return the title, what was traced, and the verdict on the layer that is least exact."""
+    request, layer = worst.seen.request, worst.seen.layer
     what = (
-        f"{data['file']}, plan {plan}, compared with {against}; tiles {tile},"
+        f"{data['file']}: {plan_words(request)}, against {data['against']['name']}, tiles of"
+        f" {data['block_q']} x {data['block_k']}{events.call_words(request, layer)},"
         f" engine {data['engine']}."
     )
-    many = len(summaries) > 1
-    lead = _across(summaries) if many else sentence(summaries[0])
-    lines = "<br>".join(
-        f"<b>{escape(s.seen.layer.name)}</b>: {escape(short(s))}" for s in summaries
-    )
+    v = verdict(worst)
+    text, number = v.text, f"{v.number} relative rms error of the output"
+    if len(summaries) > 1:
+        text = f"{layer.name} is the least exact of {len(summaries)} layers. {text}"
+    mood = "bad" if any(s.biased_results for s in summaries) else "good"
+    step = f"{data['next']} {v.step}" if v.step else ""
     return (
-        "<h1>Which rounding events are biased?</h1>"
-        f"<p class=sub>{escape(what)}</p>"
-        f"<p class=lead>{escape(lead)}</p>" + (f"<p>{lines}</p>" if many else "")
+        "<h1>How exact is this attention, and which rounding is to blame?</h1>"
+        f"<p class=sub>{escape(what)} {escape(events.sizes(worst))}.</p>"
+        + opening(text, number, step, why=f"Next: {v.buys}", mood=mood)
     )
 
 
-def _across(summaries: list[Summary]) -> str:
-    """Return the lead of a report of several layers."""
-    biased = {e.name for s in summaries for e in s.leaning}
-    some = sum(bool(s.leaning) for s in summaries)
-    sites = sorted({n for s in summaries for n in outward(s)})
-    events = f" ({' '.join(sorted(biased))})" if biased else ""
-    zero = f" (in some, {' '.join(sites)} are biased away from zero or toward it)" if sites else ""
-    drifting = [s.seen.layer.name for s in summaries if s.drift is not None and s.drift.leans]
-    delta = f"{len(drifting)} ({', '.join(drifting)})" if drifting else "none"
-    return (
-        f"{some} of {len(summaries)} layers have an event that is biased up or down{events}{zero};"
-        f" delta's error adds up over tokens in {delta}."
-    )
-
-
-def _comparison_of_layers(summaries: list[Summary]) -> str:
+def _layers(summaries: list[Summary]) -> str:
+    """Return the table of the layers: errors, biased results, the event that makes most."""
+    names = [r.name for r in summaries[0].results if r.gain is not None]
     rows = []
     for s in summaries:
-        some, of = share_of_rows(s)
-        z = "-" if s.drift is None else f"{s.drift.z[s.drift.worst]:+.1f}"
-        rms = f"{s.compared['out']['relative_rms']:.2e}"
-        biased = " ".join(e.name for e in s.leaning) or "-"
-        cleared = " ".join(e.name for e in s.cleared) or "-"
-        rows.append([s.seen.layer.name, biased, cleared, f"{some} / {of}", z, rms])
-    heads = [
-        "layer",
-        "biased events",
-        "explained by shared arguments",
-        "rows with several P = 1",
-        "delta: z of the most extreme head",
-        "out: relative rms error",
-    ]
-    return grid(heads, rows)
+        budget, by_name = s.seen.budget, {r.name: r for r in s.results}
+        errors = [f"{by_name[n].error:.2e}" if n in by_name else "" for n in names]
+        most = budget.largest("out").part.name if budget and budget.lines else "-"
+        biased = " ".join(r.name for r in s.biased_results) or "-"
+        rows.append([s.seen.layer.name, *errors, biased, most, _biased_events(s)])
+    heads = ["layer", *(f"{n}:\nrms error" for n in names)]
+    heads += ["biased\nresults", "largest part\nof out", "biased events"]
+    return grid(heads, rows, [bool(s.biased_results) for s in summaries])
 
 
-def _table(s: Summary) -> str:
-    rows = [cells(e, s.seen.layer.q.shape[0]) for e in s.rounding]
-    notes = "".join(f"<p class=note>{escape(line)}</p>" for line in (*folded(s), legend(s)))
-    table = grid(list(HEADS), rows, [e.leans for e in s.rounding])
-    return f"<h3>All events that round</h3>{table}{notes}"
+def _biased_events(s: Summary) -> str:
+    return " ".join(e.name for e in s.leaning) or "-"
 
 
-def _against(s: Summary) -> str:
-    names = ("max_abs", "rms", "mean", "relative_rms")
-    gains = {name: f"{gain} {mark}" for name, *_, gain, mark in results(s)}
+def _layer(s: Summary) -> str:
+    """Return the sections of one layer."""
+    parts = [f"<h3>Results</h3>{_results(s)}"]
+    if s.seen.budget is not None and s.seen.budget.lines:
+        parts.append(figure(*budget_picture(s, terminal.visible(s.seen.budget))))
+        parts.append(_budget(s))
+    parts.append(f"<h3>What every rounding event did</h3><p>{escape(sentence(s))}</p>")
+    parts += [figure(*p) for p in pictures(s)]
+    fire, quiet = mechanisms(s)
+    parts += [figure(*p) for p in fire]
+    parts.append(folded("All events that round, with their formulas", _events(s)))
+    parts.append(folded("Errors of every head", _by_head(s)))
+    words = "".join(f"<p class=note>{escape(text)}</p>" for text in quiet)
+    if quiet:
+        parts.append(folded("Published mechanisms of failure that do not show here", words))
+    return "".join(parts)
+
+
+def _results(s: Summary) -> str:
+    rows = [terminal.result_cells(r, s) for r in s.results]
+    note = escape(terminal.results_note(s))
+    marked = [r.is_biased for r in s.results]
+    return f"{grid(terminal.result_heads(s), rows, marked)}<p class=note>{note}</p>"
+
+
+def _budget(s: Summary) -> str:
+    """Return the table of the error budget: shares, what promotion buys and what it costs."""
+    budget = s.seen.budget
+    assert budget is not None
+    names, rows = list(budget.total), []
+    for line in budget.lines:
+        left = line.without
+        rows.append(
+            [
+                line.part.name,
+                line.part.how,
+                *(f"{100 * budget.share(line, n):.1f}" for n in names),
+                *(f"{left[n]:.2e}" if left else "" for n in names),
+                line.part.formula,
+                cost(s.seen.request.plan, line.part, s.seen.layer),
+            ]
+        )
+    left_over = [f"{100 * budget.interaction(n):+.1f}" for n in names]
+    rows.append(["interaction", "", *left_over, *("" for _ in names), "what is left over", ""])
+    whole = [f"{budget.total[n]:.2e}" for n in names]
+    rows.append(["all", "", *("100.0" for _ in names), *whole, "the whole plan", ""])
+    heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
+    heads += [f"{n}\nwithout it" for n in names]
+    heads += ["formula", "what more bits would cost"]
+    note = escape(terminal.budget_method(s))
+    return f"{grid(heads, rows)}<p class=note>{note}</p>"
+
+
+def _events(s: Summary) -> str:
+    formulas = [events.formula(e.name) for e in s.rounding]
     rows = [
-        [k, *(f"{v[n]:.3e}" for n in names), gains[k], str(v["not_finite"])]
-        for k, v in s.compared.items()
+        [*events.cells(e, s.seen.layer.q.shape[0]), text]
+        for e, text in zip(s.rounding, formulas, strict=True)
     ]
-    against = s.seen.request.against.name
-    marked = [k in s.gains and s.gains[k].is_biased for k in s.compared]
-    heads = ["result", "max |difference|", "rms", "mean", f"rms / rms of {against}"]
-    heads += ["too long (+), short (-), %", "not finite"]
-    title = escape(f"Differences of the results from those of {against}")
-    note = f"{escape(sizes(s))}; {escape(results_note(s))}"
-    return f"<h3>{title}</h3>{grid(heads, rows, marked)}<p class=note>{note}</p>"
+    lines = (*events.folded(s), events.legend(s))
+    notes = "".join(f"<p class=note>{escape(line)}</p>" for line in lines)
+    return f"{grid([*events.HEADS, 'formula'], rows, [e.leans for e in s.rounding])}{notes}"
+
+
+def _by_head(s: Summary) -> str:
+    """Return the table of the relative rms errors of each head, which the filter of heads cuts."""
+    shown: list[Result] = [r for r in s.results if r.heads.shape == s.results[0].heads.shape]
+    batch, heads = s.results[0].heads.shape
+    rows = [
+        [f"{n}", f"{b}", *(percent(float(r.heads[b, n])) for r in shown)]
+        for b in range(batch)
+        for n in range(heads)
+    ]
+    table = grid(["head", "batch", *(r.name for r in shown)], rows)
+    keys = [r.name for r in s.results if r not in shown]
+    more = f"<p class=note>{' and '.join(keys)} belong to key heads.</p>" if keys else ""
+    return f"<div class=heads>{table}</div>{more}"
 
 
 def _machine(data: dict[str, Any]) -> str:
@@ -156,8 +192,9 @@ def _machine(data: dict[str, Any]) -> str:
         f"sums       {'; '.join(f'{k}: {v}' for k, v in plan['accumulators'].items())}",
     ]
     for layer in data["layers"]:
-        lines += ["", f"{layer['name']}   scale {layer['scale']!r}   {layer['shape']}"]
+        sizes = " ".join(f"{k}={v}" for k, v in layer["shape"].items())
+        lines += ["", f"{layer['name']}   scale {layer['scale']!r}   {sizes}"]
         lines += [
             f"sha256 {k:6} {v}" for part in layer["digests"].values() for k, v in part.items()
         ]
-    return f"<h2>What was run</h2><pre>{escape(chr(10).join(lines))}</pre>"
+    return f"<pre>{escape(chr(10).join(lines))}</pre>"

@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention import Examined, Injection, Plan, Record, Site, Trace, attend, examine
+from roundscope.attention import (
+    ErrorBudget,
+    Examined,
+    Injection,
+    Plan,
+    Record,
+    Site,
+    Trace,
+    attend,
+    error_budget,
+    examine,
+)
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
@@ -32,6 +43,7 @@ from roundscope.experiments.trace.served import options, settled, visible
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
 OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since they often have few distinct arguments
+INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
 CHUNK_BYTES = 128 << 20  # size of the events that are held at once
 HEAD_BYTES = 2 << 30  # size of one head's events beyond which P is not kept
@@ -44,6 +56,11 @@ class Observed:
 
     results    out, lse, delta, dq, dk, dv under the plan; None for gradients of a layer without do
     reference  the same under the plan that it is compared with
+    beside     the same under the plan that stands beside; None if there is none, or if it is the
+               plan itself
+    cast       the reference on inputs that are cast as the plan casts them; None where that changes
+               no input, or where the reference is not exact
+    budget     which event makes how much of the errors against exact attention; None if not asked
     trace      statistics and row sums of every site; events of the sites asked for
     focus      reduced errors of P, PV, O and OUT, where they occur
     ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
@@ -58,6 +75,9 @@ class Observed:
     scale: float
     results: dict[str, Any]
     reference: dict[str, Any]
+    beside: dict[str, Any] | None
+    cast: dict[str, Any] | None
+    budget: ErrorBudget | None
     trace: Trace
     focus: dict[str, Focus]
     ones: np.ndarray | None
@@ -79,8 +99,9 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     for heads, seen in _chunks(layer, request, scale, progress):
         held = seen.trace.events if heads == layer.k.shape[2] else {}
         parts.append(_reduced(request, seen))
+    trace = _joined([p[0].trace for p in parts])
     progress(f"{layer.name}: {request.against.name}")
-    reference = _reference(layer, request, scale)
+    reference = _under(request.against, layer, request, scale)
     keys, queries = layer.k.shape[1], layer.q.shape[1]
     block_q, block_k = blocks(layer, request)
 
@@ -89,8 +110,11 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         request=request,
         scale=scale,
         results={n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS},
-        reference={name: getattr(reference, name) for name in RESULTS},
-        trace=_joined([p[0].trace for p in parts]),
+        reference=reference,
+        beside=_beside(layer, request, scale, progress),
+        cast=_cast(layer, request, scale, trace, progress),
+        budget=_budget(layer, request, scale, progress) if request.budget else None,
+        trace=trace,
         ones=_join([p[2] for p in parts], 1),
         focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
         exists=existing(
@@ -236,19 +260,62 @@ def call(
     )
 
 
-def _reference(layer: Layer, request: Request, scale: float) -> Examined:
-    """Run the plan compared with.
+def _under(plan: Plan, layer: Layer, request: Request, scale: float) -> dict[str, Any]:
+    """Return the results of a layer under another plan than the request's, without its injections.
 
     `exact` gets binary64 inputs, so that its results are returned unrounded.
     """
-    tensors = (layer.q, layer.k, layer.v, layer.do)
-    if request.against.name != "exact":
-        # the fused kernels may lack this plan
-        wide = replace(request, engine="xla") if request.engine == "pallas" else request
-        return call(*tensors, wide, request.against, scale, None, **options(layer))
-    q, k, v, do = (None if x is None else x.astype(np.float64) for x in tensors)
-    exactly = replace(request, engine="numpy")
-    return call(q, k, v, do, exactly, request.against, scale, None, **options(layer))
+    q, k, v, do = layer.q, layer.k, layer.v, layer.do
+    engine = "xla" if request.engine == "pallas" else request.engine  # kernels may lack this plan
+    if plan.name.rstrip("*") == "exact":
+        q, k, v = (x.astype(np.float64) for x in (q, k, v))
+        do, engine = None if do is None else do.astype(np.float64), "numpy"
+    asked = replace(request, engine=engine)
+    results = call(q, k, v, do, asked, plan, scale, None, **options(layer))
+    return {name: getattr(results, name) for name in RESULTS}
+
+
+def _beside(
+    layer: Layer, request: Request, scale: float, progress: Progress
+) -> dict[str, Any] | None:
+    """Return the results of the plan that stands beside, if that is another plan."""
+    plan = request.beside
+    if plan is None or (plan == replace(request.plan, name=plan.name) and not request.inject):
+        return None
+    progress(f"{layer.name}: {plan.name}")
+    return _under(plan, layer, request, scale)
+
+
+def _cast(
+    layer: Layer, request: Request, scale: float, trace: Trace, progress: Progress
+) -> dict[str, Any] | None:
+    """Return the exact results of the inputs that the plan casts, if it changes some."""
+    changed = [s for s in INPUTS if s in trace.stats and int(trace.stats[s].inexact.sum())]
+    if not changed or request.against.name != "exact":
+        return None
+    progress(f"{layer.name}: exact, of the cast inputs")
+    plan = request.against.rounded({s: request.plan.event(s) for s in changed})
+    return _under(plan, layer, request, scale)
+
+
+def _budget(layer: Layer, request: Request, scale: float, progress: Progress) -> ErrorBudget:
+    def told(part: str) -> None:
+        progress(f"{layer.name}: error budget, {part}")
+
+    return error_budget(
+        layer.q,
+        layer.k,
+        layer.v,
+        layer.do,
+        plan=request.plan,
+        inject=request.inject,
+        progress=told,
+        block_q=request.block_q,
+        block_k=request.block_k,
+        scale=scale,
+        is_causal=bool(request.causal),
+        **options(layer),
+    )
 
 
 def _reduced(

@@ -23,7 +23,11 @@ def settled(request: Request, layer: Layer) -> Request:
         return served_given(plan, layer.window, layer.softcap, layer.sinks, heads)
 
     return replace(
-        request, causal=causal, plan=served(request.plan), against=served(request.against)
+        request,
+        causal=causal,
+        plan=served(request.plan),
+        against=served(request.against),
+        beside=None if request.beside is None else served(request.beside),
     )
 
 

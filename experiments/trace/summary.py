@@ -13,13 +13,13 @@ from roundscope.attention.trace.summary import site_of
 from roundscope.experiments.trace.analysis import bias as analysis
 from roundscope.experiments.trace.analysis import consequences
 from roundscope.experiments.trace.analysis.bias import Event, Lean
-from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Gain, Share
+from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Share
 from roundscope.experiments.trace.analysis.running_error import Running, running
 from roundscope.experiments.trace.focus import Distinct, away_by_argument
-from roundscope.experiments.trace.run import RESULTS, Observed, shared_arguments
+from roundscope.experiments.trace.results import Result, results
+from roundscope.experiments.trace.run import Observed, shared_arguments
 
 CHAIN = ("PV", "O", "OUT")
-WITH_GAIN = ("out", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,7 @@ class Summary:
     shares      errors of PV, O and OUT in such rows and in the others
     running     the running error of P V along the keys; None if nothing rounds after P V
     drift       the error of delta along the tokens; None without do
-    compared    by result, its differences from the result of the plan compared with
-    gains       of out, dq, dk and dv: whether they are too long or too short
+    results     out, lse, delta and the gradients, each with its error and what to hold it against
     """
 
     seen: Observed
@@ -48,8 +47,13 @@ class Summary:
     shares: list[Share]
     running: Running | None
     drift: DeltaDrift | None
-    compared: dict[str, dict[str, float]]
-    gains: dict[str, Gain]
+    results: list[Result]
+
+    @property
+    def biased_results(self) -> list[Result]:
+        """The results that are too long or too short, the furthest first."""
+        biased = [r for r in self.results if r.is_biased]
+        return sorted(biased, key=lambda r: -abs(r.gain.mean) if r.gain else 0.0)
 
     @property
     def rounding(self) -> list[Event]:
@@ -99,21 +103,8 @@ def summarise(seen: Observed) -> Summary:
         away_limit=away_limit,
         drift=_drift(seen),
         shares=[] if several is None else [_share(seen, events[s], away[s]) for s in chain],
-        compared={
-            n: consequences.difference(seen.results[n], seen.reference[n])
-            for n in RESULTS
-            if seen.results[n] is not None
-        },
-        gains=_gains(seen),
+        results=results(seen),
     )
-
-
-def _gains(seen: Observed) -> dict[str, Gain]:
-    names = [n for n in WITH_GAIN if seen.results[n] is not None]
-    heads = seen.layer.k.shape[2]
-    return {
-        n: consequences.gain(seen.results[n], seen.reference[n], heads, len(names)) for n in names
-    }
 
 
 def _format(plan: Any, name: str) -> Any:

@@ -1,6 +1,5 @@
-"""A trace on the terminal: the summary in words, and a table with one line per event."""
+"""The table of events, one line for each that rounds, and words for the call that was traced."""
 
-import math
 from typing import Any
 
 from roundscope.attention.sites import PRODUCTS
@@ -9,7 +8,6 @@ from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.analysis.bias import Event
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary
-from roundscope.experiments.trace.words import plan_words, sentence
 
 HEADS = (
     "event",
@@ -124,49 +122,6 @@ def legend(s: Summary) -> str:
     return text + ("   = biased by rows, not by distinct arguments" if s.cleared else "")
 
 
-RESULT_HEADS = (
-    "result",
-    "relative\nrms error",
-    "largest\nerror",
-    "too long (+), short (-)\n%",
-    "",
-)
-
-
-def results(s: Summary) -> list[tuple[str, ...]]:
-    """Return a line for each result: how far it is from the one compared with, and its gain."""
-    lines: list[tuple[str, ...]] = []
-    for name, d in s.compared.items():
-        gain, mark = "", ""
-        if g := s.gains.get(name):
-            spread = "" if math.isnan(g.se) else f" ±{100 * g.se:.1g}"
-            gain = f"{100 * g.mean:+.2g}{spread}"
-            mark = ("▲" if g.mean > 0 else "▼") if g.is_biased else "·"
-        lines.append((name, f"{d['relative_rms']:.2e}", f"{d['max_abs']:.2e}", gain, mark))
-    return lines
-
-
-def results_note(s: Summary) -> str:
-    """Return what the errors of the results hold, and what the mark of their gain means."""
-    rounded = [e.name for e in s.rounding if e.name in ("Q", "K", "V", "DO")]
-    inputs = f", casts of {' '.join(rounded)} included" if rounded else ""
-    return (
-        f"results against {s.seen.request.against.name}{inputs}   ▲ ▼ more than the scatter of"
-        " heads explains"
-    )
-
-
-def _results_table(s: Summary) -> Any:
-    from rich.table import Table
-
-    t = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for i, name in enumerate(RESULT_HEADS):
-        t.add_column(name, justify="right" if 0 < i < 4 else "left", no_wrap=True)
-    for line in results(s):
-        t.add_row(*line, style="bold red" if line[-1] in ("▲", "▼") else None)
-    return t
-
-
 def sizes(s: Summary) -> str:
     """Return the sizes of the layer's axes, so that a wrong layout shows, and notes on its file."""
     (b, t, n, h), (_, keys, g, hv) = s.seen.layer.q.shape, s.seen.layer.v.shape
@@ -189,21 +144,7 @@ def call_words(request: Request, layer: Layer) -> str:
     return "".join(f", {name}" for name, is_so in has.items() if is_so)
 
 
-def show(s: Summary, console: Any) -> None:
-    """Print the summary in words, the tables of results and events, and the legend."""
-    from rich.text import Text
-
-    request, layer = s.seen.request, s.seen.layer
-    tile = f"tile {request.block_q} x {request.block_k}{call_words(request, layer)}"
-    console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
-    console.print(Text(sentence(s)))
-    console.print(Text(f"{layer.name}: {sizes(s)}"))
-    console.print(_results_table(s))
-    console.print(Text(results_note(s), style="dim"))
-    console.print(table(s, console.width))
-    lines = [*folded(s), legend(s)]
-    if console.width < NARROW:
-        lines.append("a wider terminal shows carries, mean |error| and max as well")
-    for line in lines:
-        console.print(Text(line, style="dim"))
-    console.print()
+def formula(name: str) -> str:
+    """Return what an event is; of the additions inside a sum, what is added."""
+    text = site_of(name).formula
+    return f"additions of {text}" if "." in name else text

@@ -18,7 +18,7 @@ def sentence(s: Summary) -> str:
 
     What follows is said of P V, O, OUT, the results and delta.
     """
-    statements = (_not_finite, _biased, _cleared, _chain, _results, _vanishing, _delta, _ones)
+    statements = (_not_finite, _biased, _cleared, _chain, _vanishing, _delta, _ones)
     return " ".join(text for text in (state(s) for state in statements) if text)
 
 
@@ -172,19 +172,6 @@ def _chain(s: Summary) -> str:
             f" ({most}{size})."
         )
     return " ".join(parts)
-
-
-def _results(s: Summary) -> str:
-    """Which results are too long or too short, whatever event made them so."""
-    parts = [
-        f"{n} is too {'long' if g.mean > 0 else 'short'} by {100 * abs(g.mean):.2g} ±"
-        f" {100 * g.se:.1g} %"
-        for n, g in s.gains.items()
-        if g.is_biased
-    ]
-    if not parts:
-        return ""
-    return f"Against {s.seen.request.against.name}, {_and(parts)}."
 
 
 def _and(names: list[str]) -> str:

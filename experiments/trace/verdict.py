@@ -1,0 +1,178 @@
+"""The verdict of a trace: how exact the results are, what makes their errors, what to try next."""
+
+import shlex
+from dataclasses import dataclass
+
+from roundscope.attention.budget.parts import promotion
+from roundscope.attention.budget.table import ErrorBudget, Line
+from roundscope.experiments.report.wording import listed
+from roundscope.experiments.trace.results import EVENT, Result, score
+from roundscope.experiments.trace.summary import Summary
+
+CLOSE = 1.25  # times the least error of its format that a result may have to be called the least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a reader should know after one minute.
+
+    accuracy   how far the output is from exact attention, and from what is possible
+    bias       which results are too long or too short, and which event makes them so
+    causes     which event makes most of the error of each result
+    number     the relative rms error of the output, as text
+    step       the options to add to the command for the next step; "" if there is none
+    buys       what that step would do
+    """
+
+    accuracy: str
+    bias: str
+    causes: str
+    number: str
+    step: str
+    buys: str
+
+    @property
+    def text(self) -> str:
+        """The sentences in order."""
+        return " ".join(x for x in (self.accuracy, self.bias, self.causes) if x)
+
+
+def verdict(s: Summary) -> Verdict:
+    """Return the verdict on one layer."""
+    line, result = _to_promote(s)
+    step, buys = ("", "") if line is None else _step(s, line, result)
+    return Verdict(
+        accuracy=_accuracy(s),
+        bias=_bias(s),
+        causes=_causes(s),
+        number=percent(_out(s).error),
+        step=step,
+        buys=buys,
+    )
+
+
+def percent(part: float) -> str:
+    """Return a part of 1 in percent with two digits, or, of 2 and more, as a factor."""
+    if part >= 2.0:
+        return f"{part:.2g} times its size"
+    return f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %"
+
+
+def _out(s: Summary) -> Result:
+    return s.results[0]
+
+
+def _accuracy(s: Summary) -> str:
+    """Return how far the output is from exact attention, beside the least error of its format."""
+    out, against = _out(s), s.seen.request.against.name
+    whose = "exact attention" if against == "exact" else f"the output of {against}"
+    if not out.error:
+        return f"The output equals that of {'exact attention' if against == 'exact' else against}."
+    first = f"The output differs from {whose} by {percent(out.error)} (relative rms error)"
+    if out.least:
+        times = out.error / out.least
+        name = s.seen.request.plan[EVENT["out"]].format.name
+        once = f"rounding the exact output to {name} once"
+        first += (
+            f", hardly more than {once} ({percent(out.least)})"
+            if times < CLOSE
+            else f", {times:.2g} times as much as {once}"
+        )
+    if out.cast:
+        first += f"; casting the inputs alone makes {percent(out.cast)}"
+    return f"{first}."
+
+
+def _bias(s: Summary) -> str:
+    """Return which results are too long or too short, and which event makes them so."""
+    tested = [r for r in s.results if r.gain is not None]
+    if not s.biased_results:
+        if all(r.gain is None or not r.gain.se > 0.0 for r in tested):
+            return ""
+        return f"{_these(tested)} is too long or too short by more than chance."
+    parts = [_too(r) for r in s.biased_results]
+    text, first = f"Biased: {listed(parts)}.", s.biased_results[0].name
+    culprit = _culprit(s.seen.budget, s.biased_results[0])
+    if culprit is not None:
+        change = f"{100 * culprit.gain[first]:+.2g} %"
+        text += f" The largest cause is {_named(culprit)}, which alone changes {first} by {change}."
+    return text
+
+
+def _too(r: Result) -> str:
+    """Return by how much a result is too long or too short, with its z."""
+    assert r.gain is not None
+    way, z = "long" if r.gain.mean > 0.0 else "short", score(r.gain)
+    return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} (z = {z:+.1f})"
+
+
+def _these(tested: list[Result]) -> str:
+    names = [r.name for r in tested]
+    return f"Neither {names[0]} nor {names[1]}" if len(names) == 2 else f"None of {listed(names)}"
+
+
+def _culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
+    """Return the line that alone makes most of a result's gain, if it makes a third or more."""
+    if budget is None or result.gain is None or result.name not in budget.gain:
+        return None
+    whole = result.gain.mean
+    lines = [x for x in budget.lines if x.gain[result.name] * whole > 0.0]
+    most = max(lines, key=lambda x: abs(x.gain[result.name]), default=None)
+    return most if most is not None and abs(most.gain[result.name]) > abs(whole) / 3 else None
+
+
+def _causes(s: Summary) -> str:
+    """Return which event makes most of the squared error of each result."""
+    budget = s.seen.budget
+    if budget is None or not budget.lines:
+        return ""
+    named: dict[str, list[str]] = {}
+    for name in budget.total:
+        if budget.total[name]:
+            line = budget.largest(name)
+            named.setdefault(_named(line), []).append(_share(budget, line, name))
+    parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
+    return f"Of the squared error, {listed(parts)}."
+
+
+def _share(budget: ErrorBudget, line: Line, name: str) -> str:
+    return f"{100 * budget.share(line, name):.0f} % in {name}"
+
+
+def _named(line: Line) -> str:
+    """Return the event and what it rounds to, in words."""
+    return f"{line.part.name} ({line.part.how})" if line.part.places else "the injected error"
+
+
+def _to_promote(s: Summary) -> tuple[Line | None, str]:
+    """Return the event whose promotion makes the error of some result least, and that result.
+
+    Where a result is biased, it is the event that makes it so; where an injected error makes most
+    of an error, there is none.
+    """
+    budget = s.seen.budget
+    if budget is None or not budget.lines or not budget.lines[0].part.places:
+        return None, ""
+    biased = s.biased_results[0] if s.biased_results else None
+    culprit = None if biased is None else _culprit(budget, biased)
+    if biased is not None and culprit is not None and len(culprit.part.places) == 1:
+        return culprit, biased.name
+    choices = [
+        (line.without[name] / budget.total[name], line, name)
+        for line in budget.lines
+        if line.without is not None and len(line.part.places) == 1
+        for name in budget.total
+        if budget.total[name]
+    ]
+    best = min(choices, key=lambda x: x[0], default=None)
+    return (None, "") if best is None or best[0] > 0.95 else best[1:]
+
+
+def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
+    """Return the options that promote a line's event, and what that does to a result."""
+    budget = s.seen.budget
+    assert budget is not None
+    words = [f"--set {shlex.quote(w)}" for w in promotion(s.seen.request.plan, line.part)]
+    before = budget.total[result]
+    after = line.without[result] if line.without is not None else before
+    return " ".join(words), f"the error of {result} goes from {before:.2e} to {after:.2e}"
