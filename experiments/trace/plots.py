@@ -56,6 +56,7 @@ def budget(b: ErrorBudget, parts: list[Line]) -> Figure:
     """Draw the share of each part in the squared error of each result, a panel for a result."""
     names = [n for n in b.total if b.total[n]]
     shown = parts[::-1]
+    most = 100.0 * max(b.share(line, name) for line in parts for name in names)
     figure, axes = _figure(
         1.1 + 0.24 * len(shown), 1, len(names), sharey=True, sharex=True, squeeze=False
     )
@@ -75,8 +76,7 @@ def budget(b: ErrorBudget, parts: list[Line]) -> Figure:
                     color=INK,
                 )
         ax.set_title(f"{name}: {b.total[name]:.2e}", fontsize=9.5)
-        ax.set_xlim(0.0, None)
-        ax.margins(x=0.18)
+        ax.set_xlim(0.0, 1.2 * most)
         ax.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
     labels = [f"{line.part.name}  {line.part.how}" for line in shown]
     axes[0][0].set_yticks(range(len(shown)), labels, fontfamily="monospace", fontsize=8)

@@ -8,13 +8,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from roundscope.experiments.report.page import (
-    CONTENTS,
-    document,
-    figure,
-    folded,
-    grid,
-)
+from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid
 from roundscope.experiments.report.page import verdict as opening
 from roundscope.experiments.trace import table as events
 from roundscope.experiments.trace import terminal
@@ -69,15 +63,16 @@ def _top(summaries: list[Summary], worst: Summary, data: dict[str, Any]) -> str:
         f" engine {data['engine']}."
     )
     v = verdict(worst)
-    text, number = v.text, f"{v.number} relative rms error of the output"
+    first = v.accuracy
     if len(summaries) > 1:
-        text = f"{layer.name} is the least exact of {len(summaries)} layers. {text}"
+        first = f"{layer.name} is the least exact of {len(summaries)} layers. {first}"
     mood = "bad" if any(s.biased_results for s in summaries) else "good"
     step = f"{data['next']} {v.step}" if v.step else ""
+    more = " ".join(x for x in (v.bias, v.causes) if x)
     return (
         "<h1>How exact is this attention, and which rounding is to blame?</h1>"
         f"<p class=sub>{escape(what)} {escape(events.sizes(worst))}.</p>"
-        + opening(text, number, step, why=f"Next: {v.buys}", mood=mood)
+        + opening(first, more, step, why=f"Next, to see how {v.buys}", mood=mood)
     )
 
 
@@ -126,31 +121,43 @@ def _results(s: Summary) -> str:
 
 
 def _budget(s: Summary) -> str:
-    """Return the table of the error budget: shares, what promotion buys and what it costs."""
+    """Return the tables of the error budget: shares, what promotion buys and what it costs."""
     budget = s.seen.budget
     assert budget is not None
     names, rows = list(budget.total), []
     for line in budget.lines:
         left = line.without
-        rows.append(
-            [
-                line.part.name,
-                line.part.how,
-                *(f"{100 * budget.share(line, n):.1f}" for n in names),
-                *(f"{left[n]:.2e}" if left else "" for n in names),
-                line.part.formula,
-                cost(s.seen.request.plan, line.part, s.seen.layer),
-            ]
-        )
+        shares = [f"{100 * budget.share(line, n):.1f}" for n in names]
+        errors = [f"{left[n]:.2e}" if left else "" for n in names]
+        rows.append([line.part.name, line.part.how, *shares, *errors])
     left_over = [f"{100 * budget.interaction(n):+.1f}" for n in names]
-    rows.append(["interaction", "", *left_over, *("" for _ in names), "what is left over", ""])
+    rows.append(["interaction", "", *left_over, *("" for _ in names)])
     whole = [f"{budget.total[n]:.2e}" for n in names]
-    rows.append(["all", "", *("100.0" for _ in names), *whole, "the whole plan", ""])
+    rows.append(["all", "", *("100.0" for _ in names), *whole])
     heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
-    heads += [f"{n}\nwithout it" for n in names]
-    heads += ["formula", "what more bits would cost"]
+    heads += [f"{n}\nwithout" for n in names]
     note = escape(terminal.budget_method(s))
-    return f"{grid(heads, rows)}<p class=note>{note}</p>"
+    return f"{grid(heads, rows)}<p class=note>{note}</p>{_promotions(s)}"
+
+
+def _promotions(s: Summary) -> str:
+    """Return the table of what more bits for an event would buy and cost."""
+    budget, plan = s.seen.budget, s.seen.request.plan
+    assert budget is not None
+    rows = [
+        [
+            line.part.name,
+            line.part.formula,
+            terminal.helps(budget, line),
+            cost(plan, line.part, s.seen.layer),
+        ]
+        for line in terminal.visible(budget)
+        if line.part.places
+    ]
+    heads = ["event", "formula", "more bits would buy", "and would cost a kernel on an H100"]
+    table = grid(heads, rows).replace("<table>", "<table class=words>")
+    note = "Rates are NVIDIA's of dense products on an H100 SXM; sizes are those of all heads."
+    return f"<h3>What more bits would buy, and cost</h3>{table}<p class=note>{note}</p>"
 
 
 def _events(s: Summary) -> str:

@@ -148,13 +148,14 @@ def _budget(budget: ErrorBudget) -> Any:
     t.add_column("without it", no_wrap=True)
     for line in visible(budget):
         shares = [f"{100 * budget.share(line, n):.1f}" for n in budget.total]
-        t.add_row(Text(line.part.name, style="bold"), line.part.how, *shares, _helps(budget, line))
+        t.add_row(Text(line.part.name, style="bold"), line.part.how, *shares, helps(budget, line))
     left = [f"{100 * budget.interaction(n):+.1f}" for n in budget.total]
     t.add_row("interaction", "", *left, "", style="dim")
     return t
 
 
-def _helps(budget: ErrorBudget, line: Line) -> str:
+def helps(budget: ErrorBudget, line: Line) -> str:
+    """Return what the absence of a part does to the result that it helps most, in words."""
     best = improvement(budget, line)
     if best is None:
         return ""
