@@ -121,3 +121,7 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) .venv-* demo build *.egg-info
+
+.PHONY: package
+package: $(READY)  ## sdist and wheel in build/package, each installed in a new environment and run there
+	$(BIN)/python -m tests.checks.package --python $(PYTHON)

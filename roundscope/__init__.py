@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roundscope import attention, emu
     from roundscope.attention import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PACKAGES = ("attention", "emu")
 _ADAPTERS = ("flax", "jax", "torch")  # need libraries that may be missing, so * has none of them

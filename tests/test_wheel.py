@@ -1,14 +1,14 @@
-"""The wheel that users install: built here, installed in an empty folder, run away from sources.
+"""The sdist and the wheel that users install: built here, installed in an empty folder, run away
+from sources.
 
 The tests' own environment provides the dependencies; the folder with the wheel comes before it, so
-an editable install there is not what Python finds. Nothing is downloaded.
+an editable install there is not what Python finds. Nothing is downloaded; `make package` installs
+the dependencies too.
 """
 
 import os
-import shutil
-import subprocess
+import re
 import sys
-import zipfile
 from email import message_from_bytes
 from pathlib import Path
 from typing import NamedTuple
@@ -16,11 +16,19 @@ from typing import NamedTuple
 import pytest
 
 import roundscope
+from tests.checks.package import (
+    COMMUNITY,
+    LAYERS,
+    PIP,
+    build_sdist,
+    build_wheel,
+    copy_sources,
+    in_sdist,
+    in_wheel,
+    succeed,
+)
 
 ROOT = Path(__file__).parents[1]
-LAYERS = ("emu", "attention", "experiments")
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "roundscope", "tests", *LAYERS)
-PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 IMPORT = """
 import sys
@@ -55,7 +63,7 @@ class Installed(NamedTuple):
         """What a command prints that finds Roundscope in `target` and nowhere else."""
         own = {"PYTHONPATH": str(self.target), "PYTHONSAFEPATH": "1"}
         caches = {"XDG_CACHE_HOME": str(self.cwd / "cache")}
-        return _succeed(*command, cwd=self.cwd, env=os.environ | own | caches)
+        return succeed(*command, cwd=self.cwd, env=os.environ | own | caches)
 
     def python(self, code: str) -> str:
         """What a program prints."""
@@ -66,38 +74,28 @@ class Installed(NamedTuple):
         return self.run(sys.executable, self.target / "bin" / "roundscope", *words)
 
 
-def _succeed(*command, **options):
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, **options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _copy_sources(to):
-    """What the build may read, so that it leaves no `build` folder here and finds no old one."""
-    unwanted = shutil.ignore_patterns("__pycache__", ".*", "*~")
-    for path in (ROOT / name for name in SOURCES):
-        if path.is_dir():
-            shutil.copytree(path, to / path.name, symlinks=True, ignore=unwanted)
-        else:
-            shutil.copy(path, to)
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     """A copy of the sources."""
     folder = tmp_path_factory.mktemp("sources")
-    _copy_sources(folder)
+    copy_sources(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def installed(sources, tmp_path_factory):
-    """The wheel, built by the tests' own setuptools and installed without its dependencies."""
+def sdist(sources, tmp_path_factory):
+    """The sdist, built by the tests' own setuptools."""
+    return build_sdist(sources, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def installed(sdist, tmp_path_factory):
+    """The wheel of the sdist, built by the same setuptools, installed without dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
-    _succeed(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources)
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(sdist, folder)
     target = folder / "installed"
-    _succeed(*PIP, "install", "--no-deps", "--no-index", "--no-compile", "--target", target, wheel)
+    alone = ("install", "--no-deps", "--no-index", "--no-compile", "--target", target)
+    succeed(sys.executable, *PIP, *alone, wheel)
     return Installed(wheel, target, tmp_path_factory.mktemp("elsewhere"))
 
 
@@ -115,8 +113,23 @@ def test_wheel_has_every_file_of_the_package_and_no_other(installed, sources):
     packaged = _packaged(sources)
     assert {"roundscope/py.typed", "roundscope/emu/__init__.py"} < packaged
     assert any(name.startswith("roundscope/experiments/data/") for name in packaged)
-    names = zipfile.ZipFile(installed.wheel).namelist()
+    names = in_wheel(installed.wheel)
     assert {name for name in names if ".dist-info/" not in name} == packaged
+
+
+def test_sdist_has_files_where_the_tree_has_links(sdist, sources):
+    """Catches a link to a folder that the sdist lacks, files left out, and tests taken in."""
+    contents = in_sdist(sdist)
+    assert None not in contents.values(), "a link"
+    assert {name for name in contents if "/" in name} >= _packaged(sources)
+    assert {*COMMUNITY, "LICENSE", "README.md", "pyproject.toml"} < contents.keys()
+    assert not [name for name in contents if name.startswith(("tests/", *LAYERS))]
+    assert contents["roundscope/py.typed"] == b""
+
+
+def test_wheel_of_the_sdist_is_the_wheel_of_the_tree(installed, sources, tmp_path):
+    """Catches what a build needs and the sdist lacks, and metadata that depend on the folder."""
+    assert in_wheel(installed.wheel) == in_wheel(build_wheel(sources, tmp_path))
 
 
 def test_pytest_finds_the_plugin_of_the_wheel(installed):
@@ -128,10 +141,25 @@ def test_pytest_finds_the_plugin_of_the_wheel(installed):
 def test_metadata_of_the_wheel_say_what_it_is(installed):
     """Catches a version that differs from the package's, and a wheel for one platform only."""
     assert installed.wheel.name == f"roundscope-{roundscope.__version__}-py3-none-any.whl"
-    inside = f"roundscope-{roundscope.__version__}.dist-info/METADATA"
-    metadata = message_from_bytes(zipfile.ZipFile(installed.wheel).read(inside))
+    contents, inside = in_wheel(installed.wheel), f"roundscope-{roundscope.__version__}.dist-info"
+    metadata = message_from_bytes(contents[f"{inside}/METADATA"])
     assert metadata["License-Expression"] == "Apache-2.0"
     assert "Typing :: Typed" in metadata.get_all("Classifier")
+    assert contents[f"{inside}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("CHANGELOG.md", r"^## (\S+) - (\S+)$"),
+        ("CITATION.cff", r"^version: (\S+)\ndate-rel\S+ (\S+)$"),
+    ],
+)
+def test_files_name_the_version_and_its_date(file, pattern):
+    """Catches a release whose changelog or citation still has the one before."""
+    version, date = re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE)[0]
+    assert version == roundscope.__version__
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date.strip("'\""))
 
 
 def test_installed_package_is_what_is_imported_and_light(installed):
