@@ -43,14 +43,18 @@ suppress_warnings = ["toc.not_included"]
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "glob pattern" not in record.msg
 )
-# quotation marks and dashes of commands stay as they are
-smartquotes = False
+# quotation marks stay as they are, since texts quote commands
+smartquotes_action = "D"
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r".*")]
+nitpick_ignore_regex = [
+    ("py:obj", r".*"),  # names in single backquotes of docstrings
+    ("py:class", r"(?!roundscope\.).*|.*\.evidence\.State"),
+]
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "notebooks" / digest_of_sources())
 nb_execution_in_temp = True

@@ -2,6 +2,8 @@
 page, and the names of code blocks that are not a programming language.
 """
 
+import re
+
 from docutils import nodes
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
@@ -11,6 +13,7 @@ from . import commands, tables
 
 # code blocks of the page of the grammar, which a test reads by these names
 GRAMMAR_BLOCKS = ("change", "place", "linear", "injection")
+BARS = re.compile(r"\|(\w+)\|")
 
 
 class Generated(SphinxDirective):
@@ -26,17 +29,17 @@ class Generated(SphinxDirective):
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 
-def escape_star(
+def escape(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Escape the star of a signature, as in (q, k, v, *, scale), which is no emphasis."""
-    lines[:] = [line.replace(" *, ", r" \*, ") for line in lines]
+    """Escape what is no markup in our docstrings: the star in (q, k, *, scale), the bars of |x|."""
+    lines[:] = [BARS.sub(r"\\|\1\\|", line.replace(" *, ", r" \*, ")) for line in lines]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register what the pages use."""
     app.add_directive("generated", Generated)
-    app.connect("autodoc-process-docstring", escape_star)
+    app.connect("autodoc-process-docstring", escape)
     for name in GRAMMAR_BLOCKS:
         app.add_lexer(name, TextLexer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
