@@ -1,0 +1,151 @@
+"""The documentation, as far as it can be checked without building it: pages, links, commands."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from roundscope import __all__ as of_roundscope
+from roundscope.experiments.cli.main import app
+from roundscope.testing import __all__ as of_testing
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(p for p in DOCS.rglob("*") if p.suffix in (".md", ".rst"))
+TEXTS = [*PAGES, *sorted(ROOT.glob("*.md"))]
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.M | re.S)
+FENCED = re.compile(r"^ *(`{3,})[^\n]*\n.*?^ *\1", re.M | re.S)
+LINK = re.compile(r"(?<!\\)\]\((?!https?:|mailto:)([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.M)
+LABEL = re.compile(r"^\(([\w-]+)\)=$", re.M)
+NAMED = re.compile(r"(?<![\w./-])docs/[\w./-]*\w")
+COMMAND = re.compile(r"(?<!from )(?:^|(?<=[\s!(]))roundscope ((?:--)?[a-z][\w-]*)\b([^`|#\n]*)")
+OPTION = re.compile(r"(?<![\w-])(--?[a-z][\w-]*)")
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def children(page: Path) -> set[Path]:
+    """The pages in the tables of contents of a page."""
+    lines = "\n".join(TOCTREE.findall(text_of(page))).splitlines()
+    entries = [line.strip() for line in lines if line.strip() and not line.strip().startswith(":")]
+    return {
+        (found.parent / found.name).resolve()
+        for entry in entries
+        for suffix in (".md", ".rst")
+        for found in page.parent.glob(entry.removeprefix("/") + suffix)
+    }
+
+
+def test_every_page_is_in_a_table_of_contents():
+    """A page that nobody finds."""
+    reached, new = set(), {DOCS / "index.md"}
+    while new:
+        reached |= new
+        new = {child for page in new for child in children(page)} - reached
+    assert [named(page) for page in PAGES if page not in reached] == []
+
+
+def slug(heading: str) -> str:
+    """The anchor that MyST and GitHub give to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    text = FENCED.sub("", text_of(path))
+    return {slug(heading) for heading in HEADING.findall(text)} | set(LABEL.findall(text))
+
+
+@pytest.mark.parametrize("path", [p for p in TEXTS if p.suffix == ".md"], ids=named)
+def test_links_lead_somewhere(path):
+    """A file that was moved, a heading that was written anew."""
+    prose = re.sub(r"`[^`\n]*`", "``", FENCED.sub("", text_of(path)))
+    broken = []
+    for link in LINK.findall(prose):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.exists():
+            broken.append(link)
+        elif anchor and target.suffix == ".md" and "{generated}" not in text_of(target):
+            broken += [link] * (anchor not in anchors(target))
+    assert broken == []
+
+
+def test_pages_that_the_sources_name_exist():
+    """A message that sends a user to a page of an older version."""
+    folders = ("emu", "attention", "experiments", "roundscope", "tests", "docs/_ext")
+    files = [p for folder in folders for p in (ROOT / folder).rglob("*.py")]
+    files += [ROOT / "Makefile", ROOT / "pyproject.toml", *TEXTS]
+    missing = {
+        (named(path), name)
+        for path in files
+        if path.name != "CHANGELOG.md"
+        for name in NAMED.findall(text_of(path))
+        if not (ROOT / name).exists() and not name.startswith("docs/_build")
+    }
+    assert missing == set()
+
+
+COMMANDS = typer.main.get_command(app).commands
+OF_ALL = {"--help", "-h"}
+
+
+def options(verb: str) -> set[str]:
+    return {name for p in COMMANDS[verb].params for name in (*p.opts, *p.secondary_opts)} | OF_ALL
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=named)
+def test_commands_and_options_that_a_page_names_exist(path):
+    """A command that was renamed, an option that a user tries in vain."""
+    text = re.sub(r"\\\n\s*", " ", text_of(path))
+    wrong = []
+    for verb, rest in COMMAND.findall("\n".join(code_of(text))):
+        if verb.startswith("--"):
+            wrong += [verb] * (verb not in OF_ALL | {"--version"})
+        elif verb not in COMMANDS:
+            wrong.append(verb)
+        else:
+            wrong += [f"{verb} {o}" for o in OPTION.findall(rest) if o not in options(verb)]
+    assert wrong == []
+
+
+def code_of(text: str) -> list[str]:
+    """The lines of a page's code, without lines that import, and its code in running text."""
+    fenced = [match.group() for match in FENCED.finditer(text)]
+    inline = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", FENCED.sub("", text))
+    indented = re.findall(r"^ {4}(.*)$", FENCED.sub("", text), re.M)
+    lines = [line for block in (*fenced, *indented) for line in block.splitlines()]
+    return [*(line for line in lines if "import roundscope" not in line), *inline]
+
+
+def exported(path: Path) -> list[str]:
+    """The names in __all__ of a module that is not imported, since its library may be missing."""
+    [value] = [
+        node.value
+        for node in ast.parse(text_of(path)).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    return ast.literal_eval(value)
+
+
+def test_the_reference_has_every_public_name():
+    """A function that only its source documents."""
+    pages = "\n".join(text_of(p) for p in (DOCS / "reference").glob("*.rst"))
+    names = [f"roundscope.{name}" for name in of_roundscope]
+    names += [f"roundscope.testing.{name}" for name in of_testing]
+    for library in ("torch", "jax", "flax"):
+        names += [
+            f"roundscope.{library}.{name}"
+            for name in exported(ROOT / "attention" / library / "__init__.py")
+        ]
+    aside = {"roundscope.__version__", "roundscope.attention", "roundscope.Stabiliser"}
+    missing = [n for n in names if not re.search(rf":: {re.escape(n)}$", pages, re.M)]
+    assert set(missing) - aside == set()
