@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 # so that `!roundscope` in a cell is the program of the environment that builds
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+os.environ["PYTHONSTARTUP"] = str(Path(__file__).parent / "_ext" / "startup.py")
 
 
 def digest_of_sources() -> str:
