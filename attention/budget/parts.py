@@ -7,10 +7,11 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from roundscope.attention.grammar.edits import apply
-from roundscope.attention.grammar.roundings import accumulator_words, event_of, place_words
+from roundscope.attention.grammar.roundings import accumulator_words, place_words
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
 Place = tuple[Site, bool]  # a site, and whether the additions inside its sum are meant
@@ -44,10 +45,13 @@ def event_part(plan: Plan, site: Site) -> Part:
 
 
 def _rounding(plan: Plan, site: Site) -> str:
-    """Return how a site rounds, without an overflow that its format has anyway."""
-    text = str(plan.event(site))
-    short = text.removesuffix(":saturate")
-    return short if event_of(short) == plan.event(site) else text
+    """Return how a site rounds, in few words: without an overflow that its format has anyway."""
+    event = plan.event(site)
+    if not isinstance(event, Rounding):
+        name = str(event)
+        return name if name in BLOCK_NAMED else f"{event.element.format.name} in blocks"
+    is_usual = event.format.bits <= 8  # FP8, FP6 and FP4 saturate unless told otherwise
+    return str(event).removesuffix(":saturate") if is_usual else str(event)
 
 
 def sum_part(plan: Plan, site: Site) -> Part:
