@@ -49,8 +49,9 @@ class ErrorBudget:
 
     Example:
         >>> import numpy as np
-        >>> from roundscope import error_budget
-        >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 64, 2, 16))
+        >>> from roundscope import emu, error_budget
+        >>> x = np.random.default_rng(0).standard_normal((3, 1, 64, 2, 16))
+        >>> q, k, v = emu.round_to(x, "bf16")
         >>> budget = error_budget(q, k, v, plan="fa2-bf16")
         >>> line = budget.largest("out")
         >>> line.part.formula, round(line.share("out", budget.total), 1)

@@ -130,12 +130,14 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     def cut(x: np.ndarray) -> np.ndarray:
         return x[b : b + 1, keys, g : g + 1]
 
-    record = Record(events=(Site.P, Site.V, Site.L))
+    record = Record(events=(Site.P, Site.V, Site.L, Site.LANES))
     row = layer.q[b : b + 1, t : t + 1, n : n + 1]
     events = call(
         row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
     ).trace.events
-    l = 1.0 if request.plan.normalise_first else float(events["L"][1].reshape(-1)[-1])
+    l = 1.0
+    if not request.plan.normalise_first:  # LANES is the sum of all lanes, where L is one of them
+        l = float(events["LANES" if "LANES" in events else "L"][1].reshape(-1)[-1])
     return events["P"][1].reshape(-1), events["V"][1][0, 0, :, i], l
 
 

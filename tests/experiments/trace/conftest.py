@@ -1,7 +1,5 @@
 """The command in this process, a small file of tensors, and the sample's summary."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -13,9 +11,20 @@ from tests.experiments.trace.inputs import asked, tensors
 
 @pytest.fixture
 def run(roundscope):
-    """Runs `roundscope trace` in this process: (exit code, stdout, stderr)."""
+    """Runs `roundscope trace` in this process: (exit code, stdout, stderr without progress).
 
-    return partial(roundscope, "trace")
+    The plan is qiu-yao, which has most kinds of events, and there is no error budget, unless the
+    words say otherwise.
+    """
+
+    def of(*words):
+        plan = () if "--plan" in words else ("--plan", "qiu-yao")
+        budget = () if "--budget" in words else ("--no-budget",)
+        code, out, err = roundscope("trace", *words, *plan, *budget)
+        lines = [x for x in err.splitlines(keepends=True) if not x.startswith("trace: ")]
+        return code, out, "".join(lines)
+
+    return of
 
 
 @pytest.fixture
