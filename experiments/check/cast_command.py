@@ -13,8 +13,10 @@ from roundscope.experiments.check.cast_data import Asked, document
 from roundscope.experiments.check.cast_shown import show
 from roundscope.experiments.check.cast_words import failure
 from roundscope.experiments.check.junit import Case, write
-from roundscope.experiments.errors import bad
 from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.results.folder import checked_folder, tell_replaced
+
+RECORD = "check-cast.json"
 
 
 def run(
@@ -32,8 +34,8 @@ def run(
         ValueError: for a format or a function that is not known, and for a function that raises an
             error or returns something that cannot be read.
     """
-    if out is not None and out.exists() and not out.is_dir():
-        raise bad("--out", str(out), "is a file; name a folder")
+    if out is not None:
+        checked_folder(out, RECORD)
     rounding = event_of(format)
     cast, chosen = cast_named(function, library)
     began = time.perf_counter()
@@ -49,15 +51,17 @@ def run(
     else:
         show(asked, report, console())
         if out is not None:
-            print(f"written: {out / 'report.html'}, {out / 'check-cast.json'}")
+            print(f"written: {out / 'report.html'}, {out / RECORD}")
     return 0 if report.passed else 1
 
 
 def _write(out: Path, asked: Asked, report: CastReport) -> None:
+    data = document(asked, report)
+    tell_replaced(out, data["request"], RECORD)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.html").write_text(cast_page.html(asked, report), encoding="utf-8")
-    text = json.dumps(plain(document(asked, report)), indent=1, allow_nan=False)
-    (out / "check-cast.json").write_text(text + "\n", encoding="utf-8")
+    text = json.dumps(plain(data), indent=1, allow_nan=False)
+    (out / RECORD).write_text(text + "\n", encoding="utf-8")
 
 
 def _case(row: Row, report: CastReport) -> Case:

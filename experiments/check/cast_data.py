@@ -6,6 +6,7 @@ from typing import Any
 from roundscope.emu.testing.casts.records import Agreement, CastReport, Row
 from roundscope.experiments.check.cast_words import example_data
 from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.folder import request_of
 from roundscope.experiments.trace.data import command_line, versions
 
 SCHEMA = "roundscope-check-cast-1"
@@ -34,6 +35,7 @@ def document(asked: Asked, report: CastReport) -> dict[str, Any]:
         "schema": SCHEMA,
         "command": command_line(),
         "versions": versions("jax" if asked.library == "jax" else "numpy"),
+        "request": request_of(asked.function, asked.format, asked.library),
         "function": asked.function,
         "format": asked.format,
         "library": asked.library,

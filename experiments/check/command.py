@@ -10,10 +10,9 @@ from roundscope.experiments.check.asked import Asked, checked
 from roundscope.experiments.check.data import document, request
 from roundscope.experiments.check.report import Report
 from roundscope.experiments.check.run import check
-from roundscope.experiments.errors import bad
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.trace.folder import free_folder
+from roundscope.experiments.results.folder import checked_folder, free_folder, tell_replaced
 
 RECORD = "check.json"
 
@@ -30,13 +29,14 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     Raises:
         UsageError: bad usage.
     """
-    if out is not None and out.exists() and not out.is_dir():
-        raise bad("--out", str(out), "is a file; name a folder")
+    if out is not None:
+        checked_folder(out, RECORD)
     checked(asked)
     with telling("check") as tell:
         report = check(asked, tell)
     data = document(report)
     folder = out if out is not None else free_folder(_name(report), request(asked), RECORD)
+    tell_replaced(folder, request(asked), RECORD)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.html").write_text(page.html(report), encoding="utf-8")
     text = json.dumps(data, indent=1, allow_nan=False)

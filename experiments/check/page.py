@@ -6,24 +6,38 @@ from roundscope.attention.testing.cases import Answer
 from roundscope.experiments.check.data import used, where
 from roundscope.experiments.check.picture import CAPTION, picture
 from roundscope.experiments.check.report import QUESTIONS, Report
-from roundscope.experiments.check.words import counts, how, next_step, reasons
-from roundscope.experiments.report.page import document, figure, grid
+from roundscope.experiments.check.words import counts, how, next_step, number, reasons
+from roundscope.experiments.report.page import document, figure, folded, grid, verdict
 from roundscope.experiments.trace.data import command_line
+
+READ = (
+    "<p class=note>A case is one question about the kernel on one kind of inputs. It passes, fails,"
+    " or has a note: something worth knowing that is no failure. The plan is an emulated attention"
+    " whose every rounding is known; the kernel fails where it is worse than its plan, or where its"
+    " results depend on how it is called. Red rows failed.</p>"
+)
 
 
 def html(report: Report) -> str:
     """Return the page."""
     body = [
         f"<h1>{escape(report.name)} against {escape(report.asked.plan)}</h1>",
-        f"<p class=lead>{escape(report.sentence)}</p>",
+        f"<p class=sub>{escape(report.about)}.</p>",
+        _opening(report),
         _reasons(report),
-        f"<p>{escape(next_step(report))}</p>",
+        _how(report),
         _tests(report),
         _picture(report),
         *(_cases(report, test) for test in QUESTIONS if report.of(test)),
-        _how(report),
+        f"<h2>What was run</h2><pre>{escape(' '.join(command_line()))}</pre>",
     ]
     return document(f"Roundscope: check of {report.name}", "".join(body))
+
+
+def _opening(report: Report) -> str:
+    why, command = next_step(report)
+    mood = "good" if report.is_fine else "bad"
+    return verdict(report.sentence, number(report), command, why=why, mood=mood)
 
 
 def _reasons(report: Report) -> str:
@@ -57,4 +71,4 @@ def _how(report: Report) -> str:
     names = ", ".join(f"{name} {version}" for name, version in used().items())
     lines = [*how(report), f"{names}; {where()}.", f"{report.seconds:.0f} s."]
     text = "".join(f"<p class=note>{escape(line)}</p>" for line in lines)
-    return f"<h2>How this was measured</h2>{text}<pre>{escape(' '.join(command_line()))}</pre>"
+    return folded("How to read this page, and how it was measured", READ + text)

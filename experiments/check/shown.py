@@ -19,7 +19,8 @@ def show(report: Report, screen: Any) -> None:
         screen.print(Text(f"- {line}"))
     for note in report.notes:
         screen.print(Text(note))
-    screen.print(Text(next_step(report)))
+    why, command = next_step(report)
+    screen.print(Text(f"{why}: {command}"))
     screen.print(_tests(report))
     if report.compared is not None and report.compared.findings:
         screen.print(_sizes(report.compared))

@@ -39,25 +39,54 @@ def counts(report: Report) -> list[tuple[str, ...]]:
     return rows
 
 
-def next_step(report: Report) -> str:
-    """Return what to do next, with the command."""
-    source, tests = report.asked.source, {case.test for case in report.failed}
-    if not report.failed:
+def next_step(report: Report) -> tuple[str, str]:
+    """Return what to do next in words, and the command for it."""
+    source, tests = report.asked.source, [test for test in QUESTIONS if _fails(report, test)]
+    again = f"roundscope check {source} --claims {report.asked.plan}"
+    if not tests:
         return (
-            "Next: keep it so. In a test: assert_as_good_as(kernel,"
-            f' "{report.asked.claims}"), or roundscope check {source} --claims'
-            f" {report.asked.plan} --junit check.xml"
+            "Next: keep it so, by assert_as_good_as(kernel,"
+            f' "{report.asked.claims}") in a test, or in CI by',
+            f"{again} --junit check.xml",
         )
     if "explanation" in tests:
         return (
             "Next: no rounding does this, so look for a mistake in the code: masks, tiles, scales."
-            " The worst case above says on which inputs it is largest."
+            " The failed cases say on which inputs it is largest. After the repair, check again",
+            again,
         )
-    if tests <= {"invariance", "edges"}:
-        return "Next: call the kernel as the first failed case does; its inputs are said there."
+    if {*tests} <= {"invariance", "edges"}:
+        return (
+            "Next: call the kernel as the first failed case does, which says its inputs. After the"
+            " repair, check again",
+            f"{again} --only {','.join(tests)}",
+        )
     return (
-        f"Next: roundscope identify {source} --budget 120 looks longer for the rounding that does"
-        " this. Or does it claim another plan? Name it with --claims."
+        "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
+        " with --claims)",
+        f"roundscope identify {source} --budget 120",
+    )
+
+
+def _fails(report: Report, test: str) -> bool:
+    return any(case.test == test for case in report.failed)
+
+
+def number(report: Report) -> str:
+    """Return how many cases failed, and the rms error that is largest beside the plan's."""
+    asked = [case for case in report.cases if case.answer is not Answer.NOT_RUN]
+    failed = f"{len(report.failed) or 'None'} of {len(asked)} cases failed."
+    ratios = [
+        (f.kernel / f.plan, f)
+        for f in (report.compared.findings if report.compared is not None else ())
+        if f.statistic == "rms" and f.plan
+    ]
+    if not ratios:
+        return failed
+    ratio, f = max(ratios, key=lambda pair: pair[0])
+    return (
+        f"{failed} The relative rms error is at most {ratio:.3g} times the plan's: {f.kernel:.2e}"
+        f" ({f.result}, {f.inputs})."
     )
 
 

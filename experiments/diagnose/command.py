@@ -10,18 +10,26 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.experiments.diagnose.replay.store import NAME
 from roundscope.experiments.diagnose.student import rows
 from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.progress import every
 from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.results.folder import (
+    checked_folder,
+    free_folder,
+    request_of,
+    tell_replaced,
+)
 from roundscope.experiments.tensors.layers import read_layers, sample_path
-from roundscope.experiments.trace.options import Request, request
+from roundscope.experiments.trace import options
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
 OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal", "--full"), ("--arm", "--from", "--until")
-PLAN = "qiu-yao"
+PLAN = "fa2"
 INTERRUPTED = 130
+RECORD = "diagnosis.json"
 SELDOM = 30.0  # seconds between two lines where there is no terminal
 
 
@@ -54,9 +62,11 @@ def run(
             if is_run:
                 repair = "is for tensors: a run has its own plan"
             raise bad(name, value, repair)
-    folder = out if out is not None else Path(_named(path, plan, arm))
-    if folder.exists() and not folder.is_dir():
-        raise bad("--out", str(folder), "is a file; name a folder")
+    request = request_of(str(path.resolve()), layer, plan, causal, arm, first, until)
+    if out is not None:
+        checked_folder(out, RECORD)
+    folder = out or free_folder(_named(path, plan, arm), request, RECORD, NAME)
+    tell_replaced(folder, request, RECORD)
     from roundscope.experiments.diagnose.report import data, page
 
     start = time.perf_counter()
@@ -74,7 +84,7 @@ def run(
                     findings = _of_file(path, layer, plan or PLAN, causal, progress)
                 progress(LAST, "report")
                 report = data.report(findings, time.perf_counter() - start)
-            document = page.written(report, folder)
+            document = page.written(report, folder, request)
     except KeyboardInterrupt:
         kept = "nothing is kept"
         if is_run:
@@ -133,8 +143,8 @@ def _of_run(
     return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)
 
 
-def _request(plan: str, causal: bool | None) -> Request:
-    return request(
+def _request(plan: str, causal: bool | None) -> options.Request:
+    return options.request(
         plan=plan,
         against="exact",
         sets=[],

@@ -16,7 +16,7 @@ from roundscope.experiments.kernels.identify import identify
 from roundscope.experiments.kernels.reading import Call, Options, read
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.trace.folder import free_folder
+from roundscope.experiments.results.folder import checked_folder, free_folder, tell_replaced
 
 RECORD = "identify.json"
 
@@ -36,8 +36,8 @@ def run(source: str, options: Options, *, budget: float, out: Path | None, as_js
     """
     if not budget >= 0.0:
         raise bad("--budget", budget, "give seconds, 0 or more")
-    if out is not None and out.exists() and not out.is_dir():
-        raise bad("--out", str(out), "is a file; name a folder")
+    if out is not None:
+        checked_folder(out, RECORD)
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
         call = read(source, options)
@@ -45,6 +45,7 @@ def run(source: str, options: Options, *, budget: float, out: Path | None, as_js
     digest = shown.digest(source, call)
     folder = out if out is not None else free_folder(f"identify-{_word(call)}", digest, RECORD)
     data = plain(shown.document(call, found) | {"request": digest})
+    tell_replaced(folder, digest, RECORD)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RECORD).write_text(
         json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"

@@ -12,6 +12,8 @@ from typing import Any
 from roundscope.experiments.report import pictures
 
 LONG = 36  # number of characters beyond which a cell may take several lines
+LEAD = 160  # number of characters that fit in large letters
+_SENTENCE = re.compile(r"(?<=[a-z0-9)\]][.?!]) (?=\w)")  # where a sentence ends
 SECTIONS = 5  # sections from which on a page has a table of contents
 CONTENTS = "<nav></nav>"  # where a page has its table of contents, if it gets one
 CSS = """
@@ -52,7 +54,7 @@ th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 th.text{text-align:left}td.text{white-space:normal;min-width:16em;text-align:left}
 table.words th,table.words td{text-align:left;white-space:normal}
 tr:nth-child(even) td{background:var(--stripe)}
-tr.lean td{color:var(--bad);font-weight:700}
+tr.lean td{color:var(--bad)}tr.lean td:first-child{font-weight:700}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}.muted{color:var(--muted)}
 .verdict.good,.verdict.bad{color:inherit}
 pre{font-size:12.5px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywhere;
@@ -101,7 +103,8 @@ def verdict(
     """Return the opening of a page, as HTML.
 
     Args:
-        text: The answer in a sentence that nobody can misread.
+        text: The answer, in a sentence that nobody can misread; of a long text, the first
+            sentence is in large letters.
         number: The number behind it, in words: "relative rms error 2.3e-3".
         next_step: The command of the next step; one click marks all of it.
         why: What the command is for.
@@ -109,8 +112,9 @@ def verdict(
     """
     number = f"<p class=number>{escape(number)}</p>" if number else ""
     step = f"<p class=next>{escape(why)}: {command(next_step)}</p>" if next_step else ""
-    text = f"<p class=lead>{escape(text)}</p>"
-    return f"<div class='verdict {mood}'>{text}{number}{step}</div>"
+    first, *rest = _SENTENCE.split(text, maxsplit=1) if len(text) > LEAD else (text,)
+    lead = f"<p class=lead>{escape(first)}</p>" + "".join(f"<p>{escape(x)}</p>" for x in rest)
+    return f"<div class='verdict {mood}'>{lead}{number}{step}</div>"
 
 
 def command(line: str) -> str:
@@ -146,6 +150,9 @@ def grid(
     )
     body = ""
     for i, row in enumerate(lines):
-        cells = "".join(f"<td{' class=text' * (len(c) > LONG)}>{escape(c)}" for c in row)
+        cells = "".join(
+            f"<td{' class=text' * is_wide}>{escape(c)}"
+            for c, is_wide in zip(row, wide, strict=True)
+        )
         body += f"<tr{' class=lean' if marked and marked[i] else ''}>{cells}"
     return f"<div class=wide><table><tr>{head}{body}</table></div>"

@@ -11,6 +11,7 @@ from roundscope.experiments.diagnose.tensors.classes import CLASSES
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
 from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.tensors.layers import sample_path
 from roundscope.experiments.trace.data import command_line, digest, versions
 
 SCHEMA = "roundscope-diagnosis-1"
@@ -89,7 +90,20 @@ def report(found: Findings, seconds: float) -> Report:
         machine=_machine(data),
         data=data,
         seconds=seconds,
+        **(_of_tensors(found) if run is None else {}),
     )
+
+
+def _of_tensors(found: Findings) -> dict[str, str]:
+    """Return the opening of the page on tensors, which have no replays to speak of."""
+    plan = found.layer.request.plan.name.rstrip("*")
+    source = "--sample" if found.file == sample_path().name else found.file
+    return {
+        "opening": words.opening(found),
+        "number": f"The most extreme head: {words.furthest(found)}.",
+        "why": "Next, the error of every result, and which event makes it",
+        "command": f"roundscope trace {source} --plan {plan}",
+    }
 
 
 def document(found: Findings, seconds: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from roundscope.experiments.diagnose.report.steps_run import Step
 from roundscope.experiments.diagnose.tensors.verdict import Link
-from roundscope.experiments.report.page import document, figure, grid
+from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid, verdict
 from roundscope.experiments.report.terminal import console, plain
 
 
@@ -26,6 +26,9 @@ class Report:
     how         how to read the report, as HTML;  machine: lines of what was run
     data        that of diagnosis.json, without the verdict
     seconds     the time that the diagnosis took
+    opening     the sentence that opens the page; `first_line` if it is left out
+    number      the number behind it;  why, command: the next step, by default the repair of
+                `first_line`
     """
 
     name: str
@@ -42,6 +45,10 @@ class Report:
     machine: Sequence[str]
     data: dict[str, Any]
     seconds: float
+    opening: str = ""
+    number: str = ""
+    why: str = "Next, the same run with those events exact"
+    command: str = ""
 
     def document(self) -> Any:
         """Return the content of diagnosis.json, as plain data."""
@@ -65,14 +72,20 @@ def html(r: Report) -> str:
     unseen = "".join(f"<li>{escape(line)}" for line in r.unseen)
     body = (
         f"<h1>{escape(r.title)}</h1><p class=sub>{escape(r.about)}.</p>"
-        f"<p class=lead>{escape(r.first_line)}</p><p>{escape(r.headline)}</p>"
+        f"{_opening(r)}<p>{escape(r.headline)}</p>"
+        f"{folded('How to read this page', r.how)}{CONTENTS}"
         f"{''.join(section(s) for s in r.steps)}"
         f"<h2>Verdict: {escape(r.kind)}</h2><p>{escape(r.headline)}</p>"
         f"<h3>Evidence</h3><ul>{proof}</ul><h3>Not shown</h3><ul>{unseen}</ul>"
-        f"<h2>How to read this report</h2>{r.how}"
         f"<h2>What was run</h2><pre>{escape(chr(10).join(r.machine))}</pre>"
     )
     return document(f"Roundscope: diagnosis of {r.name}", body)
+
+
+def _opening(r: Report) -> str:
+    sentence, _, repair = r.first_line.partition(". Repair: ")
+    sentence = r.opening or f"{sentence[:1].upper()}{sentence[1:]}."
+    return verdict(sentence, r.number, r.command or repair, why=r.why)
 
 
 def section(s: Step) -> str:
@@ -82,10 +95,10 @@ def section(s: Step) -> str:
     return f"<h2>{s.number}. {escape(s.title)}</h2><p>{escape(s.sentence)}</p>{images}{tables}"
 
 
-def written(r: Report, folder: Path) -> Any:
+def written(r: Report, folder: Path, request: str) -> Any:
     """Write report.html and diagnosis.json into the folder; return the data of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
-    data = r.document()
+    data = r.document() | {"request": request}
     (folder / "report.html").write_text(html(r), encoding="utf-8")
     (folder / "diagnosis.json").write_text(
         json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"

@@ -33,6 +33,23 @@ def first_line(found: Findings) -> str:
     return words_run.first_line(run.replayed)
 
 
+def opening(found: Findings) -> str:
+    """Return the answer for tensors in one sentence, without numbers of single heads."""
+    count, of = len(found.leaning), found.coherence.tests
+    heads = f"{count} of {of} heads"
+    if not count:
+        return (
+            f"Rounding does not add up here: in none of {of} heads does the error of delta, summed"
+            " over tokens, exceed what random signs would give."
+        )
+    start = f"Rounding adds up here: the error of delta grows over tokens in {heads}"
+    if found.verdict.kind is Kind.CHAIN:
+        return f"{start}, by the mechanism of arXiv 2510.04212."
+    if found.verdict.kind is Kind.OTHER:
+        return f"{start}, but not by the mechanism of arXiv 2510.04212."
+    return f"{start}, but not in the one that was examined."
+
+
 def links(found: Findings) -> list[Link]:
     """Return the verdict link by link: for a run what its replays say, then the tensors."""
     replayed = None if found.run is None else found.run.replayed
@@ -54,11 +71,11 @@ def _biased(found: Findings) -> str:
     """Return in how many of all heads delta's error adds up, and the most extreme of them."""
     return (
         f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests}"
-        f" heads, most in {_furthest(found)}"
+        f" heads, most in {furthest(found)}"
     )
 
 
-def _furthest(found: Findings) -> str:
+def furthest(found: Findings) -> str:
     """Return the head that stands out most of all, with its numbers."""
     layer, head = found.furthest
     c = found.coherences[layer]
@@ -91,7 +108,7 @@ def _nothing(found: Findings) -> str:
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
         f"No bias seen: in none of {c.tests} heads{layers} does the error of delta add up over"
-        f" tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
+        f" tokens more than random signs would. The most extreme is {furthest(found)}, where a"
         f" head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
@@ -193,7 +210,7 @@ def coherence(found: Findings) -> str:
     chosen = ""
     if found.furthest != (found.chosen, found.head):
         chosen = f" Steps 5 and 6 examine {found.where} ({_sum(found)})."
-    answer = f"{answer}. The most extreme is {_furthest(found)}.{chosen}"
+    answer = f"{answer}. The most extreme is {furthest(found)}.{chosen}"
     question = "Does the error of delta add up over tokens?"
     return f"{question} {answer} {smallest(found)} {rows(found)}".rstrip()
 

@@ -13,6 +13,7 @@ from typing import Any
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.results.folder import checked_folder
 from roundscope.experiments.studies.framework import page, terminal
 from roundscope.experiments.studies.framework.loop import measured
 from roundscope.experiments.studies.framework.study import Outcome, R, Static, Study
@@ -37,8 +38,7 @@ def run(
     from roundscope.experiments.compile_cache import keep_compilations
 
     keep_compilations()
-    if out.exists() and not out.is_dir():
-        raise bad("--out", str(out), "is a file; name a folder")
+    checked_folder(out, f"{study.name}.json", f"{study.page}.html")
     if draw and not list(out.glob(study.kept)):
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)

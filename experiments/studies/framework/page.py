@@ -1,13 +1,26 @@
 """The page of a study: the picture that answers, one sentence, verdicts, pictures, every number."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from roundscope.experiments.report.page import document, figure, grid
+from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid, verdict
 from roundscope.experiments.studies.framework import verdict_table
 from roundscope.experiments.studies.framework.study import R, Static, Study, Table
-from roundscope.experiments.studies.framework.verdicts import Verdict
+from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+
+COUNTED = {  # words of verdicts, of several
+    Word.AGREES: "agree with the claim",
+    Word.CONTRADICTS: "contradict it",
+    Word.DEPENDS: "depend on something that it does not state",
+}
+READ = (
+    "<p class=note>A claim is a sentence of the paper, or of ours, as it can be tested. A verdict"
+    " is what our measurement says of it: it agrees, contradicts or is undecided (its interval"
+    " reaches across the border of the claim), or it depends on something that the claim does not"
+    " state.</p>"
+)
 
 
 def html(
@@ -26,9 +39,11 @@ def html(
     body = [
         f"<h1>{escape(study.question)}</h1>",
         f"<p class=sub>{escape(study.paper)}</p>" if study.paper else "",
-        f"<p class=lead>{escape(data['answer'])}</p>",
+        _opening(study, verdicts, data),
         f"<p><b>{escape(lack)}</b></p>" if (lack := missing(data["run"], study.unit)) else "",
+        _how(study, verdicts),
         opening,
+        CONTENTS,
         _verdicts(study, verdicts),
         f"<h2>Pictures</h2>{''.join(others)}" if others else "",
         _static(static),
@@ -37,6 +52,16 @@ def html(
         _queries(study, verdicts),
     ]
     return document(f"Roundscope: {study.paper or study.question}", "\n".join(body))
+
+
+def _opening(study: Study[Any], verdicts: Sequence[Verdict], data: Mapping[str, Any]) -> str:
+    counted = Counter(v.word for v in verdicts)
+    words = ", ".join(f"{counted[w]} {COUNTED.get(w, w)}" for w in Word if counted[w])
+    number = f"{len(verdicts)} verdicts: {words}." if verdicts else ""
+    run = data["run"]
+    is_whole = run["there"] == run["launches"]
+    why = "To measure it yourself" if is_whole else "Next, the rest of it"
+    return verdict(data["answer"], number, run["command"].replace(" --draw", ""), why=why)
 
 
 def missing(run: Mapping[str, Any], unit: str) -> str:
@@ -61,11 +86,16 @@ def launched(run: Mapping[str, Any]) -> str:
 
 
 def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
-    rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
     if not verdicts:
-        return rules
+        return ""
     caution = f"<p class=note>{escape(study.caution)}</p>" if study.caution else ""
-    return f"<h2>Verdicts</h2>{caution}{verdict_table.html(verdicts, study.source)}{rules}"
+    return f"<h2>Verdicts</h2>{caution}{verdict_table.html(verdicts, study.source)}"
+
+
+def _how(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
+    rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
+    text = READ + rules if verdicts else rules
+    return folded("How to read this page", text) if text else ""
 
 
 def _static(static: Static) -> str:

@@ -11,24 +11,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ON_TERMINAL = {Word.AGREES: "green", Word.CONTRADICTS: "red", Word.DEPENDS: "yellow"}
-ON_PAGE = {Word.AGREES: "#00704e", Word.CONTRADICTS: "#b2182b", Word.DEPENDS: "#9a6700"}
-GREY = "#52606d"
+ON_PAGE = {Word.AGREES: "good", Word.CONTRADICTS: "bad", Word.DEPENDS: "warn"}
 
 
 def html(verdicts: Sequence[Verdict], first: str = "row") -> str:
     """Return the table for a page; `first` heads the column that says where a claim stands."""
     names = (first, "claim", "case", "measured", "verdict")
-    head = "".join(f"<th style='text-align:left'>{name}" for name in names)
+    head = "".join(f"<th>{name}" for name in names)
     rows = "".join(_row(figure, claim, v) for figure, claim, v in _lines(verdicts))
-    return f"<div class=wide><table><tr>{head}{rows}</table></div>"
+    return f"<div class=wide><table class=words><tr>{head}{rows}</table></div>"
 
 
 def _row(figure: str, claim: str, v: Verdict) -> str:
     note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
-    word = f"<b style='color:{ON_PAGE.get(v.word, GREY)}'>{v.word}</b>"
+    word = f"<b class={ON_PAGE.get(v.word, 'muted')}>{v.word}</b>"
     cells = (escape(figure), escape(claim), escape(v.case), escape(v.measured) + note, word)
-    style = "text-align:left;white-space:normal;vertical-align:top"
-    return "<tr>" + "".join(f"<td style='{style}'>{cell}" for cell in cells)
+    return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
 
 
 # widths on the terminal; the first column and that of cases may be narrower

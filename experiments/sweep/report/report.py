@@ -3,6 +3,7 @@
 The pictures come first, then the numbers.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from html import escape
@@ -10,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from roundscope.experiments.errors import StorageError, bad
-from roundscope.experiments.report.page import document, figure
+from roundscope.experiments.errors import bad
+from roundscope.experiments.report.page import document, figure, folded, verdict
+from roundscope.experiments.results.folder import write_page
 from roundscope.experiments.sweep.report import idle
 from roundscope.experiments.sweep.report.effects import Shares, shares
 from roundscope.experiments.sweep.report.lead import sentence
 from roundscope.experiments.sweep.report.pictures import opening, pictures
 from roundscope.experiments.sweep.report.tables import conditions, failures, run
-from roundscope.experiments.sweep.report.words import many
+from roundscope.experiments.sweep.report.words import many, number
 from roundscope.experiments.sweep.storage.frames import Frame, frame_of
 
 Progress = Callable[[str], None]
@@ -40,18 +42,11 @@ def write(path: Path, out: Path | None = None, progress: Progress = lambda _: No
     an `out` that cannot be, StorageError where it cannot be written.
     """
     out = path.with_suffix(".html") if out is None else out
-    if out.is_dir():
-        raise bad("--out", str(out), "is a folder; name a file")
     if out.exists() and path.exists() and out.samefile(path):
         raise bad("--out", str(out), "is the results file itself; name another")
     frame = frame_of(path)
     page = html(frame, progress)
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{out}: {error.strerror or error}; see its folder, or choose another file"
-        ) from error
+    write_page(out, page, "Roundscope: sweep")
     return out
 
 
@@ -65,7 +60,6 @@ def html(frame: Frame, progress: Progress = lambda _: None) -> str:
     parts += [
         conditions(frame),
         failures(frame),
-        f"<h2>How to read this report</h2><p class=note>{HOW}</p>",
         run(frame),
     ]
     return document(
@@ -81,8 +75,21 @@ def _opening(frame: Frame, found: Shares) -> str:
     still = "".join(f"<p>{escape(sentence)}.</p>" for sentence in idle.sentences(frame))
     return (
         f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p>"
-        f"<p class=lead>{escape(lead)}</p>{still}{shown}"
+        f"{_verdict(frame, lead)}{still}"
+        f"{folded('How to read this page', f'<p class=note>{HOW}</p>')}{shown}"
     )
+
+
+def _verdict(frame: Frame, lead: str) -> str:
+    rms, name = frame.metric("rms"), shlex.quote(frame.path.name)
+    usable = rms[np.isfinite(rms)]
+    span = f"rms of the output's error: {number(usable.min())}" if usable.size else ""
+    if usable.size and usable.max() > usable.min():
+        span += f" to {number(usable.max())}, over {many(usable.size, 'cell')}"
+    by_event = f"roundscope export {name} sites.csv --table sites"
+    if not frame.rows:
+        return verdict(lead, mood="bad")
+    return verdict(lead, span, by_event, why="Next, the error of every rounding event of each cell")
 
 
 def counts(frame: Frame) -> str:

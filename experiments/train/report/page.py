@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 
 from roundscope.attention.models.alarm import LOOKS
-from roundscope.experiments.errors import StorageError, bad
-from roundscope.experiments.report.page import document, figure, grid
+from roundscope.experiments.report.page import document, figure, folded, grid, verdict
 from roundscope.experiments.report.wording import listed
+from roundscope.experiments.results.folder import write_page
 from roundscope.experiments.train import record
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.report import pictures
@@ -34,15 +34,8 @@ def write(folder: Path, out: Path | None = None) -> Path:
     Raises UsageError, StorageError.
     """
     out = folder / "report.html" if out is None else out
-    if out.is_dir():
-        raise bad("--out", str(out), "is a folder; name a file")
     page = html(training(folder))
-    try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"{out}: {error.strerror or error}; see its folder, or choose another file"
-        ) from error
+    write_page(out, page, "Roundscope: Training run")
     return out
 
 
@@ -54,11 +47,11 @@ def html(t: Training) -> str:
     sub = f"{last} of {t.config['steps']} steps; {began}"
     parts = [
         f"<h1>{escape(title)}</h1><p class=sub>{escape(sub)}</p>",
-        f"<p class=lead>{escape(sentence(t))}</p>",
+        _opening(t),
+        folded("How to read this page: divergence, growth and drift", _how(t)),
         *_pictures(t),
         f"<h2>Arms</h2>{_arms(t)}",
         f"<h2>Alarms</h2>{_alarms(t)}",
-        f"<h2>How it is measured</h2>{_how(t)}",
         f"<h2>Config</h2><pre>{escape(_config(t))}</pre>",
     ]
     return document(f"Roundscope: {title}", "\n".join(parts))
@@ -74,9 +67,31 @@ def sentence(t: Training) -> str:
         parts.append(f"With alarms, and not diverged: {_some(warned)}.")
     if calm:
         parts.append(f"Without any alarm: {_some(calm)}.")
-    if t.config["plan"] != JAX and (diverged or warned):
-        parts.append(f"To find the roundings behind it: roundscope diagnose {t.folder}")
     return " ".join(parts)
+
+
+def _opening(t: Training) -> str:
+    bad = any(arm.diverged is not None for arm in t.arms)
+    worst = max(t.arms, key=lambda arm: -1.0 if math.isnan(arm.worst[2]) else arm.worst[2])
+    numbers = [f"Last loss: {_some([f'{a.name} {_number(a.loss[-1])}' for a in t.arms])}."]
+    if not math.isnan(worst.worst[2]):
+        layer, head, drift = worst.worst
+        numbers.append(f"Largest drift: {drift:.2g} ({worst.name}, layer {layer}, head {head}).")
+    return verdict(
+        sentence(t), " ".join(numbers), *_next(t), mood="bad" if bad else "good" if _calm(t) else ""
+    )
+
+
+def _calm(t: Training) -> bool:
+    return not any(arm.alarms for arm in t.arms)
+
+
+def _next(t: Training) -> tuple[str, ...]:
+    """Return the command of the next step; none for a run that ended well."""
+    last = max(int(arm.step[-1]) for arm in t.arms) + 1
+    if not _calm(t) and t.config["plan"] != JAX:
+        return (f"roundscope diagnose {t.folder}",)
+    return (f"roundscope train --resume {t.folder}",) if last < t.config["steps"] else ()
 
 
 def _some(names: Sequence[str]) -> str:

@@ -39,7 +39,7 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text()
     data = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert (code, err) == (0, "") and "verdict: the chain" in out
-    assert re.findall(r"<h2>([^<]*)</h2>", page)[:5] == [
+    assert re.findall(r"<h2[^>]*>([^<]*)</h2>", page)[:5] == [
         "3. Carrier",
         "4. Coherence",
         "5. Origin",
@@ -47,11 +47,11 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
         "Verdict: the chain",
     ]
     # why the first step is the third, and what the words mean
-    assert page.index("steps 1 and 2 replay a training run") < page.index("<h2>3. ")
+    assert page.index("steps 1 and 2 replay a training run") < page.index(">3. ")
     for name in ("atom", "carrier", "coherence, A", "sticky", "production order", "sham"):
         assert f"<b>{name}</b>" in page
     assert (
-        page.count("data:image/png") == 7
+        page.count("<svg ") == 7
         and "<script" not in page
         and "http" not in page.replace("http-equiv", "")
     )

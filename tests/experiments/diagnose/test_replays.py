@@ -358,7 +358,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     )
     data = page.written(said, tmp_path / "out")
     html = (tmp_path / "out" / "report.html").read_text()
-    assert html.count("data:image/png") == 3 and "OD in layer 0 is at fault" in html
+    assert html.count("<svg ") == 3 and "OD in layer 0 is at fault" in html
     assert (
         data["steps"]["found"] == [[0, 0, "OD"], [0, 1, "OD"]]
         and data["steps"]["confirmed"]["failed"] == [None] * 8

@@ -82,7 +82,7 @@ def test_carrier_is_that_of_explicit_atoms():
         )
 
 
-@pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16", "fa3-fp8"])
+@pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16", "fa3-fp8", "fa2", "cudnn", "flex"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_accounts_add_up_and_leave_little_over(plan, causal):
     """Catches a wrong weight of a tile, a wrong last row sum, skipped tiles counted, and the wrong

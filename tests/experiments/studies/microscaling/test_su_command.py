@@ -134,7 +134,7 @@ def test_command_writes_and_goes_on(tiny, tmp_path, capsys):
         and second["answer"] == first["answer"]
     )
     page = (tmp_path / "report.html").read_text()
-    assert page.index("<svg") < page.index("<h2>") and page.count("<svg") == 4
+    assert page.index("<svg") < page.index("<h2 ") and page.count("<svg") == 4
     assert json.loads((tmp_path / "su.json").read_text())["verdicts"] == second["verdicts"]
 
 
