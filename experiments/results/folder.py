@@ -1,0 +1,95 @@
+"""Folders and pages that commands write, and never those of another request without a word."""
+
+import hashlib
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from roundscope.experiments.errors import StorageError, bad
+from roundscope.experiments.report.terminal import console
+
+OPENING = 400  # characters of a page, in which its title is
+PAGE = "report.html"
+
+
+def request_of(*whole: Any) -> str:
+    """Return a digest of all that decides what a command writes: its request."""
+    return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+
+
+def free_folder(name: str, request: str, record: str, kept: str = "") -> Path:
+    """Return the folder of that name, or name-2, name-3 and so on where it holds another request.
+
+    record: the name of the JSON file in it that tells its request; kept: that of a file with which
+    a command that was interrupted goes on.
+    """
+    folders = (Path(name if n == 1 else f"{name}-{n}") for n in count(1))
+    return next(folder for folder in folders if _is_free(folder, request, record, kept))
+
+
+def _is_free(folder: Path, request: str, record: str, kept: str) -> bool:
+    """Return whether a folder does not exist, is empty, or holds the same request."""
+    if not folder.is_dir():
+        return not folder.exists()
+    if (folder / record).exists():
+        return bool(_held(folder / record) == request)
+    return not any(folder.iterdir()) or (bool(kept) and (folder / kept).exists())
+
+
+def _held(record: Path) -> Any:
+    """Return the request that a record tells; None for a file that tells none."""
+    try:
+        return json.loads(record.read_text(encoding="utf-8")).get("request")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def checked_folder(out: Path, record: str, page: str = PAGE) -> None:
+    """Refuse a folder of --out that is a file, or that holds the page of another command.
+
+    record: the name of the JSON file that this command writes beside its page.
+
+    Raises:
+        UsageError: one line that names the folder and the repair.
+    """
+    if out.exists() and not out.is_dir():
+        raise bad("--out", str(out), "is a file; name a folder")
+    if (out / page).exists() and not (out / record).exists():
+        raise bad("--out", str(out), f"its {page} is of another command; choose another folder")
+
+
+def tell_replaced(out: Path, request: str, record: str) -> None:
+    """Say on stderr that the results of another request in a folder are replaced, if they are."""
+    if (out / record).exists() and _held(out / record) != request:
+        console(stderr=True).print(
+            f"{out}: the results of another request, in {record}, are replaced",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def write_page(out: Path, page: str, title: str) -> None:
+    """Write a page into a file that does not exist, or that is such a page.
+
+    title: how the title of such a page begins.
+
+    Raises:
+        UsageError: the file is a folder, or something else than such a page.
+        StorageError: it cannot be written.
+    """
+    if out.is_dir():
+        raise bad("--out", str(out), "is a folder; name a file")
+    if out.exists() and f"<title>{title}" not in _opening(out):
+        raise bad("--out", str(out), "exists and is another file; name a new one")
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"{out}: {error.strerror or error}; see its folder, or choose another file"
+        ) from error
+
+
+def _opening(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(OPENING)

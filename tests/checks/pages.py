@@ -1,0 +1,156 @@
+"""A small page of every kind, and pictures of it: light and dark, wide and narrow. `make pages`.
+
+    python -m tests.checks.pages [FOLDER] [NAME ...]
+
+FOLDER (build/pages by default) gets the pages and, if a headless Chromium is installed, a PNG file
+of each look: NAME-light-1200.png, NAME-dark-420.png and so on. Look at them. A page that exists is
+not made again; with names, only these are made and taken. Exit code 1 if a command fails.
+"""
+
+import gzip
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ROOT / "docs" / "runs"
+KERNELS = "tests.experiments.check.kernels_to_check"
+TINY = (
+    "layers=2 heads=2 width=16 context=32 vocab=64 batch=2 warmup=2 data=repeat steps=60"
+    " monitor_every=5 plan=qiu-yao lr=0.3"
+)
+# name -> its page, and the commands that make it: of a study, its results file comes first
+PAGES: dict[str, tuple[str, list[str]]] = {
+    "trace": ("trace/report.html", ["trace --sample --layer layer4 --out trace"]),
+    "sweep": (
+        "sweep.html",
+        [
+            "sweep preset=qiu-yao,fa2-bf16 T=64,128 tile=32,64 seed=0:3 --backward"
+            " --out sweep.sqlite",
+            "report sweep.sqlite",
+        ],
+    ),
+    "diagnose": ("diagnose/report.html", ["diagnose --sample --out diagnose"]),
+    "check": (
+        "check/report.html",
+        [f"check {KERNELS}:short --claims fa2-bf16 --tokens 40 --features 16 --out check"],
+    ),
+    "check-good": (
+        "check-good/report.html",
+        [
+            f"check {KERNELS}:good --claims fa2-bf16 --tokens 40 --features 16 --budget 0"
+            " --out check-good"
+        ],
+    ),
+    "check-cast": (
+        "check-cast/report.html",
+        ["check-cast tests.checks.pages:truncated --format bf16 --out check-cast"],
+    ),
+    "train": ("train/report.html", [f"train {TINY} --out train", "report train"]),
+    "qiu-yao": ("qiu-yao/report.html", ["reproduce qiu-yao --draw"]),
+    "released": ("released/report.html", ["reproduce released"]),
+    "alarm": ("alarm/report.html", ["reproduce alarm --draw"]),
+    "mxfp8": ("mxfp8/report.html", ["reproduce mxfp8"]),
+    "two-level": ("two-level/report.html", ["reproduce two-level --quick"]),
+    "dose": ("dose/identity.html", ["dose --study identity --seeds 0-2 --out dose"]),
+    "kernels": ("kernels/report.html", ["kernels --draw --out kernels"]),
+}
+KEPT = {
+    "qiu-yao": {"qiu-yao.sqlite": "qiu-yao.sqlite"},
+    "released": {"released.sqlite": "released.sqlite"},
+    "alarm": {"alarm.sqlite": "alarm.sqlite"},
+    "mxfp8": {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
+    "dose": {"dose-identity.sqlite": "dose.sqlite"},
+    "kernels": {"kernels-h200.json": "measured.json"},
+}
+SCHEMES, WIDTHS, TALL = {"light": 1, "dark": 0}, (1200, 420), 12000
+
+
+def truncated(x: np.ndarray) -> np.ndarray:
+    """A cast to bfloat16 that cuts off bits where it should round to nearest."""
+    return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def made(folder: Path, name: str) -> bool:
+    """Make a page unless it exists; return whether it is there."""
+    page, commands = PAGES[name]
+    if (folder / page).exists():
+        return True
+    for record, own in KEPT.get(name, {}).items():
+        (folder / name).mkdir(exist_ok=True)
+        source = RUNS / record
+        content = source.read_bytes()
+        (folder / name / own).write_bytes(
+            gzip.decompress(content) if source.suffix == ".gz" else content
+        )
+    for line in commands:
+        print(f"{name}: roundscope {line}", flush=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "roundscope", *line.split()],
+            cwd=folder,
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        (folder / f"{name}.txt").write_text(done.stdout)
+    if not (folder / page).exists():
+        print(f"{name}: no {page}; {done.stdout.strip()[-600:]}")
+    return (folder / page).exists()
+
+
+def taken(browser: str, page: Path, stem: str, scheme: str, width: int) -> Path:
+    """Take a picture of a whole page, cut below its end, and return its path."""
+    out = Path(f"{stem}-{scheme}-{width}.png")
+    with tempfile.TemporaryDirectory() as profile:
+        subprocess.run(
+            [
+                browser,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--hide-scrollbars",
+                f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
+                f"--user-data-dir={profile}",
+                f"--window-size={width},{TALL}",
+                f"--screenshot={out}",
+                page.resolve().as_uri(),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    image = Image.open(out).convert("RGB")
+    pixels = np.asarray(image)
+    drawn = np.flatnonzero((pixels != pixels[-1, 0]).any((1, 2)))
+    image.crop((0, 0, width, min(TALL, int(drawn.max(initial=0)) + 24))).save(out)
+    return out
+
+
+def main() -> int:
+    """Make the pages and take their pictures; return the exit code."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "build/pages").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sys.argv[2:] or list(PAGES)
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        print("no chromium here, so no pictures are taken")
+    missing = [name for name in names if not made(folder, name)]
+    for name in names if browser else ():
+        if name not in missing:
+            for scheme in SCHEMES:
+                for width in WIDTHS:
+                    page = folder / PAGES[name][0]
+                    print(taken(str(browser), page, str(folder / name), scheme, width))
+    print(f"pages: {len(names) - len(missing)} of {len(names)}, in {folder}")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
