@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from roundscope.experiments.bench import shown
 from roundscope.experiments.bench.deliver import Drawing, deliver
 from roundscope.experiments.bench.round import race
+from roundscope.experiments.bench.shown import Line
 
 QUEUED = 0.05  # how many seconds of calls are queued
 MOST = 20  # the largest number of calls that are queued
@@ -249,22 +251,11 @@ def _title(rows: list[Row]) -> str:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    heads = ("forward ms", "both ms", "TFLOP/s", "times", "times both")
+    lines = [Line(f"B N T H = {r.size}", r.what, _numbers(r)) for r in rows]
+    shown.show(heads, lines, LEGEND.format(first=rows[0].what))
 
-    from roundscope.experiments.report.terminal import console
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("B N T H", "forward ms", "both ms", "TFLOP/s", "times", "times both"):
-        table.add_column(heading, justify="left" if heading == "B N T H" else "right", no_wrap=True)
-    for size in dict.fromkeys(row.size for row in rows):
-        table.add_section()
-        table.add_row(size, style="bold")
-        for row in (r for r in rows if r.size == size):
-            numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
-            table.add_row(
-                f"  {row.what}", *(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers)
-            )
-    out = console()
-    out.print(table)
-    out.print(" ".join(LEGEND.format(first=rows[0].what).split()), style="dim")
+def _numbers(row: Row) -> list[str]:
+    numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
+    return [f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers]

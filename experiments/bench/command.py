@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from roundscope.emu.formats.format import unknown
+from roundscope.experiments.bench import shown
 from roundscope.experiments.bench.deliver import Drawing, deliver
 from roundscope.experiments.bench.device import bench_device
 from roundscope.experiments.bench.round import THREADS, Row, bench_round
+from roundscope.experiments.bench.shown import Line
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console
 
 LEGEND = (
-    "GB/s: bytes read and written.  of copy: speed / speed of a copy on as many threads.\nours: our"
-    " speed / this one's, into a new array for the libraries, which return one.\ndiffer: results"
+    "GB/s: bytes read and written.  of copy: speed / speed of a copy on as many threads. ours: our"
+    " speed / this one's, into a new array for the libraries, which return one. differ: results"
     " that are not ours in every bit (two NaN count as equal), among the values it ran on."
 )
 
@@ -123,32 +124,15 @@ def _measure(size: int) -> list[Row]:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("format", "", "GB/s", "of copy", "ours", "differ", "of values", ""):
-        # names and notes break where the screen is narrow, so that numbers stay whole
-        table.add_column(
-            heading, justify="left" if heading in ("format", "") else "right", no_wrap=heading != ""
-        )
-    for previous, row in zip([None, *rows], rows, strict=False):  # each with the one above it
-        if previous and previous.format != row.format:
-            table.add_section()
-        table.add_row(*_cells(row))
-    out = console()
-    out.print(table)
-    out.print(LEGEND, style="dim")
+    heads = ("GB/s", "of copy", "ours", "differ", "of values")
+    shown.show(heads, [Line(r.format, r.name, _cells(r), r.note) for r in rows], LEGEND)
 
 
-def _cells(row: Row) -> list[Any]:
+def _cells(row: Row) -> list[str]:
     return [
-        row.format,
-        row.name,
         "-" if row.gbps is None else f"{row.gbps:.3g}",
         "-" if row.of_copy is None else f"{row.of_copy:.2g}",
         "-" if row.ours is None else f"{row.ours:.3g}x",
         "-" if row.differing is None else f"{row.differing}",
         f"{row.values}" if row.values else "-",
-        row.note,
     ]

@@ -15,10 +15,11 @@ import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot, round_to
 from roundscope.emu.roundings.modes import rounding
+from roundscope.experiments.bench import shown
 from roundscope.experiments.bench.deliver import Drawing, deliver
 from roundscope.experiments.bench.round import THREADS, numba_threads, race
+from roundscope.experiments.bench.shown import Line
 from roundscope.experiments.report.progress import bar
-from roundscope.experiments.report.terminal import console
 
 SIZE = 512
 REPEAT = 5
@@ -179,27 +180,20 @@ def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    shown.show(
+        ("M/s", "of matmul", "ours", "differ", "of sums"),
+        [Line(f"{row.operand} factors", row.name, _numbers(row), row.note) for row in rows],
+        LEGEND,
+    )
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for heading in ("factors", "", "M/s", "of matmul", "ours", "differ", "of sums", ""):
-        table.add_column(
-            heading, justify="left" if heading in ("factors", "") else "right", no_wrap=True
-        )
-    for row in rows:
-        shown = (
-            f"{x:.3g}{unit}" if x is not None else "-"
-            for x, unit in ((row.rate, ""), (row.of_matmul, ""), (row.ours, "x"))
-        )
-        table.add_row(
-            row.operand,
-            row.name,
-            *shown,
-            "-" if row.differing is None else str(row.differing),
-            f"{row.values or '-'}",
-            row.note,
-        )
-    out = console()
-    out.print(table)
-    out.print(LEGEND, style="dim")
+
+def _numbers(row: Row) -> list[str]:
+    ratios = (
+        f"{x:.3g}{unit}" if x is not None else "-"
+        for x, unit in ((row.rate, ""), (row.of_matmul, ""), (row.ours, "x"))
+    )
+    return [
+        *ratios,
+        "-" if row.differing is None else str(row.differing),
+        f"{row.values or '-'}",
+    ]

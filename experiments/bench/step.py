@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roundscope.experiments.bench import shown
+from roundscope.experiments.bench.shown import Line
+
 STEPS = 20  # the number of steps of a run
 LOOKS = 3  # how often monitors are timed
 LONG = 1024  # the context from which attention takes most of a step
@@ -191,35 +194,16 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
 
 
 def _print(rows: list[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
+    shown.show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
 
-    from roundscope.experiments.report.terminal import console
 
-    out = console()
-    for size in dict.fromkeys(row.size for row in rows):
-        table = Table(
-            box=SIMPLE_HEAD, pad_edge=False, header_style="bold", title=size, title_justify="left"
-        )
-        for heading in (
-            "",
-            "compiling s",
-            "step ms",
-            "times JAX",
-            "watched ms",
-            "times JAX",
-            "same bits",
-        ):
-            table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-        for r in (row for row in rows if row.size == size):
-            table.add_row(
-                r.what,
-                f"{r.compiling:.1f}",
-                f"{r.step * 1e3:.2f}",
-                f"{r.against_jax:.2f}",
-                f"{r.monitored * 1e3:.2f}",
-                f"{r.monitored_against_jax:.2f}",
-                "yes" if r.same_bits else "NO",
-            )
-        out.print(table)
-    out.print(" ".join(LEGEND.split()), style="dim")
+def _numbers(row: Row) -> list[str]:
+    return [
+        f"{row.compiling:.1f}",
+        f"{row.step * 1e3:.2f}",
+        f"{row.against_jax:.2f}",
+        f"{row.monitored * 1e3:.2f}",
+        f"{row.monitored_against_jax:.2f}",
+        "yes" if row.same_bits else "NO",
+    ]

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
+from roundscope.experiments.bench import shown
+from roundscope.experiments.bench.shown import Line
 from roundscope.experiments.sweep.conditions.cell import Cell, Value
 
 LEGEND = """
@@ -161,22 +163,15 @@ def run(as_json: bool) -> None:
 
 
 def _show(rows: Sequence[Row]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    heads = ("cells", "start s", "cells / s", "times rival", "times 2 workers")
+    shown.show(heads, [Line("", row.what, _numbers(row)) for row in rows], LEGEND)
 
-    from roundscope.experiments.report.terminal import console
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for heading in ("", "cells", "start s", "cells / s", "times rival", "times 2 workers"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for row in rows:
-        numbers = (
-            f"{row.start:.1f}",
-            f"{row.rate:.3g}",
-            f"{row.against_rival:.3g}",
-            f"{row.against_two:.3g}",
-        )
-        table.add_row(row.what, str(row.cells), *numbers)
-    out = console()
-    out.print(table)
-    out.print(" ".join(LEGEND.split()), style="dim")
+def _numbers(row: Row) -> list[str]:
+    return [
+        str(row.cells),
+        f"{row.start:.1f}",
+        f"{row.rate:.3g}",
+        f"{row.against_rival:.3g}",
+        f"{row.against_two:.3g}",
+    ]

@@ -65,7 +65,7 @@ def _print(rows: list[dict[str, Any]], *, blocks: bool) -> None:
     out.print(table)
     out.print(LEGEND, style="dim")
     if out.width < NARROW:
-        out.print("A wider terminal shows emin and min normal as well.", style="dim")
+        out.print("emin and min normal: with --json, or on a wider terminal.", style="dim")
     if blocks:
         out.print("\nBlock formats, for the operands of products (docs/findings/block-formats.md):")
         for name, f in BLOCK_NAMED.items():

@@ -17,14 +17,14 @@ from roundscope.experiments.studies.framework.verdicts import Verdict
 def show(
     study: Study[R], results: R, verdicts: Sequence[Verdict], data: Mapping[str, Any], out: Path
 ) -> None:
-    """Print everything to stdout, in at most 100 columns."""
+    """Print everything to stdout, in as many columns as the terminal has, 100 at most."""
     screen = console()
     screen.print(data["answer"], markup=False)
     for table in study.tables:
         if table.shown:
             screen.print(_grid(table, results))
     if verdicts:
-        screen.print(verdict_table.screen(verdicts, study.source))
+        screen.print(verdict_table.screen(verdicts, study.source, screen.width))
     for text in (study.caution if verdicts else "", missing(data["run"], study.unit)):
         if text:
             screen.print(text, markup=False)

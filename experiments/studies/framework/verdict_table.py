@@ -29,30 +29,32 @@ def _row(figure: str, claim: str, v: Verdict) -> str:
     return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
 
 
-# widths on the terminal; the first column and that of cases may be narrower
+# widths on the terminal, and on a narrow one; the first column and that of cases may be narrower
 FIRST, CLAIM, CASE, VERDICT = 9, 28, 22, 12
+NARROW, NARROW_CLAIM, NARROW_CASE = 98, 21, 14
 
 
-def screen(verdicts: Sequence[Verdict], first: str = "row") -> "Table":
-    """Return the table for a terminal of 100 columns; `first` is as in `html`."""
+def screen(verdicts: Sequence[Verdict], first: str = "row", width: int = WIDTH) -> "Table":
+    """Return the table for a terminal of `width` columns; `first` is as in `html`."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for head, width in _widths(verdicts, first).items():
-        table.add_column(head, width=width, overflow="fold")
+    for head, own in _widths(verdicts, first, width).items():
+        table.add_column(head, width=own, overflow="fold")
     for figure, claim, v in _lines(verdicts):
         style = ON_TERMINAL.get(v.word, "")
         table.add_row(figure, claim, v.case, v.measured, v.word.value, style=style)
     return table
 
 
-def _widths(verdicts: Sequence[Verdict], first: str) -> dict[str, int]:
+def _widths(verdicts: Sequence[Verdict], first: str, width: int) -> dict[str, int]:
     """Return columns as wide as their contents; the measurements get the rest of the terminal."""
+    claim, most = (NARROW_CLAIM, NARROW_CASE) if width < NARROW else (CLAIM, CASE)
     places = min(FIRST, max(len(text) for text in (first, *(v.figure for v in verdicts))))
-    case = min(CASE, max(len(text) for text in ("case", *(v.case for v in verdicts))))
+    case = min(most, max(len(text) for text in ("case", *(v.case for v in verdicts))))
     gaps = 4
-    measured = WIDTH - gaps - places - CLAIM - case - VERDICT
-    return {first: places, "claim": CLAIM, "case": case, "measured": measured, "verdict": VERDICT}
+    measured = width - gaps - places - claim - case - VERDICT
+    return {first: places, "claim": claim, "case": case, "measured": measured, "verdict": VERDICT}
 
 
 def _lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:

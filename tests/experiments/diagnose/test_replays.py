@@ -356,7 +356,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
         data={"steps": data_run.search(r, r.guilty)},
         seconds=1.0,
     )
-    data = page.written(said, tmp_path / "out")
+    data = page.written(said, tmp_path / "out", "asked")
     html = (tmp_path / "out" / "report.html").read_text()
     assert html.count("<svg ") == 3 and "OD in layer 0 is at fault" in html
     assert (

@@ -8,9 +8,13 @@ from rich.console import Console
 
 from roundscope import emu
 from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.experiments.bench import attention, dot, step, sweep
 from roundscope.experiments.bench import command as bench
 from roundscope.experiments.bench.round import Row
 from roundscope.experiments.look import formats
+from roundscope.experiments.report import terminal
+from roundscope.experiments.studies.framework import verdict_table
+from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 
 
 @pytest.fixture
@@ -52,10 +56,13 @@ def test_benchmarks_are_read_whole_on_a_narrow_terminal(lines, width):
             note="overflow gives NaN, ours saturates; see the table of what is exact",
         ),
     ]
-    shown = lines(bench, width, lambda: bench._print(rows))
-    assert all("…" not in line for line in shown)
+    shown = lines(terminal, width, lambda: bench._print(rows))
+    assert all(len(line) <= width and "…" not in line for line in shown)
+    assert "ml_dtypes, there and back, one thread: overflow gives NaN, ours saturates" in " ".join(
+        " ".join(shown).split()
+    )
     text = " ".join(" ".join(shown).split())
-    for number in ("12.3", "0.457", "0.037", "26.7x", "123456", str(1 << 26), "of values"):
+    for number in ("12.3", "0.457", "0.037", "26.7x", "123456", str(1 << 26), "values"):
         assert number in text
 
 
@@ -79,3 +86,79 @@ def test_python_names_the_function_that_rounds_in_blocks(name):
     """A block format that is unknown to `emu.round_to`, with fp64 as the nearest name."""
     with pytest.raises(ValueError, match=f"'{name}': a block format of .* emu.round_blocks"):
         emu.round_to(np.ones(2), name)
+
+
+TABLES = {
+    "attention": (
+        lambda: attention._print(
+            [
+                attention.Row(
+                    size="4 12 4096 128 causal",
+                    what="torch SDPA, BF16, FlashAttention-2",
+                    forward=0.12345,
+                    both=1.23456,
+                    tflops=123.456,
+                    times=1188.0,
+                    times_both=1163.0,
+                    is_ours=False,
+                )
+            ]
+        ),
+        ("FlashAttention-2", "1,235", "1,188", "1,163", "TFLOP/s"),
+    ),
+    "dot": (
+        lambda: dot._print(
+            [dot.Row(operand="bf16", name=dot.RIVAL, of_matmul=0.00012, ours=4000.0, values=512)]
+        ),
+        ("bf16 factors", dot.RIVAL, "0.00012", "4e+03x", "matmul"),
+    ),
+    "step": (
+        lambda: step._print(
+            [
+                step.Row(
+                    size="4 layers of 256, 8 heads, 12 arms",
+                    what="fa2-bf16@hopper, engine pallas",
+                    compiling=123.4,
+                    step=0.12345,
+                    monitored=0.2,
+                    against_jax=12.34,
+                    monitored_against_jax=3.0,
+                    same_bits=True,
+                )
+            ]
+        ),
+        ("123.4", "123.45", "200.00", "12.34", "3.00", "yes", "compiling", "watched"),
+    ),
+    "sweep": (
+        lambda: sweep._show(
+            [sweep.Row(what="one compilation per cell", cells=1000, start=100.0, seconds=2.0)]
+        ),
+        ("one compilation per cell", "1000", "100.0", "500", "workers"),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TABLES)
+def test_every_benchmark_is_whole_on_80_columns(lines, what):
+    """Headings such as "forward…" and numbers such as "1.…"."""
+    show, texts = TABLES[what]
+    shown = lines(terminal, 80, show)
+    assert all(len(line) <= 80 and "…" not in line for line in shown)
+    assert not [text for text in texts if text not in " ".join(" ".join(shown).split())]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_verdicts_fill_the_terminal_and_no_more(capsys, width):
+    verdict = Verdict(
+        figure="Table 1",
+        claim="the arithmetic diverges where FP32 does not, on the same rows",
+        case="three times the rate, 10 seeds",
+        sizes="T = 128",
+        word=Word.NOT_TESTABLE,
+        measured="10 of 10 diverge, at step 183 [135, 647]; FP32: 0 of 10 [0%, 31%]",
+    )
+    screen = Console(file=sys.stdout, width=width, _environ={})
+    screen.print(verdict_table.screen([verdict], width=width))
+    shown = capsys.readouterr().out
+    assert all(len(line) <= width for line in shown.splitlines()) and "…" not in shown
+    assert "not testable" in shown and "Table 1" in shown
