@@ -93,17 +93,18 @@ class ErrorBudget:
         names = list(self.total)
         first = max([11, *(len(line.part.name) for line in self.lines)])
         second = max([9, *(len(line.part.how) for line in self.lines)])
-        rows = [("event", "rounds to", [f"{n} %" for n in names], [f"{n} without" for n in names])]
+        rows = [("event", "rounds to", names, names)]
         for line in self.lines:
             left = line.without
             shares = [f"{100 * line.share(n, self.total):.1f}" for n in names]
-            errors = [f"{left[n]:.2e}" if left else "-" for n in names]
+            errors = [f"{left[n]:.1e}" if left else "-" for n in names]
             rows.append((line.part.name, line.part.how, shares, errors))
         rest = [f"{100 * self.interaction(n):+.1f}" for n in names]
         rows.append(("interaction", "", rest, []))
-        rows.append(("all", "", ["100.0"] * len(names), [f"{x:.2e}" for x in self.total.values()]))
-        return "\n".join(
-            f"{name:{first}} {how:{second}} "
-            + " ".join([*(f"{x:>6}" for x in shares), *(f"{x:>11}" for x in errors)])
-            for name, how, shares, errors in rows
-        )
+        rows.append(("all", "", ["100.0"] * len(names), [f"{x:.1e}" for x in self.total.values()]))
+        over = f"{'squared error, %':>{6 * len(names)}} {'error without it':>{8 * len(names) + 1}}"
+        text = [f"{'':{first}} {'':{second}}{over}"]
+        for name, how, shares, errors in rows:
+            cells = [f"{x:>6}" for x in shares] + [" "] + [f"{x:>8}" for x in errors]
+            text.append(f"{name:{first}} {how:{second}}{''.join(cells)}".rstrip())
+        return "\n".join(text)

@@ -121,6 +121,9 @@ def trace(
             )
         ),
     ] = None,
+    png: Annotated[
+        bool, typer.Option("--png", help="Write the page's pictures as PNG files too.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""
@@ -134,6 +137,7 @@ def trace(
         allow_nan=allow_nan,
         out=out,
         as_json=json,
+        png=png,
         plan=plan,
         against=against,
         beside=beside,
@@ -165,7 +169,7 @@ def diagnose(
         str | None,
         typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
     ] = None,
-    plan: Annotated[str | None, typer.Option(help="As in trace; by default qiu-yao.")] = None,
+    plan: Annotated[str | None, typer.Option(help="As in trace; by default fa2.")] = None,
     causal: Annotated[
         bool | None,
         typer.Option(

@@ -8,6 +8,7 @@ from roundscope.experiments.trace import plots
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
+from roundscope.experiments.trace.costs import visible
 from roundscope.experiments.trace.focus import Focus
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 from roundscope.experiments.trace.words import outward
@@ -60,6 +61,13 @@ def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
     else:
         quiet.append(_drift_picture(s, draw=False)[2])
     return fire, quiet
+
+
+def shown(s: Summary) -> list[Picture]:
+    """Return all pictures of a layer's page in order."""
+    budget = s.seen.budget
+    first = [budget_picture(s, visible(budget))] if budget is not None and budget.lines else []
+    return first + pictures(s) + mechanisms(s)[0]
 
 
 def _beyond(kept: dict[str, Focus]) -> str:

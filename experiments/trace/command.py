@@ -32,6 +32,7 @@ def run(
     allow_nan: bool = False,
     out: Path | None = None,
     as_json: bool = False,
+    png: bool = False,
     **options: Any,
 ) -> None:
     """Trace a file's layers, and write and print the results.
@@ -42,6 +43,7 @@ def run(
     allow_nan  accept NaN and infinities in the file
     out        the folder for the files; None for a name made of file and plan
     as_json    print the data of trace.json instead of a table
+    png        write the page's pictures as PNG files too
     options    the arguments of `experiments.trace.options.request`
 
     Raises UsageError for bad usage.
@@ -69,6 +71,8 @@ def run(
         ):
             summaries = [_traced(each, asked, progress) for each in layers]
             data = _written(summaries, asked, path, folder, digest, progress)
+            if png:
+                _drawn(summaries, folder)
     except KeyboardInterrupt:
         print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
         raise SystemExit(130) from None
@@ -136,6 +140,18 @@ def _written(
         # numpy types the keyword allow_pickle as bool, which no name of ours is
         np.savez_compressed(folder / "records.npz", **records)  # type: ignore[arg-type]
     return data
+
+
+def _drawn(summaries: list[Summary], folder: Path) -> None:
+    """Write the pictures as <layer>-<title>.png."""
+    from roundscope.experiments.report.pictures import png
+    from roundscope.experiments.trace.captions import shown
+
+    for s in summaries:
+        for title, picture, _ in shown(s):
+            if picture is not None:
+                name = f"{s.seen.layer.name}-{title.lower().replace(' ', '-')}.png"
+                (folder / name).write_bytes(png(picture))
 
 
 def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
-"""What it would cost a kernel to keep an event in more bits, in words."""
+"""Which parts of an error budget matter, and what more bits for them would cost a kernel."""
 
 from roundscope.attention.budget.parts import Part
+from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, Axes, Site
 from roundscope.experiments.tensors.layers import Layer
@@ -8,7 +9,13 @@ from roundscope.experiments.tensors.layers import Layer
 # dense rates of products on an H100 SXM in 10^12 operations per second, from NVIDIA's data sheet
 RATES = {8: 1979, 16: 989, 32: 495}
 INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
+VISIBLE = 1e-3  # share of the squared error below which a part has no line
 WRITTEN = (Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT, Site.LSE)
+
+
+def visible(budget: ErrorBudget) -> list[Line]:
+    """Return the lines of a budget that matter to some result."""
+    return [x for x in budget.lines if max(budget.share(x, n) for n in budget.total) >= VISIBLE]
 
 
 def cost(plan: Plan, part: Part, layer: Layer) -> str:

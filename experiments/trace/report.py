@@ -13,7 +13,7 @@ from roundscope.experiments.report.page import verdict as opening
 from roundscope.experiments.trace import table as events
 from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.captions import budget_picture, mechanisms, pictures
-from roundscope.experiments.trace.costs import cost
+from roundscope.experiments.trace.costs import cost, visible
 from roundscope.experiments.trace.explanations import EXACT, HOW, NULL
 from roundscope.experiments.trace.filters import SCRIPT, controls
 from roundscope.experiments.trace.results import Result
@@ -99,7 +99,7 @@ def _layer(s: Summary) -> str:
     """Return the sections of one layer."""
     parts = [f"<h3>Results</h3>{_results(s)}"]
     if s.seen.budget is not None and s.seen.budget.lines:
-        parts.append(figure(*budget_picture(s, terminal.visible(s.seen.budget))))
+        parts.append(figure(*budget_picture(s, visible(s.seen.budget))))
         parts.append(_budget(s))
     parts.append(f"<h3>What every rounding event did</h3><p>{escape(sentence(s))}</p>")
     parts += [figure(*p) for p in pictures(s)]
@@ -151,7 +151,7 @@ def _promotions(s: Summary) -> str:
             terminal.helps(budget, line),
             cost(plan, line.part, s.seen.layer),
         ]
-        for line in terminal.visible(budget)
+        for line in visible(budget)
         if line.part.places
     ]
     heads = ["event", "formula", "more bits would buy", "and would cost a kernel on an H100"]

@@ -5,14 +5,13 @@ from typing import Any
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.experiments.report.terminal import table as plain_table
 from roundscope.experiments.trace import table as events
-from roundscope.experiments.trace.costs import cost
+from roundscope.experiments.trace.costs import VISIBLE, cost, visible
 from roundscope.experiments.trace.results import Result, score
 from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.verdict import verdict
 from roundscope.experiments.trace.words import plan_words, sentence
 
 NARROW = 90  # characters per line of the whole table of results
-VISIBLE = 1e-3  # share of the squared error below which a part has no line
 
 
 def show(s: Summary, console: Any, command: str = "") -> None:
@@ -121,11 +120,6 @@ def results_note(s: Summary) -> str:
     if first.cast is not None:
         parts.append("Casts of inputs are part of the error; without them it is that of computing.")
     return " ".join(parts)
-
-
-def visible(budget: ErrorBudget) -> list[Line]:
-    """Return the lines of a budget that matter to some result."""
-    return [x for x in budget.lines if max(budget.share(x, n) for n in budget.total) >= VISIBLE]
 
 
 def improvement(budget: ErrorBudget, line: Line) -> tuple[str, float, float] | None:

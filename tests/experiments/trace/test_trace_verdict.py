@@ -12,12 +12,11 @@ from roundscope.attention.budget.parts import event_part, sum_part
 from roundscope.attention.sites import Site
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.command import again
-from roundscope.experiments.trace.costs import cost
+from roundscope.experiments.trace.costs import cost, visible
 from roundscope.experiments.trace.report import html
 from roundscope.experiments.trace.results import results
 from roundscope.experiments.trace.run import observe
 from roundscope.experiments.trace.summary import summarise
-from roundscope.experiments.trace.terminal import visible
 from roundscope.experiments.trace.verdict import verdict
 from tests.experiments.trace.inputs import asked
 
