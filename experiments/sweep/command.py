@@ -40,6 +40,7 @@ def run(
     from roundscope.experiments.sweep.conditions.axes import points, spec_of
     from roundscope.experiments.sweep.conditions.condition import cell_of
     from roundscope.experiments.sweep.conditions.repeats import without_repeats
+    from roundscope.experiments.sweep.storage.earlier import check_default
 
     if out.suffix in OTHERS:
         raise bad(
@@ -55,6 +56,8 @@ def run(
         different = {cell.key: cell for cell in map(cell_of, combinations)}
         cells = without_repeats(different.values())
         same = len(different) - len(cells)
+        if not fresh:
+            check_default(combinations, different, out)
         if dry_run:
             count = len(combinations)
             _announce(count, cells, same, out, jobs, executor, retry_failed, fresh, as_json)

@@ -8,13 +8,15 @@ operand. `rest` is what remains: steps of sums in between, rescaling factors, dO
 rounding.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Record, Site
-from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.choices import Log2E
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.api import round_to
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, Measured, one_head, run
 from roundscope.experiments.trace.focus import existing
@@ -36,7 +38,7 @@ KEPT = (
 )
 SITES_OF = {
     "scores": (Site.Q, Site.K, Site.S, Site.SCALED, Site.M, Site.X, Site.EXP),
-    "row sum": (Site.AL, Site.ROWSUM, Site.L, Site.INV),
+    "row sum": (Site.AL, Site.ROWSUM, Site.L, Site.LANES, Site.INV),
     "P": (Site.P,),
     "V": (Site.V,),
     **{str(s): (s,) for s in OUTPUT_SITES},
@@ -96,7 +98,7 @@ def head_events(m: Measured, b: int, n: int) -> Head:
     }
     block_q, block_k = blocks(layer, m.request)
     exists = existing(layer.q.shape[1], layer.k.shape[1], block_q, block_k, bool(m.request.causal))
-    top = np.where(exists, events["M"][1], -np.inf)
+    top = np.where(exists, events["M"][1] * _unit(plan, m.scale), -np.inf)
     with np.errstate(invalid="ignore"):
         part = np.where(exists & np.isfinite(top), np.exp(top - top.max(0)), 0.0)
     before, after = (x[0] if x.ndim == 3 else x for x in events["V"])
@@ -104,8 +106,7 @@ def head_events(m: Measured, b: int, n: int) -> Head:
     if plan.delta_from is DeltaFrom.OUT:
         out = events["OUT"][1]
         events["OD"] = out, np.asarray(round_to(out, plan[Site.OD]), np.float64)
-    last = _last(exists, events["L"][1], plan.key_order)
-    weight = part if plan.normalise_first else part / np.where(last > 0.0, last, np.inf)
+    weight = part if plan.normalise_first else part * events["INV"][0]  # 1 / l, not rounded yet
     assert layer.do is not None
     do = layer.do[0, :, 0].astype(np.float64)
     return Head(
@@ -113,15 +114,11 @@ def head_events(m: Measured, b: int, n: int) -> Head:
     )
 
 
-def _last(exists: np.ndarray, l: np.ndarray, order: KeyOrder) -> np.ndarray:
-    """Return the row sum when all tiles are done: that of the last tile with an event.
-
-    In descending order it is that of the first.
-    """
-    tile = exists.argmax(0)
-    if order is not KeyOrder.DESCENDING:
-        tile = exists.shape[0] - 1 - exists[::-1].argmax(0)
-    return np.asarray(l[tile, np.arange(l.shape[1])])
+def _unit(plan: Plan, scale: float) -> float:
+    """Return what 1 in the units of the plan's maximum is in those of the scaled scores."""
+    if plan.log2_e is Log2E.MAXIMUM:
+        return scale
+    return 1.0 if plan.log2_e is Log2E.NONE else math.log(2)
 
 
 def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:

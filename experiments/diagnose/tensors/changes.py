@@ -18,8 +18,9 @@ DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Plan], Plan]]:
     """Return the known repairs as changes of every plan of a layer or a run.
 
-    With origins there is also the change of all of them to FP32. Events that round in one of the
-    plans are changed in all, so that their structures stay alike.
+    With origins there is also the change of all of them to FP32. A change that a plan cannot have
+    is left out. Events that round in one of the plans are changed in all, so that their structures
+    stay alike.
     """
     rounding, order = _low_in_some(plans, OUTPUT_SITES), production_order(plans[0])
     lifted = _low_in_some(
@@ -41,7 +42,20 @@ def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Pl
         found["production order"] = lambda plan: production_order(plan) or plan
     if origins and set(lifted) != set(rounding):
         found["all origins in FP32"] = lambda plan: in_fp32(plan, lifted)
-    return found
+    return {name: change for name, change in found.items() if _possible(change, plans)}
+
+
+def _possible(change: Callable[[Plan], Plan], plans: Sequence[Plan]) -> bool:
+    """Return whether all plans can have a change.
+
+    Those of some kernels cannot: the stabilizer, for one, shifts scores in base e only.
+    """
+    try:
+        for plan in plans:
+            change(plan)
+    except ValueError:
+        return False
+    return True
 
 
 def _low_in_some(plans: Sequence[Plan], sites: tuple[Site, ...]) -> tuple[Site, ...]:
@@ -90,7 +104,8 @@ def stochastic(plan: Plan, sites: tuple[Site, ...]) -> Plan:
 def production_order(plan: Plan) -> Plan | None:
     """Return FlashAttention-2's roundings (fa2-bf16) with this plan's formats of the inputs and P.
 
-    None if the plan has them already.
+    None if the plan has them already: if it rounds the same forward events to fewer bits than FP32
+    has, in the same way, and the same events together.
     """
     made = fa2_bf16()
     if not plan.is_reproducible:
@@ -98,6 +113,7 @@ def production_order(plan: Plan) -> Plan | None:
     made = made.rounded(
         {site: plan.event(site) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P)}
     )
-    forward = [s for s in Site if s.stage != "backward"]
-    same = made.pv_into_o == plan.pv_into_o and all(made.event(s) == plan.event(s) for s in forward)
+    forward = tuple(s for s in Site if s.stage != "backward")
+    own, its = ({s: p.event(s) for s in narrow(p, forward)} for p in (plan, made))
+    same = made.pv_into_o == plan.pv_into_o and own == its
     return None if same else replace(made, name="production order")

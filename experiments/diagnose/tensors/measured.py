@@ -133,8 +133,9 @@ def by_head(x: Any) -> np.ndarray:
 def exact_twin(plan: Plan) -> Plan:
     """Return the plan's algorithm with every rounding exact, in binary64.
 
-    It has the same sums, operands, shift of the maximum and order. The stabilizer keeps the window
-    of the plan's P, so that the same rows are shifted as under the plan.
+    It has the same sums, operands, shift of the maximum and order. The exponential is the correct
+    one, since those of GPUs round by themselves. The stabilizer keeps the window of the plan's P,
+    so that the same rows are shifted as under the plan.
     """
     s = plan.stabiliser
     if s is not None:
@@ -149,7 +150,6 @@ def exact_twin(plan: Plan) -> Plan:
         row_sum_of=plan.row_sum_of,
         delta_from=plan.delta_from,
         stabiliser=s,
-        exp=plan.exp,
         key_order=plan.key_order,
     )
 

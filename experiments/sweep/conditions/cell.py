@@ -13,9 +13,10 @@ from roundscope.emu.numerics import NUMERICS
 
 Value = str | int | float | bool
 
-# every parameter of a cell that is no axis of one site, and its default
+# every parameter of a cell that is no axis of one site, and its default; a cell, its key and its
+# row have all of them, so that a new default makes other cells and changes none that is stored
 DEFAULTS: dict[str, Value] = {
-    "preset": "qiu-yao",
+    "preset": "fa2",
     "format": "preset",
     "mode": "preset",
     "accumulator": "preset",
@@ -38,6 +39,7 @@ DEFAULTS: dict[str, Value] = {
     "engine": "numpy",
     "backward": False,
 }
+PRESET_BEFORE = "qiu-yao"  # the default until version 0.2
 # axes of a whole plan: a cell has them only where they are given, so older cells keep their keys
 OPTIONAL = ("delta_from",)
 PER_SITE = ("format", "mode", "accumulator")  # axes that may end in .SITE

@@ -12,7 +12,12 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Cell, Value
-from roundscope.experiments.sweep.conditions.plans import changes_plan, plan_of, settings_of
+from roundscope.experiments.sweep.conditions.plans import (
+    Settings,
+    changes_plan,
+    plan_of,
+    settings_of,
+)
 from roundscope.experiments.sweep.conditions.sources import FileSizes, check_fits, sizes_of
 from roundscope.experiments.sweep.conditions.values import axis_named, typed
 from roundscope.experiments.trace.options import Request, check_places, injection
@@ -35,7 +40,8 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
         plan = plan_of(settings, int(parameters["seed"]))
     except ValueError as error:
         words = " ".join(f"{name}={value}" for name, value in settings)
-        raise UsageError(f"{words}: {error}") from None
+        hint = "" if "preset" in given else _other_preset(settings)
+        raise UsageError(f"{words}: {error}{hint}") from None
     _check_named(parameters, plan)
     inject = _injections(parameters, plan, file)
     return Cell(
@@ -44,6 +50,18 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
         inject=inject,
         content="" if file is None else file.content,
     )
+
+
+def _other_preset(settings: Settings) -> str:
+    """Return advice for changes that the default preset, which is a kernel, cannot have.
+
+    It is empty if the preset of the same roundings without that kernel's choices cannot either.
+    """
+    try:
+        plan_of((("preset", "fa2-bf16"), *settings[1:]), 0)
+    except ValueError:
+        return ""
+    return f"; preset={DEFAULTS['preset']} is the default, and preset=fa2-bf16 can have that"
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:

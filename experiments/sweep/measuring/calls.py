@@ -13,7 +13,7 @@ from os import cpu_count
 from typing import Any
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
-from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.choices import KeyOrder, RowSum
 from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
 from roundscope.attention.testing.families import FAMILIES
 from roundscope.emu.roundings.modes import BINARY64
@@ -109,7 +109,8 @@ def unfused_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
 def unfused_plan(plan: Plan) -> Plan:
     """Return the plan of unfused attention, softmax first, in the formats of a plan.
 
-    What has no effect on the output is set alike, so that more cells share a result.
+    What has no effect on the output is set alike, so that more cells share a result. That includes
+    how a kernel adds up a row in the lanes of a tile, and how it splits the keys.
     """
     effective = plan.rounded(dict.fromkeys(NO_SAY, BINARY64))
     accumulators = tuple(
@@ -123,6 +124,8 @@ def unfused_plan(plan: Plan) -> Plan:
         normalise_first=True,
         pv_into_o=False,
         key_order=KeyOrder.ASCENDING,
+        row_sum=RowSum.PLAIN,
+        split_tiles=0,
         row_sum_of=EXACT.row_sum_of,
         delta_from=EXACT.delta_from,
     )

@@ -193,6 +193,21 @@ def test_unfused_plan_drops_only_what_has_no_say(name):
     )
 
 
+@pytest.mark.parametrize("name", ["fa2", "fa2-split", "cudnn"])
+def test_kernels_that_keep_lanes_have_an_unfused_reference(name):
+    """Catches kernels of which no cell can be measured, since a softmax of whole rows has neither
+    lanes nor splits to keep, and a reference in other formats than theirs.
+    """
+    (found,) = measure.measure([c := cell(name)])
+    assert found.error is None and 0.1 < found.metrics["ratio_rms"] < 10.0
+    record = Record(events=(Site.EXP,))
+    plans = replace(c.plan, split_tiles=0), calls.unfused_plan(c.plan)
+    one_tile, whole = (
+        attention(c, plan, block_k=32, record=record).trace.events["EXP"][1] for plan in plans
+    )
+    assert np.array_equal(one_tile, whole)
+
+
 def test_unfused_cell_costs_nothing_over_itself():
     """Catches an unfused condition compared with something else than itself."""
     (found,) = measure.measure([cell("baseline-bf16")])
