@@ -52,7 +52,7 @@ vertical-align:bottom}
 td{text-align:right;padding:2px 8px;white-space:nowrap;vertical-align:top}
 th:first-child,td:first-child,th:nth-child(2),td:nth-child(2){text-align:left}
 th.text{text-align:left}td.text{white-space:normal;min-width:16em;text-align:left}
-table.words th,table.words td{text-align:left;white-space:normal}
+table.words{min-width:680px}table.words th,table.words td{text-align:left;white-space:normal}
 tr:nth-child(even) td{background:var(--stripe)}
 tr.lean td{color:var(--bad)}tr.lean td:first-child{font-weight:700}
 .good{color:var(--good)}.bad{color:var(--bad)}.warn{color:var(--warn)}.muted{color:var(--muted)}

@@ -100,7 +100,7 @@ def _of_tensors(found: Findings) -> dict[str, str]:
     source = "--sample" if found.file == sample_path().name else found.file
     return {
         "opening": words.opening(found),
-        "number": f"The most extreme head: {words.furthest(found)}.",
+        "number": words.most_extreme(found),
         "why": "Next, the error of every result, and which event makes it",
         "command": f"roundscope trace {source} --plan {plan}",
     }

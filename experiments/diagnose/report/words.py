@@ -71,16 +71,26 @@ def _biased(found: Findings) -> str:
     """Return in how many of all heads delta's error adds up, and the most extreme of them."""
     return (
         f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests}"
-        f" heads, most in {furthest(found)}"
+        f" heads, most in {_furthest(found)}"
     )
 
 
-def furthest(found: Findings) -> str:
+def _furthest(found: Findings) -> str:
     """Return the head that stands out most of all, with its numbers."""
     layer, head = found.furthest
     c = found.coherences[layer]
     mean, rms = c.total[head] / c.error.shape[1], c.rms[head]
     return f"{found.named(layer, head)} ({_numbers(c.a[head], c.p[head], mean, rms)})"
+
+
+def most_extreme(found: Findings) -> str:
+    """Return the head that stands out most of all, in a sentence without symbols."""
+    layer, head = found.furthest
+    c = found.coherences[layer]
+    return (
+        f"In the most extreme head ({found.named(layer, head)}) the sum is {c.a[head]:.1f} times"
+        f" what random signs give: p = {c.p[head]:.1g}, where p below {c.level:.1g} counts."
+    )
 
 
 def _sum(found: Findings) -> str:
@@ -108,7 +118,7 @@ def _nothing(found: Findings) -> str:
     layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
     return (
         f"No bias seen: in none of {c.tests} heads{layers} does the error of delta add up over"
-        f" tokens more than random signs would. The most extreme is {furthest(found)}, where a"
+        f" tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
         f" head counts below p = {c.level:.1g}. {smallest(found)}"
     )
 
@@ -210,7 +220,7 @@ def coherence(found: Findings) -> str:
     chosen = ""
     if found.furthest != (found.chosen, found.head):
         chosen = f" Steps 5 and 6 examine {found.where} ({_sum(found)})."
-    answer = f"{answer}. The most extreme is {furthest(found)}.{chosen}"
+    answer = f"{answer}. The most extreme is {_furthest(found)}.{chosen}"
     question = "Does the error of delta add up over tokens?"
     return f"{question} {answer} {smallest(found)} {rows(found)}".rstrip()
 

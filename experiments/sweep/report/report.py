@@ -83,9 +83,9 @@ def _opening(frame: Frame, found: Shares) -> str:
 def _verdict(frame: Frame, lead: str) -> str:
     rms, name = frame.metric("rms"), shlex.quote(frame.path.name)
     usable = rms[np.isfinite(rms)]
-    span = f"rms of the output's error: {number(usable.min())}" if usable.size else ""
+    span = f"Rms of the output's error: {number(usable.min())}" if usable.size else ""
     if usable.size and usable.max() > usable.min():
-        span += f" to {number(usable.max())}, over {many(usable.size, 'cell')}"
+        span += f" to {number(usable.max())}, over {many(usable.size, 'cell')}."
     by_event = f"roundscope export {name} sites.csv --table sites"
     if not frame.rows:
         return verdict(lead, mood="bad")

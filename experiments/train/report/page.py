@@ -59,6 +59,8 @@ def html(t: Training) -> str:
 
 def sentence(t: Training) -> str:
     """Return which arms diverged, and which of the others have an alarm."""
+    if len(t.arms) == 1:
+        return _of_one(t.arms[0])
     diverged = [f"{arm.name} at step {arm.diverged}" for arm in t.arms if arm.diverged is not None]
     warned = [arm.name for arm in t.arms if arm.diverged is None and arm.alarms]
     calm = [arm.name for arm in t.arms if not arm.alarms]
@@ -70,28 +72,44 @@ def sentence(t: Training) -> str:
     return " ".join(parts)
 
 
+def _of_one(arm: Arm) -> str:
+    if arm.diverged is not None:
+        return f"The run diverged at step {arm.diverged}."
+    if not arm.alarms:
+        return "The run has not diverged, and had no alarm."
+    said = [f"{a['kind']} of {a['series']} at step {a['step']}" for a in arm.alarms]
+    return f"The run has not diverged, but had alarms: {_some(said)}."
+
+
 def _opening(t: Training) -> str:
     bad = any(arm.diverged is not None for arm in t.arms)
     worst = max(t.arms, key=lambda arm: -1.0 if math.isnan(arm.worst[2]) else arm.worst[2])
-    numbers = [f"Last loss: {_some([f'{a.name} {_number(a.loss[-1])}' for a in t.arms])}."]
+    names = [f"{arm.name} " if len(t.arms) > 1 else "" for arm in t.arms]
+    losses = [f"{n}{_number(arm.loss[-1])}" for n, arm in zip(names, t.arms, strict=True)]
+    numbers = [f"Last loss: {_some(losses)}."]
     if not math.isnan(worst.worst[2]):
         layer, head, drift = worst.worst
-        numbers.append(f"Largest drift: {drift:.2g} ({worst.name}, layer {layer}, head {head}).")
-    return verdict(
-        sentence(t), " ".join(numbers), *_next(t), mood="bad" if bad else "good" if _calm(t) else ""
-    )
+        name = f"{worst.name}, " if len(t.arms) > 1 else ""
+        numbers.append(
+            "Largest drift, the share of the gradient of W_Q that rounding alone makes:"
+            f" {drift:.2g} ({name}layer {layer}, head {head})."
+        )
+    why, command = _next(t)
+    mood = "bad" if bad else "good" if _calm(t) else ""
+    return verdict(sentence(t), " ".join(numbers), command, why=why, mood=mood)
 
 
 def _calm(t: Training) -> bool:
     return not any(arm.alarms for arm in t.arms)
 
 
-def _next(t: Training) -> tuple[str, ...]:
-    """Return the command of the next step; none for a run that ended well."""
+def _next(t: Training) -> tuple[str, str]:
+    """Return what the next step is for, and its command; no command for a run that ended well."""
     last = max(int(arm.step[-1]) for arm in t.arms) + 1
     if not _calm(t) and t.config["plan"] != JAX:
-        return (f"roundscope diagnose {t.folder}",)
-    return (f"roundscope train --resume {t.folder}",) if last < t.config["steps"] else ()
+        return "Next, the roundings behind it", f"roundscope diagnose {t.folder}"
+    is_over = last >= t.config["steps"]
+    return "Next, the rest of the run", "" if is_over else f"roundscope train --resume {t.folder}"
 
 
 def _some(names: Sequence[str]) -> str:
