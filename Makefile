@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(READY)
 	$(BIN)/roundscope trace --sample --out demo
@@ -104,6 +104,9 @@ docs: $(READY)  ## the documentation, its pages executed, in build/docs; a warni
 
 linkcheck: docs  ## the same pages' links to other sites, which needs a network
 	$(BIN)/sphinx-build -q -b linkcheck docs build/linkcheck
+
+pages: $(READY)  ## a small page of every kind, and pictures of each, light and dark, wide and narrow, in build/pages; look at them
+	$(BIN)/python -m tests.checks.pages build/pages
 
 bench: $(READY)
 	$(BIN)/pip install -qq $(VERSIONS) --editable '.[bench]'
