@@ -45,7 +45,7 @@ code,pre,table{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 code{font-size:.88em}
 figure{margin:8px 0 26px}figure svg,figure img{display:block;width:100%;height:auto}
 figcaption{margin-top:6px}
-.wide{overflow-x:auto;margin:10px 0}
+.wide{overflow-x:auto;margin:10px min(0px,calc(520px - 50vw)) 10px 0}
 table{border-collapse:collapse;font-size:12.5px;line-height:1.45}
 th{text-align:right;border-bottom:1px solid var(--ink);padding:3px 8px;font-weight:600;
 vertical-align:bottom}
@@ -63,7 +63,7 @@ details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
 nav ul{list-style:none;padding:0;margin:6px 0;font-size:14px;columns:2 280px}
 @media (max-width:560px){body{padding:16px 12px 48px}h1{font-size:22px}p.lead{font-size:17px}
 td.text{min-width:11em}}
-@media print{.wide{overflow:visible}td{white-space:normal}body{max-width:none;padding:0}
+@media print{.wide{overflow:visible;margin-right:0}td{white-space:normal}body{max-width:none;padding:0}
 figure,tr{break-inside:avoid}.verdict{border:1px solid var(--line)}}
 """
 

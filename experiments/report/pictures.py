@@ -93,12 +93,12 @@ def svg(figure: Figure, label: str) -> str:
 def _is_dense(artist: Artist) -> bool:
     """Return whether an artist has too many marks for a vector graphic."""
     if isinstance(artist, Collection):
-        return max(len(artist.get_paths()), np.shape(artist.get_offsets())[0]) > DENSE
+        return bool(max(len(artist.get_paths()), np.shape(artist.get_offsets())[0]) > DENSE)
     if not isinstance(artist, Line2D):
         return False
     # of a line without markers, matplotlib leaves out what cannot be seen
     is_marked = artist.get_marker() not in ("", " ", "None", None)
-    return np.size(artist.get_xdata(orig=False)) > (DENSE if is_marked else 5 * DENSE)
+    return bool(np.size(artist.get_xdata(orig=False)) > (DENSE if is_marked else 5 * DENSE))
 
 
 def _for_page(text: str, label: str) -> str:

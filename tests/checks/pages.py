@@ -7,7 +7,7 @@ of each look: NAME-light-1200.png, NAME-dark-420.png and so on. Look at them. A 
 not made again; with names, only these are made and taken. Exit code 1 if a command fails.
 """
 
-import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -52,19 +52,14 @@ PAGES: dict[str, tuple[str, list[str]]] = {
         ["check-cast tests.checks.pages:truncated --format bf16 --out check-cast"],
     ),
     "train": ("train/report.html", [f"train {TINY} --out train", "report train"]),
-    "qiu-yao": ("qiu-yao/report.html", ["reproduce qiu-yao --draw"]),
     "released": ("released/report.html", ["reproduce released"]),
     "alarm": ("alarm/report.html", ["reproduce alarm --draw"]),
-    "mxfp8": ("mxfp8/report.html", ["reproduce mxfp8"]),
-    "two-level": ("two-level/report.html", ["reproduce two-level --quick"]),
     "dose": ("dose/identity.html", ["dose --study identity --seeds 0-2 --out dose"]),
     "kernels": ("kernels/report.html", ["kernels --draw --out kernels"]),
 }
 KEPT = {
-    "qiu-yao": {"qiu-yao.sqlite": "qiu-yao.sqlite"},
     "released": {"released.sqlite": "released.sqlite"},
     "alarm": {"alarm.sqlite": "alarm.sqlite"},
-    "mxfp8": {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
     "dose": {"dose-identity.sqlite": "dose.sqlite"},
     "kernels": {"kernels-h200.json": "measured.json"},
 }
@@ -83,17 +78,13 @@ def made(folder: Path, name: str) -> bool:
         return True
     for record, own in KEPT.get(name, {}).items():
         (folder / name).mkdir(exist_ok=True)
-        source = RUNS / record
-        content = source.read_bytes()
-        (folder / name / own).write_bytes(
-            gzip.decompress(content) if source.suffix == ".gz" else content
-        )
+        shutil.copyfile(RUNS / record, folder / name / own)
     for line in commands:
         print(f"{name}: roundscope {line}", flush=True)
         done = subprocess.run(
             [sys.executable, "-m", "roundscope", *line.split()],
             cwd=folder,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder)},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
