@@ -35,7 +35,7 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
     verdict without evidence or limits, and words that are explained nowhere.
     """
     file = saved(tmp_path / "biased.safetensors", layer("repeated-maximum", t=128))
-    code, out, err = run(file, "--out", tmp_path / "out")
+    code, out, err = run(file, "--plan", "qiu-yao", "--out", tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
     data = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert (code, err) == (0, "") and "verdict: the chain" in out
@@ -109,6 +109,7 @@ def test_bad_usage_ends_in_one_line(run, tmp_path, args, words):
     [
         "exact",
         "baseline-bf16",
+        "fa2",
         *(pytest.param(p, marks=pytest.mark.thorough) for p in ("fa3-fp8", "all:e4m3fn")),
     ],
 )

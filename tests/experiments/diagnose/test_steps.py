@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Site, Stabilizer
+from roundscope.attention.plans.choices import Log2E
+from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.api import round_to
 from roundscope.experiments.diagnose.tensors.accounts import accounts, head_events
 from roundscope.experiments.diagnose.tensors.carrier import carrier
+from roundscope.experiments.diagnose.tensors.changes import changes
 from roundscope.experiments.diagnose.tensors.coherence import coherence, flips
 from roundscope.experiments.diagnose.tensors.measured import exact_twin, one_head
 from roundscope.experiments.diagnose.tensors.origin import origin
+from roundscope.experiments.diagnose.tensors.repairs import repair
 from roundscope.experiments.tensors.layers import Layer
 from tests.experiments.diagnose.inputs import layer, measured, narrowed
 
@@ -152,6 +157,30 @@ def test_one_head_is_the_layers_own_bits():
     head = head_events(m, 1, 3)
     assert one_head(m, 1, 3).k.shape == (1, 56, 1, 8)
     assert np.array_equal(np.asarray(head.low.out)[0, :, 0], np.asarray(m.low.out)[1, :, 3])
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *TWINS])
+def test_every_repair_is_one_that_the_plan_can_have(name):
+    """Catches a repair that ends a diagnosis with an error, such as the stabilizer with a maximum
+    in base 2, and the production order for a kernel that has it.
+    """
+    plan = Plan.preset(name)
+    names = [key for key, change in changes([plan], []).items() if change(plan) != plan]
+    assert {"O in FP32", "stochastic rounding of O"} <= set(names) or name in ("exact", "fp32")
+    assert ("stabilised softmax" in names) == (plan.log2_e is Log2E.NONE)
+    if name in ("fa2-bf16", "fa2", "cudnn", "fa3-fp8", "qiu-yao"):
+        assert ("production order" in names) == (name == "qiu-yao")
+
+
+def test_the_repairs_of_a_real_kernel_are_tried():
+    """Catches a reference with the exponential of a GPU, which rounds to binary32: no repair would
+    be invariant then.
+    """
+    m = measured(layer(t=48), "fa2", block_q=16, block_k=16)
+    base, tried = repair(m, 0, ["row sum"], 0.01, lambda text: None)
+    assert base.change == 0.0 and sum(o.arm.is_sham for o in tried) == 1
+    invariance = [o.invariance for o in tried if not o.arm.is_sham]
+    assert len(invariance) == 4 and max(invariance) < 1e-11
 
 
 def test_an_exact_twin_keeps_the_algorithm():
