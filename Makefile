@@ -103,7 +103,7 @@ docs: $(READY)  ## the documentation, its pages executed, in build/docs; a warni
 	@echo "Open $(CURDIR)/build/docs/index.html"
 
 linkcheck: docs  ## the same pages' links to other sites, which needs a network
-	$(BIN)/sphinx-build -q -b linkcheck docs build/linkcheck
+	$(BIN)/sphinx-build -q -b linkcheck -d build/docs/.doctrees docs build/linkcheck
 
 pages: $(READY)  ## a small page of every kind, and pictures of each, light and dark, wide and narrow, in build/pages; look at them
 	$(BIN)/python -m tests.checks.pages build/pages
