@@ -39,11 +39,6 @@ extensions = [
     "generated",
 ]
 exclude_patterns = ["_ext"]
-# pages that are still to be written may be missing from a table of contents, and vice versa
-suppress_warnings = ["toc.not_included"]
-logging.getLogger("sphinx.sphinx.directives.other").addFilter(
-    lambda record: "glob pattern" not in record.msg
-)
 # quotation marks stay as they are, since texts quote commands
 smartquotes_action = "D"
 nitpicky = True
@@ -66,6 +61,7 @@ nb_merge_streams = True
 
 # names in single backquotes of docstrings: links where there is one, else code
 default_role = "py:obj"
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
