@@ -36,7 +36,8 @@ def named(path: Path) -> str:
 def children(page: Path) -> set[Path]:
     """The pages in the tables of contents of a page."""
     lines = "\n".join(TOCTREE.findall(text_of(page))).splitlines()
-    entries = [line.strip() for line in lines if line.strip() and not line.strip().startswith(":")]
+    names = [line.strip() for line in lines if line.strip() and not line.strip().startswith(":")]
+    entries = [re.sub(r".*<(.*)>", r"\1", name) for name in names]
     return {
         (found.parent / found.name).resolve()
         for entry in entries
