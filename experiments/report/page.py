@@ -61,10 +61,9 @@ pre{font-size:12.5px;line-height:1.45;white-space:pre-wrap;overflow-wrap:anywher
 background:var(--stripe);padding:10px 12px;border-radius:4px;margin:8px 0}
 details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
 nav ul{list-style:none;padding:0;margin:6px 0;font-size:14px;columns:2 280px}
-@media (max-width:560px){body{padding:16px 12px 48px}h1{font-size:22px}p.lead{font-size:17px}
-td.text{min-width:11em}}
-@media print{.wide{overflow:visible;margin-right:0}td{white-space:normal}body{max-width:none;padding:0}
-figure,tr{break-inside:avoid}.verdict{border:1px solid var(--line)}}
+@media (max-width:560px){body{padding:16px 12px 48px}h1{font-size:22px}p.lead{font-size:17px}}
+@media print{.wide{overflow:visible;margin-right:0}td{white-space:normal}
+body{max-width:none;padding:0}figure,tr{break-inside:avoid}.verdict{border:1px solid var(--line)}}
 """
 
 
