@@ -63,14 +63,17 @@ def test_an_unknown_engine_names_its_option(run, small):
     assert "--engine 'cuda': unknown engine 'cuda'" in run(small(), "--engine", "cuda")[2]
 
 
-def test_the_readme_saves_transposed_tensors_as_they_are(tmp_path, monkeypatch):
+def test_the_documentation_saves_transposed_tensors_as_they_are(tmp_path, monkeypatch):
     """The memory of a transpose, which `save_file` writes as if it had not been turned."""
-    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
-    (code,) = (c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "save_file" in c)
+    text = (Path(__file__).parents[3] / "docs" / "howto" / "save-tensors.md").read_text(
+        encoding="utf-8"
+    )
+    cells = re.findall(r"```\{code-cell\} ipython3\n(.*?)```", text, re.DOTALL)
+    (code,) = (c for c in cells if "numpy import save_file" in c)
     made = tensors(b=1, t=3, s=3, n=2, g=2, h=4, hv=4)
     turned = {name[2:]: x.transpose(0, 2, 1, 3) for name, x in made.items()}
     monkeypatch.chdir(tmp_path)
-    exec(code, dict(turned))
+    exec(re.sub(r"\nq, k, v, do = .*\n", "\n", code), dict(turned))
     (layer,) = read_layers(tmp_path / "qkv.safetensors")
     assert all(np.array_equal(getattr(layer, n), made[f"a.{n}"]) for n in turned)
 
