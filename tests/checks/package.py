@@ -5,21 +5,25 @@
 
 Each file is installed without extras in a new virtual environment of each Python, with the newest
 dependencies that pip finds, and is run there from an empty folder: its version, `roundscope
-doctor`, and a trace of the shipped tensors. Prints sizes and seconds. Exit code 1 if the wheel that
-is built from the sdist is not the one built from the tree, or if a command fails. The files that
-were checked lie in --out. Needs a network, or a folder of wheels that pip knows of.
+doctor`, and a trace of the shipped tensors. Prints sizes, seconds on the clock and seconds of
+processors. Exit code 1 if the wheel that is built from the sdist is not the one built from the
+tree, or if a command fails. The files that were checked lie in --out. Needs a network, or a folder
+of wheels that pip knows of.
 """
 
 import argparse
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 LAYERS = ("emu", "attention", "experiments")
@@ -29,6 +33,15 @@ SOURCES += ("roundscope", "tests", *LAYERS)
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 COMMANDS = ("--version", "doctor", "trace --sample --layer layer4")
+
+
+class Measured(NamedTuple):
+    """What a step took, on the clock and of processors, and what is to be seen of it."""
+
+    what: str
+    seconds: float
+    processors: float
+    seen: str
 
 
 def succeed(*command: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
@@ -87,25 +100,29 @@ def in_sdist(sdist: Path) -> dict[str, bytes | None]:
         }
 
 
-def installed_and_run(package: Path, python: str, folder: Path) -> list[tuple[str, float, str]]:
-    """Install a file in a new environment and run its commands from an empty folder.
-
-    Returns lines of (what, seconds, what is to be seen of it).
-    """
+def installed_and_run(package: Path, python: str, folder: Path) -> Iterator[Measured]:
+    """Install a file in a new environment and run its commands from an empty folder."""
     environment, empty = folder / "environment", folder / "empty"
     empty.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     own = kept | {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     succeed(python, "-m", "venv", environment)
     inside = environment / "bin" / "python"
-    start = perf_counter()
-    succeed(inside, *PIP, "install", "--no-cache-dir", package)
-    lines = [("pip install", perf_counter() - start, f"{megabytes(environment):.0f} MB")]
+    _, *times = timed(inside, *PIP, "install", "--no-cache-dir", package)
+    yield Measured("pip install", *times, f"{megabytes(environment):.0f} MB")
     for words in COMMANDS:
-        start = perf_counter()
-        printed = succeed(environment / "bin" / "roundscope", *words.split(), cwd=empty, env=own)
-        lines.append((f"roundscope {words}", perf_counter() - start, last_line(printed)))
-    return lines
+        command = (environment / "bin" / "roundscope", *words.split())
+        printed, *times = timed(*command, cwd=empty, env=own)
+        yield Measured(f"roundscope {words}", *times, last_line(printed))
+
+
+def timed(*command: object, **options: Any) -> tuple[str, float, float]:
+    """Run a command; return what it prints, and its seconds on the clock and of processors."""
+    start, before = perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    printed = succeed(*command, **options)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return printed, perf_counter() - start, busy
 
 
 def megabytes(folder: Path) -> float:
@@ -116,7 +133,7 @@ def megabytes(folder: Path) -> float:
 
 def last_line(text: str) -> str:
     """Return the last line that has something on it, cut to fit the table."""
-    return text.rstrip().rpartition("\n")[2].strip()[:70]
+    return text.rstrip().rpartition("\n")[2].strip()[:100]
 
 
 def built(folder: Path) -> tuple[Path, Path, bool]:
@@ -135,10 +152,12 @@ def built(folder: Path) -> tuple[Path, Path, bool]:
 def checked(package: Path, python: str) -> bool:
     """Print what installing and running a file takes; return whether all of it went well."""
     print(f"\n{package.name} with {python}", flush=True)
+    print(f"  {'':<44}{'clock':>10} {'processors':>10}")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for what, seconds, seen in installed_and_run(package, python, Path(folder)):
-                print(f"  {what:<44}{seconds:8.1f} s   {seen}", flush=True)
+            for m in installed_and_run(package, python, Path(folder)):
+                times = f"{m.seconds:8.1f} s {m.processors:8.1f} s"
+                print(f"  {m.what:<44}{times}   {m.seen}", flush=True)
     except RuntimeError as error:
         print(f"  FAILED  {error}")
         return False

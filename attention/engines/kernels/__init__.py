@@ -8,3 +8,13 @@ their programs, `tiles` and `work` the computation of a tile, and `call` the cal
 `record` and `summary` have what a kernel records for a trace, and `fit` refuses what the kernels
 cannot run.
 """
+
+import jax
+
+try:
+    import jax.experimental.pallas.triton
+except ImportError:
+    raise ValueError(
+        f"engine='pallas': jax {jax.__version__} has no Triton backend of Pallas, which jax 0.10 to"
+        " 0.12 have; install one of those, or use engine='xla', which gives the same bits"
+    ) from None
