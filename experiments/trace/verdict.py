@@ -90,7 +90,7 @@ def _bias(s: Summary) -> str:
     if not s.biased_results:
         if all(r.gain is None or not r.gain.se > 0.0 for r in tested):
             return ""
-        return f"{_these(tested)} is too long or too short by more than chance."
+        return _unbiased([r.name for r in tested])
     parts = [_too(r) for r in s.biased_results]
     text, first = f"Biased: {listed(parts)}.", s.biased_results[0].name
     culprit = _culprit(s.seen.budget, s.biased_results[0])
@@ -107,9 +107,11 @@ def _too(r: Result) -> str:
     return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} (z = {z:+.1f})"
 
 
-def _these(tested: list[Result]) -> str:
-    names = [r.name for r in tested]
-    return f"Neither {names[0]} nor {names[1]}" if len(names) == 2 else f"None of {listed(names)}"
+def _unbiased(names: list[str]) -> str:
+    """Return that no result of these is biased."""
+    if len(names) == 1:
+        return f"{names[0]} is neither too long nor too short by more than chance."
+    return f"None of {listed(names)} is too long or too short by more than chance."
 
 
 def _culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
