@@ -12,6 +12,7 @@ from roundscope.attention.places import Sizes
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
+from roundscope.experiments.results.folder import checked_folder, tell_replaced
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
 from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import terminal
@@ -21,6 +22,8 @@ from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.run import Progress, check_engine, observe
 from roundscope.experiments.trace.served import settled
 from roundscope.experiments.trace.summary import Summary, summarise
+
+RECORD = "trace.json"
 
 
 def run(
@@ -62,7 +65,10 @@ def run(
     for each in layers:
         _check(settled(asked, each), each)
     digest = request_digest(asked, path, layer, layout)
-    folder = out if out is not None else folder_for(path, asked, digest)
+    if out is not None:
+        checked_folder(out, RECORD)
+    folder = out or folder_for(path, asked, digest)
+    tell_replaced(folder, digest, RECORD)
     _make(folder)
     try:
         with (
@@ -84,8 +90,6 @@ def run(
 
 def _make(folder: Path) -> None:
     """Make the folder of the results. Raises UsageError where that cannot be."""
-    if folder.exists() and not folder.is_dir():
-        raise bad("--out", str(folder), "is a file; name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -131,7 +135,7 @@ def _written(
 
     document = trace_json.document(summaries, asked, path.name, trace_json.command_line())
     data: dict[str, Any] = plain(document | {"request": digest})
-    (folder / "trace.json").write_text(
+    (folder / RECORD).write_text(
         json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
     )
     page = report.html(summaries, data | {"next": again(data["command"])}, progress)
@@ -171,7 +175,7 @@ def _shown(summaries: list[Summary], folder: Path) -> None:
     screen = console()
     for s in summaries:
         terminal.show(s, screen, again(trace_json.command_line()))
-    names = [n for n in ("report.html", "trace.json", "records.npz") if (folder / n).exists()]
+    names = [n for n in ("report.html", RECORD, "records.npz") if (folder / n).exists()]
     print(f"written: {', '.join(str(folder / n) for n in names)}")
 
 

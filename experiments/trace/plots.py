@@ -15,6 +15,7 @@ from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import CENTRES, Focus
 from roundscope.experiments.trace.summary import Summary, head_table
+from roundscope.experiments.trace.table import formula
 
 
 def _figure(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
@@ -39,7 +40,9 @@ def bias(summary: Summary) -> Figure:
         color=BAND,
         label=f"null band, |z| < {summary.limit:.1f}",
     )
-    ax.barh(y, means, height=0.4, color=colours)
+    bars = ax.barh(y, means, height=0.4, color=colours)
+    for bar, e in zip(bars, events, strict=True):
+        hover(bar, f"{e.name}: {e.lean.mean:+.2g} ulp, z = {e.lean.z:+.1f}; {formula(e.name)}")
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)
     names = [f"{e.name}  {e.format.name}" for e in events]

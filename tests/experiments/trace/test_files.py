@@ -95,3 +95,12 @@ def test_help_has_the_units_of_an_injection_and_where_npz_keeps_the_layout(run):
     out = " ".join(run("--help")[1].split())
     for words in ("bias=X (in value, not in ulps)", "noise=ULPS", "layout and scale are metadata"):
         assert words in out
+
+
+def test_the_page_of_another_command_is_kept(run, small, tmp_path):
+    """A benchmark's or a run's report that a trace writes over."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "report.html").write_text("of a training")
+    code, _, err = run(small(), "--out", tmp_path / "x")
+    assert code == 2 and "its report.html is of another command; choose another folder" in err
+    assert (tmp_path / "x" / "report.html").read_text() == "of a training"
