@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 # so that `!roundscope` in a cell is the program of the environment that builds
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+# the kernel of that environment, whatever else is installed for this user
+os.environ["JUPYTER_PATH"] = str(Path(__file__).parent / "_ext" / "jupyter")
 os.environ["PYTHONSTARTUP"] = str(Path(__file__).parent / "_ext" / "startup.py")
 
 
@@ -37,6 +39,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "generated",
+    "mathml",
 ]
 exclude_patterns = ["_ext"]
 # quotation marks stay as they are, since texts quote commands
@@ -75,6 +78,7 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = "Roundscope"
 html_show_copyright = False
 html_static_path = ["_static"]
