@@ -46,7 +46,7 @@ def _held(record: Path) -> Any:
 
 
 def checked_folder(out: Path, record: str, page: str = PAGE) -> None:
-    """Refuse a folder of --out that is a file, or that holds the page of another command.
+    """Refuse a folder of --out that is or lies in a file, or holds the page of another command.
 
     record: the name of the JSON file that this command writes beside its page.
 
@@ -55,6 +55,9 @@ def checked_folder(out: Path, record: str, page: str = PAGE) -> None:
     """
     if out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
+    there = next(parent for parent in out.absolute().parents if parent.exists())
+    if not there.is_dir():  # said before minutes of work, not after them
+        raise bad("--out", str(out), f"{there} is not a directory; choose another folder")
     if (out / page).exists() and not (out / record).exists():
         raise bad("--out", str(out), f"its {page} is of another command; choose another folder")
 
