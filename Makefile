@@ -14,8 +14,8 @@ UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
 .PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
-demo: $(READY)
-	$(BIN)/roundscope trace --sample --out demo
+demo: $(VENV)/.installed
+	$(BIN)/roundscope trace --sample --layer layer4 --out demo
 
 # engines against each other, as users compile them; the rest in programs that are optimised less and compile in half the time
 BITS := tests/emu tests/test_golden.py tests/attention/engines/test_engines.py
@@ -117,10 +117,17 @@ bench: $(READY)
 bench-check: $(READY)  ## our speed as ratios, against the least that is accepted
 	$(BIN)/python -m tests.checks.bench_check
 
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): about 1 GB on the disk, a minute or more by your network"
+	$(BIN)/pip install -q $(VERSIONS) --editable .
+	touch $@
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV), with PyTorch and what else the tests need: some minutes"
 	$(BIN)/pip install -qq $(VERSIONS) --editable '.[$(EXTRAS)]'
-	touch $@
+	touch $@ $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) .venv-* demo build *.egg-info

@@ -59,7 +59,7 @@ nb_execution_cache_path = str(ROOT / "build" / "notebooks" / digest_of_sources()
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
-nb_execution_timeout = 120
+nb_execution_timeout = 600
 nb_merge_streams = True
 
 # names in single backquotes of docstrings: links where there is one, else code

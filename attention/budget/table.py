@@ -107,4 +107,5 @@ class ErrorBudget:
         for name, how, shares, errors in rows:
             cells = [f"{x:>6}" for x in shares] + [" "] + [f"{x:>8}" for x in errors]
             text.append(f"{name:{first}} {how:{second}}{''.join(cells)}".rstrip())
-        return "\n".join(text)
+        of = f"relative rms errors, of heads {' '.join(map(str, self.heads))}"
+        return "\n".join([*text, of])

@@ -99,6 +99,15 @@ def trace(
             help="Whether to measure which event makes how much of the error, which takes longer.",
         ),
     ] = True,
+    budget_heads: Annotated[
+        int | None,
+        typer.Option(
+            help=(
+                "Heads on which the error budget is measured; by default as many as have a million"
+                " scores together, evenly chosen."
+            )
+        ),
+    ] = None,
     engine: Annotated[
         str,
         typer.Option(
@@ -142,6 +151,7 @@ def trace(
         against=against,
         beside=beside,
         budget=budget,
+        budget_heads=budget_heads,
         sets=set_ or [],
         inject=inject or [],
         record=record or [],

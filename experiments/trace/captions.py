@@ -4,6 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from roundscope.attention.budget.table import Line
+from roundscope.experiments.report.wording import listed
 from roundscope.experiments.trace import plots
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
@@ -26,8 +27,8 @@ def pictures(s: Summary) -> list[Picture]:
         entries.append(("Bias per head", figure, _heads_caption(beyond, limit)))
     if focused:
         caption = (
-            "Are the errors of P, P V, O and OUT distributed evenly about zero? Ties are at -1/2"
-            f" and +1/2; exact events are left out.{_beyond(focused)}"
+            f"Are the errors of {listed(list(focused))} distributed evenly about zero? Ties are at"
+            f" -1/2 and +1/2; exact events are left out.{_beyond(focused)}"
         )
         entries.append(("Signed errors", plots.histogram(focused), caption))
     return entries
@@ -91,8 +92,9 @@ def _heads_caption(beyond: int, limit: float) -> str:
     if beyond:
         answer = f"{beyond} cells, framed" if beyond > 1 else "One cell, framed"
     return (
-        f"In which heads is an event biased by itself (|z| > {limit:.1f})? {answer}. The color is"
-        " z; the numbers are mean signed errors in ulp/1000."
+        f"In which heads is an event biased by itself (|z| > {limit:.1f})? {answer}. One head may"
+        " be biased where all heads together are not. The color is z; the numbers are mean signed"
+        " errors in ulp/1000."
     )
 
 

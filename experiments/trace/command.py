@@ -173,8 +173,11 @@ def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
 
 def _shown(summaries: list[Summary], folder: Path) -> None:
     screen = console()
+    command = again(trace_json.command_line())
     for s in summaries:
-        terminal.show(s, screen, again(trace_json.command_line()))
+        name = s.seen.layer.name
+        one = f"{command} --layer {shlex.quote(name)}" if len(summaries) > 1 else command
+        terminal.show(s, screen, one)
     names = [n for n in ("report.html", RECORD, "records.npz") if (folder / n).exists()]
     print(f"written: {', '.join(str(folder / n) for n in names)}")
 

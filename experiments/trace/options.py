@@ -27,6 +27,7 @@ class Request:
     plan, against     the plan, and the plan with whose results it is compared
     beside            the plan whose results stand beside those of the plan; None for none
     budget            whether to measure which event makes how much of the error
+    budget_heads      on how many query heads; None for as many as are quick
     block_q, block_k  queries and keys of a tile
     causal            whether query t sees the keys s <= t only; None for as the layer's file says
     scale             that of the scores; None for the layer's own, or 1 / sqrt(H)
@@ -39,6 +40,7 @@ class Request:
     against: Plan
     beside: Plan | None = None
     budget: bool = False
+    budget_heads: int | None = None
     block_q: int = 128
     block_k: int = 128
     causal: bool | None = None
@@ -66,6 +68,7 @@ def request(
     against: str,
     beside: str = "none",
     budget: bool = False,
+    budget_heads: int | None = None,
     sets: list[str],
     inject: list[str],
     record: list[str],
@@ -83,6 +86,8 @@ def request(
     for name, size in (("--block-q", block_q), ("--block-k", block_k)):
         if size < 1:
             raise bad(name, size, "a tile has at least one row; 128 is usual")
+    if budget_heads is not None and budget_heads < 1:
+        raise bad("--budget-heads", budget_heads, "give 1 or more, such as 12")
     if engine not in ENGINES:
         raise UsageError(f"--engine '{engine}': {unknown('engine', engine, ENGINES)}")
     if not 0 <= seed < 2**32:
@@ -104,6 +109,7 @@ def request(
         against=_preset("--against", against),
         beside=None if beside == "none" else _preset("--beside", beside),
         budget=budget,
+        budget_heads=budget_heads,
         block_q=block_q,
         block_k=block_k,
         causal=causal,

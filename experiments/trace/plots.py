@@ -78,7 +78,7 @@ def budget(b: ErrorBudget, parts: list[Line]) -> Figure:
                     fontsize=8,
                     color=INK,
                 )
-        ax.set_title(f"{name}: {b.total[name]:.2e}", fontsize=9.5)
+        ax.set_title(name, fontsize=9.5)
         ax.set_xlim(0.0, 1.2 * most)
         ax.xaxis.set_major_locator(MaxNLocator(3, min_n_ticks=2))
     labels = [f"{line.part.name}  {line.part.how}" for line in shown]

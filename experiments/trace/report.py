@@ -71,7 +71,7 @@ def _top(summaries: list[Summary], worst: Summary, data: dict[str, Any]) -> str:
     more = " ".join(x for x in (v.bias, v.causes) if x)
     return (
         "<h1>How exact is this attention, and which rounding is to blame?</h1>"
-        f"<p class=sub>{escape(what)} {escape(events.sizes(worst))}.</p>"
+        f"<p class=sub>{escape(what)} {escape('; '.join((events.sizes(worst), *layer.notes)))}.</p>"
         + opening(first, more, step, why=f"Next, to see how {v.buys}", mood=mood)
     )
 
@@ -128,14 +128,13 @@ def _budget(s: Summary) -> str:
     for line in budget.lines:
         left = line.without
         shares = [f"{100 * budget.share(line, n):.1f}" for n in names]
-        errors = [f"{left[n]:.2e}" if left else "" for n in names]
+        errors = [f"{100 * left[n] / budget.total[n]:.0f}" if left else "" for n in names]
         rows.append([line.part.name, line.part.how, *shares, *errors])
     left_over = [f"{100 * budget.interaction(n):+.1f}" for n in names]
     rows.append(["interaction", "", *left_over, *("" for _ in names)])
-    whole = [f"{budget.total[n]:.2e}" for n in names]
-    rows.append(["all", "", *("100.0" for _ in names), *whole])
+    rows.append(["all", "", *("100.0" for _ in names), *("100" for _ in names)])
     heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
-    heads += [f"{n}\nwithout" for n in names]
+    heads += [f"{n} left\nwithout it, %" for n in names]
     note = escape(terminal.budget_method(s))
     return f"{grid(heads, rows)}<p class=note>{note}</p>{_promotions(s)}"
 

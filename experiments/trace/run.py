@@ -309,6 +309,7 @@ def _budget(layer: Layer, request: Request, scale: float, progress: Progress) ->
         layer.do,
         plan=request.plan,
         inject=request.inject,
+        heads=request.budget_heads,
         progress=told,
         block_q=request.block_q,
         block_k=request.block_k,

@@ -123,12 +123,12 @@ def legend(s: Summary) -> str:
 
 
 def sizes(s: Summary) -> str:
-    """Return the sizes of the layer's axes, so that a wrong layout shows, and notes on its file."""
+    """Return the sizes of the layer's axes, so that a wrong layout shows."""
     (b, t, n, h), (_, keys, g, hv) = s.seen.layer.q.shape, s.seen.layer.v.shape
     heads = f"{n} heads" if g == n else f"{n} heads over {g} key heads"
     tokens = f"{t} tokens" if keys == t else f"{t} queries, {keys} keys"
     features = f"{h} features" if h == hv else f"{h} features, {hv} of v"
-    return "; ".join((f"batch {b}, {heads}, {tokens}, {features}", *s.seen.layer.notes))
+    return f"batch {b}, {heads}, {tokens}, {features}"
 
 
 def call_words(request: Request, layer: Layer) -> str:

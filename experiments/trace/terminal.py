@@ -8,9 +8,10 @@ from roundscope.experiments.trace import table as events
 from roundscope.experiments.trace.costs import VISIBLE, cost, visible
 from roundscope.experiments.trace.results import Result, score
 from roundscope.experiments.trace.summary import Summary
-from roundscope.experiments.trace.verdict import verdict
+from roundscope.experiments.trace.verdict import less, verdict
 from roundscope.experiments.trace.words import plan_words, sentence
 
+BUDGET = "Error budget: % of the squared error that each event makes alone"
 NARROW = 90  # characters per line of the whole table of results
 
 
@@ -25,6 +26,8 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     tile = f"tile {request.block_q} x {request.block_k}{events.call_words(request, layer)}"
     console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
     console.print(Text(events.sizes(s), style="dim"))
+    for note in layer.notes:
+        console.print(Text(note, style="yellow"))
     v = verdict(s)
     console.print(Text(v.text))
     if v.step:
@@ -35,6 +38,7 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     console.print(Text(results_note(s), style="dim"))
     if s.seen.budget is not None and s.seen.budget.lines:
         console.print()
+        console.print(Text(BUDGET, style="bold"))
         console.print(_budget(s.seen.budget))
         for line in budget_notes(s):
             console.print(Text(line, style="dim"))
@@ -51,12 +55,14 @@ def show(s: Summary, console: Any, command: str = "") -> None:
 
 def result_heads(s: Summary) -> list[str]:
     """Return the headings of the table of results."""
+    gains = [r.gain for r in s.results if r.gain is not None and r.gain.se > 0.0]
+    limit = gains[0].limit if gains else None
     heads = [
         "result",
         "relative\nrms error",
         "largest\nerror",
         "too long (+)\nor short, %",
-        "z",
+        "z" + ("" if limit is None else f"\nof ±{limit:.1f}"),
     ]
     first = s.results[0]
     if first.cast is not None:
@@ -114,7 +120,7 @@ def _results(s: Summary, width: int) -> Any:
 def results_note(s: Summary) -> str:
     """Return what the columns of the table of results mean."""
     first, name = s.results[0], s.seen.request.against.name
-    parts = [f"Against {name}. ▲ ▼: biased, by more than the scatter of heads explains."]
+    parts = [f"Against {name}. ▲ ▼: biased, z beyond the limit: more than the scatter of heads."]
     if first.least is not None:
         parts.append("Rounded once: the exact result in its format, the least error there is.")
     if first.cast is not None:
@@ -134,7 +140,7 @@ def improvement(budget: ErrorBudget, line: Line) -> tuple[str, float, float] | N
 def _budget(budget: ErrorBudget) -> Any:
     from rich.text import Text
 
-    t = plain_table("Error budget: share of the squared error that each event makes alone, %")
+    t = plain_table("")
     t.add_column("event", no_wrap=True)
     t.add_column("rounds to", no_wrap=True)
     for name in budget.total:
@@ -154,7 +160,8 @@ def helps(budget: ErrorBudget, line: Line) -> str:
     if best is None:
         return ""
     name, before, after = best
-    return f"{name} {before:.1e} to {after:.1e}" if after < 0.99 * before else "no smaller error"
+    is_less = after < 0.99 * before
+    return f"{name} {less(before, after)}" if is_less else "no smaller error"
 
 
 def budget_notes(s: Summary) -> list[str]:
@@ -165,10 +172,11 @@ def budget_notes(s: Summary) -> list[str]:
     lines = [budget_method(s)]
     if small:
         lines.append(f"below {100 * VISIBLE:.1g} % everywhere: {', '.join(small)}")
-    for x in visible(budget)[:4]:
+    lines.append("what each is, and what more bits would cost a kernel on an H100, all heads:")
+    for x in visible(budget):
         if len(x.part.places) == 1:
             price = cost(s.seen.request.plan, x.part, s.seen.layer)
-            lines.append(f"{x.part.name} = {x.part.formula}; in more bits: {price}")
+            lines.append(f"  {x.part.name} = {x.part.formula}; {price}")
     return lines
 
 
@@ -180,5 +188,7 @@ def budget_method(s: Summary) -> str:
     which = f"{heads} of {n} heads" if heads < n else "all heads"
     return (
         f"Measured on {which}: each event alone, all else in binary64; interaction is what these do"
-        " not add up to. Without it: the event in binary64, all else as in the plan."
+        " not add up to. Without it: the event in binary64, all else as in the plan. The two need"
+        " not agree: errors of two events may add up or cancel, above all where few numbers make"
+        " most of the error."
     )

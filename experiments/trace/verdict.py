@@ -59,6 +59,11 @@ def percent(part: float) -> str:
     return f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %"
 
 
+def less(before: float, after: float) -> str:
+    """Return by how much an error gets smaller, in words."""
+    return f"{100 * (1 - after / before):.0f} % smaller"
+
+
 def _out(s: Summary) -> Result:
     return s.results[0]
 
@@ -81,7 +86,15 @@ def _accuracy(s: Summary) -> str:
         )
     if out.cast:
         first += f"; casting the inputs alone makes {percent(out.cast)}"
-    return f"{first}."
+    gradients = [_beside_least(r) for r in s.results[1:] if r.gain is not None and r.error]
+    also = f" The gradients differ by: {', '.join(gradients)}." if gradients else ""
+    return f"{first}.{also}"
+
+
+def _beside_least(r: Result) -> str:
+    """Return the error of a gradient, and how many times the least error of its format it is."""
+    times = f" ({r.error / r.least:.2g} times one rounding)" if r.least else ""
+    return f"{r.name} {percent(r.error)}{times}"
 
 
 def _bias(s: Summary) -> str:
@@ -135,7 +148,13 @@ def _causes(s: Summary) -> str:
             line = budget.largest(name)
             named.setdefault(_named(line), []).append(_share(budget, line, name))
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
-    return f"Of the squared error, {listed(parts)}."
+    return f"Of the squared error{_heads(s)}, {listed(parts)}."
+
+
+def _heads(s: Summary) -> str:
+    """Return on which heads the budget was measured, if these are not all."""
+    budget, n = s.seen.budget, s.seen.layer.q.shape[2]
+    return "" if budget is None or len(budget.heads) == n else f" of {len(budget.heads)} heads"
 
 
 def _share(budget: ErrorBudget, line: Line, name: str) -> str:
@@ -178,4 +197,4 @@ def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
     words = [f"--set {shlex.quote(w)}" for w in promotion(s.seen.request.plan, line.part)]
     before = budget.total[result]
     after = line.without[result] if line.without is not None else before
-    return " ".join(words), f"the error of {result} goes from {before:.2e} to {after:.2e}"
+    return " ".join(words), f"the error of {result} gets {less(before, after)}"

@@ -147,9 +147,11 @@ def repairs(found: Findings) -> Figure:
             ms=6,
         )
     reach = np.array([[min(o.after.low, 0.0), max(o.after.high, 0.0)] for o in arms])
+    reach = np.where(np.isfinite(reach), reach, 0.0)  # a repair may give NaN
     size = 1.6 * float(np.median(np.abs(reach).max(1)))
     bound = max(size, 1.4 * max(abs(before.low), abs(before.high)))
-    ax.set_xlim(max(reach[:, 0].min() * 1.05, -bound), min(reach[:, 1].max() * 1.05, bound))
+    if reach.any():
+        ax.set_xlim(max(reach[:, 0].min() * 1.05, -bound), min(reach[:, 1].max() * 1.05, bound))
     for at, o in zip(y, arms, strict=True):
         said = f"A = {o.after.a:.1f}" + ("" if o is found.base else f", {found.effect(o)}")
         ax.annotate(

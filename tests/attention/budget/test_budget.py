@@ -189,4 +189,5 @@ def test_the_table():
     q, k, v, _ = tensors()
     text = str(error_budget(q, k, v, plan="fa2-bf16"))
     assert text.splitlines()[1].split() == ["event", "rounds", "to", "out", "out"]
-    assert text.splitlines()[-1].split()[:2] == ["all", "100.0"]
+    assert text.splitlines()[-2].split()[:2] == ["all", "100.0"]
+    assert text.splitlines()[-1] == "relative rms errors, of heads 0 1"
