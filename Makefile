@@ -120,7 +120,7 @@ bench-check: $(READY)  ## our speed as ratios, against the least that is accepte
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): about 1 GB on the disk, a minute or more by your network"
-	$(BIN)/pip install -q $(VERSIONS) --editable .
+	$(BIN)/pip install -qq $(VERSIONS) --editable .
 	touch $@
 
 $(READY): pyproject.toml constraints.txt
