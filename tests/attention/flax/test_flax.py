@@ -99,7 +99,7 @@ def test_a_model_is_watched_and_cured():
     """A plan whose delta reads two bits of O; the plan's cure, and the cure of any kernel."""
 
     def drift(plan):
-        model = Transformer()
+        model = Transformer(layers=1)
         if plan is not None:
             use(model, plan)
         tap(model)

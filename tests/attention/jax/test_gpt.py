@@ -41,9 +41,9 @@ def test_a_captured_call_has_the_bits_of_attend(tmp_path):
 
 @pytest.fixture(scope="module")
 def drifts():
-    """The share of the drift at the first step, by plan."""
+    """The share of the drift at the first step of one layer, by plan."""
     return {
-        name: watch(partial(gpt.loss, attention=gpt.on_plans(plan, plan))).look(0, PARAMS, TOKENS)[
+        name: watch(partial(gpt.loss, attention=gpt.on_plans(plan))).look(0, PARAMS, TOKENS)[
             "attention/drift"
         ]
         for name, plan in {"fp32": "fp32", "biased": BIASED, "cured": CURED}.items()

@@ -3,6 +3,7 @@ paths.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -56,6 +57,13 @@ FORMATS = {
     **OTHERS,
 }
 formats = pytest.mark.parametrize("name", FORMATS)
+MODES = ("ties-to-even", "toward-negative", "stochastic")
+# every format under XLA, and every mode with a third of the formats; `make thorough`: all pairs
+COMPILED = [
+    pytest.param(n, m, marks=[] if (i + j) % 3 == 0 else pytest.mark.thorough)
+    for i, n in enumerate(FORMATS)
+    for j, m in enumerate(MODES)
+]
 
 
 def bits(x: object) -> np.ndarray:
@@ -133,19 +141,28 @@ def on_xla(x: np.ndarray, f: BlockFormat) -> tuple[object, ...]:
     return jax.jit(lambda x: everything(x, f))(x)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("mode", ["ties-to-even", "toward-negative", "stochastic"])
-@formats
-def test_both_executors_are_the_judges(name: str, mode: str) -> None:
-    """A wrong carry at a scale's threshold, double rounding of V / X, a flushed subnormal, a NaN
-    that stayed in its element.
-    """
+def are_the_judges(name: str, mode: str, execute: Callable[..., tuple[object, ...]]) -> None:
     f = block_format(FORMATS[name], mode, seed=11)
     x = cases(f)
     elements, scales, numbers = judged(x, f)
-    for found in (everything(x, f), on_xla(x, f)):
-        for got, want in zip(found, (elements, scales, numbers, numbers), strict=True):
-            assert got.dtype == np.float32
-            np.testing.assert_array_equal(bits(got), bits(want))
+    for got, want in zip(execute(x, f), (elements, scales, numbers, numbers), strict=True):
+        assert got.dtype == np.float32
+        np.testing.assert_array_equal(bits(got), bits(want))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@formats
+def test_numpy_is_the_judges(name: str, mode: str) -> None:
+    """A wrong carry at a scale's threshold, double rounding of V / X, a flushed subnormal, a NaN
+    that stayed in its element.
+    """
+    are_the_judges(name, mode, everything)
+
+
+@pytest.mark.parametrize(("name", "mode"), COMPILED)
+def test_xla_is_the_judges(name: str, mode: str) -> None:
+    """The same, of what XLA makes of the operations."""
+    are_the_judges(name, mode, on_xla)
 
 
 @pytest.mark.parametrize("mode", ["ties-to-even", "stochastic"])

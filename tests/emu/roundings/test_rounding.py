@@ -32,17 +32,22 @@ CORNERS = (
     Format(name="p2-odd-top", precision=2, emin=-3, max_finite=1.0, inf=True, nan=False),
 )
 FORMATS = (*map(format_named, (*NAMED, *USER_FORMATS)), *CORNERS)
-SOME_LONG = [  # each is 32 programs of XLA
-    pytest.param(
-        f,
-        marks=(
-            [pytest.mark.thorough] if f.name in ("e5m10", "e2m1", "e3m4", "e8m16", "e6m40") else []
-        ),
-    )
-    for f in FORMATS
-]
 MODES = tuple(RoundingMode)
 CARRIERS = (np.float32, np.float64)
+LONG = ("e5m10", "e2m1", "e3m4", "e8m16", "e6m40")
+# every format in every mode, its carriers in turn, each a program of XLA; `make thorough`: all
+COMBINATIONS = [
+    pytest.param(
+        f,
+        mode,
+        dtype,
+        marks=[pytest.mark.thorough] if f.name in LONG or (i + j + k) % 2 else [],
+        id=f"{f.name}-{mode}-{dtype.__name__}",
+    )
+    for i, f in enumerate(FORMATS)
+    for j, mode in enumerate(MODES)
+    for k, dtype in enumerate(CARRIERS)
+]
 
 
 def on_numpy(x: np.ndarray, r: Rounding, random: np.ndarray | None = None) -> np.ndarray:
@@ -204,9 +209,7 @@ def within(x: np.ndarray, f: Format) -> np.ndarray:
     return np.abs(x) < 2.0 ** min(f.emax, 127)
 
 
-@pytest.mark.parametrize("dtype", CARRIERS)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("f", SOME_LONG, ids=lambda f: f.name)
+@pytest.mark.parametrize(("f", "mode", "dtype"), COMBINATIONS)
 def test_every_mode_and_format_is_the_judges(f: Format, mode: RoundingMode, dtype: type) -> None:
     r = rounding(f, mode)
     x, random = cases(f, dtype)
