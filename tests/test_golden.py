@@ -13,10 +13,27 @@ from tests.checks import gpu_check
 GOLDEN = json.loads(gpu_check.GOLDEN.read_text())
 
 
+# the two cells of a preset that differ in both, causal and tile; then the other two
+HALVES = {
+    preset: [
+        [c for n, c in enumerate(gpu_check.CELLS) if c[0] == preset and (n + n // 2) % 2 == half]
+        for half in (0, 1)
+    ]
+    for preset in gpu_check.PRESETS
+}
+
+
+def test_each_half_has_every_tile_and_is_causal_and_not():
+    for half in (cells for halves in HALVES.values() for cells in halves):
+        assert {tile for _, _, tile in half} == {tile for _, _, tile in gpu_check.CELLS}
+        assert sorted(causal for _, causal, _ in half) == [False, True]
+
+
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("preset", gpu_check.PRESETS)
-def test_attention_bits_are_the_stored_ones(preset):
+def test_attention_bits_are_the_stored_ones(preset, half):
     """Any changed bit of a result or changed count of a preset, on purpose or not."""
-    for cell in (c for c in gpu_check.CELLS if c[0] == preset):
+    for cell in HALVES[preset][half]:
         found = gpu_check.attention_digests("numpy", cell)
         assert gpu_check.differing(found, {name: GOLDEN[name] for name in found}) == []
 
