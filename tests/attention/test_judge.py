@@ -1,6 +1,7 @@
 """Roundscope against the judge, which shares no code with it: every bit of every result."""
 
 import importlib.resources
+import itertools
 from fractions import Fraction
 
 import ml_dtypes
@@ -95,9 +96,16 @@ def test_a_step_of_the_judges_sum_rounds_once():
         assert all(off <= abs(Fraction(float(x)) - exact) for x in around)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("words", PLANS)
-@pytest.mark.parametrize("shape", SHAPES)
+def every_other(*axes):
+    """All combinations; every other one, which has all pairs, in `make test` too."""
+    for places in itertools.product(*map(range, map(len, axes))):
+        marks = [pytest.mark.thorough] if sum(places) % 2 else []
+        yield pytest.param(*(axis[n] for axis, n in zip(axes, places, strict=True)), marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words", "is_causal"), list(every_other(SHAPES, PLANS, (False, True)))
+)
 def test_random_tensors(shape, words, is_causal):
     """Ragged tiles, grouped heads, values of another width, masks, rows and keys left out."""
     rng = np.random.default_rng(sum(shape))
@@ -109,8 +117,7 @@ def test_random_tensors(shape, words, is_causal):
         assert not differing(*both(words, tensors, is_causal=is_causal, mask=seen, **tiles))
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, -0.7, 1e-3])
-@pytest.mark.parametrize("words", PLANS)
+@pytest.mark.parametrize(("words", "scale"), list(every_other(PLANS, (0.1, 1.0, -0.7, 1e-3))))
 def test_scales(words, scale):
     tensors = normal(np.random.default_rng(3), SHAPES[1])
     assert not differing(*both(words, tensors, scale=scale, block_q=16, block_k=8))
@@ -123,9 +130,9 @@ def test_other_formats(change):
     assert not differing(*both(f"fa2-bf16 {change}", tensors, block_q=8, block_k=16))
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("words", PLANS)
-@pytest.mark.parametrize("layer", ["layer1", "layer4"])
+@pytest.mark.parametrize(
+    ("layer", "words", "is_causal"), list(every_other(("layer1", "layer4"), PLANS, (False, True)))
+)
 def test_real_tensors(layer, words, is_causal):
     tensors = sample(layer, rows=100, heads=3)
     assert not differing(*both(words, tensors, is_causal=is_causal, block_q=48, block_k=32))

@@ -71,7 +71,7 @@ def test_lanes_are_refused_where_no_row_keeps_them(how):
         Plan.preset("fa2-bf16").changed("kept_state=true first_tile_apart=true", f"row_sum={how}")
 
 
-@pytest.mark.parametrize("first", [3, 4])
+@pytest.mark.parametrize("first", [3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_random_calls_of_the_engines(first):
     """A few configurations that stay the same, each with every kind of numbers."""
     assert fuzz(first, 4) is None

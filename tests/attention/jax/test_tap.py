@@ -36,9 +36,15 @@ MASK = np.random.default_rng(2).random((1, 1, 8, 8)) < 0.8
 MASK |= np.eye(8, dtype=bool)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@pytest.mark.parametrize("scanned", [False, True])
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize(("wrap", "scanned", "remat"), [
+    pytest.param(
+        wrap, scanned, remat, id=f"{name}-{'scan' if scanned else 'loop'}-{remat}",
+        # every pair of choices; `make thorough`: all three
+        marks=[pytest.mark.thorough] if (name == "jit") ^ scanned ^ remat else [],
+    )
+    for name, wrap in (("eager", lambda f: f), ("jit", jax.jit))
+    for scanned in (False, True) for remat in (False, True)
+])  # fmt: skip
 def test_each_layer_counts_once_and_no_bit_changes(tmp_path, wrap, scanned, remat):
     """Forwards that are repeated for rematerialization; layers of a scan, whose number is data."""
     loss = partial(stack, tap(attention), scanned=scanned, remat=remat, mask=MASK)
