@@ -18,7 +18,7 @@ def test_tensors_that_nobody_reads_are_named(run, small, tmp_path):
     """A bias of the scores under a name of its own that takes no part, without a word."""
     path = change(small(), **{"a.bias": np.ones((2, 1, 24, 40), bool), "mlp.w": np.zeros(2)})
     code, out, _ = run(path, "--out", tmp_path / "x")
-    assert code == 0 and "features, 4 of v; not used: a.bias\n" in out and "mlp.w" not in out
+    assert code == 0 and "features, 4 of v\nnot used: a.bias\n" in out and "mlp.w" not in out
     (layer,) = json.loads((tmp_path / "x" / "trace.json").read_text())["layers"]
     assert layer["notes"] == ["not used: a.bias"]
     assert "not used: a.bias" in (tmp_path / "x" / "report.html").read_text()
@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_made(run, small, tmp_path):
     (tmp_path / "file").write_text("")
     code, out, err = run(small(), "--out", tmp_path / "file" / "x")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert f"--out '{tmp_path / 'file' / 'x'}': cannot be made (not a directory); name a" in err
+    assert f"--out '{tmp_path / 'file' / 'x'}': {tmp_path / 'file'} is not a directory; ch" in err
 
 
 def test_an_unknown_engine_names_its_option(run, small):
