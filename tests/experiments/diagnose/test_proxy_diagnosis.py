@@ -156,10 +156,7 @@ def test_the_report_has_all_steps_in_order(folder, found, tmp_path, monkeypatch,
         "4. Origin",
         "5. Repair",
     ]
-    assert (
-        all(part.count("<svg ") for part in page.split("<h2 ")[1:6])
-        and "<script" not in page
-    )
+    assert all(part.count("<svg ") for part in page.split("<h2 ")[1:6]) and "<script" not in page
     assert data["steps"]["2 search"]["found"] == [[1, "up", "X"]] and data["verdict"][
         "kind"
     ].startswith("rounding; a set")
