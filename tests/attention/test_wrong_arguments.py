@@ -102,7 +102,6 @@ def sharded(**options):
 
 
 FP32 = Plan.preset("fp32")
-BLOCKED = emu.to_blocks(np.ones((4, 32), np.float32), "mxfp8_e4m3")
 
 # (name, call, error, words that the message holds)
 CALLS = [
