@@ -201,7 +201,8 @@ def mixed_plan():
 @pytest.mark.parametrize(
     "plan",
     [
-        stochastic_plan(),
+        # test_many has it often, compiled with less effort
+        pytest.param(stochastic_plan(), marks=pytest.mark.thorough),
         pytest.param(mixed_plan(), marks=pytest.mark.thorough),
         pytest.param(
             replace(Plan.preset("qiu-yao"), delta_from=DeltaFrom.CENTRED),
