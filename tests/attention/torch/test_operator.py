@@ -78,8 +78,19 @@ def run(q, k, v, do, sinks=None, function=attention, **options):
     return out, *torch.autograd.grad(out, of, do.to(out.dtype))
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla"])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+# under XLA an operator compiles for ten seconds, and calls what it calls under NumPy
+UNDER_XLA = pytest.param("xla", marks=pytest.mark.thorough)
+
+
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [
+        *(("numpy", dtype) for dtype in TYPES),
+        ("xla", torch.bfloat16),
+        *(pytest.param("xla", x, marks=pytest.mark.thorough) for x in TYPES if x != torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_it_is_attend(dtype, engine):
     """A cast on the way, a layout that is mixed up, groups of heads, tiles that are padded."""
     options = {"plan": "fa2-bf16", "is_causal": True, **SIZES}
@@ -87,7 +98,7 @@ def test_it_is_attend(dtype, engine):
     check(run(*given, engine=engine, **options), reference(*given, **options))
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla"])
+@pytest.mark.parametrize("engine", ["numpy", UNDER_XLA])
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
@@ -166,8 +177,16 @@ def test_exact_is_sdpa_in_binary64():
 OPERATOR = ("fa2-bf16", True, None, 4, 8, None, None)
 
 
-@pytest.mark.parametrize("engine", ["numpy", "xla"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("engine", "dtype"),
+    [
+        ("numpy", torch.float32),
+        ("xla", torch.bfloat16),
+        pytest.param("numpy", torch.bfloat16, marks=pytest.mark.thorough),
+        pytest.param("xla", torch.float32, marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_opcheck(dtype, engine):
     """A type, shape or stride that tracing expects otherwise, an output that is an input."""
     *qkv, do = tensors(dtype)
