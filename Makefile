@@ -23,7 +23,8 @@ PLAIN := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 # jaxlib 0.12 does not know this one, and ends the process that names an unknown flag
 EMITTERS := --xla_cpu_use_fusion_emitters=false
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS)
+# bytecode is kept: workers and the commands that tests start would compile every module again
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS)
 # where the tests of a file share what took long to make
 BY_FILE := --dist loadfile
 

@@ -148,7 +148,7 @@ def test_a_call_takes_every_injection_of_its_plan(plan, block_k):
     x = draw("gaussian", batch=2, tokens=5, keys=7, heads=4, key_heads=2, features=4)
     strategy = injections(plan, x, block_q=4, block_k=block_k, backward=True)
     with np.errstate(all="ignore"):
-        for injection in drawn(strategy, 25):
+        for injection in drawn(strategy, 25 if plan == "fa2-bf16" else 12):
             called(x, plan, injection, block_k)
 
 
