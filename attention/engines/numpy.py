@@ -6,12 +6,14 @@ takes the setups of the batch entries (`each`). The other engines have the same 
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from roundscope.attention.engines import fused
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
@@ -21,6 +23,7 @@ from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
+from roundscope.emu.backends.ops import Ops
 from roundscope.emu.roundings.modes import BINARY32
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -62,6 +65,16 @@ def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setu
     return each[head // group], head % group
 
 
+def _ops(setup: Setup, scores: int) -> Ops:
+    """Return the operations of a call, with programs for its tiles if that pays.
+
+    scores: how many scores the call has.
+    """
+    if scores < fused.SCORES or not fused.is_covered(setup):
+        return numpy_ops()
+    return replace(numpy_ops(), programs=fused.programs(setup))
+
+
 def round_inputs(
     setup: Setup, site: Site, x: Floats, each: Setups | None = None
 ) -> tuple[Floats, Seen]:
@@ -90,12 +103,13 @@ def forward(
     sinks  (heads,) or None
     """
     group = q.shape[0] // k.shape[0]
+    work = q.shape[0] * q.shape[1] * k.shape[1]
 
     def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         own, number = _own(setup, each, h, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         return forward_of.forward(
-            numpy_ops(), own, number, q[h], k[h // group], v[h // group], m, sink
+            _ops(own, work), own, number, q[h], k[h // group], v[h // group], m, sink
         )
 
     results, seen = _each(one, q.shape[0])
@@ -121,13 +135,14 @@ def backward(
     out, wide and lse. do is (heads, T, Hv), rounded.
     """
     group = q.shape[0] // k.shape[0]
+    work = q.shape[0] * q.shape[1] * k.shape[1]
 
     def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         g = h // group
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own, number = _own(setup, each, h, q.shape[0])
         return backward_of.backward(
-            numpy_ops(), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
+            _ops(own, work), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
         )
 
     def rounded(g: int) -> tuple[tuple[Floats, Floats], Seen]:

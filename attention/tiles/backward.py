@@ -22,6 +22,7 @@ from roundscope.attention.tiles.loops import (
     Setup,
     backwards,
     bounds,
+    computed,
     events_at,
     if_any,
     in_tiles,
@@ -35,6 +36,17 @@ from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.logarithms import LN_2
 
 Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV
+_OPERANDS = (
+    (Site.Q, Site.QS),
+    (Site.K, Site.KS, Site.KC),
+    Site.V,
+    Site.DO,
+    Site.LSE,
+    Site.DELTA,
+    Site.DQ,
+    Site.DK,
+    Site.DV,
+)
 
 
 def backward(
@@ -90,11 +102,8 @@ def backward(
                 tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
 
                 def compute() -> tuple[Gradients, Seen]:
-                    at = events_at(ops, setup, tile, sink=sink)
-                    dq, dk, dv = algorithm.backward_tile(
-                        at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
-                    )
-                    return (dq, dk, dv), at.seen()
+                    operands = x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
+                    return computed(ops, setup, tile, _step, (operands,), (_OPERANDS,), sink)
 
                 taken = None if part.takes is None else part.takes(*bounds(setup, i, j))
                 (dq, dk, dv), seen = if_any(ops, setup, tile, masks, compute, (x[4], *carry), taken)
@@ -133,6 +142,11 @@ def backward(
         "tiles": seen,
         "whole": at.seen(),
     }
+
+
+def _step(at: Events, scale: float, operands: tuple[Array, ...]) -> Gradients:
+    """Return dQ, dK and dV after a tile; the events of the operands are `_OPERANDS`."""
+    return algorithm.backward_tile(at, scale, *operands)
 
 
 def deltas(

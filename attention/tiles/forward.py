@@ -12,6 +12,7 @@ from roundscope.attention.algorithm import State
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import KeyOrder, Sinks
+from roundscope.attention.sites import Site
 from roundscope.attention.softmax.flushed import is_due
 from roundscope.attention.softmax.sinks import sink_logit
 from roundscope.attention.softmax.softcap import factor
@@ -20,7 +21,7 @@ from roundscope.attention.tiles.loops import (
     Setup,
     backwards,
     bounds,
-    events_at,
+    computed,
     if_any,
     in_tiles,
     mask_tiles,
@@ -70,6 +71,10 @@ def forward(
     sinks = sink_logit(at, factor(at, setup.of_scores), q.shape[0])
     is_first = sinks is not None and setup.plan.sinks in (Sinks.FIRST, Sinks.KEY)
 
+    sites = (
+        (Site.M, Site.L, Site.O),
+        ((Site.Q, Site.QS), (Site.K, Site.KS), Site.V),
+    )
     splits = tuple(splits_of(setup.plan, setup.key_tiles))
 
     def query_tile(
@@ -92,9 +97,7 @@ def forward(
                     tile = replace(tile, is_flushed=is_due(setup.plan, state[3]))
 
                 def compute() -> tuple[State, Seen]:
-                    at = events_at(ops, setup, tile)
-                    new = algorithm.forward_tile(at, setup.of_scores, state, x[0], y[0], y[1])
-                    return new, at.seen()
+                    return computed(ops, setup, tile, _step, (state, (x[0], y[0], y[1])), sites)
 
                 return if_any(ops, setup, tile, masks, compute, state)
 
@@ -128,6 +131,11 @@ def forward(
     if masks is not None or setup.plan.window or setup.queries % setup.block_q:
         results = algorithm.without_rows_of_no_key(at, *results)
     return results, {"tiles": seen, "whole": of_whole}
+
+
+def _step(at: Events, scale: float, state: State, operands: tuple[Array, ...]) -> State:
+    """Return the state after a key tile; operands: q, k and v of the tile."""
+    return algorithm.forward_tile(at, scale, state, *operands)
 
 
 def _combined(

@@ -8,7 +8,7 @@ them.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,8 @@ from roundscope.emu.roundings.modes import BINARY32
 ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # events of q and k multiplied by the root of the scale
 State = TypeVar("State")
 Out = TypeVar("Out")
+TileArrays: TypeAlias = tuple[tuple[Array, ...], ...]  # the arguments of a step, in groups
+Step: TypeAlias = Callable[..., Any]  # (hook, scale, *groups of arrays) -> new state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +249,29 @@ def if_any(
         exists = taken
     found: tuple[State, Out] = ops.when(exists, compute, state)
     return found
+
+
+def computed(
+    ops: Ops,
+    setup: Setup,
+    tile: Tile,
+    step: Step,
+    arrays: TileArrays,
+    sites: Any = None,
+    sink: Array | None = None,
+) -> tuple[Any, Seen]:
+    """Return what a step computes in a tile, and what was recorded, by a program if there is one.
+
+    arrays  the arguments of the step after its hook and the scale
+    sites   for each array, the event or the events whose results it has
+    sink    the logit of the head's sink, a scalar, or None
+    """
+    if ops.programs is not None and sink is None:
+        found: tuple[Any, Seen] | None = ops.programs(step, tile, arrays, sites)
+        if found is not None:
+            return found
+    at = events_at(ops, setup, tile, sink=sink)
+    return step(at, setup.of_scores, *arrays), at.seen()
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:

@@ -56,6 +56,8 @@ class Ops:
             of each event (`emu.stats`).
         own_sum: (accumulator, a, b, init) -> init + a @ b with shapes (T, K) and (K, N), if the
             library has its own sums; None if `emu.sums` computes them.
+        programs: (step, ...) -> the results of a step that runs as one compiled program, or None
+            if it has none; None if the library has no such programs.
     """
 
     xp: Any
@@ -76,3 +78,4 @@ class Ops:
     ascending: Callable[[Array, Array, Array, Rounding, int], Array]
     stats: Callable[[Sequence[Event]], list[Any]]
     own_sum: Callable[..., Array] | None = None
+    programs: Callable[..., Any] | None = None

@@ -55,7 +55,7 @@ def compiled(function: F) -> F:
     reads the name of the cache folder only while the function is decorated, so the caches of other
     packages do not move.
     """
-    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
+    before, config.CACHE_DIR = config.CACHE_DIR, cache_directory()
     try:
         jitted: F = numba.njit(nogil=True, cache=True)(function)
     finally:
@@ -82,7 +82,7 @@ def closure(tag: str) -> Callable[[F], F]:
 
 
 @cache
-def _cache_directory() -> str:
+def cache_directory() -> str:
     """Return the folder that keeps compiled kernels for exactly these sources.
 
     Its name contains a digest of all source files of `emu` and of Numba's version. Numba's own

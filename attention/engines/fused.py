@@ -1,0 +1,108 @@
+"""Tiles of the NumPy engine as compiled programs, which give the same bits.
+
+A step of a tile is traced once for a setup and compiled (`emu.backends.fused`). Calls that a
+program does not cover run as before: injections, random bits, formats in blocks, samples of a
+trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor cores.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
+from roundscope.attention.tiles.tile import Tile
+from roundscope.emu.backends.fused.graph import Untraceable
+from roundscope.emu.backends.fused.traced import program
+from roundscope.emu.backends.ops import Ops
+
+SCORES = 2**19  # with fewer scores, a call ends before a program is compiled
+Run = Callable[[list[Any]], Any]
+
+
+def is_covered(setup: Setup) -> bool:
+    """Return whether programs may cover the tiles of a call."""
+    record = setup.record
+    recorded = record is None or (record.every == 1 and not record.steps)
+    return recorded and not setup.inject and not setup.plan.flushed_tiles
+
+
+class Programs:
+    """The programs of a setup: one for each step, and for tiles that are whole or cut."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Begin without programs."""
+        self.setup = setup
+        self.known: dict[Any, Any] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, step: Step, tile: Tile, arrays: TileArrays, sites: Any) -> Any:
+        """Return what `computed` returns for a tile, or None if no program covers it."""
+        is_whole = bool(tile.mask.all())
+        existing = (tile.mask, tile.rows, tile.rescaled, tile.keys)
+        key = step, is_whole, bool(tile.is_cut), tile.mask.shape
+        if key not in self.known:
+            with self.lock:
+                if key not in self.known:
+                    self.known[key] = self._made(step, tile, is_whole, existing, arrays, sites)
+        made = self.known[key]
+        if made is None:
+            return None
+        run, form = made
+        found = run(*(x for group in (existing, *arrays) for x in group))
+        return None if found is None else form(found)
+
+    def _made(
+        self, step: Step, tile: Tile, is_whole: bool, existing: Any, arrays: TileArrays, sites: Any
+    ) -> Any:
+        """Return the program of a step, and the form of its results; None if there is none."""
+        setup = self.setup
+
+        def function(ops: Ops, existing: Any, *arrays: Any) -> Any:
+            mask, rows, rescaled, keys = existing
+            if is_whole:
+                mask, rows, keys = (ops.xp.ones(x.shape, bool) for x in (mask, rows, keys))
+            own = replace(
+                tile,
+                **dict.fromkeys(("head", "i", "j", "row0", "key0"), NOWHERE),
+                mask=mask,
+                rows=rows,
+                rescaled=rescaled,
+                keys=keys,
+                is_whole=is_whole,
+                is_unrecorded=setup.record is None or not setup.record.events,
+            )
+            return computed(ops, setup, own, step, arrays)
+
+        narrow = ((False,) * len(existing), *(tuple(map(self._is_narrow, g)) for g in sites))
+        try:
+            return program(function, (existing, *arrays), narrow)
+        except Untraceable:
+            return None
+
+    def _is_narrow(self, sites: Site | tuple[Site, ...]) -> bool:
+        """Return whether binary32 holds the results of events."""
+        plan = self.setup.plan
+        own = sites if isinstance(sites, tuple) else (sites,)
+        return all(plan.block(s) is None and plan[s].format.fits_binary32 for s in own)
+
+
+class _Nowhere:
+    """The position of a tile in a program, which all tiles share."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Untraceable(f"the position of a tile ({name})")
+
+
+NOWHERE: Any = _Nowhere()
+
+
+@lru_cache(maxsize=256)
+def programs(setup: Setup) -> Programs:
+    """Return the programs of a setup."""
+    return Programs(setup)
+
+
+__all__ = ["SCORES", "Programs", "is_covered", "programs"]

@@ -1,0 +1,117 @@
+"""Programs: a traced function as machine code, which is called with NumPy arrays."""
+
+import ctypes
+import hashlib
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from roundscope.emu.backends.fused.code import Code
+from roundscope.emu.backends.fused.graph import DTYPES, F64, FLOATS, Graph, Node
+from roundscope.emu.backends.fused.loops import written
+from roundscope.emu.backends.fused.schedule import scheduled
+from roundscope.emu.backends.numba.jit import cache_directory
+
+_building = threading.Lock()
+
+
+class Program:
+    """A compiled function of arrays.
+
+    Calls may run in several threads at once; each thread has a workspace of its own.
+    """
+
+    def __init__(self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
+        """Compile the program that computes the outputs from the inputs."""
+        made = [_left(graph, x, n) for n, x in enumerate(outputs)]
+        self.inputs = [(x.shape, DTYPES[x.kind]) for x in inputs]
+        self.outputs = [(x.shape, DTYPES[x.kind]) for x in made]
+        code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
+        text = module(code)
+        with _building:
+            self.function, self.engine = _compiled(text)
+        self.text = text
+        self.own = threading.local()
+
+    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray] | None:
+        """Return the outputs; None if the program met a number that it cannot compute with."""
+        if not hasattr(self.own, "space"):
+            self.own.space = np.empty(self.size + 128, np.uint8)
+            self.own.flag = np.zeros(1, np.int64)
+        flag = self.own.flag
+        flag[0] = 0
+        held: list[Any] = [
+            np.ascontiguousarray(x, dtype)
+            for x, (_, dtype) in zip(arrays, self.inputs, strict=True)
+        ]
+        results: list[Any] = [np.empty(shape, dtype) for shape, dtype in self.outputs]
+        space = -(-self.own.space.ctypes.data // 64) * 64
+        addresses = [x.ctypes.data for x in (*held, *results, *self.tables, flag)]
+        table = np.array([*addresses, space], np.int64)  # must outlive the call
+        self.function(table.ctypes.data)
+        return None if flag[0] else results
+
+
+def _left(graph: Graph, x: Node, n: int) -> Node:
+    """Return a node as an operation by entry of its own, in the type that callers get."""
+    if x.kind in FLOATS:
+        return graph.node("widen", (x,), kind=F64, data=("output", n))
+    return graph.node("copy", (x,), kind=x.kind, data=("output", n), bounds=x.bounds)
+
+
+def module(code: Code) -> str:
+    """Return the text of a module with one function, `run`."""
+    declared = "\n".join(sorted(code.declared))
+    body = "\n".join(code.lines)
+    return (
+        f"{declared}\ndefine void @run(ptr noalias %args) #0 {{\nentry:\n{body}\n  ret void\n}}\n"
+        'attributes #0 = { "prefer-vector-width"="512" "min-legal-vector-width"="512" }\n'
+    )
+
+
+@cache
+def _machine() -> tuple[Any, str, str]:
+    """Return the machine that code is compiled for, its name and its features."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=name, features=features, opt=2), name, features
+
+
+def _compiled(text: str) -> tuple[Callable[[int], None], Any]:
+    """Return the function `run` of a module, and the engine that owns its memory.
+
+    The machine code is kept on disk, under a digest of the text and of the machine.
+    """
+    _, name, features = _machine()
+    digest = hashlib.sha256("\n".join((text, name, features, llvm.__name__)).encode()).hexdigest()
+    kept = Path(cache_directory()) / f"fused-{digest[:24]}.o"
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(cpu=name, features=features, opt=2)
+    if kept.exists():
+        parsed = llvm.parse_assembly("")
+        engine = llvm.create_mcjit_compiler(parsed, machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_path(str(kept)))
+    else:
+        parsed = llvm.parse_assembly(text)
+        parsed.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        builder = llvm.create_pass_builder(machine, options)
+        passes = builder.getModulePassManager()
+        passes.run(parsed, builder)
+        data = machine.emit_object(parsed)
+        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
+            file.write(data)
+        Path(file.name).replace(kept)  # at once, so that no other process reads half of it
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    address = engine.get_function_address("run")
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address), engine

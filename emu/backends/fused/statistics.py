@@ -1,0 +1,198 @@
+"""The statistics of rounding events inside a program (`emu.stats`)."""
+
+from typing import Any
+
+from roundscope.emu.backends.fused.code import SCALARS, literal, vector
+from roundscope.emu.backends.fused.entries import Entries
+from roundscope.emu.backends.fused.graph import F64, I1, I32, I64, Node
+from roundscope.emu.backends.fused.loops import Place, Writer
+from roundscope.emu.backends.fused.schedule import needed
+from roundscope.emu.stats.classify import build_classify, judged
+
+LANES = 8
+FLAGS = 10
+
+
+class Summary:
+    """What writes the statistics of one event: a loop over rows, in vectors of LANES entries.
+
+    The sums are added up in LANES parts, and those of a row in four, as `emu.backends.numba.stats`
+    adds them, so that their bits are the same.
+    """
+
+    def __init__(self, w: Writer, x: Node, f: Any, shape: tuple[int, ...]) -> None:
+        """Trace the classification of one event."""
+        self.w, self.code, self.args, self.shape = w, w.code, x.args, shape
+        self.out = [w.pointers[part.number] for part in w.graph.parts[x.number]]
+        graph = w.graph
+        self.before, self.after = (
+            graph.node("placeholder", (), (LANES,), F64, (x.number, n)) for n in range(2)
+        )
+        classify = build_classify(
+            graph.where, lambda b: graph.unary("number", graph.of(b), F64), lambda f: f
+        )
+        sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
+        self.results = classify(self.before, self.after, *sizes, judged(f))
+        self.size_of_ulps = graph.unary("bits", self.results[-1], I64) & (2**63 - 1)
+        self.nodes = [
+            y for y in needed([*self.results, self.size_of_ulps]) if y.op not in ("placeholder",)
+        ]
+        self.f64, self.i64, self.i32, self.i1 = (
+            vector(SCALARS[k], LANES) for k in (F64, I64, I32, I1)
+        )
+
+    def _all(self, kind: str, value: float) -> str:
+        return "<" + ", ".join([f"{SCALARS[kind]} {literal(kind, value)}"] * LANES) + ">"
+
+    def write(self) -> None:
+        """Write the loops, and the results after them."""
+        rows, columns = self.shape
+        in_rows = columns % LANES == 0
+        counts = [(self.i32, self._all(I32, 0))] * (FLAGS + 1)
+        sums = [(self.f64, self._all(F64, 0.0))] * 5
+        best = [(self.i64, self._all(I64, -1))] * 2
+        carried = [*counts, *sums, *best]
+        if in_rows:
+            with self.code.loop(rows, 1, carried) as row:
+                four = "<4 x double>"
+                zero = "<" + ", ".join([f"double {literal(F64, 0.0)}"] * 4) + ">"
+                inner = [(t, v) for (t, _), v in zip(carried, row.values, strict=True)]
+                with self.code.loop(columns, LANES, [*inner, (four, zero)]) as turn:
+                    first = self.code.do(f"mul i64 {row.i}, {columns}")
+                    at = self.code.do(f"add i64 {first}, {turn.i}")
+                    after, ulps = self._vector(row.i, turn.i, at, turn.values[:-1])
+                    total = turn.values[-1]
+                    for half in (0, 4):
+                        total = self.code.do(f"fadd {four} {total}, {self._half(ulps, half)}")
+                    turn.after = [*after, total]
+                row.after = turn.results[:-1]
+                self._row(row.i, turn.results[-1])
+            results = row.results
+        else:
+            with self.code.loop(rows * columns, LANES, carried) as turn:
+                after, ulps = self._vector(None, turn.i, turn.i, turn.values)
+                turn.after = after
+                self._rows_of(turn.i, ulps, columns)
+            results = turn.results
+        self._finish(results, rows)
+
+    def _half(self, v: str, first: int) -> str:
+        mask = ", ".join(f"i32 {first + k}" for k in range(4))
+        return self.code.do(f"shufflevector {self.f64} {v}, {self.f64} poison, <4 x i32> <{mask}>")
+
+    def _read(self, x: Node, row: str | None, column: str) -> str:
+        if x.is_constant:
+            return self._all(x.kind, x.data)
+        w = self.w
+        if row is None:
+            place = w.place(x)
+            value = w._vector(place, [(column, place.strides[0])], LANES)
+        else:
+            place = w.place(x, self.shape)
+            if place.strides[1] == 0:
+                one = w.scalar(place.kind, w.address(place, [(row, place.strides[0])]))
+                value = self.code.splat(place.kind, one, LANES)
+            else:
+                terms = [(row, place.strides[0]), (column, place.strides[1])]
+                value = w._vector(place, terms, LANES)
+        if x.kind == "f32":
+            return self.code.do(f"fpext {vector('float', LANES)} {value} to {self.f64}")
+        return value
+
+    def _vector(
+        self, row: str | None, column: str, at: str, carried: list[str]
+    ) -> tuple[list[str], str]:
+        """Return what is carried after one vector of events, and their errors in ulps."""
+        code = self.code
+        before, after, valid = (self._read(x, row, column) for x in self.args)
+        entries = Entries(code, LANES)
+        for node, value in ((self.before, before), (self.after, after)):
+            zero = self._all(F64, 0.0)
+            kept = code.do(f"select {self.i1} {valid}, {self.f64} {value}, {self.f64} {zero}")
+            entries.set(node, kept)
+        for node in self.nodes:
+            if not node.is_constant:
+                entries.compute(node)
+        *flags, error, ulps = self.results
+        new = []
+        for count, flag in zip(carried, [valid, *(entries.get(y) for y in flags)], strict=False):
+            one = code.do(f"zext {self.i1} {flag} to {self.i32}")
+            new.append(code.do(f"add {self.i32} {count}, {one}"))
+        e, u = entries.get(error), entries.get(ulps)
+        terms = [e, self._abs(e), self._squared(e), self._abs(u), self._squared(u)]
+        for total, term in zip(carried[FLAGS + 1 :], terms, strict=False):
+            new.append(code.do(f"fadd {self.f64} {total}, {term}"))
+        size = entries.get(self.size_of_ulps, I64)
+        none = self._all(I64, -1)
+        size = code.do(f"select {self.i1} {valid}, {self.i64} {size}, {self.i64} {none}")
+        top, place = carried[-2:]
+        grows = code.do(f"icmp sgt {self.i64} {size}, {top}")
+        here = code.splat(I64, at, LANES)
+        steps = "<" + ", ".join(f"i64 {k}" for k in range(LANES)) + ">"
+        here = code.do(f"add {self.i64} {here}, {steps}")
+        for a, b in ((size, top), (here, place)):
+            new.append(code.do(f"select {self.i1} {grows}, {self.i64} {a}, {self.i64} {b}"))
+        return new, u
+
+    def _abs(self, v: str) -> str:
+        return self.code.call(self.f64, f"llvm.fabs.v{LANES}f64", (self.f64, v))
+
+    def _squared(self, v: str) -> str:
+        return self.code.do(f"fmul {self.f64} {v}, {v}")
+
+    def _row(self, row: str, four: str) -> None:
+        """Write the sum of a row, (a + b) + (c + d)."""
+        a, b, c, d = (
+            self.code.do(f"extractelement <4 x double> {four}, i64 {k}") for k in range(4)
+        )
+        left, right = self.code.do(f"fadd double {a}, {b}"), self.code.do(f"fadd double {c}, {d}")
+        total = self.code.do(f"fadd double {left}, {right}")
+        address = self.w.address(Place(self.out[4], F64, 0, (1,)), [(row, 1)])
+        self.code.plain(f"store double {total}, ptr {address}")
+
+    def _rows_of(self, at: str, ulps: str, columns: int) -> None:
+        """Write the sums of the rows that a vector has, of one entry or of four entries each."""
+        zero = self._all(F64, 0.0)
+        ulps = self.code.do(f"fadd {self.f64} {ulps}, {zero}")
+        if columns == 1:
+            address = self.w.address(Place(self.out[4], F64, 0, (1,)), [(at, 1)])
+            self.w.store(F64, ulps, address, LANES)
+            return
+        row = self.code.do(f"udiv i64 {at}, 4")
+        for half in (0, 1):
+            number = self.code.do(f"add i64 {row}, {half}")
+            self._row(number, self._half(ulps, 4 * half))
+
+    def _finish(self, results: list[str], rows: int) -> None:
+        """Write counts, sums, the peak and its place from what the loops carried."""
+        code, out = self.code, self.out
+        for n, count in enumerate(results[: FLAGS + 1]):
+            wide = code.do(f"zext {self.i32} {count} to {self.i64}")
+            total = code.call("i64", f"llvm.vector.reduce.add.v{LANES}i64", (self.i64, wide))
+            self._put(I64, out[0], n, total)
+        zero = literal(F64, 0.0)
+        for n, lanes in enumerate(results[FLAGS + 1 : FLAGS + 6]):
+            total = zero
+            for k in range(LANES):
+                one = code.do(f"extractelement {self.f64} {lanes}, i64 {k}")
+                total = code.do(f"fadd double {total}, {one}")
+            self._put(F64, out[1], n + (n > 2), total)
+        with code.loop(rows, 1, [("double", zero)]) as turn:
+            address = self.w.address(Place(out[4], F64, 0, (1,)), [(turn.i, 1)])
+            one = code.do(f"load double, ptr {address}")
+            turn.after = [code.do(f"fadd double {turn.values[0]}, {one}")]
+        self._put(F64, out[1], 3, turn.results[0])
+        top, place = results[-2:]
+        most = code.call("i64", f"llvm.vector.reduce.smax.v{LANES}i64", (self.i64, top))
+        equal = code.do(f"icmp eq {self.i64} {top}, {code.splat(I64, most, LANES)}")
+        last = self._all(I64, 2**63 - 1)
+        place = code.do(f"select {self.i1} {equal}, {self.i64} {place}, {self.i64} {last}")
+        first = code.call("i64", f"llvm.vector.reduce.smin.v{LANES}i64", (self.i64, place))
+        none = code.do(f"icmp slt i64 {most}, 0")
+        bits = code.do(f"select i1 {none}, i64 0, i64 {most}")
+        self._put(F64, out[2], 0, code.do(f"bitcast i64 {bits} to double"))
+        self._put(I64, out[3], 0, first)
+
+    def _put(self, kind: str, pointer: str, n: int, value: str) -> None:
+        address = self.w.address(Place(pointer, kind, n, ()), [])
+        self.code.plain(f"store {SCALARS[kind]} {value}, ptr {address}")

@@ -1,0 +1,61 @@
+"""Functions of arrays that run as one program where that is possible."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from roundscope.emu.backends.fused.graph import F32, F64, I1, I64, Graph, Node
+from roundscope.emu.backends.fused.narrow import graph_ops
+from roundscope.emu.backends.fused.program import Program
+from roundscope.emu.backends.ops import Ops
+
+
+def program(
+    function: Callable[..., Any], like: Any, narrow: Any
+) -> tuple[Program, Callable[[list[Any]], Any]]:
+    """Return function(ops, *like) as a program, and what gives its outputs the form of its result.
+
+    Raises `graph.Untraceable` if the function does something that programs do not have.
+
+    Args:
+        function: a function of the operations and of tuples of arrays.
+        like: tuples of arrays with the shapes and types of the arguments.
+        narrow: for each array, whether binary32 holds its numbers.
+    """
+    graph = Graph()
+    inputs: list[Node] = []
+
+    def entered(x: Any, is_narrow: bool) -> Node:
+        kind = {"f": F64, "b": I1, "i": I64}[np.asarray(x).dtype.kind]
+        node = graph.node("input", (), np.shape(x), kind, len(inputs))
+        inputs.append(node)
+        return graph.unary("narrow", node, F32) if is_narrow and kind == F64 else node
+
+    args = tuple(
+        tuple(entered(x, n) for x, n in zip(xs, ns, strict=True))
+        for xs, ns in zip(like, narrow, strict=True)
+    )
+    ops: Ops = graph_ops(graph)
+    result = function(ops, *args)
+    leaves: list[Node] = []
+    form = _form(graph, result, leaves)
+    return Program(graph, inputs, leaves), lambda arrays: _filled(form, arrays)
+
+
+def _form(graph: Graph, x: Any, leaves: list[Node]) -> Any:
+    """Return a result with the number of an output in place of each node."""
+    if isinstance(x, dict):
+        return {name: _form(graph, part, leaves) for name, part in x.items()}
+    if isinstance(x, tuple):
+        return tuple(_form(graph, part, leaves) for part in x)
+    leaves.append(graph.of(x))
+    return len(leaves) - 1
+
+
+def _filled(form: Any, arrays: list[Any]) -> Any:
+    if isinstance(form, dict):
+        return {name: _filled(part, arrays) for name, part in form.items()}
+    if isinstance(form, tuple):
+        return tuple(_filled(part, arrays) for part in form)
+    return arrays[form]
