@@ -6,7 +6,8 @@ trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,12 +19,28 @@ from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.traced import program
 from roundscope.emu.backends.ops import Ops
 
-SCORES = 2**19  # with fewer scores, a call ends before a program is compiled
+SCORES = 2**18  # with fewer scores, a call ends before a program is compiled
+_LEAST: list[float] = [SCORES]
 Run = Callable[[list[Any]], Any]
 
 
-def is_covered(setup: Setup) -> bool:
-    """Return whether programs may cover the tiles of a call."""
+@contextmanager
+def from_scores(least: float) -> Iterator[None]:
+    """Use programs in calls with at least so many scores: 0 for all, `math.inf` for none.
+
+    Tests and benchmarks compare calls with and without programs. It holds for the whole process.
+    """
+    before, _LEAST[0] = _LEAST[0], least
+    try:
+        yield
+    finally:
+        _LEAST[0] = before
+
+
+def is_covered(setup: Setup, scores: int) -> bool:
+    """Return whether programs may cover the tiles of a call with so many scores."""
+    if scores < _LEAST[0]:
+        return False
     record = setup.record
     recorded = record is None or (record.every == 1 and not record.steps)
     return recorded and not setup.inject and not setup.plan.flushed_tiles
@@ -105,4 +122,4 @@ def programs(setup: Setup) -> Programs:
     return Programs(setup)
 
 
-__all__ = ["SCORES", "Programs", "is_covered", "programs"]
+__all__ = ["Programs", "from_scores", "is_covered", "programs"]

@@ -70,7 +70,7 @@ def _ops(setup: Setup, scores: int) -> Ops:
 
     scores: how many scores the call has.
     """
-    if scores < fused.SCORES or not fused.is_covered(setup):
+    if not fused.is_covered(setup, scores):
         return numpy_ops()
     return replace(numpy_ops(), programs=fused.programs(setup))
 

@@ -219,6 +219,7 @@ class Graph:
     odd: dict[int, tuple[Node, Node]] = field(default_factory=dict)  # sums that are rounded to odd
     parts: dict[int, tuple[Node, ...]] = field(default_factory=dict)  # of a summary, by its first
     places: dict[int, Any] = field(default_factory=dict)
+    steps: dict[Any, tuple[Node, Node, Node]] = field(default_factory=dict)  # total, term, result
 
     def place(self, x: Node) -> Any:
         """Return an array of bytes that has a byte where each entry of x is in memory.

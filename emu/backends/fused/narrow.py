@@ -26,12 +26,10 @@ from roundscope.emu.backends.ops import Ops
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode, rounding
 from roundscope.emu.roundings.rule import C32, C64, Carrier, build_rule, target_of
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.odd import build_odd_sum
+from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 
 ARITHMETIC = ("add", "sub", "mul", "div")
-TOWARD_ZERO = rounding("fp32", "toward-zero")
 LANES = 8  # the sums of statistics are added up in so many parts (`emu.backends.numba.stats`)
-OPERANDS = ("bf16", "fp16", "e4m3fn", "e5m2")  # their products have at most 22 significand bits
 
 
 class Namespace:
@@ -181,6 +179,10 @@ def graph_ops(graph: Graph) -> Ops:
             a, b, init = a[:, 1:], b[1:], first
         if acc.order is Order.HALVES and b.is_constant and b.shape[1] == 1 and b.data == 1.0:
             return by_halves(acc.step, a, init)
+        if acc.step not in graph.steps:
+            total, term = (graph.node("placeholder", (), (1,), F64, n) for n in ("total", "term"))
+            before = sum_to_round(graph_ops(graph), acc.step.format.precision, total, term)
+            graph.steps[acc.step] = total, term, rounded(before, acc.step)
         return _sum(graph, acc, a, b, init)
 
     return Ops(
@@ -231,23 +233,38 @@ def _sum(graph: Graph, acc: Accumulator, a: Node, b: Node, init: Node) -> Node:
     shape, kept = (a.shape[0], b.shape[1]), acc.alignment
     narrow = narrowest((a, b, init)) == F32
     if kept is not None:
-        by_bits = acc.step == TOWARD_ZERO and kept.operand.name in OPERANDS and kept.bits <= 25
-        even = a.shape[1] % acc.chunk == 0 and acc.chunk <= 16
-        if not (by_bits and narrow and even) or b.shape[1] == 1:
+        if not (_in_words(acc) and narrow and a.shape[1] % acc.chunk == 0) or b.shape[1] == 1:
             raise Untraceable(f"a sum {acc}")
-        data = (acc.chunk, kept.bits, kept.zero)
+        data = (acc.chunk, kept.bits, kept.zero, acc.step.format.precision)
         emin = kept.operand.emin
         (ma, ea), (mb, eb) = graph.significand(a, emin), graph.significand(graph.rows(b), emin)
         return graph.node("aligned", (ma, ea, mb, eb, init), shape, F32, data)
     kind = F32 if acc.step == BINARY32 and narrow else F64
-    if acc.order is not Order.ASCENDING or not (kind == F32 or acc.step.is_identity):
+    if acc.order is not Order.ASCENDING or acc.step.mode is RoundingMode.STOCHASTIC:
         raise Untraceable(f"a sum {acc}")
+    step = None if kind == F32 or acc.step.is_identity else acc.step
     if shape[1] > 1:
-        return graph.node("dot", (a, graph.rows(b), init), shape, kind)
-    if not (b.is_constant and b.data == 1.0):
+        total = graph.node("dot", (a, graph.rows(b), init), shape, kind, step)
+    elif b.is_constant and b.data == 1.0:
+        total = graph.node("column", (graph.rows(a.T), init.reshape(-1)), shape[:1], kind, step)
+    else:
         raise Untraceable("a sum of products in one column")
-    column = graph.node("column", (graph.rows(a.T), init.reshape(-1)), shape[:1], kind)
-    return column.reshape(shape)
+    if step is not None:
+        total = graph.unary("narrow", total, F32) if step.format.fits_binary32 else total
+    return total.reshape(shape)
+
+
+def _in_words(acc: Accumulator) -> bool:
+    """Return whether `sums.aligned` has a tensor core's sum.
+
+    Products of two significands must be exact in binary32, half a chunk of them in units of 2^(E -
+    F) must fit into 32 bits, and the step must cut binary32 numbers, of which it keeps some bits.
+    """
+    f, kept = acc.step.format, acc.alignment
+    assert kept is not None
+    cuts = acc.step == rounding(f, "toward-zero") and f.emin == -126 and f.emax == 127
+    fits = acc.chunk << (kept.bits + 1) < 2**31 and kept.operand.precision <= 12
+    return cuts and fits and f.precision <= 24 and acc.chunk % 2 == 0
 
 
 def _summary(graph: Graph, before: Node, after: Node, f: Any, valid: Any) -> tuple[Node, ...]:

@@ -2,10 +2,12 @@
 
 import ctypes
 import hashlib
+import math
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from roundscope.emu.backends.fused.loops import written
 from roundscope.emu.backends.fused.schedule import scheduled
 from roundscope.emu.backends.numba.jit import cache_directory
 
+_LINE = 64  # bytes of a line of the cache
 _building = threading.Lock()
 
 
@@ -37,25 +40,48 @@ class Program:
         with _building:
             self.function, self.engine = _compiled(text)
         self.text = text
+        sizes = [
+            -(-math.prod(shape) * np.dtype(t).itemsize // _LINE) * _LINE + _LINE
+            for shape, t in self.outputs
+        ]
+        self.offsets, self.memory = [0, *accumulate(sizes)][:-1], sum(sizes)
+        self.addresses = [address_of(x) for x in self.tables]
         self.own = threading.local()
 
     def __call__(self, *arrays: np.ndarray) -> list[np.ndarray] | None:
         """Return the outputs; None if the program met a number that it cannot compute with."""
         if not hasattr(self.own, "space"):
-            self.own.space = np.empty(self.size + 128, np.uint8)
+            self.own.space = np.empty(self.size + 2 * _LINE, np.uint8)
             self.own.flag = np.zeros(1, np.int64)
-        flag = self.own.flag
+        flag, space = self.own.flag, self.own.space
         flag[0] = 0
         held: list[Any] = [
             np.ascontiguousarray(x, dtype)
             for x, (_, dtype) in zip(arrays, self.inputs, strict=True)
         ]
-        results: list[Any] = [np.empty(shape, dtype) for shape, dtype in self.outputs]
-        space = -(-self.own.space.ctypes.data // 64) * 64
-        addresses = [x.ctypes.data for x in (*held, *results, *self.tables, flag)]
-        table = np.array([*addresses, space], np.int64)  # must outlive the call
-        self.function(table.ctypes.data)
+        memory = np.empty(self.memory + _LINE, np.uint8)
+        start = -address_of(memory) % _LINE
+        results: list[Any] = [
+            np.ndarray(shape, dtype, memory, start + offset)
+            for (shape, dtype), offset in zip(self.outputs, self.offsets, strict=True)
+        ]
+        first = address_of(memory) + start
+        addresses = [
+            *map(address_of, held),
+            *(first + offset for offset in self.offsets),
+            *self.addresses,
+            address_of(flag),
+            -(-address_of(space) // _LINE) * _LINE,
+        ]
+        table = np.array(addresses, np.int64)  # must outlive the call
+        self.function(address_of(table))
         return None if flag[0] else results
+
+
+def address_of(x: np.ndarray) -> int:
+    """Return where the first entry of an array is in memory."""
+    address: int = x.__array_interface__["data"][0]
+    return address
 
 
 def _left(graph: Graph, x: Node, n: int) -> Node:

@@ -7,7 +7,7 @@ from roundscope.emu.backends.fused.entries import Entries
 from roundscope.emu.backends.fused.graph import F64, I1, I32, I64, Node
 from roundscope.emu.backends.fused.loops import Place, Writer
 from roundscope.emu.backends.fused.schedule import needed
-from roundscope.emu.stats.classify import build_classify, judged
+from roundscope.emu.stats.classify import COUNTS, build_classify, judged
 
 LANES = 8
 FLAGS = 10
@@ -32,7 +32,21 @@ class Summary:
             graph.where, lambda b: graph.unary("number", graph.of(b), F64), lambda f: f
         )
         sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
+        self.is_exact = x.args[0] is x.args[1]
+        if self.is_exact:  # the rounding changes nothing, so there is no error
+            self.after = self.before
+            sizes[1] = sizes[0]
         self.results = classify(self.before, self.after, *sizes, judged(f))
+        if self.is_exact:
+            *flags, _, _ = self.results
+            never, no_error = graph.constant(False), graph.constant(0.0)
+            kept = ("subnormal", "nan")
+            named = zip(COUNTS[1:], flags, strict=True)
+            self.results = (
+                *(y if name in kept else never for name, y in named),
+                no_error,
+                no_error,
+            )
         self.size_of_ulps = graph.unary("bits", self.results[-1], I64) & (2**63 - 1)
         self.nodes = [
             y for y in needed([*self.results, self.size_of_ulps]) if y.op not in ("placeholder",)
@@ -115,13 +129,18 @@ class Summary:
                 entries.compute(node)
         *flags, error, ulps = self.results
         new = []
-        for count, flag in zip(carried, [valid, *(entries.get(y) for y in flags)], strict=False):
+        for count, flag in zip(
+            carried,
+            [valid, *(None if y.is_constant else entries.get(y) for y in flags)],
+            strict=False,
+        ):
+            if flag is None:
+                new.append(count)
+                continue
             one = code.do(f"zext {self.i1} {flag} to {self.i32}")
             new.append(code.do(f"add {self.i32} {count}, {one}"))
-        e, u = entries.get(error), entries.get(ulps)
-        terms = [e, self._abs(e), self._squared(e), self._abs(u), self._squared(u)]
-        for total, term in zip(carried[FLAGS + 1 :], terms, strict=False):
-            new.append(code.do(f"fadd {self.f64} {total}, {term}"))
+        e, u = entries.get(error, F64), entries.get(ulps, F64)
+        new.extend(carried[FLAGS + 1 : FLAGS + 6] if self.is_exact else self._terms(carried, e, u))
         size = entries.get(self.size_of_ulps, I64)
         none = self._all(I64, -1)
         size = code.do(f"select {self.i1} {valid}, {self.i64} {size}, {self.i64} {none}")
@@ -133,6 +152,12 @@ class Summary:
         for a, b in ((size, top), (here, place)):
             new.append(code.do(f"select {self.i1} {grows}, {self.i64} {a}, {self.i64} {b}"))
         return new, u
+
+    def _terms(self, carried: list[str], e: str, u: str) -> list[str]:
+        """Return the sums after the terms of one vector, from its errors and those in ulps."""
+        terms = [e, self._abs(e), self._squared(e), self._abs(u), self._squared(u)]
+        sums = zip(carried[FLAGS + 1 : FLAGS + 6], terms, strict=True)
+        return [self.code.do(f"fadd {self.f64} {total}, {term}") for total, term in sums]
 
     def _abs(self, v: str) -> str:
         return self.code.call(self.f64, f"llvm.fabs.v{LANES}f64", (self.f64, v))

@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from roundscope.emu.backends.fused.code import SCALARS, Code, literal, vector
+from roundscope.emu.backends.fused.entries import Entries
 from roundscope.emu.backends.fused.graph import F32, F64, I1, I32, I64, NO_EXPONENT, Node
 from roundscope.emu.backends.fused.loops import Place, Writer, width
+from roundscope.emu.backends.fused.schedule import needed
 from roundscope.emu.backends.fused.statistics import Summary
 
 
@@ -45,7 +47,7 @@ def dot(w: Writer, x: Node) -> None:
     a, b, init = x.args
     (rows, columns), depth, n = x.shape, a.shape[1], width()
     out = Place(w.pointers[x.number], x.kind, 0, (columns, 1))
-    at_once = _rows_at_once(rows)
+    at_once = _rows_at_once(rows) if x.data is None else 1
     for first, count, size in _blocks(columns, 2 * n if x.kind == F32 else n):
         parts = max(size // n, 1)
         lanes = min(size, n)
@@ -61,7 +63,7 @@ def dot(w: Writer, x: Node) -> None:
                 for r, i in enumerate(lines):
                     left = _one(w, a, i, turn.i, lanes, x.kind)
                     for p, y in enumerate(right):
-                        after.append(_added(w, x.kind, lanes, left, y, turn.values[r * parts + p]))
+                        after.append(_added(w, x, lanes, turn.values[r * parts + p], y, left))
                 turn.after = after
             for r, i in enumerate(lines):
                 for p, j in enumerate(places):
@@ -69,13 +71,25 @@ def dot(w: Writer, x: Node) -> None:
                     w.store(x.kind, turn.results[r * parts + p], address, lanes)
 
 
-def _added(w: Writer, kind: str, n: int, a: str, b: str, total: str) -> str:
-    """Return total + a b, by one multiply-add in binary32, or rounded twice in binary64."""
-    t = vector(SCALARS[kind], n)
-    if kind == F32:
+def _added(w: Writer, x: Node, n: int, total: str, a: str, b: str | None = None) -> str:
+    """Return total + a b of a sum x: one multiply-add in binary32, or rounded by its step.
+
+    x.data: the step of a sum in binary64, or None if it only adds; b: None for 1.
+    """
+    t = vector(SCALARS[x.kind], n)
+    if x.kind == F32 and b is not None:
         return w.code.call(t, f"llvm.fma.v{n}f32", (t, a), (t, b), (t, total))
-    product = w.code.do(f"fmul {t} {a}, {b}")
-    return w.code.do(f"fadd {t} {total}, {product}")
+    term = a if b is None else w.code.do(f"fmul {t} {a}, {b}")
+    if x.data is None:
+        return w.code.do(f"fadd {t} {total}, {term}")
+    before, added, after = w.graph.steps[x.data]
+    entries = Entries(w.code, n)
+    entries.set(before, total)
+    entries.set(added, term)
+    for y in needed([after]):
+        if y.op not in ("placeholder", "constant"):
+            entries.compute(y)
+    return entries.get(after, F64)
 
 
 def _read(w: Writer, x: Node, i: str, j: str, n: int, kind: str) -> str:
@@ -105,7 +119,7 @@ def column(w: Writer, x: Node) -> None:
             begin = _line(w, init, j, size, x.kind)
             with w.code.loop(a.shape[0], 1, [(t, begin)]) as turn:
                 y = _read(w, a, turn.i, j, size, x.kind)
-                turn.after = [w.code.do(f"fadd {t} {turn.values[0]}, {y}")]
+                turn.after = [_added(w, x, size, turn.values[0], y)]
             w.store(x.kind, turn.results[0], w.address(out, [(j, 1)]), size)
 
 
@@ -198,11 +212,11 @@ def aligned(w: Writer, x: Node) -> None:
     """Write init + a @ b as tensor cores add (`emu.sums.aligned`), in integers of 32 bits.
 
     Factors are significands m and exponents e. A product of two significands is exact in binary32
-    and below 4, so the products of half a chunk, in units of 2^(E - F) with F <= 25, are integers
-    whose sum stays below 2^31.
+    and below 4. In units of 2^(E - F) the products of half a chunk are integers whose sum stays
+    below 2^31 (`narrow._in_words`).
     """
     ma, ea, mb, eb, init = x.args
-    chunk, bits, zero = x.data
+    chunk, bits, zero, precision = x.data
     (rows, columns), depth = x.shape, ma.shape[1]
     for e in (ea, eb):
         _finite(w, e)
@@ -219,7 +233,7 @@ def aligned(w: Writer, x: Node) -> None:
                     (_one(w, ma, row.i, k, n, F32), _one(w, ea, row.i, k, n, I32)) for k in lines
                 ]
                 right = [(_read(w, mb, k, j, n, F32), _read(w, eb, k, j, n, I32)) for k in lines]
-                turn.after = [_chunk(v, total, left, right, bits, zero)]
+                turn.after = [_chunk(v, total, left, right, (bits, zero, precision))]
             w.store(F32, turn.results[0], w.address(out, [(row.i, columns), (j, 1)]), n)
 
 
@@ -270,10 +284,13 @@ def _chunk(
     total: str,
     left: Sequence[tuple[str, str]],
     right: Sequence[tuple[str, str]],
-    bits: int,
-    zero: int,
+    how: tuple[int, int, int],
 ) -> str:
-    """Return the total after a chunk of products; factors are (significand, exponent)."""
+    """Return the total after a chunk of products; factors are (significand, exponent).
+
+    how: F, the exponent of a term of 0, and the precision of the total.
+    """
+    bits, zero, precision = how
     b = v.do(f"bitcast {v.f32} {total} to {v.i32}")
     raw = v.do(f"lshr {v.i32} {v.do(f'shl {v.i32} {b}, {v.all(I32, 1)}')}, {v.all(I32, 24)}")
     e = v.larger(v.add(raw, v.all(I32, -127)), v.all(I32, -126))
@@ -306,11 +323,14 @@ def _chunk(
     field = v.do(f"zext {v.i32} {field} to {v.i64}")
     field = v.do(f"shl {v.i64} {field}, {v.all(I64, 52)}")
     unit = v.do(f"bitcast {v.i64} {field} to {v.f64}")
-    return _toward_zero(v, v.do(f"fmul {v.f64} {exact}, {unit}"))
+    return _toward_zero(v, v.do(f"fmul {v.f64} {exact}, {unit}"), precision)
 
 
-def _toward_zero(v: _Vectors, x: str) -> str:
-    """Return binary64 numbers rounded toward zero to binary32; 2^128 and more are infinite."""
+def _toward_zero(v: _Vectors, x: str, precision: int) -> str:
+    """Return binary64 numbers rounded toward zero; 2^128 and more are infinite.
+
+    They are cut to binary32, and then to fewer bits where the precision is below 24.
+    """
     near = v.do(f"fptrunc {v.f64} {x} to {v.f32}")
     size = v.w.code.call(v.f64, f"llvm.fabs.v{v.n}f64", (v.f64, x))
     back = v.do(f"fpext {v.f32} {near} to {v.f64}")
@@ -320,6 +340,7 @@ def _toward_zero(v: _Vectors, x: str) -> str:
     down = v.do(f"and {v.i1} {beyond}, {larger}")
     b = v.do(f"bitcast {v.f32} {near} to {v.i32}")
     b = v.do(f"add {v.i32} {b}, {v.do(f'sext {v.i1} {down} to {v.i32}')}")
+    b = v.do(f"and {v.i32} {b}, {v.all(I32, -(1 << (24 - precision)))}")
     y = v.do(f"bitcast {v.i32} {b} to {v.f32}")
     is_zero = v.do(f"fcmp oeq {v.f32} {y}, {v.all(F32, 0.0)}")
     return v.select(v.f32, is_zero, v.all(F32, 0.0), y)
