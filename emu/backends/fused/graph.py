@@ -201,6 +201,8 @@ class Node:
         if isinstance(axis, int) and self.kind in FLOATS and self.shape[axis] == 2:
             first = (slice(None),) * (axis % self.ndim)
             return self[(*first, 0)] + self[(*first, 1)]
+        if axis == (1, 2) and self.shape[1:] == (1, 2):
+            return self.reshape(self.shape[0], 2).sum(axis=1)
         if self.kind == I1 and axis in (1, -1) and self.ndim == 2:
             return self.graph.node("count", (self,), self.shape[:1], I64, bounds=(0, self.shape[1]))
         raise Untraceable("a sum along an axis, whose order is not defined")
@@ -377,6 +379,9 @@ class Graph:
     def concatenate(self, parts: Sequence[Any], axis: int = 0) -> Node:
         """Return arrays of one kind, one after the other along an axis."""
         nodes = self._operands(*parts)
+        nodes = tuple(x for x in nodes if x.size) or nodes[:1]
+        if len(nodes) == 1:
+            return nodes[0]
         kind = nodes[0].kind if nodes[0].kind not in FLOATS else narrowest(nodes)
         shape = list(nodes[0].shape)
         shape[axis] = sum(x.shape[axis] for x in nodes)

@@ -224,6 +224,8 @@ def written(
             size += -(-(x.size * BYTES[x.kind]) // ALIGNED) * ALIGNED + ALIGNED
     for stage in schedule.stages:
         for group in stage:
+            if not group[0].size:
+                continue  # a loop runs at least once
             if is_entrywise(group[0]):
                 w.entrywise(group, schedule.stored)
             else:

@@ -25,10 +25,11 @@ from roundscope.emu.backends.fused.graph import (
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode, rounding
 from roundscope.emu.roundings.rule import C32, C64, Carrier, build_rule, target_of
-from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 
 ARITHMETIC = ("add", "sub", "mul", "div")
+OF_ROWS = (Order.PAIRWISE, Order.STRIDED, Order.OCTETS, Order.WARPS)
 LANES = 8  # the sums of statistics are added up in so many parts (`emu.backends.numba.stats`)
 
 
@@ -46,6 +47,9 @@ class Namespace:
             setattr(self, name, partial(graph.unary, name))
         self.where, self.asarray = graph.where, graph.of
         self.concatenate, self.max = graph.concatenate, graph.row_maximum
+
+    def __getattr__(self, name: str) -> Any:
+        raise Untraceable(f"NumPy's function {name}")
 
     def full(self, shape: Any, value: Any, dtype: Any = None) -> Node:
         """Return a node with all entries equal."""
@@ -108,6 +112,11 @@ class Namespace:
     def stack(self, parts: Sequence[Node]) -> Node:
         """Return nodes along a new first axis."""
         return self.graph.concatenate([self.graph.of(x)[None] for x in parts])
+
+    def moveaxis(self, x: Node, source: int, to: int) -> Node:
+        """Return x with an axis in another place."""
+        axes = [n for n in range(x.ndim) if n != source % x.ndim]
+        return x.transpose(*axes[: to % x.ndim], source % x.ndim, *axes[to % x.ndim :])
 
     def sum(self, x: Node, axis: Any = None) -> Node:
         """Return a sum that `Node.sum` has."""
@@ -179,10 +188,13 @@ def graph_ops(graph: Graph) -> Ops:
             a, b, init = a[:, 1:], b[1:], first
         if acc.order is Order.HALVES and b.is_constant and b.shape[1] == 1 and b.data == 1.0:
             return by_halves(acc.step, a, init)
+        if acc.order in OF_ROWS and b.shape[1] == 1:
+            total: Node = accumulate(graph_ops(graph), acc, graph.rows(a.T), b, init)
+            return total
         if acc.step not in graph.steps:
-            total, term = (graph.node("placeholder", (), (1,), F64, n) for n in ("total", "term"))
-            before = sum_to_round(graph_ops(graph), acc.step.format.precision, total, term)
-            graph.steps[acc.step] = total, term, rounded(before, acc.step)
+            held, term = (graph.node("placeholder", (), (1,), F64, n) for n in ("total", "term"))
+            before = sum_to_round(graph_ops(graph), acc.step.format.precision, held, term)
+            graph.steps[acc.step] = held, term, rounded(before, acc.step)
         return _sum(graph, acc, a, b, init)
 
     return Ops(

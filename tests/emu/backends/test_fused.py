@@ -145,8 +145,10 @@ def test_a_program_says_where_it_has_no_result(bad: float, where: int) -> None:
 def test_row_sums() -> None:
     a = RNG.normal(size=(24, 48)).astype("f4").astype("f8")
     wide = RNG.normal(size=(24, 1)).astype("f4").astype("f8")
-    for order in (Order.ASCENDING, Order.HALVES):
-        total = _total(Accumulator(order=order))
+    for order in Order:
+        if order in (Order.ALIGNED, Order.EXACT, Order.NATIVE, Order.CHUNKED):
+            continue  # no program has them
+        total = _total(Accumulator(order=order, chunk=4))
         _agree(lambda o, x, f=total: f(o, (x[1] * 1.1, x[0], o.xp.ones((48, 1)))), a, wide)
     coarse = _total(Accumulator(step=rounding("bf16")))
     _agree(lambda o, x: coarse(o, (x[1], x[0], o.xp.ones((48, 1)))), a, wide)
