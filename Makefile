@@ -64,6 +64,7 @@ SEED ?= 0
 fuzz: $(READY)  ## random calls: NumPy against XLA, as users compile and as the tests do, and against the judge
 	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED)
 	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED) --plain
+	$(BIN)/python -m tests.checks.fuzz_programs --seed $(SEED)
 
 COPIES ?= 2
 

@@ -59,7 +59,8 @@ class Programs:
         """Return what `computed` returns for a tile, or None if no program covers it."""
         is_whole = bool(tile.mask.all())
         existing = (tile.mask, tile.rows, tile.rescaled, tile.keys)
-        key = step, is_whole, bool(tile.is_cut), tile.mask.shape
+        shapes = tuple(x.shape for group in arrays for x in group)
+        key = step, is_whole, bool(tile.is_cut), tile.mask.shape, shapes
         if key not in self.known:
             with self.lock:
                 if key not in self.known:

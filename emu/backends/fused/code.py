@@ -72,6 +72,7 @@ class Code:
         carried: (type, first value) of each number that a turn passes to the next. The body sets
         `Loop.after`; after the loop, `Loop.results` are the last values.
         """
+        assert count > 0  # the first turn is not asked
         head, end, before = self.new("turn"), self.new("end"), self.block
         self.plain(f"br label %{head}")
         self.label(head)

@@ -186,6 +186,8 @@ def graph_ops(graph: Graph) -> Ops:
             # the first product is added in binary64, and everything after it in binary32
             first = rounded(odd_sum(init, a[:, :1] * b[:1]), BINARY32)
             a, b, init = a[:, 1:], b[1:], first
+        if not a.shape[1]:
+            return init
         if acc.order is Order.HALVES and b.is_constant and b.shape[1] == 1 and b.data == 1.0:
             return by_halves(acc.step, a, init)
         if acc.order in OF_ROWS and b.shape[1] == 1:
@@ -245,8 +247,12 @@ def _sum(graph: Graph, acc: Accumulator, a: Node, b: Node, init: Node) -> Node:
     shape, kept = (a.shape[0], b.shape[1]), acc.alignment
     narrow = narrowest((a, b, init)) == F32
     if kept is not None:
-        if not (_in_words(acc) and narrow and a.shape[1] % acc.chunk == 0) or b.shape[1] == 1:
+        if not (_in_words(acc) and narrow) or b.shape[1] == 1:
             raise Untraceable(f"a sum {acc}")
+        if missing := -a.shape[1] % acc.chunk:  # as a kernel pads its tiles
+            zeros = [graph.constant(0.0, x) for x in ((shape[0], missing), (missing, shape[1]))]
+            a = graph.concatenate([a, zeros[0]], axis=1)
+            b = graph.concatenate([b, zeros[1]], axis=0)
         data = (acc.chunk, kept.bits, kept.zero, acc.step.format.precision)
         emin = kept.operand.emin
         (ma, ea), (mb, eb) = graph.significand(a, emin), graph.significand(graph.rows(b), emin)

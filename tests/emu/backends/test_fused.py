@@ -106,11 +106,11 @@ def test_ascending_sums(step: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("operand", ["bf16", "fp16", "e4m3fn", "e5m2", "tf32"])
-@pytest.mark.parametrize("spread", [0, 12, 60])
-def test_sums_of_tensor_cores(operand: str, spread: int) -> None:
+@pytest.mark.parametrize(("spread", "k"), [(0, 64), (12, 40), (60, 64)])
+def test_sums_of_tensor_cores(operand: str, spread: int, k: int) -> None:
     acc = Accumulator.tensor_core("hopper", operand)
     f, o = rounding(operand, overflow="saturate"), numpy_ops()
-    t, k, n = 24, 64, 40
+    t, n = 24, 40
     a, b = (
         o.round(RNG.normal(size=s) * 2.0 ** RNG.integers(-spread, spread + 1, s), f, None)
         for s in ((t, k), (k, n))
@@ -169,6 +169,12 @@ def test_statistics(shape: tuple[int, int], name: str) -> None:
         return (*some, *none, *exact)
 
     _agree(both, x, y, valid.astype(float), narrow=False)
+
+
+def test_a_row_of_one_number() -> None:
+    total = _total(Accumulator())
+    a, wide = (RNG.normal(size=(8, 1)).astype("f4").astype("f8") for _ in range(2))
+    _agree(lambda o, x: total(o, (x[1] * 1.1, x[0], o.xp.ones((1, 1)))), a, wide)
 
 
 def test_views_and_rows() -> None:
