@@ -178,7 +178,8 @@ def leave_sinks(x: Floats, batch: int, dtype: Any) -> Results:
 
     They are in float64, or rounded once to float32, as dtype says.
     """
-    return _left(backward_of.by_halves(np, x.reshape(batch, -1)), dtype)
+    with np.errstate(all="ignore"):
+        return _left(backward_of.by_halves(np, x.reshape(batch, -1)), dtype)
 
 
 def _with_tiles(

@@ -6,6 +6,7 @@ GPU a call returns before it is done, so several calls are queued; thus what is 
 not the launching of its work.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,8 +28,9 @@ LEGEND = """
 both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where
 causal) per second. times: our time over that of {first}. fused: engine pallas, tile sizes behind
 its name; @hopper: sums by the tensor core, else pinned in ascending order. xla: the engine that
-runs everywhere. native sums round the same events, but add in the device's own order (not
-reproducible).
+runs everywhere. numpy: the NumPy engine, traced: with the statistics of every event; without
+programs: each operation of a tile by itself. native sums round the same events, but add in the
+device's own order (not reproducible).
 """
 
 
@@ -132,7 +134,42 @@ def _on_cpu(size: Size) -> list[Contestant]:
         of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True)
         for name, plan in plans.items()
     ]
-    return [rival, *ours]
+    return [rival, *ours, *_of_numpy(size)]
+
+
+def _of_numpy(size: Size) -> list[Contestant]:
+    """Return calls of the NumPy engine: with programs, without them, and traced."""
+    from roundscope.attention import Record, attend, examine
+    from roundscope.attention.engines.fused import from_scores
+
+    q, k, v = (np.asarray(x) for x in inputs(size, "float32"))
+    do = np.ones_like(v)
+    run: dict[str, Any] = {"is_causal": size.is_causal, "engine": "numpy"}
+
+    def contestant(name: str, plan: str, record: Record | None, *, programs: bool) -> Contestant:
+        def within(call: Callable[[], Any]) -> Callable[[], Any]:
+            def timed() -> Any:
+                with from_scores(0 if programs else math.inf):
+                    return call()
+
+            return timed
+
+        if record is None:
+            forward = partial(attend, q, k, v, plan=plan, **run)
+        else:
+            forward = partial(examine, q, k, v, plan=plan, record=record, **run)
+        both = partial(examine, q, k, v, do, plan=plan, record=record, **run)
+        return Contestant(name, within(forward), within(both), lambda x: x, True)
+
+    return [
+        contestant("numpy: fa2-bf16", "fa2-bf16", None, programs=True),
+        contestant("numpy: fa2-bf16, traced", "fa2-bf16", Record(), programs=True),
+        contestant("numpy: fa2, Hopper's sums", "fa2", None, programs=True),
+        contestant("numpy: fa2, traced", "fa2", Record(), programs=True),
+        contestant("without programs: fa2-bf16", "fa2-bf16", None, programs=False),
+        contestant("without programs: fa2", "fa2", None, programs=False),
+        contestant("without programs: fa2, traced", "fa2", Record(), programs=False),
+    ]
 
 
 def inputs(size: Size, dtype: str) -> list[Any]:

@@ -10,6 +10,7 @@ ratio in docs/notes/measurements.md, on 2 cores with AVX-512. Exit code 1 if one
 import sys
 from collections.abc import Iterator
 
+from roundscope.experiments.bench.attention import SIZES, bench_attention
 from roundscope.experiments.bench.dot import bench_dot
 from roundscope.experiments.bench.mx import bench_mx
 from roundscope.experiments.bench.round import bench_round
@@ -21,6 +22,11 @@ SUMS = {
     ("bf16", "Hopper"): 0.011,
     ("e4m3fn", "Hopper"): 0.012,
     ("bf16", "ascending, FP32 steps"): 0.05,
+}
+ATTENTION = {  # on the CPU: the speed of attention that emulates nothing is 1
+    "numpy: fa2-bf16": 0.13,
+    "numpy: fa2-bf16, traced": 0.068,
+    "numpy: fa2, Hopper's sums": 0.085,
 }
 
 
@@ -41,6 +47,9 @@ def measured() -> Iterator[tuple[str, float, float]]:
                 float(row.of_matmul or 0.0),
                 SUMS[row.operand, row.name],
             )
+    for row in bench_attention(lambda text: None, sizes=SIZES["cpu"][:1]):
+        if row.what in ATTENTION:
+            yield f"bench attention: {row.what}, of jax.nn", 1.0 / row.times, ATTENTION[row.what]
 
 
 def main() -> int:
