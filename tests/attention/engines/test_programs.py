@@ -55,7 +55,7 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_random_calls() -> None:
-    assert fuzz(27, 12) is None
+    assert fuzz(27, 6) is None
 
 
 def test_programs_are_of_one_shape() -> None:
