@@ -6,7 +6,7 @@ trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -21,7 +21,6 @@ from roundscope.emu.backends.ops import Ops
 
 SCORES = 2**18  # with fewer scores, a call ends before a program is compiled
 _LEAST: list[float] = [SCORES]
-Run = Callable[[list[Any]], Any]
 
 
 @contextmanager
@@ -121,6 +120,3 @@ NOWHERE: Any = _Nowhere()
 def programs(setup: Setup) -> Programs:
     """Return the programs of a setup."""
     return Programs(setup)
-
-
-__all__ = ["Programs", "from_scores", "is_covered", "programs"]

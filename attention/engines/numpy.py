@@ -65,11 +65,9 @@ def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setu
     return each[head // group], head % group
 
 
-def _ops(setup: Setup, scores: int) -> Ops:
-    """Return the operations of a call, with programs for its tiles if that pays.
-
-    scores: how many scores the call has.
-    """
+def _ops(setup: Setup, q: Floats, k: Floats) -> Ops:
+    """Return the operations of a call, with programs for its tiles if that pays."""
+    scores = q.shape[0] * q.shape[1] * k.shape[1]
     if not fused.is_covered(setup, scores):
         return numpy_ops()
     return replace(numpy_ops(), programs=fused.programs(setup))
@@ -103,13 +101,12 @@ def forward(
     sinks  (heads,) or None
     """
     group = q.shape[0] // k.shape[0]
-    work = q.shape[0] * q.shape[1] * k.shape[1]
 
     def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         own, number = _own(setup, each, h, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         return forward_of.forward(
-            _ops(own, work), own, number, q[h], k[h // group], v[h // group], m, sink
+            _ops(own, q, k), own, number, q[h], k[h // group], v[h // group], m, sink
         )
 
     results, seen = _each(one, q.shape[0])
@@ -135,14 +132,13 @@ def backward(
     out, wide and lse. do is (heads, T, Hv), rounded.
     """
     group = q.shape[0] // k.shape[0]
-    work = q.shape[0] * q.shape[1] * k.shape[1]
 
     def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         g = h // group
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own, number = _own(setup, each, h, q.shape[0])
         return backward_of.backward(
-            _ops(own, work), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
+            _ops(own, q, k), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
         )
 
     def rounded(g: int) -> tuple[tuple[Floats, Floats], Seen]:

@@ -38,6 +38,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from roundscope import PRODUCTS, Axes, Plan, Record, Site
@@ -147,6 +148,18 @@ def shapes(draw: Callable[..., Any]) -> tuple[int, ...]:
     t, s, h, width = draw(small((1, 9), (1, 9), (1, 8), (0, 8)))
     s = draw(st.sampled_from((40, 70))) if draw(st.integers(0, 15)) == 15 else s
     return batch, t, s, group * key_heads, key_heads, h, width or h
+
+
+def drawing(examples: int) -> settings:
+    """Hypothesis's settings for a run of so many cases, which ends at its first failure."""
+    return settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate, Phase.shrink),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 @st.composite

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 
 from roundscope import Examined, Trace, attend, examine
 from roundscope.emu.stats.classify import COUNTS, SUMS
@@ -43,6 +43,7 @@ from tests.checks.fuzz_cases import (
     Case,
     arguments,
     cases,
+    drawing,
     judged_cases,
     mask_of,
     record_of,
@@ -309,14 +310,7 @@ def fuzz(
     since: list[float] = []
 
     @seed(first)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawing(examples)
     @given(cases() if has_xla else judged_cases())
     def try_one(case: Case) -> None:
         if time.monotonic() - since[0] > PATIENCE if since else is_over():

@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import given, seed
 
 from roundscope import Examined, examine
 from roundscope.attention.engines.fused import from_scores
 from tests.checks.engines import RESULTS
-from tests.checks.fuzz_cases import KINDS, Case, arguments, cases, record_of, tensors
+from tests.checks.fuzz_cases import KINDS, Case, arguments, cases, drawing, record_of, tensors
 from tests.checks.fuzz_engines import outcome, same, same_array
 
 
@@ -69,14 +69,7 @@ def fuzz(first: int, examples: int, is_over: Callable[[], bool] = lambda: False)
     told: list[str] = []
 
     @seed(first)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate, Phase.shrink),
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
+    @drawing(examples)
     @given(cases())
     def try_one(case: Case) -> None:
         if is_over():

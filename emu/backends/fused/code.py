@@ -25,6 +25,11 @@ def literal(kind: str, value: float | int | bool) -> str:
     return str(int(value))
 
 
+def vector_of(kind: str, value: float | int | bool, n: int) -> str:
+    """Return a vector of n entries that all are one known number."""
+    return "<" + ", ".join([f"{SCALARS[kind]} {literal(kind, value)}"] * n) + ">"
+
+
 def _float(value: float) -> float:
     return math.nan if value != value else float(value)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from roundscope.emu.backends.fused.code import SCALARS, Code, literal, vector
+from roundscope.emu.backends.fused.code import SCALARS, Code, vector, vector_of
 from roundscope.emu.backends.fused.graph import F32, F64, FLOATS, I1, I32, I64, SMALL, Node
 
 FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -65,8 +65,7 @@ class Entries:
         own = self.own(x)
         kind = own if kind is None else kind
         if x.is_constant:
-            entry = f"{SCALARS[kind]} {literal(kind, x.data)}"
-            return "<" + ", ".join([entry] * self.width) + ">"
+            return vector_of(kind, x.data, self.width)
         key = (x.number, kind)
         if key not in self.values:
             self.values[key] = self._converted(self.values[x.number, own], own, kind)
@@ -217,9 +216,9 @@ class Entries:
 
     def _to_integer(self, x: Node) -> str:
         t, number = self.type(F64), self.get(x.args[0], F64)
-        magic = "<" + ", ".join([f"double {literal(F64, MAGIC)}"] * self.width) + ">"
+        magic = vector_of(F64, MAGIC, self.width)
         shifted = self._cast(self.code.do(f"fadd {t} {number}, {magic}"), F64, I64)
-        less = "<" + ", ".join([f"i64 {MAGIC_BITS}"] * self.width) + ">"
+        less = vector_of(I64, MAGIC_BITS, self.width)
         return self.code.do(f"sub {self.type(I64)} {shifted}, {less}")
 
     def _gather(self, x: Node) -> str:

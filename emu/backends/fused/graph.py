@@ -76,7 +76,7 @@ class Node:
 
     @property
     def is_constant(self) -> bool:
-        """Whether every entry is the same number, which is known."""
+        """Return whether all entries of the node are one number that is known."""
         return self.op == "constant"
 
     def __add__(self, other: Any) -> "Node":

@@ -9,9 +9,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 
-from roundscope.emu.backends.fused.code import BYTES, MEMORY, SCALARS, Code, Loop, literal, vector
+from roundscope.emu.backends.fused.code import BYTES, MEMORY, SCALARS, Code, vector
 from roundscope.emu.backends.fused.entries import Entries, is_entrywise
-from roundscope.emu.backends.fused.graph import I1, I64, Graph, Node
+from roundscope.emu.backends.fused.graph import I1, Graph, Node
 from roundscope.emu.backends.fused.schedule import Schedule, base
 
 ALIGNED = 64  # bytes of a line of the cache
@@ -34,7 +34,7 @@ class Place:
 
 
 class Writer:
-    """What writes a program: its code, and the pointers of arrays in memory."""
+    """A writer of one program: it holds the code so far and the pointers of arrays in memory."""
 
     def __init__(self, graph: Graph) -> None:
         """Begin an empty program."""
@@ -231,6 +231,3 @@ def written(
             else:
                 sums.WRITERS[group[0].op](w, group[0])
     return w.code, [x.data for x in tables.values()], size
-
-
-__all__ = ["I64", "Loop", "Place", "Writer", "literal", "width", "written"]

@@ -6,7 +6,6 @@ import math
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -101,23 +100,16 @@ def module(code: Code) -> str:
     )
 
 
-@cache
-def _machine() -> tuple[Any, str, str]:
-    """Return the machine that code is compiled for, its name and its features."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=name, features=features, opt=2), name, features
-
-
 def _compiled(text: str) -> tuple[Callable[[int], None], Any]:
     """Return the function `run` of a module, and the engine that owns its memory.
 
     The machine code is kept on disk, under a digest of the text and of the machine.
     """
-    _, name, features = _machine()
-    digest = hashlib.sha256("\n".join((text, name, features, llvm.__name__)).encode()).hexdigest()
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    made_by = (text, name, features, str(llvm.llvm_version_info))
+    digest = hashlib.sha256("\n".join(made_by).encode()).hexdigest()
     kept = Path(cache_directory()) / f"fused-{digest[:24]}.o"
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu=name, features=features, opt=2)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from roundscope.emu.backends.fused.code import SCALARS, literal, vector
+from roundscope.emu.backends.fused.code import SCALARS, literal, vector, vector_of
 from roundscope.emu.backends.fused.entries import Entries
 from roundscope.emu.backends.fused.graph import F64, I1, I32, I64, Node
 from roundscope.emu.backends.fused.loops import Place, Writer
@@ -56,7 +56,7 @@ class Summary:
         )
 
     def _all(self, kind: str, value: float) -> str:
-        return "<" + ", ".join([f"{SCALARS[kind]} {literal(kind, value)}"] * LANES) + ">"
+        return vector_of(kind, value, LANES)
 
     def write(self) -> None:
         """Write the loops, and the results after them."""
@@ -69,7 +69,7 @@ class Summary:
         if in_rows:
             with self.code.loop(rows, 1, carried) as row:
                 four = "<4 x double>"
-                zero = "<" + ", ".join([f"double {literal(F64, 0.0)}"] * 4) + ">"
+                zero = vector_of(F64, 0.0, 4)
                 inner = [(t, v) for (t, _), v in zip(carried, row.values, strict=True)]
                 with self.code.loop(columns, LANES, [*inner, (four, zero)]) as turn:
                     first = self.code.do(f"mul i64 {row.i}, {columns}")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from roundscope.emu.backends.fused.code import SCALARS, Code, literal, vector
+from roundscope.emu.backends.fused.code import SCALARS, Code, literal, vector, vector_of
 from roundscope.emu.backends.fused.entries import Entries
 from roundscope.emu.backends.fused.graph import F32, F64, I1, I32, I64, NO_EXPONENT, Node
 from roundscope.emu.backends.fused.loops import Place, Writer, width
@@ -33,7 +33,7 @@ def _blocks(columns: int, most: int) -> list[tuple[int, int, int]]:
 def _first(w: Writer, init: Node, i: str, j: str, n: int, kind: str) -> str:
     """Return n entries of a row of the numbers that sums begin with."""
     if init.is_constant:
-        return "<" + ", ".join([f"{SCALARS[kind]} {literal(kind, init.data)}"] * n) + ">"
+        return vector_of(kind, init.data, n)
     place = w.place(init)
     value = w._vector(place, [(i, place.strides[0]), (j, place.strides[1])], n)
     if place.kind != kind:
@@ -249,7 +249,7 @@ class _Vectors:
 
     def all(self, kind: str, value: float) -> str:
         """Return a vector of one known number."""
-        return "<" + ", ".join([f"{SCALARS[kind]} {literal(kind, value)}"] * self.n) + ">"
+        return vector_of(kind, value, self.n)
 
     def larger(self, a: str, b: str, order: str = "sgt") -> str:
         """Return the larger of two integers, or with slt the smaller."""
@@ -370,8 +370,7 @@ def _finite(w: Writer, e: Node) -> None:
         n = math.gcd(e.size, n)
     flat = Place(place.pointer, place.kind, 0, (1,))
     t = vector("i32", n)
-    zeros = "<" + ", ".join(["i32 0"] * n) + ">"
-    with w.code.loop(e.size, n, [(t, zeros)]) as turn:
+    with w.code.loop(e.size, n, [(t, vector_of(I32, 0, n))]) as turn:
         y = w.load(I32, w.address(flat, [(turn.i, 1)]), n)
         c = w.code.do(f"icmp sgt {t} {y}, {turn.values[0]}")
         turn.after = [w.code.do(f"select {vector('i1', n)} {c}, {t} {y}, {t} {turn.values[0]}")]

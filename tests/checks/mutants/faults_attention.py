@@ -259,8 +259,8 @@ OF_TILES = (
         kind="heads",
         imitates="Query head h reads key head h mod G and not h // group.",
         file="attention/engines/numpy.py",
-        old="_ops(own, work), own, number, q[h], k[h // group], v[h // group], m, sink",
-        new="_ops(own, work), own, number, q[h], k[h % k.shape[0]], v[h % k.shape[0]], m, sink",
+        old="_ops(own, q, k), own, number, q[h], k[h // group], v[h // group], m, sink",
+        new="_ops(own, q, k), own, number, q[h], k[h % k.shape[0]], v[h % k.shape[0]], m, sink",
         tests=JUDGE,
     ),
     Fault(
