@@ -22,13 +22,13 @@ from roundscope.attention.engines.kernels.record import Kept, Recorder
 from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
-from roundscope.attention.plans.choices import Exponential
+from roundscope.attention.plans.choices import Exponential, RowSum
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.exp import AT_ONCE
 from roundscope.emu.backends.kernels.exp_table import BYTES, table
 from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
-from roundscope.emu.backends.kernels.ops import kernel_machine, types
+from roundscope.emu.backends.kernels.ops import COLUMNS, kernel_machine, types
 from roundscope.emu.backends.xla.ops import opaque_zero
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -37,6 +37,7 @@ LANES = 32  # threads of a warp
 ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores is in two units
 NUMBERS = 256  # that a thread with 255 registers can hold and still be fast, as measured
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
+FOUR = 4  # lanes of a row
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
@@ -308,13 +309,27 @@ def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
 def _passed(call: Call, kernel: Kernel) -> list[str]:
     """Return the names of the formats of the arrays that a kernel passes through memory.
 
-    These arrays are the factors of ascending sums, including the sums for Exact() injections.
+    These arrays are the factors of ascending sums, including the sums for Exact() injections. Rows
+    that four lanes add up are short enough for registers.
     """
     is_exact = any(isinstance(injection.what, Exact) for injection in call.setup.inject)
     is_ascending = any(
-        call.setup.plan.accumulator(site).order is Order.ASCENDING for site in kernel.sums
+        call.setup.plan.accumulator(site).order is Order.ASCENDING and not _in_registers(call, site)
+        for site in kernel.sums
     )
     return [FP32, FP64] if is_exact or is_ascending else []
+
+
+def _in_registers(call: Call, site: Site) -> bool:
+    """Return whether a program adds up the rows of a site without memory, column by column."""
+    plan = call.setup.plan
+    in_lanes = site is Site.ROWSUM and plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
+    return (
+        in_lanes
+        and plan.accumulator(site) == Accumulator()
+        and call.format(plan.row_sum_of) in WITHIN_FP32
+        and call.setup.block_k // FOUR <= COLUMNS
+    )
 
 
 def _has_table(call: Call, kernel: Kernel) -> bool:
