@@ -12,6 +12,7 @@ from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.instructions.approximate import rcp
 from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.sums.odd import sum_to_round
 
 
 def new_row_sum(at: Events, al: Array, e: Array) -> Array:
@@ -28,7 +29,7 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
         return at(Site.L, *sum_in_lanes(at, e, al, Site.L))
     if how is RowSum.TILE_LANES:
         own = at(Site.ROWSUM, *sum_in_lanes(at, e, at.ops.xp.zeros(al.shape), Site.ROWSUM))
-        return at(Site.L, al + own)
+        return at(Site.L, sum_to_round(at.ops, at.plan[Site.L].format.precision, al, own))
     if how is RowSum.TILES:
         own, exact = sum_in_lanes(at, e, at.ops.xp.zeros((*al.shape, 4)), Site.ROWSUM)
         whole = at(
@@ -77,9 +78,7 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
     if missing := -columns % 8:
         e = at.ops.xp.concatenate([e, at.ops.xp.zeros((rows, missing))], axis=1)
         columns += missing
-    lanes = (
-        e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3).reshape(rows * 4, columns // 4)
-    )
+    lanes = (at.ops.in_lanes or _in_lanes)(e)
     total, exact = at.sum(
         Site.ROWSUM,
         lanes,
@@ -88,6 +87,13 @@ def sum_in_lanes(at: Events, e: Array, start: Array, event: Site) -> tuple[Array
         event=event,
     )
     return total.reshape(start.shape), None if exact is None else exact.reshape(start.shape)
+
+
+def _in_lanes(e: Array) -> Array:
+    """Return e (rows, n) as (4 rows, n / 4), a row for each lane of each row of e."""
+    rows, columns = e.shape
+    by_lane: Array = e.reshape(rows, columns // 8, 4, 2).transpose(0, 2, 1, 3)
+    return by_lane.reshape(rows * 4, columns // 4)
 
 
 def _sum_in_eights(at: Events, al: Array, e: Array) -> tuple[Array, Array | None]:
@@ -115,7 +121,10 @@ def added_lanes(at: Events, l: Array) -> Array:
 
     The last addition is not rounded yet, since the event rounds it.
     """
-    return _in_pairs(at, crossed(l) if at.plan.row_sum is RowSum.LANES else l)
+    is_crossed = at.plan.row_sum is RowSum.LANES
+    if at.ops.in_pairs is not None:
+        return at.ops.in_pairs(l, is_crossed, at.plan[Site.LANES])
+    return _in_pairs(at, crossed(l) if is_crossed else l)
 
 
 def crossed(l: Array) -> Array:

@@ -56,6 +56,10 @@ class Ops:
             of each event (`emu.stats`).
         own_sum: (accumulator, a, b, init) -> init + a @ b with shapes (T, K) and (K, N), if the
             library has its own sums; None if `emu.sums` computes them.
+        in_lanes: x (rows, n) -> (4 rows, n / 4), a row for each of the four lanes of a row
+            (`attention.softmax.row_sums`); None if arrays can be reshaped.
+        in_pairs: (lanes (rows, 4), whether they are crossed, rounding) -> their sum (rows,), in
+            which the sum of a pair is rounded; None if arrays can be reshaped.
         programs: (step, ...) -> the results of a step that runs as one compiled program, or None
             if it has none; None if the library has no such programs.
     """
@@ -78,4 +82,6 @@ class Ops:
     ascending: Callable[[Array, Array, Array, Rounding, int], Array]
     stats: Callable[[Sequence[Event]], list[Any]]
     own_sum: Callable[..., Array] | None = None
+    in_lanes: Callable[[Array], Array] | None = None
+    in_pairs: Callable[[Array, bool, Rounding], Array] | None = None
     programs: Callable[..., Any] | None = None

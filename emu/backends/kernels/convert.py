@@ -9,7 +9,8 @@ every boundary as the original number, and the second conversion is right (Boldo
 2008).
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,23 @@ PAIRS = {BF16: "bf16x2", FP16: "f16x2"}
 ONE, NEGATIVE = {BF16: 0x3F80, FP16: 0x3C00}, 0x8000  # the code of 1, and the bit of the sign
 THREADS = 128  # the number of threads of a program that has 64 rows of a tile
 TOGETHER = 32  # the number of elements of a thread that share a branch
+
+
+# (text, constraints, together, dtype, *arrays) -> the result of a PTX text for arrays of one shape
+Assembler: TypeAlias = Callable[..., Array]
+
+
+def by_triton(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
+    """Return the result of a PTX text for arrays of one shape, in a kernel that Triton compiles.
+
+    The text takes `together` elements at a time. The result has the shape of the arrays and the
+    type dtype.
+    """
+    like = jax.ShapeDtypeStruct(args[0].shape, dtype)
+    (result,) = triton.elementwise_inline_asm(
+        text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like]
+    )
+    return result
 
 
 def converted(x: Array, r: Rounding) -> Array | None:
@@ -47,7 +65,7 @@ def to_odd(x: Array) -> Array:
     return lax.bitcast_convert_type(jnp.where(moves, b + toward, b), jnp.float32)
 
 
-def narrowed_to(x: Array, r: Rounding) -> Array:
+def narrowed_to(x: Array, r: Rounding, by: Assembler = by_triton) -> Array:
     """Return a float32 array rounded once to bfloat16 or float16, as an array of that type.
 
     The numbers of a tile are rounded two at a time, which takes a fourth of the time.
@@ -55,18 +73,18 @@ def narrowed_to(x: Array, r: Rounding) -> Array:
     return (
         x.astype(NARROW[r])
         if x.ndim < 2
-        else assembled(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
+        else by(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
     )
 
 
-def narrowed32(x: Array, r: Rounding) -> Array:
+def narrowed32(x: Array, r: Rounding, by: Assembler = by_triton) -> Array:
     """Return what `narrowed_to` returns, as a float32 array."""
     if x.ndim < 2:
         return x.astype(NARROW[r]).astype(jnp.float32)
     text = (
         f"{{ .reg .b32 both; cvt.rn.{PAIRS[r]}.f32 both, $3, $2; {parts(r, '$0', '$1', 'both')} }}"
     )
-    return assembled(text, "=f,=f,f,f", 2, jnp.float32, x)
+    return by(text, "=f,=f,f,f", 2, jnp.float32, x)
 
 
 def parts(r: Rounding, first: str, second: str, both: str) -> str:
@@ -95,21 +113,21 @@ def divided(a: Array, b: Array) -> Array:
     return instruction("div.rn.f64 $0, $1, $2;", jnp.float64, a, b)
 
 
-def combined(operation: str, a: Array, b: Array, to_odd: bool) -> Array:
-    """Return a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded once.
+def combined(operation: str, a: Array, b: Array, to_odd: bool, by: Assembler = by_triton) -> Array:
+    """Return a + b, a - b, a b or a / b (add, sub, mul, div) of float32 arrays, rounded once.
 
     The result is rounded to nearest even, or to odd if `to_odd` is true, which is allowed only for
     products. To round to odd, the product is computed rounded down and rounded up, and the result
     is the one whose last bit is 1. If the product is exact, the two are the same number.
     """
     if not to_odd:
-        return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b)
-    return instruction(_directed_twice(operation, "$0", "$1", "$2"), jnp.float32, a, b)
+        return instruction(f"{operation}.rn.f32 $0, $1, $2;", jnp.float32, a, b, by=by)
+    return instruction(_directed_twice(operation, "$0", "$1", "$2"), jnp.float32, a, b, by=by)
 
 
-def fused(a: Array, b: Array, c: Array) -> Array:
+def fused(a: Array, b: Array, c: Array, by: Assembler = by_triton) -> Array:
     """Return a b + c of float32 arrays, rounded once to nearest even."""
-    return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c)
+    return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c, by=by)
 
 
 def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
@@ -120,7 +138,7 @@ def _directed_twice(operation: str, result: str, a: str, b: str) -> str:
         selp.f32 {result}, down, up, odd; }}"""
 
 
-def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
+def combined16(operation: str, a: Array, b: Array, r: Rounding, by: Assembler = by_triton) -> Array:
     """Return a + b, a - b or a b (add, sub, mul) of 16-bit arrays, rounded once to their type.
 
     The type is bfloat16 or float16. The numbers of a tile are combined two at a time, by fused
@@ -137,10 +155,10 @@ def combined16(operation: str, a: Array, b: Array, r: Rounding) -> Array:
     )
     constant = code if together == 1 else code * 0x10001
     text = f"{{ .reg .b{bits} c; mov.b{bits} c, {constant:#x}; fma.rn.{name} $0, {factors}; }}"
-    return assembled(text, f"={letter},{letter},{letter}", together, NARROW[r], a, b)
+    return by(text, f"={letter},{letter},{letter}", together, NARROW[r], a, b)
 
 
-def scaled16(a: Array, b: Array, r: Rounding) -> Array:
+def scaled16(a: Array, b: Array, r: Rounding, by: Assembler = by_triton) -> Array:
     """Return the product of a and a tile b, rounded once to the type of b.
 
     a is a float32 array, b a bfloat16 or float16 one. A thread whose factors a are all 1 only
@@ -159,9 +177,7 @@ def scaled16(a: Array, b: Array, r: Rounding) -> Array:
     lines += [_directed_twice("mul", f"y{n}", x, f"x{n}") for n, x in enumerate(factors)]
     lines += [f"cvt.rn.{PAIRS[r]}.f32 {results[n]}, y{2 * n + 1}, y{2 * n};" for n in pairs]
     constraints = ",".join(["=r"] * len(pairs) + ["f"] * together + ["r"] * len(pairs))
-    return assembled(
-        "{ " + "\n".join([*lines, "DONE:"]) + " }", constraints, together, NARROW[r], a, b
-    )
+    return by("{ " + "\n".join([*lines, "DONE:"]) + " }", constraints, together, NARROW[r], a, b)
 
 
 def _differing(factors: list[str]) -> list[str]:
@@ -190,21 +206,8 @@ def in_turn(x: Array, most: int) -> int:
     return 2 if x.ndim < 2 else max(2, min(most, x.size // THREADS))
 
 
-def instruction(text: str, dtype: Any, *args: Any) -> Array:
+def instruction(text: str, dtype: Any, *args: Any, by: Assembler = by_triton) -> Array:
     """Return the result of a PTX text for every element of arrays; all have the type dtype."""
     arrays = jnp.broadcast_arrays(*(jnp.asarray(x, dtype) for x in args))
     letter = "d" if dtype == jnp.float64 else "f"
-    return assembled(text, ",".join([f"={letter}", *letter * len(arrays)]), 1, dtype, *arrays)
-
-
-def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
-    """Return the result of a PTX text for arrays of one shape.
-
-    The text takes `together` elements at a time. The result has the shape of the arrays and the
-    type dtype.
-    """
-    like = jax.ShapeDtypeStruct(args[0].shape, dtype)
-    (result,) = triton.elementwise_inline_asm(
-        text, args=args, constraints=constraints, pack=together, result_shape_dtypes=[like]
-    )
-    return result
+    return by(text, ",".join([f"={letter}", *letter * len(arrays)]), 1, dtype, *arrays)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array
 
-from roundscope.emu.backends.kernels.convert import assembled, in_turn
+from roundscope.emu.backends.kernels.convert import Assembler, by_triton, in_turn
 
 LN2 = "0x1.62e42fefa39efp-1"
 LOG2_E = "0x1.71547652b82fep+0"
@@ -55,7 +55,7 @@ BFLOAT16 = (
 )
 
 
-def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
+def exp32(x: Array, name: str, zero: Array, at_once: int, by: Assembler = by_triton) -> Array:
     """Return e^x of binary32 numbers, rounded once to nearest even, as a float32 array.
 
     NaN stays NaN.
@@ -66,11 +66,12 @@ def exp32(x: Array, name: str, zero: Array, at_once: int) -> Array:
         zero: an integer 0 whose value no compiler knows.
         at_once: how many elements a thread computes at the same time. More elements hide more
             latency, but they take more registers.
+        by: what runs PTX in the kernel.
     """
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
-    return assembled(
+    return by(
         text,
         constraints,
         together,

@@ -16,7 +16,7 @@ takes 4 instructions, whereas the series takes 17.
 import jax.numpy as jnp
 from jax import Array, lax
 
-from roundscope.emu.backends.kernels.convert import assembled, in_turn, parts
+from roundscope.emu.backends.kernels.convert import by_triton, in_turn, parts
 from roundscope.emu.backends.kernels.exp import AT_ONCE, BFLOAT16, evaluated, exp32
 from roundscope.emu.roundings.modes import BF16
 
@@ -41,7 +41,7 @@ def table(zero: Array, threads: int) -> Array:
             f" ${i}, first;"
         )
     constraints = ",".join(["=r"] * each + ["f"] * each + ["r"] * each)
-    places = assembled("{ " + "\n".join(lines) + " }", constraints, each, jnp.int32, exps, n)
+    places = by_triton("{ " + "\n".join(lines) + " }", constraints, each, jnp.int32, exps, n)
     # Triton makes the threads wait for each other to compute the maximum, so that each has stored
     # its part of the table by then
     return places.max()
@@ -51,7 +51,7 @@ def exp32_by_table(x: Array, place: Array) -> Array:
     """Return e^x of bfloat16 numbers, rounded once to binary32; NaN stays NaN."""
     together = in_turn(x, TOGETHER)
     constraints = ",".join(["=f"] * together + ["r"] * (together // 2) + ["r"] * together)
-    return assembled(
+    return by_triton(
         _text(together), constraints, together, jnp.float32, x, jnp.broadcast_to(place, x.shape)
     )
 

@@ -29,11 +29,12 @@ class Held:
             yet.
         format: bf16, fp16, fp32 or fp64, a format that holds all the numbers.
         made: (operation, factors) if the numbers are not computed yet, so that their rounding can
-            be part of the operation. The operation is add, sub, mul, fma (a b + c), odd (a + b,
-            rounded to odd) or a function.
+            be part of the operation. The operation is add, sub, mul, div, fma (a b + c), odd (a + b,
+            rounded to odd), select (c or b, as the conditions a say) or a function.
         wider: a float32 array that still has to be rounded to the format; `held_as` rounds it, to
             the type that is asked for.
         uniform: the number, if all the numbers are equal and this is known.
+        seen_as: the shape that a traced function sees, if it is not the shape of the array.
     """
 
     array: Any
@@ -41,12 +42,19 @@ class Held:
     made: tuple[Any, tuple["Held", ...]] | None = None
     wider: Any = None
     uniform: float | None = None
+    seen_as: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the numbers, which must be computed."""
         shape: tuple[int, ...] = (self.wider if self.array is None else self.array).shape
         return shape
+
+
+def bind_again(eqn: Any, arrays: list[Any]) -> list[Any]:
+    """Return the results of a traced operation on other arrays."""
+    results = eqn.primitive.bind(*arrays, **eqn.params)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +87,11 @@ class Machine:
             divided and the quotient is rounded to binary32, LLVM makes this a division in binary32,
             which is approximate on a GPU.
         function: (f, x) -> f of a float64 array.
-        total: (machine, accumulator, a, b, init) -> init + a @ b.
+        total: (machine, accumulator, a, b, init) -> init + a @ b. init may still have to be
+            computed.
+        bound: (operation, arrays) -> the results of a traced operation on other arrays.
+        pairs: (lanes, whether they are crossed, rounding) -> two arrays whose sum is the row sum
+            (`marks.in_pairs`); None if a row's lanes are an axis of an array.
     """
 
     types: dict[str, Any]
@@ -98,6 +110,8 @@ class Machine:
     divide: Callable[[Array, Array], Array]
     function: Callable[[Callable[..., Array], Array], Array]
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
+    bound: Callable[[Any, list[Any]], list[Any]] = bind_again
+    pairs: Callable[[Array, bool, Rounding], tuple[Array, Array]] | None = None
 
 
 def format_of(f: Format) -> str:
@@ -128,9 +142,16 @@ def computed(machine: Machine, x: Held) -> Held:
     if x.made is None:
         return x
     operation, factors = x.made
+    if operation == "select":
+        which, *either = factors
+        return Held(
+            array=selected(which, *(held_as(machine, y, FP64) for y in either)), format=FP64
+        )
     arrays = [held_as(machine, y, FP64) for y in factors]
     if callable(operation):
         return Held(array=machine.function(operation, *arrays), format=FP64)
+    if operation == "div":
+        return Held(array=machine.divide(*arrays), format=FP64)
     if operation == "fma":
         arrays = [machine.multiply(*arrays[:2]), arrays[2]]
     if operation in ("fma", "odd"):
@@ -138,13 +159,20 @@ def computed(machine: Machine, x: Held) -> Held:
     return Held(array=in_binary64(machine.multiply, operation, *arrays), format=FP64)
 
 
+def selected(which: Held, first: Array, second: Array) -> Array:
+    """Return the numbers of `second` where the conditions hold, else those of `first`."""
+    array: Array = jnp.where(which.array, second, first)
+    return array
+
+
 def in_binary64(
     multiply: Callable[[Array, Array], Array], operation: str, a: Array, b: Array
 ) -> Array:
-    """Return the sum, difference or product (add, sub, mul) of float64 arrays."""
+    """Return the sum, difference, product or quotient (add, sub, mul, div) of float64 arrays."""
     operations: dict[str, Callable[[Array, Array], Array]] = {
         "add": jnp.add,
         "sub": jnp.subtract,
         "mul": multiply,
+        "div": jnp.divide,
     }
     return operations[operation](a, b)

@@ -13,21 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.emu.backends.kernels.convert import instruction
+from roundscope.emu.backends.kernels.convert import Assembler, by_triton, instruction
 from roundscope.emu.instructions.approximate import ex2, lg2, rcp
 
 PTX = {ex2: "ex2.approx.ftz.f32", rcp: "rcp.approx.ftz.f32", lg2: "lg2.approx.ftz.f32"}
 Instructions = Mapping[Callable[..., Any], Callable[[Array], Array]]
 
 
-def instructions(on_gpu: bool) -> Instructions:
+def instructions(on_gpu: bool, by: Assembler = by_triton) -> Instructions:
     """Return a function for each instruction, of arrays of the machine's type for binary32."""
-    return {f: partial(_own, text) if on_gpu else partial(_model, f) for f, text in PTX.items()}
+    return {f: partial(_own, text, by) if on_gpu else partial(_model, f) for f, text in PTX.items()}
 
 
-def _own(text: str, x: Array) -> Array:
+def _own(text: str, by: Assembler, x: Array) -> Array:
     """Return the result of the GPU's instruction."""
-    return instruction(f"{text} $0, $1;", jnp.float32, x)
+    return instruction(f"{text} $0, $1;", jnp.float32, x, by=by)
 
 
 def _model(f: Callable[..., Any], x: Array) -> Array:

@@ -30,6 +30,8 @@ PRODUCT = _marked("guarded_product", lambda a, b: a)
 FUNCTION = _marked("function", lambda x: x)
 ODD_SUM = _marked("odd_sum", lambda a, b: a)
 TOTAL = _marked("sum_of_products", lambda a, b, init: (a[0], b[1]))
+IN_LANES = _marked("in_lanes", lambda x: (4 * x[0], x[1] // 4))
+IN_PAIRS = _marked("in_pairs", lambda x: x[:1])
 TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 
@@ -70,4 +72,19 @@ def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
 def transposed(x: Array) -> Array:
     """Return the transpose of x."""
     result: Array = TRANSPOSED.bind(x)
+    return result
+
+
+def in_lanes(x: Array) -> Array:
+    """Return x (rows, n) as (4 rows, n / 4), a row for each lane of each row of x."""
+    result: Array = IN_LANES.bind(x)
+    return result
+
+
+def in_pairs(x: Array, is_crossed: bool, r: Rounding) -> Array:
+    """Return the sum of four lanes (rows, 4) by pairs, the sum of a pair rounded: (rows,).
+
+    is_crossed: whether the pairs are lanes 0 and 2, and 1 and 3; else they are 0 and 1, and 2 and 3.
+    """
+    result: Array = IN_PAIRS.bind(x, is_crossed=is_crossed, rounding=r)
     return result

@@ -29,10 +29,12 @@ from roundscope.emu.backends.kernels.held import (
     computed,
     format_of,
     held_as,
+    selected,
 )
 from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 
 ARITHMETIC = ("add", "sub", "mul")
+SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "transpose")  # the same numbers, elsewhere
 STRUCTURE = (
     "broadcast_in_dim",
     "reshape",
@@ -74,9 +76,10 @@ def narrowed(
 
     def run(*args: Any) -> tuple[tuple[Array, ...], Any]:
         flat, tree = jax.tree.flatten(args)
-        closed, like = jax.make_jaxpr(
-            lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
-        )(*map(_like, flat))
+        with jax.enable_x64(True):
+            closed, like = jax.make_jaxpr(
+                lambda *x: f(*jax.tree.unflatten(tree, x)), return_shape=True
+            )(*map(_like, flat))
         results = _evaluate(machine, closed.jaxpr, closed.consts, flat)
         numbers, rest = jax.tree.unflatten(jax.tree.structure(like), results)
         arrays = tuple(held_as(machine, x, name) for x, name in zip(numbers, formats, strict=True))
@@ -89,10 +92,9 @@ def narrowed(
 
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:
-    array = x.array if isinstance(x, Held) else x
-    return jax.ShapeDtypeStruct(
-        jnp.shape(array), jnp.float64 if isinstance(x, Held) else jnp.result_type(array)
-    )
+    if isinstance(x, Held):
+        return jax.ShapeDtypeStruct(x.seen_as or x.array.shape, jnp.float64)
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 def _constant(machine: Machine, value: Any, like: Any) -> Any:
@@ -151,7 +153,13 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     if eqn.primitive is marks.ROUND:
         return [rounded(machine, x[0], params["rounding"], x[1] if len(x) > 1 else None)]
     if eqn.primitive is marks.TOTAL:
-        return [machine.total(machine, params["accumulator"], *(computed(machine, y) for y in x))]
+        a, b, init = x
+        factors = computed(machine, a), computed(machine, b)
+        return [machine.total(machine, params["accumulator"], *factors, init)]
+    if eqn.primitive is marks.IN_LANES:
+        return [computed(machine, x[0])]
+    if eqn.primitive is marks.IN_PAIRS:
+        return [_in_pairs(machine, x[0], **params)]
     if eqn.primitive is marks.FUNCTION:
         return [_function(machine, params["function"], x[0])]
     if eqn.primitive is marks.ODD_SUM:
@@ -160,7 +168,7 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
         if any(isinstance(y, Held) for y in x):
             return [promised(machine, "mul" if eqn.primitive is marks.PRODUCT else name, x)]
     elif name == "div" and any(isinstance(y, Held) for y in x):
-        return [Held(array=machine.divide(*(held_as(machine, y, FP64) for y in x)), format=FP64)]
+        return [promised(machine, "div", x)]
     elif name == "convert_element_type" and params["new_dtype"] == jnp.float64:
         return [
             (
@@ -197,9 +205,15 @@ def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
 
     If one instruction may compute and round the result, it is not computed until it is rounded.
     """
-    known = operation in ARITHMETIC or operation is machine.exponential
+    known = operation in (*ARITHMETIC, "div") or operation is machine.exponential
     promise = Held(array=None, format=FP64, made=(operation, tuple(x)))
     return promise if known and all(y.format != FP64 for y in x) else computed(machine, promise)
+
+
+def _in_pairs(machine: Machine, x: Held, is_crossed: bool, rounding: Rounding) -> Held:
+    assert machine.pairs is not None
+    sums = machine.pairs(held_as(machine, x, FP32), is_crossed, rounding)
+    return promised(machine, "add", [Held(array=y, format=FP32) for y in sums])
 
 
 def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None) -> Held:
@@ -211,6 +225,8 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
         or (r in (BF16, FP16) and x.format == name)
     ):
         return x
+    if x.made is not None and x.made[0] == "select":
+        return _selected(machine, x.made[1], r, random)
     if r in (BF16, FP16) and (array := _in_16_bits(machine, x, r)) is not None:
         return Held(array=array, format=name)
     array = _in_binary32(machine, x, r) if r in (BINARY32, BF16, FP16) else None
@@ -224,6 +240,14 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
         if r == BINARY32
         else Held(array=None, wider=array, format=name)
     )
+
+
+def _selected(machine: Machine, x: tuple[Held, ...], r: Rounding, random: Array | None) -> Held:
+    """Return a choice of numbers, each of which is rounded before the choice is made."""
+    which, *either = x
+    parts = [rounded(machine, y, r, random) for y in either]
+    name = _joined(parts)
+    return Held(array=selected(which, *(held_as(machine, y, name) for y in parts)), format=name)
 
 
 def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
@@ -304,6 +328,14 @@ def _joined(x: Sequence[Any], least: str | None = None) -> str:
 
 def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
     """Return the result of an operation that moves numbers without computing any."""
+    if eqn.primitive.name in SHAPING and _is_sum_or_product(x[0]):
+        operation, factors = x[0].made
+        parts = tuple(_moved(machine, eqn, [y]) for y in factors)
+        return Held(array=None, format=FP64, made=(operation, parts))
+    if eqn.primitive.name == "select_n" and any(_is_quotient(v) for v in x):
+        which, *either = x
+        condition = Held(array=which, format=FP32)
+        return Held(array=None, format=FP64, made=("select", (condition, *either)))
     y = [computed(machine, v) if isinstance(v, Held) else v for v in x]
     (moved,) = _bound(machine, eqn, y, _joined(y))
     return Held(
@@ -311,12 +343,21 @@ def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
     )
 
 
+def _is_sum_or_product(x: Any) -> bool:
+    """Return whether x still has to be computed from arrays of its own shape."""
+    if not isinstance(x, Held) or x.made is None or x.made[0] not in ARITHMETIC:
+        return False
+    return len({np.shape(y.array) for y in x.made[1]}) == 1
+
+
+def _is_quotient(x: Any) -> bool:
+    return isinstance(x, Held) and x.made is not None and x.made[0] == "div"
+
+
 def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:
     """Return the results of the traced operation, on arrays for the format `name`."""
     arrays = [held_as(machine, y, name) if isinstance(y, Held) else y for y in x]
-    results = eqn.primitive.bind(*arrays, **eqn.params)
-    results = results if eqn.primitive.multiple_results else [results]
     return [
         Held(array=y, format=name) if v.aval.dtype == jnp.float64 else y
-        for y, v in zip(results, eqn.outvars, strict=True)
+        for y, v in zip(machine.bound(eqn, arrays), eqn.outvars, strict=True)
     ]

@@ -20,7 +20,15 @@ from roundscope.emu.backends.kernels import convert as gpu_convert
 from roundscope.emu.backends.kernels import marks, narrowing
 from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
 from roundscope.emu.backends.kernels.exp_table import exp32_by_table
-from roundscope.emu.backends.kernels.held import FP32, FP64, Held, Machine, held_as, in_binary64
+from roundscope.emu.backends.kernels.held import (
+    FP32,
+    FP64,
+    Held,
+    Machine,
+    computed,
+    held_as,
+    in_binary64,
+)
 from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.ops import Event, Ops
 from roundscope.emu.backends.xla.ops import bits_of, guarded, number_of, rounded, xla_ops
@@ -50,8 +58,12 @@ def types(on_gpu: bool) -> dict[str, Any]:
     return TYPES if on_gpu else dict.fromkeys(TYPES, jnp.float64)
 
 
-def kernel_ops() -> Ops:
-    """Return the `Ops` record for functions that `emu.backends.kernels.narrowing.narrowed` runs."""
+def kernel_ops(in_lanes: bool = False) -> Ops:
+    """Return the `Ops` record for functions that `emu.backends.kernels.narrowing.narrowed` runs.
+
+    Args:
+        in_lanes: whether the lanes of a row are threads, so that no array has an axis for them.
+    """
     return Ops(
         xp=jnp,
         round=marks.round_event,
@@ -71,6 +83,8 @@ def kernel_ops() -> Ops:
         ascending=_refused("a sum of other factors"),
         stats=_events,
         own_sum=marks.total,
+        in_lanes=marks.in_lanes if in_lanes else None,
+        in_pairs=marks.in_pairs if in_lanes else None,
     )
 
 
@@ -156,8 +170,8 @@ def _exp(zero: Array, exps: Array | None, at_once: int, x: Array, name: str) -> 
 def _combined(multiply: Any, operation: str, a: Array, b: Array, to_odd: bool) -> Array:
     """Return what `convert.combined` returns, computed by the rule.
 
-    binary64 holds every product of binary32 numbers exactly. A sum may round to binary64 first,
-    which does not change its rounding to binary32.
+    binary64 holds every product of binary32 numbers exactly. A sum or a quotient may round to
+    binary64 first, which does not change its rounding to binary32.
     """
     return _round(in_binary64(multiply, operation, a, b), TO_ODD if to_odd else BINARY32)
 
@@ -197,7 +211,7 @@ def _total(
     function returns row sums.
     """
     if acc.order is Order.HALVES:
-        return _by_halves(wide, on_gpu, machine, acc, a, init)
+        return _by_halves(wide, on_gpu, machine, acc, a, computed(machine, init))
     if (
         acc == Accumulator()
         and b.uniform == 1.0
@@ -206,6 +220,7 @@ def _total(
         and a.shape[1] <= COLUMNS
     ):
         return _column_by_column(wide, on_gpu, machine, acc, a, init)
+    init = computed(machine, init)
     if acc.alignment is None:
         return _ascending(wide, buffers, on_gpu, machine, acc, a, b, init)
     if on_gpu:
@@ -272,7 +287,9 @@ def _column_by_column(
     parts = [held_as(machine, a, FP32)]
     while parts[0].shape[1] > 1:
         parts = [half for x in parts for half in _halves(on_gpu, x)]
-    if init.format == FP64:
+    if init.made is not None and init.made[0] == "mul":
+        total = machine.fused(*(held_as(machine, y, FP32) for y in init.made[1]), parts[0])
+    elif computed(machine, init).format == FP64:
         first = _added(
             wide,
             machine,

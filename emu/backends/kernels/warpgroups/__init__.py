@@ -1,0 +1,5 @@
+"""The arithmetic of a warp group, 128 threads of a Hopper GPU, in kernels that Mosaic GPU compiles.
+
+`machine` has the operations, `registers` runs PTX on the registers of its threads, and `lanes` adds
+up the rows of a matrix.
+"""

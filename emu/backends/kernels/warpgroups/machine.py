@@ -1,0 +1,175 @@
+"""The machine of a warp group: the arithmetic of a kernel that Mosaic GPU compiles.
+
+A tile has 64 rows. What the traced function sees as (64, 1), (64, 4) or (256, 1) is a vector here,
+with a number for each row or for each lane of each row, and (256, n / 4) is the matrix (64, n)
+itself (`lanes`). Factors of products are matrices in shared memory, so an array may also be a
+`Factor`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from roundscope.emu.backends.kernels import convert, narrowing
+from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
+from roundscope.emu.backends.kernels.held import (
+    FP32,
+    Held,
+    Machine,
+    bind_again,
+    computed,
+    held_as,
+)
+from roundscope.emu.backends.kernels.instructions import instructions
+from roundscope.emu.backends.kernels.ops import TYPES
+from roundscope.emu.backends.kernels.warpgroups.lanes import across, by_halves, within_lanes
+from roundscope.emu.backends.kernels.warpgroups.registers import assembled, placed
+from roundscope.emu.functions import exp64
+from roundscope.emu.roundings.modes import Rounding
+from roundscope.emu.sums.accumulator import Accumulator, Order
+
+ROWS = 64  # of a tile of a warp group
+MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "copy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """A matrix in shared memory, a factor of products, and what surrounds its product.
+
+    ref     the memory
+    shape   the shape that the product reads: that of the memory, or its transpose
+    before  what happens before the product, such as a wait for the memory
+    issued  what happens while the tensor core is busy
+    after   what happens once the product is there
+    """
+
+    ref: Any
+    shape: tuple[int, int]
+    before: Callable[[], None] = lambda: None
+    issued: Callable[[], None] = lambda: None
+    after: Callable[[], None] = lambda: None
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its numbers."""
+        return self.ref.dtype
+
+    @property
+    def transposed(self) -> "Factor":
+        """The factor whose memory is read by columns."""
+        return replace(self, ref=self.ref.transpose((1, 0)), shape=self.shape[::-1])
+
+
+def warpgroup_machine(zero: Array) -> Machine:
+    """Return the machine of a warp group; zero: an int32 0 whose value no compiler knows."""
+    by = assembled
+    return Machine(
+        types=TYPES,
+        combined=lambda name, a, b, odd: convert.combined(name, *_matched(a, b), odd, by),
+        fused=lambda a, b, c: convert.fused(*_matched(a, b, c), by),
+        combined16=lambda name, a, b, r: convert.combined16(name, *_matched(a, b), r, by),
+        scaled16=lambda a, b, r: convert.scaled16(*_matched(a, b), r, by),
+        narrow=partial(convert.narrowed_to, by=by),
+        narrow32=partial(convert.narrowed32, by=by),
+        exponential=exp64,
+        exp=lambda x, name: exp32(x, name, zero, AT_ONCE, by),
+        instructions=instructions(True, by),
+        odd_sum=_refused,
+        round=_refused,
+        multiply=_refused,
+        divide=_refused,
+        function=_refused,
+        total=_total,
+        bound=_bound,
+        pairs=_pairs,
+    )
+
+
+def _refused(*_: Any) -> Any:
+    raise NotImplementedError("arithmetic in binary64 in a warp group")
+
+
+def _pairs(lanes: Array, is_crossed: bool, r: Rounding) -> tuple[Array, Array]:
+    return across(lanes, is_crossed)
+
+
+def _total(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
+    """Return init + a @ b: a row sum if b is a column of ones, else a product on tensor cores."""
+    if b.uniform == 1.0:
+        return _row_sum(machine, acc, held_as(machine, a, FP32), init)
+    assert acc.alignment is not None
+    start = None if init.uniform == 0.0 else held_as(machine, init, FP32)
+    left = a.array if isinstance(a.array, Factor) else held_as(machine, a, a.format)
+    return Held(array=_product(left, b.array, start), format=FP32)
+
+
+def _row_sum(machine: Machine, acc: Accumulator, x: Array, init: Held) -> Held:
+    if acc.order is Order.HALVES:
+        total = Held(array=by_halves(x), format=FP32)
+        return narrowing.rounded(
+            machine, narrowing.promised(machine, "add", (computed(machine, init), total)), acc.step
+        )
+    if init.made is not None and init.made[0] == "mul":
+        start = tuple(held_as(machine, y, FP32) for y in init.made[1])
+    else:
+        start = () if init.uniform == 0.0 else (held_as(machine, init, FP32),)
+    return Held(array=within_lanes(x, *start), format=FP32)
+
+
+def _product(a: Any, b: Factor, start: Array | None) -> Array:
+    """Return start + a b on the tensor core; a is a factor or in registers."""
+    left = a.ref if isinstance(a, Factor) else placed(a)
+    if start is not None:
+        left, start = lax.optimization_barrier((left, placed(start)))  # no work is put off
+    b.before()
+
+    def multiplied(total: Any) -> Any:
+        plgpu.wgmma(total, left, b.ref)
+        b.issued()
+        return total[...]
+
+    shape = ROWS, b.shape[1]
+    if start is None:
+        result: Array = pl.run_scoped(multiplied, plgpu.ACC(shape, jnp.float32))
+    else:
+        result = pl.run_state(lambda total: (plgpu.wgmma(total, left, b.ref), b.issued())[:0])(
+            plgpu.ACC.init(start)
+        )
+    b.after()
+    return result
+
+
+def _bound(eqn: Any, arrays: list[Any]) -> list[Any]:
+    """Return the results of a traced operation on vectors and matrices in registers."""
+    name, (x, *_) = eqn.primitive.name, arrays
+    if isinstance(x, Factor):
+        assert name == "transpose"
+        return [x.transposed]
+    if name in MOVES:
+        shape = _held_shape(eqn.outvars[0].aval.shape, x)
+        return [x if x.ndim in (0, len(shape)) else lax.broadcast_in_dim(placed(x), shape, (0,))]
+    arrays = _matched(*map(jnp.asarray, arrays))
+    shape = max((y.shape for y in arrays), key=len)
+    return bind_again(eqn, [jnp.broadcast_to(y, shape) for y in arrays])
+
+
+def _matched(*arrays: Any) -> list[Any]:
+    """Return arrays in the shape of the largest one: the rows of a vector become those of a matrix."""
+    shape = max((jnp.shape(x) for x in arrays), key=len)
+    return [
+        lax.broadcast_in_dim(placed(x), shape, (0,)) if 0 < jnp.ndim(x) < len(shape) else x
+        for x in arrays
+    ]
+
+
+def _held_shape(shape: tuple[int, ...], x: Any) -> tuple[int, ...]:
+    """Return the shape in registers of what a traced function sees with another shape."""
+    if len(shape) < 2 or shape[-1] in (1, 4) and len(shape) == 2:
+        return (ROWS,)
+    return shape if x.ndim < 2 else x.shape

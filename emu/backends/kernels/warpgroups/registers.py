@@ -1,0 +1,132 @@
+"""PTX on the registers of a warp group.
+
+A matrix (64, n) lies in the registers of 128 threads as the tensor core leaves it: a thread has two
+rows, and of each row the columns 8 j + 2 c and 8 j + 2 c + 1 for every j, where c is its number
+within four threads. A vector (64,) lies in them as the rows of such a matrix, the same in four
+threads.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental.mosaic import gpu as mgpu
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, vector
+
+MATRIX = plgpu.Layout.WGMMA
+VECTOR = plgpu.Layout.WGMMA.reduce(1)
+
+
+def layout(axes: int) -> Any:
+    """Return how an array with this number of axes lies in the registers."""
+    return MATRIX if axes == 2 else VECTOR
+
+
+def placed(x: Array) -> Array:
+    """Return a matrix or a vector in the registers in which all of them lie."""
+    array: Array = plgpu.layout_cast(x, layout(x.ndim))
+    return array
+
+
+def inlined(f: Any, shape: tuple[int, ...], dtype: Any, *args: Array) -> Array:
+    """Return the array of f(*registers), a function that writes instructions.
+
+    f takes the registers of each array, as NumPy arrays of MLIR values, and returns those of the
+    result.
+    """
+    result = plgpu.ShapeDtypeStruct(shape, dtype, layout=layout(len(shape)))
+
+    @plgpu.inline_mgpu(arg_types=tuple(layout(x.ndim) for x in args), return_type=result)
+    def run(_: Any, *arrays: Any) -> Any:
+        registers = f(*(x.registers for x in arrays))
+        return mgpu.FragmentedArray(
+            _registers=registers, _layout=layout(len(shape)).to_mgpu(), _is_signed=None
+        )
+
+    array: Array = run(*map(placed, args))
+    return array
+
+
+def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
+    """Return the result of a PTX text for arrays of one shape (`convert.Assembler`)."""
+    letters = [x for x in constraints.split(",") if not x.startswith("=")]
+    count = len(constraints.split(",")) - len(letters)
+
+    def run(*arrays: np.ndarray) -> np.ndarray:
+        words = [_words(x) for x in arrays]
+        turns = len(words[0]) * (2 if _is_sixteen(arrays[0]) else 1) // together
+        each = [len(x) // turns for x in words]
+        found: list[Any] = []
+        for n in range(turns):
+            given = [w for x, k in zip(words, each, strict=True) for w in x[n * k : (n + 1) * k]]
+            found += _asm(text, constraints, given, count, "32" if "=r" in constraints else "f")
+        return _registers(found, arrays[0], dtype)
+
+    return inlined(run, args[0].shape, dtype, *args)
+
+
+def _is_sixteen(registers: np.ndarray) -> bool:
+    return bool(ir.VectorType(registers.flat[0].type).element_type.width == 16)
+
+
+def _words(registers: np.ndarray) -> list[Any]:
+    """Return the words of registers in order; two 16-bit numbers are one integer of 32 bits."""
+    if _is_sixteen(registers):
+        i32 = ir.IntegerType.get_signless(32)
+        return [mgpu.utils.bitcast(x, i32) for x in registers.flat]
+    return [extracted(x, n) for x in registers.flat for n in range(length(x))]
+
+
+def length(register: Any) -> int:
+    """Return how many numbers a register of MLIR has."""
+    return int(ir.VectorType(register.type).shape[0])
+
+
+def extracted(register: Any, n: int) -> Any:
+    """Return number n of a register."""
+    at = ir.DenseI64ArrayAttr.get([n])
+    return vector.extract(register, dynamic_position=[], static_position=at)
+
+
+def _registers(words: Sequence[Any], like: np.ndarray, dtype: Any) -> np.ndarray:
+    """Return registers of a type, in the order of others, from words."""
+    numbers = length(like.flat[0])
+    element = mgpu.utils.dtype_to_ir_type(jnp.dtype(dtype))
+    kind = ir.VectorType.get((numbers,), element)
+    found = np.empty(like.shape, object)
+    for n in range(found.size):
+        if jnp.dtype(dtype).itemsize == 2:
+            found.flat[n] = mgpu.utils.bitcast(words[n], kind)
+        else:
+            found.flat[n] = together(words[n * numbers : (n + 1) * numbers])
+    return found
+
+
+def together(words: Sequence[Any]) -> Any:
+    """Return the register of some numbers of one type."""
+    register = llvm.mlir_undef(ir.VectorType.get((len(words),), words[0].type))
+    for n, word in enumerate(words):
+        at = ir.DenseI64ArrayAttr.get([n])
+        register = vector.insert(word, register, dynamic_position=[], static_position=at)
+    return register
+
+
+def _asm(text: str, constraints: str, given: Sequence[Any], count: int, kind: str) -> list[Any]:
+    """Return the results of a PTX text for some words."""
+    one = ir.F32Type.get() if kind == "f" else ir.IntegerType.get_signless(32)
+    if count == 1:
+        return [llvm.inline_asm(one, list(given), text, constraints)]
+    several = ir.Type.parse(f"!llvm.struct<({', '.join([str(one)] * count)})>")
+    found = llvm.inline_asm(several, list(given), text, constraints)
+    return [llvm.extractvalue(one, found, ir.DenseI64ArrayAttr.get([n])) for n in range(count)]
+
+
+def instruction(text: str, *given: Any) -> Any:
+    """Return the result of a PTX instruction for binary32 words, such as add.rn.f32."""
+    operands = ", ".join(f"${n}" for n in range(len(given) + 1))
+    constraints = ",".join(["=f", *["f"] * len(given)])
+    return llvm.inline_asm(ir.F32Type.get(), list(given), f"{text} {operands};", constraints)
