@@ -136,7 +136,7 @@ def finish(
     """
     m, as_it_is, o, *kept = state
     o = all_of(at, o, kept[0]) if kept else o
-    l, scale = _kept_row_sum(at, as_it_is), factor(at, scale)
+    l, scale = kept_row_sum(at, as_it_is), factor(at, scale)
     if sink is not None:
         m, l = with_sink(at, base2_scale(at.ops, at.plan, scale), m, l, sink)
     wide = (
@@ -148,7 +148,12 @@ def finish(
     return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
 
 
-def _kept_row_sum(at: Events, l: Array) -> Array:
+def log_of_row_sum(at: Events, scale: float, m: Array, l: Array) -> Array:
+    """Return L of rows without a sink; m, l: the maximum and `kept_row_sum` after the last tile."""
+    return at(Site.LSE, log_sum_exp(at, factor(at, scale), m, l))
+
+
+def kept_row_sum(at: Events, l: Array) -> Array:
     """Return l (rows,): its lanes added up, or, with `kept_state`, rounded as for memory."""
     if l.ndim == 2:
         return at(Site.LANES, added_lanes(at, l))
@@ -179,8 +184,8 @@ def without_rows_of_no_key(
 def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
     """Return O and L of one split of the keys, with O before its last rounding."""
     m, l, o = state
-    l = _kept_row_sum(at, l)
-    return _divided(at, o, l), at(Site.LSE, log_sum_exp(at, factor(at, scale), m, l))
+    l = kept_row_sum(at, l)
+    return _divided(at, o, l), log_of_row_sum(at, scale, m, l)
 
 
 def combine(

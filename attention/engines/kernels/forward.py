@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, Kernel, held, run, wide
+from roundscope.attention.engines.kernels.hopper.fit import ahead_in_forward
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
@@ -29,6 +30,7 @@ from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.backends.kernels.warpgroups import NoSuchArithmetic
 
 
 def forward(
@@ -57,15 +59,17 @@ def forward(
         out = q.shape[0], rows, v.shape[2]
         return [(out, Site.OUT), (out[:2], Site.LSE), *([(out, None)] if is_read else [])]
 
-    found, _ = run(
-        kernel,
-        call,
-        (q.shape[0], setup.query_tiles),
-        [call.own(q), call.whole(k), call.whole(v)],
-        results(q.shape[1]),
-    )
-    out, lse, *unrounded = map(wide, found)
-    made = out, unrounded[0] if is_read else out, lse
+    made = _on_hopper(call, q, k, v)
+    if made is None:
+        found, _ = run(
+            kernel,
+            call,
+            (q.shape[0], setup.query_tiles),
+            [call.own(q), call.whole(k), call.whole(v)],
+            results(q.shape[1]),
+        )
+        out, lse, *unrounded = map(wide, found)
+        made = out, unrounded[0] if is_read else out, lse
     if setup.record is None:
         return made, {}
     absent = OF_KERNELS | ({Site.PV} if setup.plan.pv_into_o else set())  # see `fit.check`
@@ -80,6 +84,19 @@ def forward(
         )[1]
 
     return made, summarized(who, q.shape[0], look)
+
+
+def _on_hopper(call: Call, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
+    """Return the results of the kernel for Hopper, or None if it does not fit the call."""
+    if not (ahead := ahead_in_forward(call, q, k, v)):
+        return None
+    from roundscope.attention.engines.kernels.hopper.forward import forward
+
+    try:
+        out, lse = forward(call, q, k, v, ahead)
+    except NoSuchArithmetic:
+        return None
+    return out, out, lse
 
 
 def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:

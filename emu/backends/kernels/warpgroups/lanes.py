@@ -12,9 +12,8 @@ from jax import Array
 from jax.experimental.mosaic import gpu as mgpu
 
 from roundscope.emu.backends.kernels.warpgroups.registers import (
-    VECTOR,
+    ROWWISE,
     extracted,
-    inlined,
     instruction,
     length,
     together,
@@ -40,7 +39,7 @@ def within_lanes(x: Array, *start: Array) -> Array:
             sums.append(total)
         return _vector(sums)
 
-    return inlined(run, x.shape[:1], jnp.float32, x, *start)
+    return ROWWISE.inlined(run, x.shape[:1], jnp.float32, x, *start)
 
 
 def by_halves(x: Array) -> Array:
@@ -60,7 +59,7 @@ def by_halves(x: Array) -> Array:
             sums.append(instruction(ADD, *words))
         return _vector(sums)
 
-    return inlined(run, x.shape[:1], jnp.float32, x)
+    return ROWWISE.inlined(run, x.shape[:1], jnp.float32, x)
 
 
 def across(lanes: Array, is_crossed: bool) -> tuple[Array, Array]:
@@ -76,8 +75,8 @@ def across(lanes: Array, is_crossed: bool) -> tuple[Array, Array]:
     def other(vector: np.ndarray) -> np.ndarray:
         return _of_each(vector, lambda x: mgpu.utils.shfl_bfly(x, far))
 
-    pair = inlined(paired, lanes.shape, jnp.float32, lanes)
-    return pair, inlined(other, lanes.shape, jnp.float32, pair)
+    pair = ROWWISE.inlined(paired, lanes.shape, jnp.float32, lanes)
+    return pair, ROWWISE.inlined(other, lanes.shape, jnp.float32, pair)
 
 
 def _of_each(vector: np.ndarray, f: Any) -> np.ndarray:
@@ -92,7 +91,7 @@ def _rows(matrix: np.ndarray) -> list[list[Any]]:
 
 def _vector(words: list[Any]) -> np.ndarray:
     """Return the registers of a vector (64,), of which a thread has two numbers."""
-    found = np.empty(VECTOR.to_mgpu().registers_shape((64,)), object)
+    found = np.empty(ROWWISE.vector.to_mgpu().registers_shape((64,)), object)
     for n, word in enumerate(words):
         found.flat[n] = together([word])
     return found

@@ -28,8 +28,9 @@ from roundscope.emu.backends.kernels.held import (
 )
 from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.kernels.ops import TYPES
+from roundscope.emu.backends.kernels.warpgroups import NoSuchArithmetic
 from roundscope.emu.backends.kernels.warpgroups.lanes import across, by_halves, within_lanes
-from roundscope.emu.backends.kernels.warpgroups.registers import assembled, placed
+from roundscope.emu.backends.kernels.warpgroups.registers import Placement, assembled
 from roundscope.emu.functions import exp64
 from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -66,47 +67,54 @@ class Factor:
         return replace(self, ref=self.ref.transpose((1, 0)), shape=self.shape[::-1])
 
 
-def warpgroup_machine(zero: Array) -> Machine:
-    """Return the machine of a warp group; zero: an int32 0 whose value no compiler knows."""
-    by = assembled
+def warpgroup_machine(place: Placement, exps_at_once: int = AT_ONCE) -> Machine:
+    """Return the machine of a warp group.
+
+    Args:
+        place: how vectors lie in the registers.
+        exps_at_once: how many exps a thread computes at the same time.
+    """
+    by, matched = partial(assembled, place), partial(_matched, place)
     return Machine(
         types=TYPES,
-        combined=lambda name, a, b, odd: convert.combined(name, *_matched(a, b), odd, by),
-        fused=lambda a, b, c: convert.fused(*_matched(a, b, c), by),
-        combined16=lambda name, a, b, r: convert.combined16(name, *_matched(a, b), r, by),
-        scaled16=lambda a, b, r: convert.scaled16(*_matched(a, b), r, by),
+        combined=lambda name, a, b, odd: convert.combined(name, *matched(a, b), odd, by),
+        fused=lambda a, b, c: convert.fused(*matched(a, b, c), by),
+        combined16=lambda name, a, b, r: convert.combined16(name, *matched(a, b), r, by),
+        scaled16=lambda a, b, r: convert.scaled16(*matched(a, b), r, by),
         narrow=partial(convert.narrowed_to, by=by),
         narrow32=partial(convert.narrowed32, by=by),
         exponential=exp64,
-        exp=lambda x, name: exp32(x, name, zero, AT_ONCE, by),
+        exp=lambda x, name: exp32(x, name, jnp.int32(0), exps_at_once, by),
         instructions=instructions(True, by),
         odd_sum=_refused,
         round=_refused,
         multiply=_refused,
         divide=_refused,
         function=_refused,
-        total=_total,
-        bound=_bound,
+        total=partial(_total, place),
+        bound=partial(_bound, place),
         pairs=_pairs,
     )
 
 
 def _refused(*_: Any) -> Any:
-    raise NotImplementedError("arithmetic in binary64 in a warp group")
+    raise NoSuchArithmetic("binary64 in a warp group")
 
 
 def _pairs(lanes: Array, is_crossed: bool, r: Rounding) -> tuple[Array, Array]:
     return across(lanes, is_crossed)
 
 
-def _total(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
+def _total(
+    place: Placement, machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held
+) -> Held:
     """Return init + a @ b: a row sum if b is a column of ones, else a product on tensor cores."""
     if b.uniform == 1.0:
         return _row_sum(machine, acc, held_as(machine, a, FP32), init)
     assert acc.alignment is not None
     start = None if init.uniform == 0.0 else held_as(machine, init, FP32)
     left = a.array if isinstance(a.array, Factor) else held_as(machine, a, a.format)
-    return Held(array=_product(left, b.array, start), format=FP32)
+    return Held(array=_product(place, left, b.array, start), format=FP32)
 
 
 def _row_sum(machine: Machine, acc: Accumulator, x: Array, init: Held) -> Held:
@@ -122,11 +130,11 @@ def _row_sum(machine: Machine, acc: Accumulator, x: Array, init: Held) -> Held:
     return Held(array=within_lanes(x, *start), format=FP32)
 
 
-def _product(a: Any, b: Factor, start: Array | None) -> Array:
+def _product(place: Placement, a: Any, b: Factor, start: Array | None) -> Array:
     """Return start + a b on the tensor core; a is a factor or in registers."""
-    left = a.ref if isinstance(a, Factor) else placed(a)
+    left = a.ref if isinstance(a, Factor) else place.placed(a)
     if start is not None:
-        left, start = lax.optimization_barrier((left, placed(start)))  # no work is put off
+        left, start = lax.optimization_barrier((left, place.placed(start)))  # no work is put off
     b.before()
 
     def multiplied(total: Any) -> Any:
@@ -145,7 +153,7 @@ def _product(a: Any, b: Factor, start: Array | None) -> Array:
     return result
 
 
-def _bound(eqn: Any, arrays: list[Any]) -> list[Any]:
+def _bound(place: Placement, eqn: Any, arrays: list[Any]) -> list[Any]:
     """Return the results of a traced operation on vectors and matrices in registers."""
     name, (x, *_) = eqn.primitive.name, arrays
     if isinstance(x, Factor):
@@ -153,23 +161,26 @@ def _bound(eqn: Any, arrays: list[Any]) -> list[Any]:
         return [x.transposed]
     if name in MOVES:
         shape = _held_shape(eqn.outvars[0].aval.shape, x)
-        return [x if x.ndim in (0, len(shape)) else lax.broadcast_in_dim(placed(x), shape, (0,))]
-    arrays = _matched(*map(jnp.asarray, arrays))
+        same = x.ndim in (0, len(shape))
+        return [x if same else lax.broadcast_in_dim(place.placed(x), shape, (place.axis,))]
+    arrays = _matched(place, *map(jnp.asarray, arrays))
     shape = max((y.shape for y in arrays), key=len)
     return bind_again(eqn, [jnp.broadcast_to(y, shape) for y in arrays])
 
 
-def _matched(*arrays: Any) -> list[Any]:
-    """Return arrays in the shape of the largest one: the rows of a vector become those of a matrix."""
+def _matched(place: Placement, *arrays: Any) -> list[Any]:
+    """Return arrays in the shape of the largest one; vectors are repeated along a matrix."""
     shape = max((jnp.shape(x) for x in arrays), key=len)
     return [
-        lax.broadcast_in_dim(placed(x), shape, (0,)) if 0 < jnp.ndim(x) < len(shape) else x
+        lax.broadcast_in_dim(place.placed(x), shape, (place.axis,))
+        if 0 < jnp.ndim(x) < len(shape)
+        else x
         for x in arrays
     ]
 
 
 def _held_shape(shape: tuple[int, ...], x: Any) -> tuple[int, ...]:
     """Return the shape in registers of what a traced function sees with another shape."""
-    if len(shape) < 2 or shape[-1] in (1, 4) and len(shape) == 2:
-        return (ROWS,)
+    if len(shape) < 2 or (len(shape) == 2 and min(shape) in (1, 4)):
+        return (max(shape, default=1),)
     return shape if x.ndim < 2 else x.shape

@@ -2,11 +2,12 @@
 
 A matrix (64, n) lies in the registers of 128 threads as the tensor core leaves it: a thread has two
 rows, and of each row the columns 8 j + 2 c and 8 j + 2 c + 1 for every j, where c is its number
-within four threads. A vector (64,) lies in them as the rows of such a matrix, the same in four
-threads.
+within four threads. A vector lies in them as the rows of such a matrix (`ROWWISE`), the same in
+four threads, or as its columns (`COLUMNWISE`).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,40 +19,55 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm, vector
 
 MATRIX = plgpu.Layout.WGMMA
-VECTOR = plgpu.Layout.WGMMA.reduce(1)
 
 
-def layout(axes: int) -> Any:
-    """Return how an array with this number of axes lies in the registers."""
-    return MATRIX if axes == 2 else VECTOR
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """How the arrays of a function lie in the registers.
 
-
-def placed(x: Array) -> Array:
-    """Return a matrix or a vector in the registers in which all of them lie."""
-    array: Array = plgpu.layout_cast(x, layout(x.ndim))
-    return array
-
-
-def inlined(f: Any, shape: tuple[int, ...], dtype: Any, *args: Array) -> Array:
-    """Return the array of f(*registers), a function that writes instructions.
-
-    f takes the registers of each array, as NumPy arrays of MLIR values, and returns those of the
-    result.
+    axis    the axis of a matrix that a vector lies along
+    vector  the layout of vectors
     """
-    result = plgpu.ShapeDtypeStruct(shape, dtype, layout=layout(len(shape)))
 
-    @plgpu.inline_mgpu(arg_types=tuple(layout(x.ndim) for x in args), return_type=result)
-    def run(_: Any, *arrays: Any) -> Any:
-        registers = f(*(x.registers for x in arrays))
-        return mgpu.FragmentedArray(
-            _registers=registers, _layout=layout(len(shape)).to_mgpu(), _is_signed=None
-        )
+    axis: int
+    vector: Any
 
-    array: Array = run(*map(placed, args))
-    return array
+    def layout(self, axes: int) -> Any:
+        """Return the layout of an array with this number of axes."""
+        return MATRIX if axes == 2 else self.vector
+
+    def placed(self, x: Array) -> Array:
+        """Return a matrix or a vector in the registers in which all of them lie."""
+        array: Array = plgpu.layout_cast(x, self.layout(x.ndim))
+        return array
+
+    def inlined(self, f: Any, shape: tuple[int, ...], dtype: Any, *args: Array) -> Array:
+        """Return the array of f(*registers), a function that writes instructions.
+
+        f takes the registers of each array, as NumPy arrays of MLIR values, and returns those of
+        the result.
+        """
+        own = self.layout(len(shape))
+        result = plgpu.ShapeDtypeStruct(shape, dtype, layout=own)
+
+        @plgpu.inline_mgpu(arg_types=tuple(self.layout(x.ndim) for x in args), return_type=result)
+        def run(_: Any, *arrays: Any) -> Any:
+            registers = f(*(x.registers for x in arrays))
+            return mgpu.FragmentedArray(
+                _registers=registers, _layout=own.to_mgpu(), _is_signed=None
+            )
+
+        array: Array = run(*map(self.placed, args))
+        return array
 
 
-def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Array) -> Array:
+ROWWISE = Placement(axis=0, vector=MATRIX.reduce(1))
+COLUMNWISE = Placement(axis=1, vector=MATRIX.reduce(0))
+
+
+def assembled(
+    place: Placement, text: str, constraints: str, together: int, dtype: Any, *args: Array
+) -> Array:
     """Return the result of a PTX text for arrays of one shape (`convert.Assembler`)."""
     letters = [x for x in constraints.split(",") if not x.startswith("=")]
     count = len(constraints.split(",")) - len(letters)
@@ -66,7 +82,7 @@ def assembled(text: str, constraints: str, together: int, dtype: Any, *args: Arr
             found += _asm(text, constraints, given, count, "32" if "=r" in constraints else "f")
         return _registers(found, arrays[0], dtype)
 
-    return inlined(run, args[0].shape, dtype, *args)
+    return place.inlined(run, args[0].shape, dtype, *args)
 
 
 def _is_sixteen(registers: np.ndarray) -> bool:

@@ -1,0 +1,96 @@
+"""Which calls the kernels for Hopper have; all others run in the kernels that Triton compiles.
+
+Both give the same bits, so nobody has to choose. `only_triton` leaves these kernels out, to compare
+the two.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.plans.choices import DeltaFrom, GradientsApart, RowSum
+from roundscope.attention.sites import FACTORS, Site
+from roundscope.emu.backends.kernels.held import FP64
+from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.sums.accumulator import Accumulator, Order
+
+GROUPS = 2
+OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
+SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
+NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
+SIXTEEN = ("bf16", "fp16")
+FORWARD = (Site.S, Site.PV)
+BACKWARD = (Site.S_B, Site.DP, Site.DV, Site.DK, Site.DQ)
+_used = [True]
+
+
+@contextmanager
+def only_triton() -> Iterator[None]:
+    """Leave the kernels for Hopper out; calls traced before keep theirs (`jax.clear_caches`)."""
+    before, _used[0] = _used[0], False
+    try:
+        yield
+    finally:
+        _used[0] = before
+
+
+def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
+    """Return how many key tiles the forward keeps in shared memory, or 0 if it does not fit."""
+    setup, width, features = call.setup, q.shape[2], v.shape[2]
+    plan = setup.plan
+    fits = (
+        _is_here(call)
+        and _are_sixteen(call, FORWARD)
+        and _row_sum_fits(call)
+        and q.shape[1] % (GROUPS * ROWS) == 0
+        and setup.block_k % ROWS == 0
+        and all(n in (64, 128) for n in (width, features))
+        and not (plan.unfused_if_cut or plan.first_tile_apart)
+        and plan.stabiliser is None
+        and not plan.normalise_first
+        and plan.delta_from is not DeltaFrom.WIDE_O
+        and setup.block_k * 3 // 4 + features // 2 <= NUMBERS
+    )
+    own = GROUPS * ROWS * 2 * (width + features)
+    tile = setup.block_k * 2 * (width + features)
+    return min(3, (SHARED - own) // tile) if fits and (SHARED - own) // tile >= 2 else 0
+
+
+def _is_here(call: Call) -> bool:
+    """Return whether this GPU and this jax have the kernels, and nothing is injected or random."""
+    if not (call.on_gpu and _used[0]) or call.setup.inject:
+        return False
+    version = tuple(int(x) for x in jax.__version__.split(".")[:2])
+    is_random = any(r.mode == "stochastic" for r in call.setup.plan.roundings)
+    is_narrow = all(call.format(site) != FP64 for site in (Site.M, Site.L, Site.O, Site.OUT))
+    return version >= OLDEST and is_narrow and not is_random and _is_hopper()
+
+
+def _is_hopper() -> bool:
+    return getattr(jax.devices()[0], "compute_capability", "") == "9.0"
+
+
+def _are_sixteen(call: Call, sums: tuple[Site, ...]) -> bool:
+    """Return whether tensor cores of 16-bit factors add up these sums."""
+    return all(
+        call.setup.plan.accumulator(site).alignment is not None
+        and all(call.format(x) in SIXTEEN for x in FACTORS[site])
+        for site in sums
+    )
+
+
+def _row_sum_fits(call: Call) -> bool:
+    plan = call.setup.plan
+    acc = plan.accumulator(Site.ROWSUM)
+    if plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
+        return acc == Accumulator() and plan[Site.LANES] == BINARY32
+    return plan.row_sum is RowSum.PLAIN and acc.order is Order.HALVES and acc.step == BINARY32
+
+
+def gradients_fit(call: Call, q: Any, v: Any) -> bool:
+    """Return whether dQ, dK and dV have these kernels."""
+    return False and GradientsApart is not None

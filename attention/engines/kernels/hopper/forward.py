@@ -1,0 +1,158 @@
+"""The forward by two warp groups that take turns.
+
+While one computes exponentials, the tensor core multiplies for the other. Only L comes later, by
+XLA, from the maximum and the row sum that the kernel leaves.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from roundscope.attention import algorithm
+from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, mask
+from roundscope.attention.engines.kernels.hopper.walk import Given, Span, Tile, Walk, run
+from roundscope.attention.engines.kernels.tiles import seen_tiles, whole_tiles
+from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles.loops import Setup, whole_events
+from roundscope.emu.backends.kernels.narrowing import narrowed
+from roundscope.emu.backends.kernels.ops import TYPES
+from roundscope.emu.backends.kernels.warpgroups.machine import ROWS, warpgroup_machine
+from roundscope.emu.backends.kernels.warpgroups.registers import ROWWISE
+from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
+
+K, V = 0, 1  # the arrays that a program walks over
+
+
+def forward(call: Call, q: Array, k: Array, v: Array, ahead: int) -> tuple[Array, Array]:
+    """Return the output (heads, T, Hv) and L (heads, T), in binary64.
+
+    q, k, v  (heads, T, H), (key heads, S, H) and (key heads, S, Hv), in 16-bit types
+    ahead    how many key tiles are in shared memory
+    """
+    setup, (heads, rows, _), features = call.setup, q.shape, v.shape[2]
+    batch = heads // setup.heads
+    queries, keys, values = (from_heads(x, batch, x.shape[1]) for x in (q, k, v))
+    vector = batch, setup.heads, rows
+    formats = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
+    shapes = (batch, rows, setup.heads, features), vector, vector
+    out, m, l = run(
+        _walk(call, ahead),
+        lambda own, row, walk: _body(call, features, own[0], row, walk),
+        [Given(array=queries)],
+        [Given(array=keys, of_keys=True), Given(array=values, of_keys=True)],
+        [
+            jax.ShapeDtypeStruct(shape, TYPES[name])
+            for shape, name in zip(shapes, formats, strict=True)
+        ],
+    )
+    out, m, l = (x.astype(jnp.float64) for x in (to_heads(jnp, out, 1), m, l))
+    return _of_rows(setup, out, m.reshape(heads, rows), l.reshape(heads, rows))
+
+
+def _of_rows(setup: Setup, out: Array, m: Array, l: Array) -> tuple[Array, Array]:
+    """Return the output and L of all heads, 0 and -inf in rows that do not exist."""
+    ops = xla_ops(opaque_zero(l))
+
+    def of_head(h: Array, out: Array, m: Array, l: Array) -> tuple[Array, Array]:
+        at = whole_events(ops, setup, h, None)
+        lse = algorithm.log_of_row_sum(at, setup.scale, m, l)
+        if setup.queries == out.shape[0]:
+            return out, lse
+        out, _, lse = algorithm.without_rows_of_no_key(at, out, out, lse)
+        return out, lse
+
+    found: tuple[Array, Array] = jax.vmap(of_head)(jnp.arange(out.shape[0]), out, m, l)
+    return found
+
+
+def _walk(call: Call, ahead: int) -> Walk:
+    """Return how the programs of the forward walk over key tiles."""
+    setup = call.setup
+
+    def span(row: Array) -> Span:
+        i = jnp.asarray(row, jnp.int32) // np.int32(setup.block_q)
+        last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
+        return Span(first=0, last=last, whole_first=0, whole_last=whole)
+
+    return Walk(
+        heads=setup.heads,
+        group=call.group,
+        size=setup.block_k,
+        step=1,
+        descends=setup.plan.key_order is KeyOrder.DESCENDING,
+        is_cut=bool(setup.is_causal or setup.keys % setup.block_k or setup.queries % setup.block_q),
+        span=span,
+        ahead=ahead,
+    )
+
+
+def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Array, ...]:
+    """Return output, maximum and row sum of the queries of a warp group, from `row` on."""
+    setup, machine = call.setup, warpgroup_machine(ROWWISE)
+    formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
+    queries = factor(q, call.format(Site.Q))
+    start = algorithm.start(np, setup.plan, ROWS, features)
+    seen = [x.shape for x in start]
+
+    def key_tile(tile: Tile, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        def softmax_done() -> None:
+            tile.arrive()
+            tile.wait(V)
+            tile.pass_on()
+
+        k = factor(
+            tile.memory[K],
+            call.format(Site.K),
+            before=lambda: tile.wait(K),
+            issued=tile.turn,
+            after=lambda: tile.free(K),
+        )
+        v = factor(
+            tile.memory[V],
+            call.format(Site.V),
+            before=softmax_done,
+            after=lambda: tile.free(V),
+        )
+        shape = ROWS, setup.block_k
+        exists = (
+            None
+            if tile.is_whole
+            else mask(setup, row, tile.number * np.int32(setup.block_k), shape, by_key=False)
+        )
+
+        def computed(
+            m: Array, l: Array, o: Array, x: Array, y: Array, z: Array, exists: Any
+        ) -> Any:
+            at = events(setup, *shape, exists)
+            return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), ()
+
+        state = held(state, formats, seen)
+        return narrowed(machine, computed, formats)(*state, queries, k, v, exists)[0]
+
+    state = walk(key_tile, _started(start, formats), takes_turns=True)
+
+    def finished(m: Array, l: Array, o: Array) -> Any:
+        at = events(setup, ROWS, setup.block_k, None)
+        out, *_ = algorithm.finish(at, setup.scale, (m, l, o))
+        return (out, m, algorithm.kept_row_sum(at, l)), ()
+
+    names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
+    return narrowed(machine, finished, names)(*held(state, formats, seen))[0]
+
+
+def _started(start: tuple[Any, ...], formats: list[str]) -> tuple[Array, ...]:
+    """Return the state before the first key tile, in registers, where lanes are no axis."""
+    return tuple(
+        ROWWISE.placed(
+            jnp.full(
+                x.shape if x.shape[-1] > 4 and x.ndim == 2 else x.shape[:1], x.flat[0], TYPES[name]
+            )
+        )
+        for x, name in zip(start, formats, strict=True)
+    )

@@ -1,0 +1,362 @@
+"""How a program walks over tiles: its memory, its barriers, and who does what when.
+
+A program owns 128 rows of a head: queries, or keys. A warp group has 64 of them. Both groups walk
+over the same tiles of the other side, which a third group copies to shared memory. Positions count
+the tiles of a walk in the order in which they come.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from roundscope.attention.tiles.index import Index
+from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
+
+GROUPS = 2  # warp groups that compute
+OWNED = GROUPS * ROWS  # rows of a program
+REGISTERS, FEW = 232, 40  # of a thread that computes, and of one that copies
+State: TypeAlias = tuple[Array, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The tiles that a warp group walks over, first to last - 1, and those without a mask."""
+
+    first: Index
+    last: Index
+    whole_first: Index
+    whole_last: Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """What a kernel is made for.
+
+    heads     heads of a batch entry, and `group` how many of them share a key head
+    size      rows of a tile that is walked over
+    step      tiles of the walk in a tile of the plan, which come in ascending order
+    descends  whether the plan's tiles come in descending order
+    is_cut    whether some tile may be masked, or seen by one warp group alone
+    span      first row of a warp group -> its Span
+    ahead     how many tiles are in shared memory
+    """
+
+    heads: int
+    group: int
+    size: int
+    step: int
+    descends: bool
+    is_cut: bool
+    span: Callable[[Array], Span]
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """An array that a kernel reads: (B, rows, N, features), or (B, N, rows).
+
+    of_keys: whether its heads are key heads.
+    """
+
+    array: Array
+    of_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The shared memory of a program, and its barriers.
+
+    own      what each warp group reads of its rows: (GROUPS, 64, features) or (GROUPS, 64)
+    walked   tiles: (ahead, size, features) or (ahead, size)
+    results  where results lie on their way out
+    arrived  for each warp group: its rows are there
+    ready    for each array and tile in memory: it is there
+    free     for each array and tile in memory: no warp group needs it any longer
+    turn     both warp groups have reached it
+    """
+
+    own: list[Any]
+    walked: list[Any]
+    results: list[Any]
+    arrived: Any
+    ready: list[Any]
+    free: list[Any]
+    turn: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """A tile of the walk, for a warp group.
+
+    number    which tile of the head it is
+    is_whole  whether all its scores exist
+    memory    each walked array's tile in shared memory
+    wait      number of an array -> None, once its tile is there
+    free      number of an array -> None; its tile is not needed any longer
+    turn      returns once both warp groups have called it
+    arrive    the first half of `turn`, and `pass_on` the second
+    """
+
+    number: Array
+    is_whole: bool
+    memory: list[Any]
+    wait: Callable[[int], None]
+    free: Callable[[int], None]
+    turn: Callable[[], None]
+    arrive: Callable[[], None]
+    pass_on: Callable[[], None]
+
+
+# (own memory, first row, walk) -> results; walk(tile function, state, takes turns) -> state
+Body: TypeAlias = Callable[[list[Any], Array, Callable[..., Any]], tuple[Array, ...]]
+
+
+def run(
+    walk: Walk,
+    body: Body,
+    own: Sequence[Given],
+    walked: Sequence[Given],
+    results: Sequence[jax.ShapeDtypeStruct],
+) -> list[Array]:
+    """Return the results of a kernel, whose shapes are (B, rows, N, features) or (B, N, rows)."""
+    inputs = [*own, *walked]
+    batch, rows = own[0].array.shape[0], _rows(own[0].array.shape)
+    with jax.enable_x64(False):
+        found = plgpu.kernel(
+            partial(_program, walk, body, [x.of_keys for x in inputs], len(own)),
+            out_type=tuple(results),
+            grid=(walk.heads, rows // OWNED, batch),
+            grid_names=("head", "part", "entry"),
+            num_threads=GROUPS + 1,
+            thread_name="group",
+        )(*(x.array for x in inputs))
+    return list(found)
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[1] if len(shape) == 4 else shape[2]
+
+
+def _program(walk: Walk, body: Body, of_keys: list[bool], owned: int, *refs: Any) -> None:
+    """Run a program: take its memory, then copy or compute."""
+    given, results = refs[: len(of_keys)], refs[len(of_keys) :]
+    own, walked = given[:owned], given[owned:]
+
+    def with_memory(memory: Memory) -> None:
+        group = lax.axis_index("group")
+
+        @pl.when(group < GROUPS)
+        def _() -> None:
+            plgpu.set_max_registers(REGISTERS, action="increase")
+            _compute(walk, body, memory, group, own, of_keys[:owned], results)
+
+        @pl.when(group == GROUPS)
+        def _() -> None:
+            plgpu.set_max_registers(FEW, action="decrease")
+            _copy(walk, memory, walked, of_keys[owned:])
+
+    pl.run_scoped(
+        lambda own, walked, results, arrived, ready, free, turn: with_memory(
+            Memory(
+                own=own,
+                walked=walked,
+                results=results,
+                arrived=arrived,
+                ready=ready,
+                free=free,
+                turn=turn,
+            )
+        ),
+        [_shared(GROUPS, ROWS, x) for x in own],
+        [_shared(walk.ahead, walk.size, x) for x in walked],
+        [_shared(GROUPS, ROWS, x) for x in _distinct(results)],
+        plgpu.Barrier(num_barriers=GROUPS, num_arrivals=len(own)),
+        [plgpu.Barrier(num_barriers=walk.ahead) for _ in walked],
+        [plgpu.Barrier(num_barriers=walk.ahead, num_arrivals=GROUPS) for _ in walked],
+        plgpu.Barrier(num_arrivals=GROUPS),
+        collective_axes="group",
+    )
+
+
+def _distinct(results: Sequence[Any]) -> list[Any]:
+    """Return one result of each type and width, since they leave one after another."""
+    return list({_kind(x): x for x in results}.values())
+
+
+def _kind(x: Any) -> tuple[Any, ...]:
+    return len(x.shape), x.shape[-1] if len(x.shape) == 4 else 0, jnp.dtype(x.dtype)
+
+
+def _shared(count: int, rows: int, like: Any) -> Any:
+    """Return shared memory for some tiles of an array."""
+    if len(like.shape) == 3:
+        return plgpu.SMEM((count, rows), like.dtype)
+    width, size = like.shape[-1], jnp.dtype(like.dtype).itemsize
+    swizzle = plgpu.find_swizzle(width * size * 8)
+    tiling = plgpu.TilingTransform((8, swizzle // size))
+    transforms = (tiling, plgpu.SwizzleTransform(swizzle))
+    return plgpu.SMEM((count, rows, width), like.dtype, transforms=transforms)
+
+
+def _part(x: Any, rows: Any, head: Any) -> Any:
+    """Return some rows of a head of the program's batch entry."""
+    entry = lax.axis_index("entry")
+    return x.at[entry, rows, head] if len(x.shape) == 4 else x.at[entry, head, rows]
+
+
+def _head(walk: Walk, of_keys: bool) -> Array:
+    head = lax.axis_index("head")
+    return lax.div(head, np.int32(walk.group)) if of_keys else head
+
+
+def _first_row(group: Any) -> Array:
+    """Return the first row of a warp group."""
+    return (lax.axis_index("part") * GROUPS + group) * ROWS
+
+
+def _whole_span(walk: Walk) -> tuple[Array, Array]:
+    """Return the tiles that some warp group of the program walks over: first to last - 1."""
+    spans = [walk.span(_first_row(group)) for group in range(GROUPS)]
+    return _int32(spans[0].first), _int32(spans[-1].last)
+
+
+def _int32(x: Index) -> Array:
+    return jnp.asarray(x, jnp.int32)
+
+
+def _number(walk: Walk, position: Array) -> Array:
+    """Return the number of the tile that comes at a position of the program's walk."""
+    first, last = _whole_span(walk)
+    if not walk.descends:
+        return first + position
+    step = np.int32(walk.step)
+    return last - step * (lax.div(position, step) + 1) + lax.rem(position, step)
+
+
+def _copy(walk: Walk, memory: Memory, walked: Sequence[Any], of_keys: list[bool]) -> None:
+    """Copy the tiles of the program's walk to shared memory, one after another."""
+    first, last = _whole_span(walk)
+
+    def tile(position: Array, _: None) -> None:
+        slot = lax.rem(position, np.int32(walk.ahead))
+        rows = pl.ds(_number(walk, position) * walk.size, walk.size)
+        parts = zip(walked, of_keys, memory.walked, memory.ready, memory.free, strict=True)
+        for source, is_of_keys, target, ready, free in parts:
+            pl.when(position >= walk.ahead)(partial(plgpu.barrier_wait, free.at[slot]))
+            head = _head(walk, is_of_keys)
+            plgpu.copy_gmem_to_smem(_part(source, rows, head), target.at[slot], ready.at[slot])
+
+    lax.fori_loop(jnp.int32(0), last - first, tile, None)
+
+
+def _compute(
+    walk: Walk,
+    body: Body,
+    memory: Memory,
+    group: Array,
+    own: Sequence[Any],
+    of_keys: list[bool],
+    results: Sequence[Any],
+) -> None:
+    """Compute the results of the rows of a warp group, and write them."""
+    row = _first_row(group)
+    rows = pl.ds(row, ROWS)
+    mine = [x.at[group] for x in memory.own]
+    for source, is_of_keys, target in zip(own, of_keys, mine, strict=True):
+        part = _part(source, rows, _head(walk, is_of_keys))
+        plgpu.copy_gmem_to_smem(part, target, memory.arrived.at[group])
+    plgpu.barrier_wait(memory.arrived.at[group])
+
+    found = body(mine, row, partial(_walked, walk, memory, group, row))
+    places = dict(zip(map(_kind, _distinct(results)), memory.results, strict=True))
+    for value, result in zip(found, results, strict=True):
+        place = places[_kind(result)].at[group]
+        plgpu.wait_smem_to_gmem(0)
+        place[...] = value
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(place, _part(result, rows, _head(walk, False)))
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _walked(
+    walk: Walk,
+    memory: Memory,
+    group: Array,
+    row: Array,
+    tile: Callable[[Tile, State], State],
+    state: State,
+    takes_turns: bool = False,
+) -> State:
+    """Return the state after all tiles of the walk.
+
+    takes_turns: whether each tile calls `Tile.turn` twice, so that one group has the tensor core
+    while the other computes.
+    """
+
+    def arrive() -> None:
+        plgpu.barrier_arrive(memory.turn)
+
+    def pass_on() -> None:
+        plgpu.barrier_wait(memory.turn)
+
+    def turn() -> None:
+        arrive()
+        pass_on()
+
+    def own_tile(is_whole: bool, position: Array, state: State) -> State:
+        slot = lax.rem(position, np.int32(walk.ahead))
+        return tile(
+            Tile(
+                number=_number(walk, position),
+                is_whole=is_whole,
+                memory=[x.at[slot] for x in memory.walked],
+                wait=lambda n: plgpu.barrier_wait(memory.ready[n].at[slot]),
+                free=lambda n: plgpu.barrier_arrive(memory.free[n].at[slot]),
+                turn=turn,
+                arrive=arrive,
+                pass_on=pass_on,
+            ),
+            state,
+        )
+
+    def idle(position: Array, state: State) -> State:
+        """Let a tile pass that the other warp group alone sees."""
+        slot = lax.rem(position, np.int32(walk.ahead))
+        for ready, free in zip(memory.ready, memory.free, strict=True):
+            plgpu.barrier_wait(ready.at[slot])  # a barrier counts who has waited for it
+            plgpu.barrier_arrive(free.at[slot])
+        if takes_turns:
+            turn()
+            turn()
+        return state
+
+    if takes_turns:
+        pl.when(group == GROUPS - 1)(turn)  # it begins when the other has the tensor core
+    for f, first, last in _parts(walk, row, idle, own_tile):
+        state = lax.fori_loop(first, last, f, state)
+    if takes_turns:
+        pl.when(group == 0)(turn)
+    return state
+
+
+def _parts(
+    walk: Walk, row: Array, idle: Callable[..., Any], tile: Callable[..., Any]
+) -> list[tuple[Callable[..., Any], Array, Array]]:
+    """Return (what is done, first position, last position + 1) of the parts of a walk, in order."""
+    (first, last), own = _whole_span(walk), walk.span(row)
+    ends = [first, *map(_int32, (own.first, own.whole_first, own.whole_last, own.last)), last]
+    does = [idle, partial(tile, False), partial(tile, True), partial(tile, False), idle]
+    parts = [(f, a, b) for f, a, b in zip(does, ends, ends[1:], strict=False)]
+    if not walk.is_cut:
+        parts = parts[2:3]
+    if walk.descends:
+        return [(f, last - b, last - a) for f, a, b in reversed(parts)]
+    return [(f, a - first, b - first) for f, a, b in parts]

@@ -1,0 +1,174 @@
+"""The kernels for Hopper against those that Triton compiles, on the same inputs, bit for bit.
+
+    python -m tests.checks.gpu_hopper [--time]
+
+A case is a plan, a size, tiles, and three kinds of numbers: normal ones, large ones, and a few that
+are infinite, NaN or zero. Exit code 1 where a number differs in a bit, or where a case has no kernel
+for Hopper although it should. --time: device time of both and of torch's SDPA, B = 4, N = 12,
+T = 4096.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from roundscope.attention import attend
+from roundscope.attention.engines.kernels.hopper import fit
+from roundscope.experiments.bench.attention import SIZES, Size, _several, inputs
+from roundscope.experiments.bench.attention_gpu import _torch
+
+NAMES = ("out", "dq", "dk", "dv")
+
+
+class Case(NamedTuple):
+    """A call: its plan, its sizes (B, T, N, key heads, H) and its tiles."""
+
+    plan: str
+    sizes: tuple[int, int, int, int, int]
+    tiles: tuple[int, int]
+    is_causal: bool
+
+
+def cases() -> Iterator[Case]:
+    """Return every case."""
+    tiles = {
+        ("fa2", 64): (128, 128),
+        ("fa2", 128): (64, 64),
+        ("cudnn", 64): (128, 128),
+        ("cudnn", 128): (128, 128),
+        ("fa2-bf16@hopper", 64): (64, 128),
+        ("fa2-bf16@hopper", 128): (64, 64),
+    }
+    for (plan, width), own in tiles.items():
+        for causal in (False, True):
+            yield Case(plan, (2, 640, 2, 2, width), own, causal)
+        yield Case(plan, (1, 600, 4, 2, width), own, True)  # a tail, and shared key heads
+
+
+def drawn(case: Case, kind: str) -> tuple[Any, ...]:
+    """Return q, k, v and dO in BF16."""
+    batch, rows, heads, keys, width = case.sizes
+    rng = np.random.default_rng(sum(map(ord, kind)))
+    shapes = [(batch, rows, n, width) for n in (heads, keys, keys, heads)]
+    x = [rng.standard_normal(shape) * (8.0 if kind == "large" else 1.0) for shape in shapes]
+    if kind == "special":
+        for array in x[2:]:
+            at = rng.integers(0, array.size, 5)
+            array.flat[at] = [np.inf, -np.inf, np.nan, 0.0, -0.0]
+    return tuple(jnp.asarray(y, jnp.bfloat16) for y in x)
+
+
+def results(case: Case, x: tuple[Any, ...], *, by_triton: bool) -> tuple[list[np.ndarray], int]:
+    """Return output and gradients, and how many kernels for Hopper ran."""
+    block_q, block_k = case.tiles
+    call = partial(
+        attend,
+        plan=case.plan,
+        block_q=block_q,
+        block_k=block_k,
+        is_causal=case.is_causal,
+        engine="pallas",
+    )
+
+    def both(q: Any, k: Any, v: Any, do: Any) -> Any:
+        out, gradient = jax.vjp(call, q, k, v)
+        return out, *gradient(do)
+
+    jax.clear_caches()
+    with fit.only_triton() if by_triton else nullcontext():
+        lowered = jax.jit(both).lower(*x)
+    count = lowered.as_text().count("@mosaic_gpu")
+    return [np.asarray(y, np.float32) for y in lowered.compile()(*x)], count
+
+
+def differing(a: np.ndarray, b: np.ndarray) -> int:
+    """Return how many numbers differ in a bit; NaN equals NaN."""
+    same = (a.view(np.int32) == b.view(np.int32)) | (np.isnan(a) & np.isnan(b))
+    return int((~same).sum())
+
+
+def compared() -> int:
+    """Print each case, and return how many failed."""
+    wrong = 0
+    for case in cases():
+        for kind in ("normal", "large", "special"):
+            x = drawn(case, kind)
+            own, count = results(case, x, by_triton=False)
+            theirs, none = results(case, x, by_triton=True)
+            found = {n: differing(a, b) for n, a, b in zip(NAMES, own, theirs, strict=True)}
+            wrong += sum(found.values()) > 0 or count == 0 or none > 0
+            print(f"{case} {kind}: {count} kernels for Hopper, differing {found}", flush=True)
+    return wrong
+
+
+def times() -> None:
+    """Print device times, and speeds over torch's."""
+    tiles = {"fa2": ((128, 128), (64, 64)), "cudnn": ((128, 128),) * 2}
+    for size in SIZES["gpu"]:
+        field: list[tuple[str, Callable[[], Any], Any]] = []
+        for c in _torch(size):
+            field += [(c.name, c.forward, c.wait), (f"{c.name}, both", c.both, c.wait)]
+        of_width = {name: own[size.features // 128] for name, own in tiles.items()}
+        of_width["fa2-bf16@hopper"] = (64, 128) if size.features == 64 else (64, 64)
+        for name, own in of_width.items():
+            for by_triton in (False, True):
+                field += _ours(name, size, own, by_triton)
+        _race(size, field)
+
+
+def _ours(
+    name: str, size: Size, tile: tuple[int, int], by_triton: bool
+) -> list[tuple[str, Callable[[], Any], Any]]:
+    arrays = inputs(size, "bfloat16")
+    call = partial(
+        attend,
+        plan=name,
+        block_q=tile[0],
+        block_k=tile[1],
+        is_causal=size.is_causal,
+        engine="pallas",
+    )
+    gradients = jax.grad(lambda *x: call(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    found = []
+    for suffix, f in (("", call), (", both", gradients)):
+        jax.clear_caches()
+        with fit.only_triton() if by_triton else nullcontext():
+            compiled = jax.jit(f).lower(*arrays).compile()
+        told = f"{name} {tile[0]} x {tile[1]}, {'Triton' if by_triton else 'Hopper'}{suffix}"
+        found.append((told, partial(compiled, *arrays), jax.block_until_ready))
+    return found
+
+
+def _race(size: Size, field: list[tuple[str, Callable[[], Any], Any]]) -> None:
+    """Print the median times of all in turn, and their speeds over torch's two kernels."""
+    runs = [(name, *_several(call, wait)) for name, call, wait in field]
+    taken: dict[str, list[float]] = {name: [] for name, *_ in runs}
+    for _ in range(5):
+        for name, call, n in runs:
+            start = time.perf_counter()
+            call()
+            taken[name].append((time.perf_counter() - start) / n)
+    for name, own in taken.items():
+        rivals = list(taken)[1:4:2] if name.endswith("both") else list(taken)[0:4:2]
+        speeds = [float(np.median(np.array(taken[r]) / own)) for r in rivals]
+        told = ", ".join(f"{s:.2f}" for s in speeds)
+        print(f"{size} | {name} | {np.median(own) * 1e3:.3f} ms | {told}", flush=True)
+
+
+def main() -> None:
+    """Print what differs; with --time speeds."""
+    wrong = compared() if "--only-time" not in sys.argv else 0
+    if any("time" in x for x in sys.argv[1:]):
+        times()
+    sys.exit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()
