@@ -16,11 +16,13 @@ from roundscope.attention.engines.kernels.gradients import (
     own_query_gradients,
     write_scores,
 )
+from roundscope.attention.engines.kernels.hopper.fit import gradients_fit
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.backends.kernels.warpgroups import NoSuchArithmetic
 from roundscope.emu.backends.kernels.ops import DEPTH
 
 SCORE_GRADIENTS = (
@@ -63,9 +65,22 @@ def backward(
         (Site.DELTA, delta),
     )
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
-    dq, dk, dv = _by_parts(call, (q, do, lse, delta), k, v)
+    rows = q, do, lse, delta
+    dq, dk, dv = _on_hopper(call, rows, k, v) or _by_parts(call, rows, k, v)
     seen = {} if setup.record is None else _looked_at(setup, call, (q, do, lse, delta), k, v)
     return (wide(dq), wide(dk), wide(dv)), seen
+
+
+def _on_hopper(call: Call, rows: Rows, k: Array, v: Array) -> Gradients | None:
+    """Return the results of the kernels for Hopper, or None if they do not fit the call."""
+    if not gradients_fit(call, rows[0], k, v):
+        return None
+    from roundscope.attention.engines.kernels.hopper.gradients import gradients
+
+    try:
+        return gradients(call, rows, (k, v))
+    except NoSuchArithmetic:
+        return None
 
 
 def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:

@@ -62,7 +62,7 @@ def whole_tiles(setup: Setup, i: Array) -> Index:
     )
 
 
-def _whole_queries(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
+def query_tiles_that_see(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
     """Return three numbers of query tiles, which divide those that see key tile j.
 
     They are the first query tile that sees some of the key tile, the first that sees all of it, and
@@ -98,7 +98,7 @@ def walk_queries(
     slices  into how many slices each tile is divided; if it is above 1, the number that `tile` gets
             is that of a slice
     """
-    first, whole, end = (n * slices for n in _whole_queries(setup, j))
+    first, whole, end = (n * slices for n in query_tiles_that_see(setup, j))
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
     if setup.plan.query_order is QueryOrder.ASCENDING:
         for is_whole, lo, hi in parts:

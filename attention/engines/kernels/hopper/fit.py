@@ -18,7 +18,7 @@ from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-GROUPS = 2
+OWNED = 128  # rows of a program
 OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
 SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
 NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
@@ -46,7 +46,7 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
         _is_here(call)
         and _are_sixteen(call, FORWARD)
         and _row_sum_fits(call)
-        and q.shape[1] % (GROUPS * ROWS) == 0
+        and q.shape[1] % OWNED == 0
         and setup.block_k % ROWS == 0
         and all(n in (64, 128) for n in (width, features))
         and not (plan.unfused_if_cut or plan.first_tile_apart)
@@ -55,7 +55,7 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
         and plan.delta_from is not DeltaFrom.WIDE_O
         and setup.block_k * 3 // 4 + features // 2 <= NUMBERS
     )
-    own = GROUPS * ROWS * 2 * (width + features)
+    own = OWNED * 2 * (width + features)
     tile = setup.block_k * 2 * (width + features)
     return min(3, (SHARED - own) // tile) if fits and (SHARED - own) // tile >= 2 else 0
 
@@ -91,6 +91,21 @@ def _row_sum_fits(call: Call) -> bool:
     return plan.row_sum is RowSum.PLAIN and acc.order is Order.HALVES and acc.step == BINARY32
 
 
-def gradients_fit(call: Call, q: Any, v: Any) -> bool:
-    """Return whether dQ, dK and dV have these kernels."""
-    return False and GradientsApart is not None
+def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
+    """Return whether dQ, dK and dV have these kernels.
+
+    dK and dV are then sums over all queries in their order, whatever the tiles are.
+    """
+    setup, width, features = call.setup, q.shape[2], v.shape[2]
+    apart = setup.plan.gradients_apart in (GradientsApart.NONE, GradientsApart.DQ)
+    return (
+        _is_here(call)
+        and _are_sixteen(call, BACKWARD)
+        and apart
+        and q.shape[1] % OWNED == 0
+        and k.shape[1] % OWNED == 0
+        and setup.block_q % ROWS == 0
+        and setup.block_k in (64, 128)
+        and width == features
+        and width in (64, 128)
+    )

@@ -14,7 +14,14 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, mask
-from roundscope.attention.engines.kernels.hopper.walk import Given, Span, Tile, Walk, run
+from roundscope.attention.engines.kernels.hopper.walk import (
+    Given,
+    Span,
+    Tile,
+    Walk,
+    hidden_zero,
+    run,
+)
 from roundscope.attention.engines.kernels.tiles import seen_tiles, whole_tiles
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import KeyOrder
@@ -94,7 +101,7 @@ def _walk(call: Call, ahead: int) -> Walk:
 
 def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Array, ...]:
     """Return output, maximum and row sum of the queries of a warp group, from `row` on."""
-    setup, machine = call.setup, warpgroup_machine(ROWWISE)
+    setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero())
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     queries = factor(q, call.format(Site.Q))
     start = algorithm.start(np, setup.plan, ROWS, features)

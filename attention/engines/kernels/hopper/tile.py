@@ -1,4 +1,4 @@
-"""A tile of a warp group as the equations see it: its events, its mask, and numbers of the state."""
+"""A tile of a warp group as the equations see it: its events, its mask, and its numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace

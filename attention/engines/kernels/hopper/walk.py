@@ -228,6 +228,11 @@ def _whole_span(walk: Walk) -> tuple[Array, Array]:
     return _int32(spans[0].first), _int32(spans[-1].last)
 
 
+def hidden_zero() -> Array:
+    """Return an int32 0 whose value no compiler knows: there are fewer than 2^30 heads."""
+    return lax.shift_right_logical(lax.axis_index("head"), np.int32(30))
+
+
 def _int32(x: Index) -> Array:
     return jnp.asarray(x, jnp.int32)
 

@@ -67,11 +67,12 @@ class Factor:
         return replace(self, ref=self.ref.transpose((1, 0)), shape=self.shape[::-1])
 
 
-def warpgroup_machine(place: Placement, exps_at_once: int = AT_ONCE) -> Machine:
+def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE) -> Machine:
     """Return the machine of a warp group.
 
     Args:
         place: how vectors lie in the registers.
+        zero: an int32 0 whose value no compiler knows.
         exps_at_once: how many exps a thread computes at the same time.
     """
     by, matched = partial(assembled, place), partial(_matched, place)
@@ -84,7 +85,7 @@ def warpgroup_machine(place: Placement, exps_at_once: int = AT_ONCE) -> Machine:
         narrow=partial(convert.narrowed_to, by=by),
         narrow32=partial(convert.narrowed32, by=by),
         exponential=exp64,
-        exp=lambda x, name: exp32(x, name, jnp.int32(0), exps_at_once, by),
+        exp=lambda x, name: exp32(x, name, zero, exps_at_once, by),
         instructions=instructions(True, by),
         odd_sum=_refused,
         round=_refused,

@@ -1,0 +1,225 @@
+"""The gradients by warp groups: dK and dV, whose programs own keys, and dQ, whose own queries.
+
+Each kernel computes P and dS again from S and dP, so no array has an entry for every score. A
+program of `key_gradients` computes its tiles transposed, as `untransposed` makes them.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from roundscope.attention import algorithm
+from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, mask
+from roundscope.attention.engines.kernels.hopper.walk import (
+    Given,
+    Span,
+    Tile,
+    Walk,
+    hidden_zero,
+    run,
+)
+from roundscope.attention.engines.kernels.tiles import query_tiles_that_see, seen_tiles, whole_tiles
+from roundscope.attention.engines.layout import from_heads, to_heads
+from roundscope.attention.plans.choices import QueryOrder
+from roundscope.attention.sites import Site
+from roundscope.attention.tiles.loops import Setup
+from roundscope.emu.backends.kernels.held import Held
+from roundscope.emu.backends.kernels.narrowing import narrowed
+from roundscope.emu.backends.kernels.ops import TYPES
+from roundscope.emu.backends.kernels.transposing import untransposed
+from roundscope.emu.backends.kernels.warpgroups.machine import ROWS, warpgroup_machine
+from roundscope.emu.backends.kernels.warpgroups.registers import COLUMNWISE, ROWWISE, Placement
+
+ROW_SITES = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
+KEY_SITES = (Site.K, Site.V)
+AHEAD = 2  # tiles in shared memory
+EXPS_AT_ONCE = 8  # of a thread, since two sums need registers too
+
+
+def gradients(
+    call: Call, rows: Sequence[Array], keys: Sequence[Array]
+) -> tuple[Array, Array, Array]:
+    """Return dQ (heads, T, H), dK (heads, S, H) and dV (heads, S, Hv) of query heads.
+
+    rows  q (heads, T, H), dO (heads, T, Hv), L and delta (heads, T)
+    keys  k (key heads, S, H) and v (key heads, S, Hv)
+    """
+    batch = rows[0].shape[0] // call.setup.heads
+    mine = [Given(array=_by_batch(x, batch)) for x in rows]
+    theirs = [Given(array=_by_batch(x, batch), of_keys=True) for x in keys]
+
+    def made(site: Site, like: Array, count: int) -> jax.ShapeDtypeStruct:
+        shape = batch, count, call.setup.heads, like.shape[2]
+        return jax.ShapeDtypeStruct(shape, TYPES[call.format(site)])
+
+    (dq,) = run(
+        _walk_over_keys(call),
+        partial(_own_queries, call),
+        mine,
+        theirs,
+        [made(Site.DQ, keys[0], rows[0].shape[1])],
+    )
+    dk, dv = run(
+        _walk_over_queries(call),
+        partial(_own_keys, call),
+        theirs,
+        mine,
+        [
+            made(site, like, like.shape[1])
+            for site, like in zip((Site.DK, Site.DV), keys, strict=True)
+        ],
+    )
+    dq, dk, dv = (to_heads(jnp, x, 1) for x in (dq, dk, dv))
+    return dq, dk, dv
+
+
+def _by_batch(x: Array, batch: int) -> Array:
+    """Return (heads, rows, features) as (B, rows, N, features), and (heads, rows) as (B, N, rows)."""
+    return from_heads(x, batch, x.shape[1]) if x.ndim == 3 else x.reshape(batch, -1, x.shape[1])
+
+
+def _is_cut(setup: Setup) -> bool:
+    return bool(setup.is_causal or setup.keys % setup.block_k or setup.queries % setup.block_q)
+
+
+def _walk_over_keys(call: Call) -> Walk:
+    setup = call.setup
+
+    def span(row: Array) -> Span:
+        i = jnp.asarray(row, jnp.int32) // np.int32(setup.block_q)
+        last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
+        return Span(first=0, last=last, whole_first=0, whole_last=whole)
+
+    return Walk(
+        heads=setup.heads,
+        group=call.group,
+        size=setup.block_k,
+        step=1,
+        descends=False,
+        is_cut=_is_cut(setup),
+        span=span,
+        ahead=AHEAD,
+    )
+
+
+def _walk_over_queries(call: Call) -> Walk:
+    """Return how programs that own keys walk: over 64 queries at a time, in the plan's order."""
+    setup = call.setup
+    step = setup.block_q // ROWS
+
+    def span(row: Array) -> Span:
+        j = jnp.asarray(row, jnp.int32) // np.int32(setup.block_k)
+        first, whole, end = query_tiles_that_see(setup, j)
+        last = setup.query_tiles
+        tiles = first, last, whole, end
+        first, last, whole, end = (x * np.int32(step) for x in tiles)
+        return Span(first=first, last=last, whole_first=whole, whole_last=end)
+
+    return Walk(
+        heads=setup.heads,
+        group=call.group,
+        size=ROWS,
+        step=step,
+        descends=setup.plan.query_order is QueryOrder.DESCENDING,
+        is_cut=_is_cut(setup),
+        span=span,
+        ahead=AHEAD,
+    )
+
+
+def _read(call: Call, sites: Sequence[Site], memory: Sequence[Any], place: Placement) -> list[Held]:
+    """Return what shared memory has of some sites: matrices as factors, vectors in registers."""
+    found = []
+    for site, x in zip(sites, memory, strict=True):
+        name = call.format(site)
+        if len(x.shape) == 2:
+            found.append(factor(x, name))
+        else:
+            found.append(Held(array=plgpu.load(x, (), layout=place.vector), format=name))
+    return found
+
+
+def _zeros(call: Call, site: Site, features: int) -> Array:
+    return ROWWISE.placed(jnp.zeros((ROWS, features), TYPES[call.format(site)]))
+
+
+def _each(f: Callable[[int], None], count: int) -> None:
+    for n in range(count):
+        f(n)
+
+
+def _own_queries(
+    call: Call, own: list[Any], row: Array, walk: Callable[..., Any]
+) -> tuple[Array, ...]:
+    """Return dQ of the queries of a warp group, from `row` on."""
+    setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero(), EXPS_AT_ONCE)
+    mine, formats = _read(call, ROW_SITES, own, ROWWISE), [call.format(Site.DQ)]
+    shape = ROWS, setup.block_k
+
+    def key_tile(tile: Tile, total: tuple[Array, ...]) -> tuple[Array, ...]:
+        _each(tile.wait, len(KEY_SITES))
+        keys = _read(call, KEY_SITES, tile.memory, ROWWISE)
+        exists = (
+            None
+            if tile.is_whole
+            else mask(setup, row, tile.number * np.int32(setup.block_k), shape, by_key=False)
+        )
+
+        def computed(total: Array, *arrays: Any) -> Any:
+            x, do, lse, delta, y, z, exists = arrays
+            at = events(setup, *shape, exists)
+            _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            return (algorithm.query_gradients(at, ds, y, total),), ()
+
+        own = held(total, formats, [total[0].shape])
+        made = narrowed(machine, computed, formats)(*own, *mine, *keys, exists)[0]
+        _each(tile.free, len(KEY_SITES))
+        return made
+
+    found: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, own[0].shape[1]),))
+    return found
+
+
+def _own_keys(
+    call: Call, own: list[Any], row: Array, walk: Callable[..., Any]
+) -> tuple[Array, ...]:
+    """Return dK and dV of the keys of a warp group, from `row` on."""
+    setup, machine = call.setup, warpgroup_machine(COLUMNWISE, hidden_zero(), EXPS_AT_ONCE)
+    mine = _read(call, KEY_SITES, own, COLUMNWISE)
+    formats = [call.format(site) for site in (Site.DK, Site.DV)]
+
+    def query_tile(tile: Tile, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        _each(tile.wait, len(ROW_SITES))
+        rows = _read(call, ROW_SITES, tile.memory, COLUMNWISE)
+        exists = (
+            None
+            if tile.is_whole
+            else mask(setup, tile.number * np.int32(ROWS), row, (ROWS, ROWS), by_key=True)
+        )
+
+        def computed(dk: Array, dv: Array, *arrays: Any) -> Any:
+            y, z, x, do, lse, delta, exists = arrays
+            at = events(setup, ROWS, ROWS, None if exists is None else exists.T)
+            p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            return algorithm.key_gradients(at, p, ds, x, do, dk, dv), ()
+
+        def as_it_lies(*arrays: Any) -> Any:
+            return untransposed(computed)(*arrays)
+
+        own = held(totals, formats, [x.shape for x in totals])
+        made = narrowed(machine, as_it_lies, formats)(*own, *mine, *rows, exists)[0]
+        _each(tile.free, len(ROW_SITES))
+        return made
+
+    sites = zip((Site.DK, Site.DV), own, strict=True)
+    found: tuple[Array, ...] = walk(
+        query_tile, tuple(_zeros(call, site, x.shape[1]) for site, x in sites)
+    )
+    return found
