@@ -91,7 +91,8 @@ class Events:
                 after = perturbed(self.ops, self.tile, injection, before, after, r.format, unit)
         if not self._may_happen_everywhere(site, r, kept):
             valid = self.tile.valid(site) if value.ndim == 2 else self.tile.valid(site).squeeze(1)
-            after = self.ops.xp.where(valid, after, value if kept is None else kept)
+            as_it_was = (self.ops.absent or _same)(value) if kept is None else kept
+            after = self.ops.xp.where(valid, after, as_it_was)
         if self.recorder is not None:
             self.recorder.keep(str(site), site, value, after, r.format, unit)
         return after
@@ -199,3 +200,7 @@ class Events:
         return lambda k, total: self.ops.round(
             total, r, self._random(site, r.seed, total.shape, k + 1)
         )
+
+
+def _same(x: Array) -> Array:
+    return x

@@ -60,6 +60,9 @@ class Ops:
             (`attention.softmax.row_sums`); None if arrays can be reshaped.
         in_pairs: (lanes (rows, 4), whether they are crossed, rounding) -> their sum (rows,), in
             which the sum of a pair is rounded; None if arrays can be reshaped.
+        absent: x -> x at entries where an event does not exist, which are only multiplied by 0
+            later. So a library may round them toward zero, which makes none infinite; None if it
+            keeps them as they are.
         programs: (step, ...) -> the results of a step that runs as one compiled program, or None
             if it has none; None if the library has no such programs.
     """
@@ -84,4 +87,5 @@ class Ops:
     own_sum: Callable[..., Array] | None = None
     in_lanes: Callable[[Array], Array] | None = None
     in_pairs: Callable[[Array, bool, Rounding], Array] | None = None
+    absent: Callable[[Array], Array] | None = None
     programs: Callable[..., Any] | None = None

@@ -22,7 +22,7 @@ from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.warpgroups import NoSuchArithmetic
+from roundscope.emu.backends.kernels.held import NoSuchArithmetic
 from roundscope.emu.backends.kernels.ops import DEPTH
 
 SCORE_GRADIENTS = (

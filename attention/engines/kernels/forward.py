@@ -30,7 +30,7 @@ from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.warpgroups import NoSuchArithmetic
+from roundscope.emu.backends.kernels.held import NoSuchArithmetic
 
 
 def forward(

@@ -125,6 +125,11 @@ def combined(operation: str, a: Array, b: Array, to_odd: bool, by: Assembler = b
     return instruction(_directed_twice(operation, "$0", "$1", "$2"), jnp.float32, a, b, by=by)
 
 
+def toward_zero(operation: str, a: Array, b: Array, by: Assembler = by_triton) -> Array:
+    """Return a + b, a - b or a b (add, sub, mul) of float32 arrays, rounded toward zero."""
+    return instruction(f"{operation}.rz.f32 $0, $1, $2;", jnp.float32, a, b, by=by)
+
+
 def fused(a: Array, b: Array, c: Array, by: Assembler = by_triton) -> Array:
     """Return a b + c of float32 arrays, rounded once to nearest even."""
     return instruction("fma.rn.f32 $0, $1, $2, $3;", jnp.float32, a, b, c, by=by)

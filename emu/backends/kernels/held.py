@@ -16,6 +16,12 @@ from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 from roundscope.emu.sums.accumulator import Accumulator
 
 FP64, FP32 = "fp64", "fp32"
+
+
+class NoSuchArithmetic(NotImplementedError):
+    """A machine has no arithmetic in this type between its instructions."""
+
+
 WITHIN_FP32 = ("bf16", "fp16", FP32)
 ROUNDINGS = {"bf16": BF16, "fp16": FP16}
 
@@ -90,6 +96,8 @@ class Machine:
         total: (machine, accumulator, a, b, init) -> init + a @ b. init may still have to be
             computed.
         bound: (operation, arrays) -> the results of a traced operation on other arrays.
+        toward_zero: (operation, x, y) -> the sum, difference or product of two float32 arrays,
+            rounded toward zero; None where binary64 serves instead.
         pairs: (lanes, whether they are crossed, rounding) -> two arrays whose sum is the row sum
             (`marks.in_pairs`); None if a row's lanes are an axis of an array.
     """
@@ -111,6 +119,7 @@ class Machine:
     function: Callable[[Callable[..., Array], Array], Array]
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
     bound: Callable[[Any, list[Any]], list[Any]] = bind_again
+    toward_zero: Callable[[str, Array, Array], Array] | None = None
     pairs: Callable[[Array, bool, Rounding], tuple[Array, Array]] | None = None
 
 
@@ -123,6 +132,8 @@ def format_of(f: Format) -> str:
 
 def held_as(machine: Machine, x: Held, name: str) -> Array:
     """Return the numbers as an array for a format that holds them."""
+    if name not in machine.types:
+        raise NoSuchArithmetic(f"{name} in a warp group")
     x = computed(machine, x)
     if x.wider is None:
         array = x.array

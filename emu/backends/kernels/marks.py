@@ -32,6 +32,7 @@ ODD_SUM = _marked("odd_sum", lambda a, b: a)
 TOTAL = _marked("sum_of_products", lambda a, b, init: (a[0], b[1]))
 IN_LANES = _marked("in_lanes", lambda x: (4 * x[0], x[1] // 4))
 IN_PAIRS = _marked("in_pairs", lambda x: x[:1])
+ABSENT = _marked("absent", lambda x: x)
 TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 
@@ -72,6 +73,12 @@ def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
 def transposed(x: Array) -> Array:
     """Return the transpose of x."""
     result: Array = TRANSPOSED.bind(x)
+    return result
+
+
+def absent(x: Array) -> Array:
+    """Return x, whose numbers are only multiplied by 0 later (`Ops.absent`)."""
+    result: Array = ABSENT.bind(x)
     return result
 
 

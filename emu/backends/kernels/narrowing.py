@@ -156,6 +156,8 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
         a, b, init = x
         factors = computed(machine, a), computed(machine, b)
         return [machine.total(machine, params["accumulator"], *factors, init)]
+    if eqn.primitive is marks.ABSENT:
+        return [_absent(machine, x[0])]
     if eqn.primitive is marks.IN_LANES:
         return [computed(machine, x[0])]
     if eqn.primitive is marks.IN_PAIRS:
@@ -208,6 +210,15 @@ def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
     known = operation in (*ARITHMETIC, "div") or operation is machine.exponential
     promise = Held(array=None, format=FP64, made=(operation, tuple(x)))
     return promise if known and all(y.format != FP64 for y in x) else computed(machine, promise)
+
+
+def _absent(machine: Machine, x: Held) -> Held:
+    """Return numbers that are only multiplied by 0 later."""
+    if x.made is None or machine.toward_zero is None:
+        return computed(machine, x)
+    operation, factors = x.made
+    arrays = (held_as(machine, y, FP32) for y in factors)
+    return Held(array=machine.toward_zero(operation, *arrays), format=FP32)
 
 
 def _in_pairs(machine: Machine, x: Held, is_crossed: bool, rounding: Rounding) -> Held:

@@ -58,11 +58,12 @@ def types(on_gpu: bool) -> dict[str, Any]:
     return TYPES if on_gpu else dict.fromkeys(TYPES, jnp.float64)
 
 
-def kernel_ops(in_lanes: bool = False) -> Ops:
+def kernel_ops(of_warpgroups: bool = False) -> Ops:
     """Return the `Ops` record for functions that `emu.backends.kernels.narrowing.narrowed` runs.
 
     Args:
-        in_lanes: whether the lanes of a row are threads, so that no array has an axis for them.
+        of_warpgroups: whether the lanes of a row are threads, so that no array has an axis for
+            them, and there is no binary64.
     """
     return Ops(
         xp=jnp,
@@ -83,8 +84,9 @@ def kernel_ops(in_lanes: bool = False) -> Ops:
         ascending=_refused("a sum of other factors"),
         stats=_events,
         own_sum=marks.total,
-        in_lanes=marks.in_lanes if in_lanes else None,
-        in_pairs=marks.in_pairs if in_lanes else None,
+        in_lanes=marks.in_lanes if of_warpgroups else None,
+        in_pairs=marks.in_pairs if of_warpgroups else None,
+        absent=marks.absent if of_warpgroups else None,
     )
 
 

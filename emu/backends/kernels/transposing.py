@@ -120,6 +120,7 @@ def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
         marks.PRODUCT,
         marks.FUNCTION,
         marks.ODD_SUM,
+        marks.ABSENT,
     ):
         return _bound(eqn, *(y(True) for y in x))
     if eqn.primitive is marks.TOTAL:

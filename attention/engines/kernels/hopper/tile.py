@@ -22,7 +22,7 @@ def events(setup: Setup, queries: int, keys: int, mask: Any) -> Events:
 
     Where the tile is in its head is not known, and no event of these kernels depends on it.
     """
-    ops, own = kernel_ops(in_lanes=True), replace(setup, block_q=queries, block_k=keys)
+    ops, own = kernel_ops(of_warpgroups=True), replace(setup, block_q=queries, block_k=keys)
     rows = jnp.ones(queries, bool)
     tile = replace(
         tile_at(ops, own, 0, 0, 0, None, None),

@@ -76,7 +76,7 @@ class Memory:
 
     own      what each warp group reads of its rows: (GROUPS, 64, features) or (GROUPS, 64)
     walked   tiles: (ahead, size, features) or (ahead, size)
-    results  where results lie on their way out
+    results  where 16-bit results lie on their way out
     arrived  for each warp group: its rows are there
     ready    for each array and tile in memory: it is there
     free     for each array and tile in memory: no warp group needs it any longer
@@ -177,7 +177,7 @@ def _program(walk: Walk, body: Body, of_keys: list[bool], owned: int, *refs: Any
         ),
         [_shared(GROUPS, ROWS, x) for x in own],
         [_shared(walk.ahead, walk.size, x) for x in walked],
-        [_shared(GROUPS, ROWS, x) for x in _distinct(results)],
+        [_shared(GROUPS, ROWS, x) for x in results if _is_sixteen(x)],
         plgpu.Barrier(num_barriers=GROUPS, num_arrivals=len(own)),
         [plgpu.Barrier(num_barriers=walk.ahead) for _ in walked],
         [plgpu.Barrier(num_barriers=walk.ahead, num_arrivals=GROUPS) for _ in walked],
@@ -186,13 +186,13 @@ def _program(walk: Walk, body: Body, of_keys: list[bool], owned: int, *refs: Any
     )
 
 
-def _distinct(results: Sequence[Any]) -> list[Any]:
-    """Return one result of each type and width, since they leave one after another."""
-    return list({_kind(x): x for x in results}.values())
+def _is_sixteen(result: Any) -> bool:
+    """Return whether a result is a matrix of 16-bit numbers.
 
-
-def _kind(x: Any) -> tuple[Any, ...]:
-    return len(x.shape), x.shape[-1] if len(x.shape) == 4 else 0, jnp.dtype(x.dtype)
+    These leave by way of shared memory. Four threads write 32 bytes of a matrix of binary32
+    numbers, as much as memory takes at once, so these leave from the registers.
+    """
+    return len(result.shape) == 4 and jnp.dtype(result.dtype).itemsize == 2
 
 
 def _shared(count: int, rows: int, like: Any) -> Any:
@@ -281,13 +281,16 @@ def _compute(
     plgpu.barrier_wait(memory.arrived.at[group])
 
     found = body(mine, row, partial(_walked, walk, memory, group, row))
-    places = dict(zip(map(_kind, _distinct(results)), memory.results, strict=True))
+    places = iter(memory.results)
     for value, result in zip(found, results, strict=True):
-        place = places[_kind(result)].at[group]
-        plgpu.wait_smem_to_gmem(0)
+        target = _part(result, rows, _head(walk, False))
+        if not _is_sixteen(result):
+            target[...] = value
+            continue
+        place = next(places).at[group]
         place[...] = value
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(place, _part(result, rows, _head(walk, False)))
+        plgpu.copy_smem_to_gmem(place, target)
     plgpu.wait_smem_to_gmem(0)
 
 

@@ -3,7 +3,3 @@
 `machine` has the operations, `registers` runs PTX on the registers of its threads, and `lanes` adds
 up the rows of a matrix.
 """
-
-
-class NoSuchArithmetic(NotImplementedError):
-    """A warp group has no arithmetic in binary64 between its instructions."""

@@ -20,15 +20,16 @@ from roundscope.emu.backends.kernels import convert, narrowing
 from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
 from roundscope.emu.backends.kernels.held import (
     FP32,
+    FP64,
     Held,
     Machine,
+    NoSuchArithmetic,
     bind_again,
     computed,
     held_as,
 )
 from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.kernels.ops import TYPES
-from roundscope.emu.backends.kernels.warpgroups import NoSuchArithmetic
 from roundscope.emu.backends.kernels.warpgroups.lanes import across, by_halves, within_lanes
 from roundscope.emu.backends.kernels.warpgroups.registers import Placement, assembled
 from roundscope.emu.functions import exp64
@@ -77,7 +78,7 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
     """
     by, matched = partial(assembled, place), partial(_matched, place)
     return Machine(
-        types=TYPES,
+        types={name: dtype for name, dtype in TYPES.items() if name != FP64},
         combined=lambda name, a, b, odd: convert.combined(name, *matched(a, b), odd, by),
         fused=lambda a, b, c: convert.fused(*matched(a, b, c), by),
         combined16=lambda name, a, b, r: convert.combined16(name, *matched(a, b), r, by),
@@ -94,6 +95,7 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         function=_refused,
         total=partial(_total, place),
         bound=partial(_bound, place),
+        toward_zero=lambda name, a, b: convert.toward_zero(name, *matched(a, b), by),
         pairs=_pairs,
     )
 
