@@ -138,7 +138,7 @@ def _backward(
     engine: ModuleType, setup: Setup, types: Types, output: Any, residuals: Residuals, do: Array
 ) -> tuple[None, Array, Array, Array, None, None, Array | None]:
     """Return the gradient of each argument of `_attend` that is data, in its own type."""
-    dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do)
+    dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do, types)
     found = [
         x if x.dtype == dtype else x.astype(dtype)
         for x, dtype in zip((dq, dk, dv, *dsinks), types, strict=True)
@@ -147,25 +147,41 @@ def _backward(
 
 
 def _gradients(
-    engine: ModuleType, setup: Setup, residuals: Residuals, do: Array
+    engine: ModuleType, setup: Setup, residuals: Residuals, do: Array, types: Types | None = None
 ) -> tuple[Array, ...]:
-    """Return dQ, dK, dV and delta, and in calls with sinks their gradient, (N,)."""
+    """Return dQ, dK, dV and delta, and in calls with sinks their gradient, (N,).
+
+    types: the types of q, k and v. A gradient has this type if it is a 16-bit type that holds all
+    its numbers; otherwise it has the type that do calls for.
+    """
     each, q, k, v, mask, out, wide, lse, sinks, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
-    do_heads, _ = run.round_inputs(setup, Site.DO, run.enter(do, setup.block_q), each)
+    do_heads = _rounded(setup, Site.DO, do, setup.block_q, each)
     if setup.plan.scaled_keys:
         k, _ = run.round_inputs(setup, Site.KC, k, each)
     dtype = result_type(do)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
+    sites = Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT
+    own = [_held_by(setup, *x, dtype) for x in zip(sites, types or (dtype,) * 3, strict=False)]
     gradients = tuple(
-        run.leave(x, do.shape[0], size, dtype) for x, size in zip(found, sizes, strict=True)
+        run.leave(x, do.shape[0], size, left)
+        for x, size, left in zip(found, sizes, (*own, dtype), strict=True)
     )
     if not sinks:
         return gradients
     of_heads, _ = run.sink_gradients(setup, *sinks, lse, found[3], each)
     return *gradients, run.leave_sinks(of_heads, do.shape[0], dtype)
+
+
+def _held_by(setup: Setup, site: Site, dtype: Any, wide: Any) -> Any:
+    """Return dtype if it is a 16-bit type that holds the results of an event, else the wide type."""
+    own = SIXTEEN_BITS.get(jnp.dtype(dtype))
+    is_changed = any(injection.site is site for injection in setup.inject)
+    if own is None or is_changed or setup.plan.block(site) is not None:
+        return wide
+    return dtype if own.holds(setup.plan[site].format) else wide
 
 
 _attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _backward)

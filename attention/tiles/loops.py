@@ -133,7 +133,7 @@ def whole_head(
     xp = ops.xp
     t = xp.arange(setup.query_tiles * setup.block_q)
     s = xp.arange(setup.key_tiles * setup.block_k)
-    rows, keys = t < setup.queries, s < setup.keys
+    rows, keys = _before(xp, t, setup.queries), _before(xp, s, setup.keys)
     seeing = rows if mask is None else rows & mask.any(axis=1)
     if setup.plan.window:
         near = _in_window(setup, t, s) & keys
@@ -155,6 +155,11 @@ def whole_head(
         keys=keys,
         sample=sample.of_head(xp, setup.every, tiles, sizes, head) if setup.every > 1 else None,
     )
+
+
+def _before(xp: Any, numbers: Array, end: int) -> Array:
+    """Return which of the numbers 0, 1, 2 ... are below an end, a constant if all are."""
+    return xp.ones(numbers.shape, dtype=bool) if len(numbers) <= end else numbers < end
 
 
 def _in_window(setup: Setup, t: Array, s: Array) -> Array:
