@@ -258,9 +258,14 @@ def round_key_gradients(
     """
     at = events_at(ops, setup, whole_head(ops, setup, head, None, setup.key_heads))
     dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
+    return rounded_key_gradients(at, setup, dk, dv), at.seen()
+
+
+def rounded_key_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tuple[Array, Array]:
+    """Return the final dK and dV, (S, features): dK multiplied by its factor, both rounded."""
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = algorithm.register(at, Site.SDK, ops.multiply(dk, setup.factor))
-    return (at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)), at.seen()
+        dk = algorithm.register(at, Site.SDK, at.ops.multiply(dk, setup.factor))
+    return at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)
 
 
 def sink_gradients(

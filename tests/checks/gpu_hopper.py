@@ -2,18 +2,19 @@
 
     python -m tests.checks.gpu_hopper [--time]
 
-A case is a plan, a size, tiles, and three kinds of numbers: normal ones, large ones, and a few that
-are infinite, NaN or zero. Exit code 1 where a number differs in a bit, or where a case has no kernel
-for Hopper although it should. --time: device time of both and of torch's SDPA, B = 4, N = 12,
-T = 4096.
+A case is a plan, a size, tiles, and three kinds of numbers: normal ones, large ones, and a few
+that are infinite, NaN or zero. Exit code 1 where a number differs in a bit, or where a case has no
+kernel for Hopper although it should. --time: device time of both and of torch's SDPA, B = 4,
+N = 12, T = 4096; --only-time leaves the comparison out.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from roundscope.attention.engines.kernels.hopper import fit
 from roundscope.experiments.bench.attention import SIZES, Size, _several, inputs
 from roundscope.experiments.bench.attention_gpu import _torch
 
+Contestant: TypeAlias = tuple[str, Callable[[], Any], Any]  # name, call, how to wait
 NAMES = ("out", "dq", "dk", "dv")
 
 
@@ -114,22 +116,38 @@ def compared() -> int:
 
 def times() -> None:
     """Print device times, and speeds over torch's."""
-    tiles = {"fa2": ((128, 128), (64, 64)), "cudnn": ((128, 128),) * 2}
+    ours = {by: _all_compiled(by_triton=by) for by in (False, True)}
     for size in SIZES["gpu"]:
-        field: list[tuple[str, Callable[[], Any], Any]] = []
+        field: list[Contestant] = []
         for c in _torch(size):
             field += [(c.name, c.forward, c.wait), (f"{c.name}, both", c.both, c.wait)]
-        of_width = {name: own[size.features // 128] for name, own in tiles.items()}
-        of_width["fa2-bf16@hopper"] = (64, 128) if size.features == 64 else (64, 64)
-        for name, own in of_width.items():
-            for by_triton in (False, True):
-                field += _ours(name, size, own, by_triton)
+        arrays = inputs(size, "bfloat16")
+        for by_triton, made in ours.items():
+            for (of, name), call in made.items():
+                if of == size:
+                    told = f"{name}, {'Triton' if by_triton else 'Hopper'}"
+                    told = told.replace(", both", "") + (", both" if "both" in name else "")
+                    field.append((told, partial(call, *arrays), jax.block_until_ready))
         _race(size, field)
 
 
-def _ours(
-    name: str, size: Size, tile: tuple[int, int], by_triton: bool
-) -> list[tuple[str, Callable[[], Any], Any]]:
+def _all_compiled(*, by_triton: bool) -> dict[tuple[Size, str], Any]:
+    """Return what is timed, compiled, by size and name."""
+    jax.clear_caches()
+    jobs = [(size, *of) for size in SIZES["gpu"] for of in _plans(size.features)]
+    with fit.only_triton() if by_triton else nullcontext(), ThreadPoolExecutor(12) as pool:
+        made = pool.map(lambda job: _compiled(*job), jobs)
+        return {key: call for found in made for key, call in found.items()}
+
+
+def _plans(features: int) -> list[tuple[str, tuple[int, int]]]:
+    """Return the plans that are timed, with their tiles."""
+    square = (128, 128) if features == 64 else (64, 64)
+    return [("fa2", square), ("cudnn", (128, 128)), ("fa2-bf16@hopper", (64, 64))]
+
+
+def _compiled(size: Size, name: str, tile: tuple[int, int]) -> dict[tuple[Size, str], Any]:
+    """Return the forward, and the gradients of the sum of the output."""
     arrays = inputs(size, "bfloat16")
     call = partial(
         attend,
@@ -140,17 +158,12 @@ def _ours(
         engine="pallas",
     )
     gradients = jax.grad(lambda *x: call(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
-    found = []
-    for suffix, f in (("", call), (", both", gradients)):
-        jax.clear_caches()
-        with fit.only_triton() if by_triton else nullcontext():
-            compiled = jax.jit(f).lower(*arrays).compile()
-        told = f"{name} {tile[0]} x {tile[1]}, {'Triton' if by_triton else 'Hopper'}{suffix}"
-        found.append((told, partial(compiled, *arrays), jax.block_until_ready))
-    return found
+    told = f"{name} {tile[0]} x {tile[1]}"
+    named = ((told, call), (f"{told}, both", gradients))
+    return {(size, name): jax.jit(f).lower(*arrays).compile() for name, f in named}
 
 
-def _race(size: Size, field: list[tuple[str, Callable[[], Any], Any]]) -> None:
+def _race(size: Size, field: list[Contestant]) -> None:
     """Print the median times of all in turn, and their speeds over torch's two kernels."""
     runs = [(name, *_several(call, wait)) for name, call, wait in field]
     taken: dict[str, list[float]] = {name: [] for name, *_ in runs}

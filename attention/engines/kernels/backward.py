@@ -43,8 +43,11 @@ Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV, or dK, dV, dS
 
 def backward(
     setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array, on_gpu: bool
-) -> tuple[tuple[Array, Array, Array], Seen]:
-    """Return dQ, dK and dV of query heads before their last roundings, and what was recorded.
+) -> tuple[Gradients, Seen, bool]:
+    """Return dQ, dK and dV of query heads, what was recorded, and whether they are final.
+
+    If not, their last roundings are still to be done, and those of heads that share a key head to
+    be added up.
 
     A kernel whose programs own tiles of keys computes P and dS, adds up dK and dV, and writes dS to
     memory. Another kernel computes dQ from dS. dS of all keys at once would need memory for every
@@ -66,19 +69,22 @@ def backward(
     )
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
     rows = q, do, lse, delta
-    dq, dk, dv = _on_hopper(call, rows, k, v) or _by_parts(call, rows, k, v)
-    seen = {} if setup.record is None else _looked_at(setup, call, (q, do, lse, delta), k, v)
-    return (wide(dq), wide(dk), wide(dv)), seen
+    is_final = setup.record is None and call.group == 1
+    made = _on_hopper(call, rows, k, v, is_final)
+    is_final = is_final and made is not None
+    dq, dk, dv = made or _by_parts(call, rows, k, v)
+    seen = {} if setup.record is None else _looked_at(setup, call, rows, k, v)
+    return (wide(dq), wide(dk), wide(dv)), seen, is_final
 
 
-def _on_hopper(call: Call, rows: Rows, k: Array, v: Array) -> Gradients | None:
+def _on_hopper(call: Call, rows: Rows, k: Array, v: Array, is_final: bool) -> Gradients | None:
     """Return the results of the kernels for Hopper, or None if they do not fit the call."""
     if not gradients_fit(call, rows[0], k, v):
         return None
     from roundscope.attention.engines.kernels.hopper.gradients import gradients
 
     try:
-        return gradients(call, rows, (k, v))
+        return gradients(call, rows, (k, v), is_final)
     except NoSuchArithmetic:
         return None
 

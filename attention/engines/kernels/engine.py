@@ -96,13 +96,19 @@ def _backward(
     delta, seen_delta = jax.vmap(own_deltas)(
         number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
     )
-    run = _one_after_another(partial(run_backward, setup, on_gpu=jax.default_backend() == "gpu"))
-    (dq, dk, dv), seen = run(q, k, v, do, lse, delta)
-    (dk, dv), seen_keys = jax.vmap(added)(
-        jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
-    )
-    dq, seen_dq = jax.vmap(finished)(number, dq)
-    return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys
+
+    def of_tiles(*x: Array) -> Any:
+        (dq, dk, dv), seen, is_final = run_backward(setup, *x, jax.default_backend() == "gpu")
+        if is_final:
+            return (dq, dk, dv), seen, {}
+        (dk, dv), seen_keys = jax.vmap(added)(
+            jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
+        )
+        dq, seen_dq = jax.vmap(finished)(number, dq)
+        return (dq, dk, dv), seen | seen_dq, seen_keys
+
+    (dq, dk, dv), seen, seen_keys = _one_after_another(of_tiles)(q, k, v, do, lse, delta)
+    return (dq, dk, dv, delta), seen_delta | seen, seen_keys
 
 
 def _apart(seen: Seen) -> dict[str, Seen]:

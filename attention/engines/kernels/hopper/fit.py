@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.plans.choices import DeltaFrom, GradientsApart, RowSum
+from roundscope.attention.plans.choices import DeltaFrom, Exponential, GradientsApart, RowSum
 from roundscope.attention.sites import FACTORS, Site
 from roundscope.emu.backends.kernels.held import FP64
 from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
@@ -108,4 +108,6 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
         and setup.block_k in (64, 128)
         and width == features
         and width in (64, 128)
+        and setup.plan.exp is Exponential.EX2  # the others take longer than to write dS once
+        and all(call.format(site) != FP64 for site in (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT))
     )

@@ -29,6 +29,7 @@ from roundscope.attention.engines.kernels.tiles import query_tiles_that_see, see
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.sites import Site
+from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.narrowing import narrowed
@@ -44,12 +45,13 @@ EXPS_AT_ONCE = 8  # of a thread, since two sums need registers too
 
 
 def gradients(
-    call: Call, rows: Sequence[Array], keys: Sequence[Array]
+    call: Call, rows: Sequence[Array], keys: Sequence[Array], is_final: bool
 ) -> tuple[Array, Array, Array]:
     """Return dQ (heads, T, H), dK (heads, S, H) and dV (heads, S, Hv) of query heads.
 
-    rows  q (heads, T, H), dO (heads, T, Hv), L and delta (heads, T)
-    keys  k (key heads, S, H) and v (key heads, S, Hv)
+    rows      q (heads, T, H), dO (heads, T, Hv), L and delta (heads, T)
+    keys      k (key heads, S, H) and v (key heads, S, Hv)
+    is_final  whether they are rounded as results; if not, they are the sums
     """
     batch = rows[0].shape[0] // call.setup.heads
     mine = [Given(array=_by_batch(x, batch)) for x in rows]
@@ -61,19 +63,19 @@ def gradients(
 
     (dq,) = run(
         _walk_over_keys(call),
-        partial(_own_queries, call),
+        partial(_own_queries, call, is_final),
         mine,
         theirs,
-        [made(Site.DQ, keys[0], rows[0].shape[1])],
+        [made(Site.DQ_OUT if is_final else Site.DQ, keys[0], rows[0].shape[1])],
     )
     dk, dv = run(
         _walk_over_queries(call),
-        partial(_own_keys, call),
+        partial(_own_keys, call, is_final),
         theirs,
         mine,
         [
             made(site, like, like.shape[1])
-            for site, like in zip((Site.DK, Site.DV), keys, strict=True)
+            for site, like in zip(_sites_of_keys(is_final), keys, strict=True)
         ],
     )
     dq, dk, dv = (to_heads(jnp, x, 1) for x in (dq, dk, dv))
@@ -155,8 +157,12 @@ def _each(f: Callable[[int], None], count: int) -> None:
         f(n)
 
 
+def _sites_of_keys(is_final: bool) -> tuple[Site, Site]:
+    return (Site.DK_OUT, Site.DV_OUT) if is_final else (Site.DK, Site.DV)
+
+
 def _own_queries(
-    call: Call, own: list[Any], row: Array, walk: Callable[..., Any]
+    call: Call, is_final: bool, own: list[Any], row: Array, walk: Callable[..., Any]
 ) -> tuple[Array, ...]:
     """Return dQ of the queries of a warp group, from `row` on."""
     setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero(), EXPS_AT_ONCE)
@@ -183,12 +189,19 @@ def _own_queries(
         _each(tile.free, len(KEY_SITES))
         return made
 
-    found: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, own[0].shape[1]),))
-    return found
+    sums: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, own[0].shape[1]),))
+    if not is_final:
+        return sums
+
+    def rounded(dq: Array) -> Any:
+        return (round_query_gradients(events(setup, *shape, None), setup, dq),), ()
+
+    names = [call.format(Site.DQ_OUT)]
+    return narrowed(machine, rounded, names)(*held(sums, formats, [sums[0].shape]))[0]
 
 
 def _own_keys(
-    call: Call, own: list[Any], row: Array, walk: Callable[..., Any]
+    call: Call, is_final: bool, own: list[Any], row: Array, walk: Callable[..., Any]
 ) -> tuple[Array, ...]:
     """Return dK and dV of the keys of a warp group, from `row` on."""
     setup, machine = call.setup, warpgroup_machine(COLUMNWISE, hidden_zero(), EXPS_AT_ONCE)
@@ -219,7 +232,14 @@ def _own_keys(
         return made
 
     sites = zip((Site.DK, Site.DV), own, strict=True)
-    found: tuple[Array, ...] = walk(
+    sums: tuple[Array, ...] = walk(
         query_tile, tuple(_zeros(call, site, x.shape[1]) for site, x in sites)
     )
-    return found
+    if not is_final:
+        return sums
+
+    def rounded(dk: Array, dv: Array) -> Any:
+        return rounded_key_gradients(events(setup, ROWS, ROWS, None), setup, dk, dv), ()
+
+    names = [call.format(site) for site in _sites_of_keys(is_final)]
+    return narrowed(machine, rounded, names)(*held(sums, formats, [x.shape for x in sums]))[0]
