@@ -309,7 +309,8 @@ def _head_plans(plan: Any) -> HeadPlans | None:
     them.
     """
     module = sys.modules.get("roundscope.attention.plans.traced")
-    return plan if module is not None and isinstance(plan, module.HeadPlans) else None
+    made = getattr(module, "HeadPlans", None)  # another thread may just be importing it
+    return plan if made is not None and isinstance(plan, made) else None
 
 
 def _of_heads(plans: HeadPlans, q: Array, k: Array, v: Array, engine: Engine | None) -> Plan:

@@ -13,7 +13,7 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, mask
+from roundscope.attention.engines.kernels.hopper.tile import events, scores_by_query, factor, held
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
     Span,
@@ -126,17 +126,13 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
             before=softmax_done,
             after=lambda: tile.free(V),
         )
-        shape = ROWS, setup.block_k
-        exists = (
-            None
-            if tile.is_whole
-            else mask(setup, row, tile.number * np.int32(setup.block_k), shape, by_key=False)
-        )
+        first = tile.number * np.int32(setup.block_k)
+        exists = None if tile.is_whole else scores_by_query(setup, row, first)
 
         def computed(
             m: Array, l: Array, o: Array, x: Array, y: Array, z: Array, exists: Any
         ) -> Any:
-            at = events(setup, *shape, exists)
+            at = events(setup, ROWS, setup.block_k, exists)
             return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), ()
 
         state = held(state, formats, seen)
@@ -145,7 +141,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
     state = walk(key_tile, _started(start, formats), takes_turns=True)
 
     def finished(m: Array, l: Array, o: Array) -> Any:
-        at = events(setup, ROWS, setup.block_k, None)
+        at = events(setup, ROWS, setup.block_k)
         out, *_ = algorithm.finish(at, setup.scale, (m, l, o))
         return (out, m, algorithm.kept_row_sum(at, l)), ()
 

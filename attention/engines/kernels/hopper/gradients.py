@@ -16,7 +16,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, mask
+from roundscope.attention.engines.kernels.hopper.tile import (
+    events,
+    exists_by_key,
+    exists_by_query,
+    factor,
+    held,
+)
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
     Span,
@@ -172,11 +178,8 @@ def _own_queries(
     def key_tile(tile: Tile, total: tuple[Array, ...]) -> tuple[Array, ...]:
         _each(tile.wait, len(KEY_SITES))
         keys = _read(call, KEY_SITES, tile.memory, ROWWISE)
-        exists = (
-            None
-            if tile.is_whole
-            else mask(setup, row, tile.number * np.int32(setup.block_k), shape, by_key=False)
-        )
+        first = tile.number * np.int32(setup.block_k)
+        exists = None if tile.is_whole else exists_by_query(setup, row, first)
 
         def computed(total: Array, *arrays: Any) -> Any:
             x, do, lse, delta, y, z, exists = arrays
@@ -194,7 +197,7 @@ def _own_queries(
         return sums
 
     def rounded(dq: Array) -> Any:
-        return (round_query_gradients(events(setup, *shape, None), setup, dq),), ()
+        return (round_query_gradients(events(setup, *shape), setup, dq),), ()
 
     names = [call.format(Site.DQ_OUT)]
     return narrowed(machine, rounded, names)(*held(sums, formats, [sums[0].shape]))[0]
@@ -211,15 +214,12 @@ def _own_keys(
     def query_tile(tile: Tile, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         _each(tile.wait, len(ROW_SITES))
         rows = _read(call, ROW_SITES, tile.memory, COLUMNWISE)
-        exists = (
-            None
-            if tile.is_whole
-            else mask(setup, tile.number * np.int32(ROWS), row, (ROWS, ROWS), by_key=True)
-        )
+        first = tile.number * np.int32(ROWS)
+        exists = None if tile.is_whole else exists_by_key(setup, first, row)
 
         def computed(dk: Array, dv: Array, *arrays: Any) -> Any:
             y, z, x, do, lse, delta, exists = arrays
-            at = events(setup, ROWS, ROWS, None if exists is None else exists.T)
+            at = events(setup, ROWS, ROWS, exists, by_key=True)
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), ()
 
@@ -239,7 +239,7 @@ def _own_keys(
         return sums
 
     def rounded(dk: Array, dv: Array) -> Any:
-        return rounded_key_gradients(events(setup, ROWS, ROWS, None), setup, dk, dv), ()
+        return rounded_key_gradients(events(setup, ROWS, ROWS), setup, dk, dv), ()
 
     names = [call.format(site) for site in _sites_of_keys(is_final)]
     return narrowed(machine, rounded, names)(*held(sums, formats, [x.shape for x in sums]))[0]

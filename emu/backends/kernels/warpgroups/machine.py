@@ -31,7 +31,7 @@ from roundscope.emu.backends.kernels.held import (
 from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.warpgroups.lanes import across, by_halves, within_lanes
-from roundscope.emu.backends.kernels.warpgroups.registers import Placement, assembled
+from roundscope.emu.backends.kernels.warpgroups.registers import MATRIX, Placement, assembled
 from roundscope.emu.functions import exp64
 from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -164,8 +164,9 @@ def _bound(place: Placement, eqn: Any, arrays: list[Any]) -> list[Any]:
         return [x.transposed]
     if name in MOVES:
         shape = _held_shape(eqn.outvars[0].aval.shape, x)
-        same = x.ndim in (0, len(shape))
-        return [x if same else lax.broadcast_in_dim(place.placed(x), shape, (place.axis,))]
+        if x.ndim in (0, len(shape)):
+            return [x]
+        return [_repeated(x, shape, _axis(eqn))]
     arrays = _matched(place, *map(jnp.asarray, arrays))
     shape = max((y.shape for y in arrays), key=len)
     return bind_again(eqn, [jnp.broadcast_to(y, shape) for y in arrays])
@@ -180,6 +181,19 @@ def _matched(place: Placement, *arrays: Any) -> list[Any]:
         else x
         for x in arrays
     ]
+
+
+def _axis(eqn: Any) -> int:
+    """Return the axis of a matrix that a vector lies along, of which an operation makes a matrix."""
+    shape = eqn.invars[0].aval.shape
+    return int(eqn.params["broadcast_dimensions"][0]) if len(shape) == 1 else int(shape[1] != 1)
+
+
+def _repeated(x: Array, shape: tuple[int, ...], axis: int) -> Array:
+    """Return a matrix with the same vector in all its columns (axis 0) or rows (axis 1)."""
+    lying = plgpu.layout_cast(x, MATRIX.reduce(1 - axis))
+    array: Array = lax.broadcast_in_dim(lying, shape, (axis,))
+    return array
 
 
 def _held_shape(shape: tuple[int, ...], x: Any) -> tuple[int, ...]:
