@@ -176,7 +176,7 @@ def _gradients(
 
 
 def _held_by(setup: Setup, site: Site, dtype: Any, wide: Any) -> Any:
-    """Return dtype if it is a 16-bit type that holds the results of an event, else the wide type."""
+    """Return dtype if it is a 16-bit type that holds an event's results, else the wide type."""
     own = SIXTEEN_BITS.get(jnp.dtype(dtype))
     is_changed = any(injection.site is site for injection in setup.inject)
     if own is None or is_changed or setup.plan.block(site) is not None:

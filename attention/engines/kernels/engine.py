@@ -98,7 +98,10 @@ def _backward(
     )
 
     def of_tiles(*x: Array) -> Any:
-        (dq, dk, dv), seen, is_final = run_backward(setup, *x, jax.default_backend() == "gpu")
+        q, k, v, do, lse, delta = x
+        on_gpu = jax.default_backend() == "gpu"
+        sums, seen, is_final = run_backward(setup, q, k, v, do, lse, delta, on_gpu)
+        dq, dk, dv = sums
         if is_final:
             return (dq, dk, dv), seen, {}
         (dk, dv), seen_keys = jax.vmap(added)(

@@ -35,8 +35,8 @@ class Held:
             yet.
         format: bf16, fp16, fp32 or fp64, a format that holds all the numbers.
         made: (operation, factors) if the numbers are not computed yet, so that their rounding can
-            be part of the operation. The operation is add, sub, mul, div, fma (a b + c), odd (a + b,
-            rounded to odd), select (c or b, as the conditions a say) or a function.
+            be part of the operation. The operation is add, sub, mul, div, fma (a b + c), odd (a +
+            b, rounded to odd), select (c or b, as the conditions a say) or a function.
         wider: a float32 array that still has to be rounded to the format; `held_as` rounds it, to
             the type that is asked for.
         uniform: the number, if all the numbers are equal and this is known.

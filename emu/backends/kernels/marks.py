@@ -91,7 +91,7 @@ def in_lanes(x: Array) -> Array:
 def in_pairs(x: Array, is_crossed: bool, r: Rounding) -> Array:
     """Return the sum of four lanes (rows, 4) by pairs, the sum of a pair rounded: (rows,).
 
-    is_crossed: whether the pairs are lanes 0 and 2, and 1 and 3; else they are 0 and 1, and 2 and 3.
+    is_crossed: whether lanes 0 and 2, and 1 and 3 are pairs; else 0 and 1, and 2 and 3 are.
     """
     result: Array = IN_PAIRS.bind(x, is_crossed=is_crossed, rounding=r)
     return result

@@ -290,16 +290,17 @@ def _column_by_column(
     while parts[0].shape[1] > 1:
         parts = [half for x in parts for half in _halves(on_gpu, x)]
     if init.made is not None and init.made[0] == "mul":
-        total = machine.fused(*(held_as(machine, y, FP32) for y in init.made[1]), parts[0])
+        first, second = (held_as(machine, y, FP32) for y in init.made[1])
+        total = machine.fused(first, second, parts[0])
     elif computed(machine, init).format == FP64:
-        first = _added(
+        wider = _added(
             wide,
             machine,
             acc.step,
             held_as(machine, init, FP64),
             parts[0].astype(machine.types[FP64]),
         )
-        total = first.astype(machine.types[FP32])
+        total = wider.astype(machine.types[FP32])
     else:
         total = machine.combined("add", held_as(machine, init, FP32), parts[0], False)
     for x in parts[1:]:

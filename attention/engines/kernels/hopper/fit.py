@@ -67,10 +67,10 @@ def _is_here(call: Call) -> bool:
     version = tuple(int(x) for x in jax.__version__.split(".")[:2])
     is_random = any(r.mode == "stochastic" for r in call.setup.plan.roundings)
     is_narrow = all(call.format(site) != FP64 for site in (Site.M, Site.L, Site.O, Site.OUT))
-    return version >= OLDEST and is_narrow and not is_random and _is_hopper()
+    return version >= OLDEST and is_narrow and not is_random and is_hopper()
 
 
-def _is_hopper() -> bool:
+def is_hopper() -> bool:
     return getattr(jax.devices()[0], "compute_capability", "") == "9.0"
 
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.engines.kernels.hopper.tile import events, scores_by_query, factor, held
+from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, scores_by_query
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
     Span,
@@ -135,8 +135,8 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
             at = events(setup, ROWS, setup.block_k, exists)
             return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), ()
 
-        state = held(state, formats, seen)
-        return narrowed(machine, computed, formats)(*state, queries, k, v, exists)[0]
+        own = held(state, formats, seen)
+        return narrowed(machine, computed, formats)(*own, queries, k, v, exists)[0]
 
     state = walk(key_tile, _started(start, formats), takes_turns=True)
 

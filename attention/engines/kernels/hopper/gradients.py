@@ -89,7 +89,7 @@ def gradients(
 
 
 def _by_batch(x: Array, batch: int) -> Array:
-    """Return (heads, rows, features) as (B, rows, N, features), and (heads, rows) as (B, N, rows)."""
+    """Return (heads, rows, features) as (B, rows, N, features); (heads, rows) as (B, N, rows)."""
     return from_heads(x, batch, x.shape[1]) if x.ndim == 3 else x.reshape(batch, -1, x.shape[1])
 
 
@@ -124,10 +124,8 @@ def _walk_over_queries(call: Call) -> Walk:
 
     def span(row: Array) -> Span:
         j = jnp.asarray(row, jnp.int32) // np.int32(setup.block_k)
-        first, whole, end = query_tiles_that_see(setup, j)
-        last = setup.query_tiles
-        tiles = first, last, whole, end
-        first, last, whole, end = (x * np.int32(step) for x in tiles)
+        tiles = *query_tiles_that_see(setup, j), setup.query_tiles
+        first, whole, end, last = (jnp.asarray(x * step, jnp.int32) for x in tiles)
         return Span(first=first, last=last, whole_first=whole, whole_last=end)
 
     return Walk(

@@ -214,12 +214,14 @@ def _part(x: Any, rows: Any, head: Any) -> Any:
 
 def _head(walk: Walk, of_keys: bool) -> Array:
     head = lax.axis_index("head")
-    return lax.div(head, np.int32(walk.group)) if of_keys else head
+    own: Array = lax.div(head, np.int32(walk.group)) if of_keys else head
+    return own
 
 
 def _first_row(group: Any) -> Array:
     """Return the first row of a warp group."""
-    return (lax.axis_index("part") * GROUPS + group) * ROWS
+    row: Array = (lax.axis_index("part") * GROUPS + group) * ROWS
+    return row
 
 
 def _whole_span(walk: Walk) -> tuple[Array, Array]:
@@ -230,7 +232,8 @@ def _whole_span(walk: Walk) -> tuple[Array, Array]:
 
 def hidden_zero() -> Array:
     """Return an int32 0 whose value no compiler knows: there are fewer than 2^30 heads."""
-    return lax.shift_right_logical(lax.axis_index("head"), np.int32(30))
+    zero: Array = lax.shift_right_logical(lax.axis_index("head"), np.int32(30))
+    return zero
 
 
 def _int32(x: Index) -> Array:
@@ -361,7 +364,13 @@ def _parts(
     """Return (what is done, first position, last position + 1) of the parts of a walk, in order."""
     (first, last), own = _whole_span(walk), walk.span(row)
     ends = [first, *map(_int32, (own.first, own.whole_first, own.whole_last, own.last)), last]
-    does = [idle, partial(tile, False), partial(tile, True), partial(tile, False), idle]
+    does: list[Callable[..., Any]] = [
+        idle,
+        partial(tile, False),
+        partial(tile, True),
+        partial(tile, False),
+        idle,
+    ]
     parts = [(f, a, b) for f, a, b in zip(does, ends, ends[1:], strict=False)]
     if not walk.is_cut:
         parts = parts[2:3]

@@ -65,7 +65,7 @@ def by_halves(x: Array) -> Array:
 def across(lanes: Array, is_crossed: bool) -> tuple[Array, Array]:
     """Return two vectors whose sum is that of a row's four lanes, each the sum of a pair.
 
-    is_crossed: whether the pairs are lanes 0 and 2, and 1 and 3; else they are 0 and 1, and 2 and 3.
+    is_crossed: whether lanes 0 and 2, and 1 and 3 are pairs; else 0 and 1, and 2 and 3 are.
     """
     near, far = (2, 1) if is_crossed else (1, 2)
 

@@ -77,12 +77,33 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         exps_at_once: how many exps a thread computes at the same time.
     """
     by, matched = partial(assembled, place), partial(_matched, place)
+
+    def combined(name: str, a: Array, b: Array, to_odd: bool) -> Array:
+        a, b = matched(a, b)
+        return convert.combined(name, a, b, to_odd, by)
+
+    def fused(a: Array, b: Array, c: Array) -> Array:
+        a, b, c = matched(a, b, c)
+        return convert.fused(a, b, c, by)
+
+    def combined16(name: str, a: Array, b: Array, r: Rounding) -> Array:
+        a, b = matched(a, b)
+        return convert.combined16(name, a, b, r, by)
+
+    def scaled16(a: Array, b: Array, r: Rounding) -> Array:
+        a, b = matched(a, b)
+        return convert.scaled16(a, b, r, by)
+
+    def toward_zero(name: str, a: Array, b: Array) -> Array:
+        a, b = matched(a, b)
+        return convert.toward_zero(name, a, b, by)
+
     return Machine(
         types={name: dtype for name, dtype in TYPES.items() if name != FP64},
-        combined=lambda name, a, b, odd: convert.combined(name, *matched(a, b), odd, by),
-        fused=lambda a, b, c: convert.fused(*matched(a, b, c), by),
-        combined16=lambda name, a, b, r: convert.combined16(name, *matched(a, b), r, by),
-        scaled16=lambda a, b, r: convert.scaled16(*matched(a, b), r, by),
+        combined=combined,
+        fused=fused,
+        combined16=combined16,
+        scaled16=scaled16,
         narrow=partial(convert.narrowed_to, by=by),
         narrow32=partial(convert.narrowed32, by=by),
         exponential=exp64,
@@ -95,7 +116,7 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         function=_refused,
         total=partial(_total, place),
         bound=partial(_bound, place),
-        toward_zero=lambda name, a, b: convert.toward_zero(name, *matched(a, b), by),
+        toward_zero=toward_zero,
         pairs=_pairs,
     )
 
@@ -140,18 +161,20 @@ def _product(place: Placement, a: Any, b: Factor, start: Array | None) -> Array:
         left, start = lax.optimization_barrier((left, place.placed(start)))  # no work is put off
     b.before()
 
-    def multiplied(total: Any) -> Any:
+    def multiply(total: Any) -> None:
         plgpu.wgmma(total, left, b.ref)
         b.issued()
+
+    def multiplied(total: Any) -> Any:
+        multiply(total)
         return total[...]
 
-    shape = ROWS, b.shape[1]
+    result: Array
     if start is None:
-        result: Array = pl.run_scoped(multiplied, plgpu.ACC(shape, jnp.float32))
+        like = plgpu.WGMMAAccumulatorRef((ROWS, b.shape[1]), jnp.float32)
+        result = pl.run_scoped(multiplied, like)
     else:
-        result = pl.run_state(lambda total: (plgpu.wgmma(total, left, b.ref), b.issued())[:0])(
-            plgpu.ACC.init(start)
-        )
+        result = pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(start))
     b.after()
     return result
 
@@ -184,7 +207,7 @@ def _matched(place: Placement, *arrays: Any) -> list[Any]:
 
 
 def _axis(eqn: Any) -> int:
-    """Return the axis of a matrix that a vector lies along, of which an operation makes a matrix."""
+    """Return the axis of a matrix along which an operation lays a vector."""
     shape = eqn.invars[0].aval.shape
     return int(eqn.params["broadcast_dimensions"][0]) if len(shape) == 1 else int(shape[1] != 1)
 

@@ -50,14 +50,16 @@ class Placement:
         own = self.layout(len(shape))
         result = plgpu.ShapeDtypeStruct(shape, dtype, layout=own)
 
-        @plgpu.inline_mgpu(arg_types=tuple(self.layout(x.ndim) for x in args), return_type=result)
         def run(_: Any, *arrays: Any) -> Any:
             registers = f(*(x.registers for x in arrays))
             return mgpu.FragmentedArray(
                 _registers=registers, _layout=own.to_mgpu(), _is_signed=None
             )
 
-        array: Array = run(*map(self.placed, args))
+        types = tuple(self.layout(x.ndim) for x in args)
+        array: Array = plgpu.inline_mgpu(arg_types=types, return_type=result)(run)(
+            *map(self.placed, args)
+        )
         return array
 
 
@@ -86,7 +88,8 @@ def assembled(
 
 
 def _is_sixteen(registers: np.ndarray) -> bool:
-    return bool(ir.VectorType(registers.flat[0].type).element_type.width == 16)
+    element: Any = ir.VectorType(registers.flat[0].type).element_type
+    return bool(element.width == 16)
 
 
 def _words(registers: np.ndarray) -> list[Any]:
@@ -137,7 +140,7 @@ def _asm(text: str, constraints: str, given: Sequence[Any], count: int, kind: st
     if count == 1:
         return [llvm.inline_asm(one, list(given), text, constraints)]
     several = ir.Type.parse(f"!llvm.struct<({', '.join([str(one)] * count)})>")
-    found = llvm.inline_asm(several, list(given), text, constraints)
+    found: Any = llvm.inline_asm(several, list(given), text, constraints)
     return [llvm.extractvalue(one, found, ir.DenseI64ArrayAttr.get([n])) for n in range(count)]
 
 

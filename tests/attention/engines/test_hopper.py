@@ -1,0 +1,246 @@
+"""The kernels for Hopper: which calls have them, in which order they walk, and what exists of their
+tiles. They need a GPU to run; `python -m tests.checks.gpu_hopper` compares their bits there.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from roundscope.attention import Plan, attend
+from roundscope.attention.engines.kernels import fit as fused
+from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper import fit, forward, gradients, walk
+from roundscope.attention.engines.kernels.hopper import tile as hopper_tile
+from roundscope.attention.engines.kernels.hopper.tile import Exists
+from roundscope.attention.tiles.loops import Setup, tile_at
+from roundscope.emu.backends.numba.ops import numpy_ops
+
+
+@pytest.fixture
+def on_hopper(monkeypatch):
+    """A Hopper GPU that is not there, for which kernels are lowered."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(fit, "is_hopper", lambda: True)
+    monkeypatch.setattr(fit, "OLDEST", (0, 10))  # older than any that ran them
+    monkeypatch.setattr(fused, "_device_core", lambda operand, acc: acc)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def kernels(plan, tiles, features, causal=False, tokens=256, heads=(2, 2)):
+    """(kernels for Hopper, of Triton) in the lowered program of a forward and its gradients."""
+    block_q, block_k = tiles
+    call = partial(
+        attend, plan=plan, engine="pallas", block_q=block_q, block_k=block_k, is_causal=causal
+    )
+    q, k = (jax.ShapeDtypeStruct((1, tokens, n, features), jnp.bfloat16) for n in heads)
+    traced = jax.jit(lambda q, k, v, do: jax.vjp(call, q, k, v)[1](do)).trace(q, k, k, q)
+    names = [str(eqn) for eqn in _kernels_of(traced.jaxpr.jaxpr)]
+    ours = sum("mosaic_gpu" in name or "mpmd" in name for name in names)
+    return ours, len(names) - ours
+
+
+def _kernels_of(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("pallas_call", "mpmd_map"):
+            yield eqn.primitive.name + str(eqn.params.get("compiler_params"))[:60]
+            continue
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", None)
+            if inner is not None and hasattr(inner, "eqns"):
+                yield from _kernels_of(inner)
+
+
+CASES = [
+    ("fa2", (128, 128), 64, {}, True),
+    ("fa2", (64, 64), 128, {"causal": True}, True),
+    ("cudnn", (128, 128), 128, {"heads": (4, 2)}, True),
+    ("cudnn", (128, 128), 64, {"tokens": 250, "causal": True}, True),
+    ("fa2-bf16", (128, 128), 64, {}, False),  # sums in ascending order
+    ("qiu-yao@hopper", (128, 128), 64, {}, False),  # exponents in BF16
+    ("fa2", (128, 32), 64, {}, False),
+    ("fa2", (64, 64), 32, {}, False),
+    ("fa2", (64, 64), 64, {"tokens": 64}, False),  # fewer rows than a program has
+]
+
+
+@pytest.mark.parametrize(("plan", "tiles", "features", "options", "fits"), CASES)
+def test_which_calls_have_them(on_hopper, plan, tiles, features, options, fits):
+    ours, of_triton = kernels(plan, tiles, features, **options)
+    assert (ours, of_triton) == ((3, 0) if fits else (0, of_triton))
+    assert fits or of_triton > 1
+
+
+def test_a_correctly_rounded_exp_has_the_forward_alone(on_hopper):
+    """Its gradients would compute it twice (docs/notes/measurements.md)."""
+    ours, of_triton = kernels("fa2-bf16@hopper", (64, 64), 64)
+    assert ours == 1
+    assert of_triton > 0
+
+
+def test_they_can_be_left_out(on_hopper):
+    with fit.only_triton():
+        ours, of_triton = kernels("fa2", (64, 64), 64)
+    assert ours == 0
+    assert of_triton > 1
+    jax.clear_caches()
+    assert kernels("fa2", (64, 64), 64)[0] == 3
+
+
+def test_they_lower(on_hopper):
+    """Mosaic GPU finds the registers of every array."""
+    call = partial(attend, plan="fa2", engine="pallas", block_q=64, block_k=64, is_causal=True)
+    x = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
+    traced = jax.jit(lambda q, k, v, do: jax.vjp(call, q, k, v)[1](do)).trace(x, x, x, x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+    assert "xla.gpu.triton" not in text
+
+
+# --- walks
+
+
+def call_of(plan, tokens, tiles, is_causal):
+    return Call(
+        setup=Setup(
+            plan=plan,
+            queries=tokens,
+            keys=tokens,
+            block_q=tiles[0],
+            block_k=tiles[1],
+            heads=1,
+            key_heads=1,
+            scale=0.125,
+            whole_scale=0.125,
+            is_causal=is_causal,
+        ),
+        on_gpu=True,
+        group=1,
+    )
+
+
+def walked(made, row, group):
+    """[(what, number of the tile)] of a warp group in the program that owns `row`, in order."""
+    own = walk._parts(made, jnp.int32(row + group * 64), "idle", lambda: None)
+    found = []
+    for f, first, last in own:
+        for position in range(int(first), int(last)):
+            what = f if isinstance(f, str) else ("whole" if f.args[0] else "cut")
+            found.append((what, int(walk._number(made, jnp.int32(position)))))
+    return found
+
+
+@pytest.fixture
+def of_program(monkeypatch):
+    """A function that says which program the next walks are of."""
+
+    def set_row(row):
+        monkeypatch.setattr(walk, "_first_row", lambda group: jnp.int32(row + group * 64))
+
+    return set_row
+
+
+TILES = [(64, 64), (128, 128), (64, 128), (128, 64), (256, 64)]
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("order", ["ASCENDING", "DESCENDING"])
+@pytest.mark.parametrize("tokens", [512, 456])
+def test_key_tiles_come_in_the_plan_s_order(of_program, tiles, is_causal, order, tokens):
+    """Each warp group meets the key tiles that the plan's query tile sees, each once, in order;
+    both groups pass the same tiles, and a tile without a mask has all its scores.
+    """
+    plan = Plan.preset("fa2").changed(f"key_order={order.lower()}")
+    call = call_of(plan, tokens, tiles, is_causal)
+    made = forward._walk(call, 2)
+    for row in range(0, -(-tokens // tiles[0]) * tiles[0], 128):
+        of_program(row)
+        groups = [walked(made, row, group) for group in range(2)]
+        assert [n for _, n in groups[0]] == [n for _, n in groups[1]]
+        for group, met in enumerate(groups):
+            i = (row + group * 64) // tiles[0]
+            last = min((i + 1) * tiles[0], tokens) - 1
+            seen = (last // tiles[1] if is_causal else -(-tokens // tiles[1]) - 1) + 1
+            want = list(range(seen)) if order == "ASCENDING" else list(range(seen))[::-1]
+            assert [n for what, n in met if what != "idle"] == want
+            for what, n in met:
+                if what == "whole":
+                    assert scores(call, row + group * 64, n * tiles[1], 64, tiles[1]).all()
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("order", ["ASCENDING", "DESCENDING"])
+@pytest.mark.parametrize("tokens", [512, 456])
+def test_queries_come_in_the_plan_s_order(of_program, tiles, is_causal, order, tokens):
+    """Those of a query tile in ascending order, 64 at a time, whatever the order of the tiles."""
+    plan = Plan.preset("fa2").changed(f"query_order={order.lower()}")
+    call = call_of(plan, tokens, tiles, is_causal)
+    made, step = gradients._walk_over_queries(call), tiles[0] // 64
+    for row in range(0, -(-tokens // tiles[1]) * tiles[1], 128):
+        of_program(row)
+        groups = [walked(made, row, group) for group in range(2)]
+        assert [n for _, n in groups[0]] == [n for _, n in groups[1]]
+        for group, met in enumerate(groups):
+            key = row + group * 64
+            first = key // tiles[1] * tiles[1] // tiles[0] if is_causal else 0
+            seen = list(range(first, -(-tokens // tiles[0])))
+            own = seen if order == "ASCENDING" else seen[::-1]
+            want = [i * step + n for i in own for n in range(step)]
+            assert [n for what, n in met if what != "idle"] == want
+            for what, n in met:
+                if what == "whole":
+                    assert scores(call, n * 64, key, 64, 64).all()
+
+
+def scores(call, query, key, queries, keys):
+    """Which scores exist, by arithmetic."""
+    t, s = np.arange(query, query + queries)[:, None], np.arange(key, key + keys)[None, :]
+    here = (t < call.setup.queries) & (s < call.setup.keys)
+    return here & (s <= t) if call.setup.is_causal else here
+
+
+# --- masks
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Numbers along an axis where there are no registers."""
+
+    def plain(first, shape, axis):
+        return jnp.broadcasted_iota(jnp.int32, shape, axis) + first
+
+    monkeypatch.setattr(jnp, "broadcasted_iota", jax.lax.broadcasted_iota, raising=False)
+    monkeypatch.setattr(hopper_tile, "_counted", plain)
+    monkeypatch.setattr(type(hopper_tile.ROWWISE), "placed", lambda _, x: x)
+
+
+@pytest.mark.parametrize("tiles", [(64, 64), (64, 128), (128, 128)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_what_exists_is_what_the_plan_s_tile_says(counted, tiles, is_causal):
+    """Scores, rows with a key, and keys with a query, of every tile of a head with a tail."""
+    call = call_of(Plan.preset("fa2"), 456, tiles, is_causal)
+    setup, ops = call.setup, numpy_ops()
+    block_q, block_k = tiles
+    for i in range(setup.query_tiles):
+        for j in range(setup.key_tiles):
+            want = tile_at(ops, setup, 0, i, j, None, None)
+            if is_causal and j * block_k > min((i + 1) * block_q, setup.queries) - 1:
+                continue  # no kernel visits it
+            for part in range(block_q // 64):
+                query = i * block_q + part * 64
+                own = hopper_tile.exists_by_query(setup, query, j * block_k)
+                of_part = slice(part * 64, part * 64 + 64)
+                assert np.array_equal(own.scores, want.mask[of_part])
+                assert np.array_equal(own.rows, want.rows[of_part])
+                for half in range(block_k // 64):
+                    key = j * block_k + half * 64
+                    found: Exists = hopper_tile.exists_by_key(setup, query, key)
+                    columns = slice(half * 64, half * 64 + 64)
+                    assert np.array_equal(found.scores.T, want.mask[of_part, columns])
+                    assert np.array_equal(found.rows, want.keys[columns])
