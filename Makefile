@@ -74,6 +74,7 @@ mutants: $(READY)  ## faults planted in the code, one at a time: which test noti
 gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of every preset, traces, exp, trainings, tensor cores
 	$(PYTHON) -m tests.checks.gpu_check
 	$(PYTHON) -m tests.checks.gpu_check --engine pallas
+	$(PYTHON) -m tests.checks.gpu_hopper
 	$(PYTHON) -m tests.checks.gpu_trace
 	$(PYTHON) -m tests.checks.gpu_exp
 	$(PYTHON) -m tests.checks.gpu_sixteen

@@ -12,8 +12,9 @@ import pytest
 from roundscope.attention import Plan, attend
 from roundscope.attention.engines.kernels import fit as fused
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.engines.kernels.hopper import fit, forward, gradients, walk
+from roundscope.attention.engines.kernels.hopper import fit, walk
 from roundscope.attention.engines.kernels.hopper import tile as hopper_tile
+from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import Exists
 from roundscope.attention.tiles.loops import Setup, tile_at
 from roundscope.emu.backends.numba.ops import numpy_ops
@@ -157,7 +158,7 @@ def test_key_tiles_come_in_the_plan_s_order(of_program, tiles, is_causal, order,
     """
     plan = Plan.preset("fa2").changed(f"key_order={order.lower()}")
     call = call_of(plan, tokens, tiles, is_causal)
-    made = forward._walk(call, 2)
+    made = over_keys(call, 2, descends=order == "DESCENDING")
     for row in range(0, -(-tokens // tiles[0]) * tiles[0], 128):
         of_program(row)
         groups = [walked(made, row, group) for group in range(2)]
@@ -181,7 +182,7 @@ def test_queries_come_in_the_plan_s_order(of_program, tiles, is_causal, order, t
     """Those of a query tile in ascending order, 64 at a time, whatever the order of the tiles."""
     plan = Plan.preset("fa2").changed(f"query_order={order.lower()}")
     call = call_of(plan, tokens, tiles, is_causal)
-    made, step = gradients._walk_over_queries(call), tiles[0] // 64
+    made, step = over_queries(call, 2), tiles[0] // 64
     for row in range(0, -(-tokens // tiles[1]) * tiles[1], 128):
         of_program(row)
         groups = [walked(made, row, group) for group in range(2)]

@@ -22,7 +22,7 @@ OWNED = 128  # rows of a program
 OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
 SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
 NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
-SIXTEEN = ("bf16", "fp16")
+SIXTEEN = ("bf16",)  # what was compared with Triton's kernels
 FORWARD = (Site.S, Site.PV)
 BACKWARD = (Site.S_B, Site.DP, Site.DV, Site.DK, Site.DQ)
 _used = [True]
@@ -48,7 +48,8 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
         and _row_sum_fits(call)
         and q.shape[1] % OWNED == 0
         and setup.block_k % ROWS == 0
-        and all(n in (64, 128) for n in (width, features))
+        and width == features
+        and width in (64, 128)
         and not (plan.unfused_if_cut or plan.first_tile_apart)
         and plan.stabiliser is None
         and not plan.normalise_first

@@ -13,16 +13,14 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper.spans import over_keys
 from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, scores_by_query
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
-    Span,
     Tile,
-    Walk,
     hidden_zero,
     run,
 )
-from roundscope.attention.engines.kernels.tiles import seen_tiles, whole_tiles
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.sites import Site
@@ -49,7 +47,7 @@ def forward(call: Call, q: Array, k: Array, v: Array, ahead: int) -> tuple[Array
     formats = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
     shapes = (batch, rows, setup.heads, features), vector, vector
     out, m, l = run(
-        _walk(call, ahead),
+        over_keys(call, ahead, descends=setup.plan.key_order is KeyOrder.DESCENDING),
         lambda own, row, walk: _body(call, features, own[0], row, walk),
         [Given(array=queries)],
         [Given(array=keys, of_keys=True), Given(array=values, of_keys=True)],
@@ -76,27 +74,6 @@ def _of_rows(setup: Setup, out: Array, m: Array, l: Array) -> tuple[Array, Array
 
     found: tuple[Array, Array] = jax.vmap(of_head)(jnp.arange(out.shape[0]), out, m, l)
     return found
-
-
-def _walk(call: Call, ahead: int) -> Walk:
-    """Return how the programs of the forward walk over key tiles."""
-    setup = call.setup
-
-    def span(row: Array) -> Span:
-        i = jnp.asarray(row, jnp.int32) // np.int32(setup.block_q)
-        last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
-        return Span(first=0, last=last, whole_first=0, whole_last=whole)
-
-    return Walk(
-        heads=setup.heads,
-        group=call.group,
-        size=setup.block_k,
-        step=1,
-        descends=setup.plan.key_order is KeyOrder.DESCENDING,
-        is_cut=bool(setup.is_causal or setup.keys % setup.block_k or setup.queries % setup.block_q),
-        span=span,
-        ahead=ahead,
-    )
 
 
 def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Array, ...]:

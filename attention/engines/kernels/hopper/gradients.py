@@ -16,6 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
     exists_by_key,
@@ -25,18 +26,13 @@ from roundscope.attention.engines.kernels.hopper.tile import (
 )
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
-    Span,
     Tile,
-    Walk,
     hidden_zero,
     run,
 )
-from roundscope.attention.engines.kernels.tiles import query_tiles_that_see, seen_tiles, whole_tiles
 from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
-from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
@@ -68,14 +64,14 @@ def gradients(
         return jax.ShapeDtypeStruct(shape, TYPES[call.format(site)])
 
     (dq,) = run(
-        _walk_over_keys(call),
+        over_keys(call, AHEAD, descends=False),
         partial(_own_queries, call, is_final),
         mine,
         theirs,
         [made(Site.DQ_OUT if is_final else Site.DQ, keys[0], rows[0].shape[1])],
     )
     dk, dv = run(
-        _walk_over_queries(call),
+        over_queries(call, AHEAD),
         partial(_own_keys, call, is_final),
         theirs,
         mine,
@@ -91,53 +87,6 @@ def gradients(
 def _by_batch(x: Array, batch: int) -> Array:
     """Return (heads, rows, features) as (B, rows, N, features); (heads, rows) as (B, N, rows)."""
     return from_heads(x, batch, x.shape[1]) if x.ndim == 3 else x.reshape(batch, -1, x.shape[1])
-
-
-def _is_cut(setup: Setup) -> bool:
-    return bool(setup.is_causal or setup.keys % setup.block_k or setup.queries % setup.block_q)
-
-
-def _walk_over_keys(call: Call) -> Walk:
-    setup = call.setup
-
-    def span(row: Array) -> Span:
-        i = jnp.asarray(row, jnp.int32) // np.int32(setup.block_q)
-        last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
-        return Span(first=0, last=last, whole_first=0, whole_last=whole)
-
-    return Walk(
-        heads=setup.heads,
-        group=call.group,
-        size=setup.block_k,
-        step=1,
-        descends=False,
-        is_cut=_is_cut(setup),
-        span=span,
-        ahead=AHEAD,
-    )
-
-
-def _walk_over_queries(call: Call) -> Walk:
-    """Return how programs that own keys walk: over 64 queries at a time, in the plan's order."""
-    setup = call.setup
-    step = setup.block_q // ROWS
-
-    def span(row: Array) -> Span:
-        j = jnp.asarray(row, jnp.int32) // np.int32(setup.block_k)
-        tiles = *query_tiles_that_see(setup, j), setup.query_tiles
-        first, whole, end, last = (jnp.asarray(x * step, jnp.int32) for x in tiles)
-        return Span(first=first, last=last, whole_first=whole, whole_last=end)
-
-    return Walk(
-        heads=setup.heads,
-        group=call.group,
-        size=ROWS,
-        step=step,
-        descends=setup.plan.query_order is QueryOrder.DESCENDING,
-        is_cut=_is_cut(setup),
-        span=span,
-        ahead=AHEAD,
-    )
 
 
 def _read(call: Call, sites: Sequence[Site], memory: Sequence[Any], place: Placement) -> list[Held]:
