@@ -16,7 +16,14 @@ from jax.custom_batching import sequential_vmap
 
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.forward import forward as run_forward
-from roundscope.attention.engines.xla import enter, leave, moved, prepare, round_inputs
+from roundscope.attention.engines.kernels.several import (
+    Several,
+    by_head,
+    by_share,
+    prepare,
+    round_inputs,
+)
+from roundscope.attention.engines.xla import enter, leave, moved, own_setup, per_head
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.tiles.backward import (
     deltas,
@@ -28,27 +35,44 @@ from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
 AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 
-__all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
+__all__ = [
+    "backward",
+    "by_head",
+    "enter",
+    "forward",
+    "leave",
+    "moved",
+    "prepare",
+    "round_inputs",
+]
 
 
 def forward(
-    setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each: None = None
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: None = None,
+    several: Several | None = None,
 ) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
     """Return what `forward` of `attention.engines.xla` returns.
 
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, seen = _forward(setup, q, k, v)
+        results, seen = _forward(setup, q, k, v, several)
         return results, _apart(seen)
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
+def _forward(setup: Setup, q: Array, k: Array, v: Array, several: Several | None) -> Any:
     """Return the results of all heads, and what was recorded of them, by name."""
-    return _one_after_another(partial(run_forward, setup, on_gpu=jax.default_backend() == "gpu"))(
-        q, k, v
-    )
+    return by_share(partial(_kernels, run_forward), setup, several, (q,), (k, v))
+
+
+def _kernels(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
+    """Return the kernels of a setup, as a function of arrays."""
+    return _one_after_another(partial(run, setup, on_gpu=jax.default_backend() == "gpu"))
 
 
 def backward(
@@ -61,48 +85,74 @@ def backward(
     wide: Array,
     lse: Array,
     do: Array,
-    each: None = None,
+    several: Several | None = None,
 ) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:
     """Return what `backward` of `attention.engines.xla` returns.
 
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do)
+        results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do, several)
         return results, _apart(whole) | {"keys": keys}
 
 
 @partial(jax.jit, static_argnums=0)
 def _backward(
-    setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    wide: Array,
+    lse: Array,
+    do: Array,
+    several: Several | None,
 ) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
     ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
-    group = heads // keys
+    group, each = heads // keys, None if several is None else several.each
 
-    def own_deltas(h: Array, *x: Array) -> Any:
+    def own_deltas(h: Array, own: Array | None, *x: Array) -> Any:
         q, k, v, *rest = x
-        at = whole_events(ops, setup, h, None)
-        return deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
+        mine = own_setup(setup, own)
+        at = whole_events(ops, mine, h, None)
+        return deltas(ops, mine, h, at, q, k, v, None, *rest), at.seen()
 
-    def finished(h: Array, dq: Array) -> Any:
-        at = whole_events(ops, setup, h, None)
-        return round_query_gradients(at, setup, dq), at.seen()
+    def finished(h: Array, own: Array | None, dq: Array) -> Any:
+        mine = own_setup(setup, own)
+        at = whole_events(ops, mine, h, None)
+        return round_query_gradients(at, mine, dq), at.seen()
 
-    def added(g: Array, dk: Array, dv: Array) -> Any:
-        return round_key_gradients(ops, setup, g, dk, dv)
+    def added(g: Array, own: Array | None, dk: Array, dv: Array) -> Any:
+        return round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
-    number = jnp.arange(heads)
-    delta, seen_delta = jax.vmap(own_deltas)(
-        number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
+    number, own, axis = per_head(each, heads)
+    delta, seen_delta = jax.vmap(own_deltas, (0, axis, *(0,) * 7))(
+        number, own, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
     )
-    run = _one_after_another(partial(run_backward, setup, on_gpu=jax.default_backend() == "gpu"))
-    (dq, dk, dv), seen = run(q, k, v, do, lse, delta)
-    (dk, dv), seen_keys = jax.vmap(added)(
-        jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
+    (dq, dk, dv), seen = by_share(
+        partial(_kernels, _backward_of_rows), setup, several, (q, do, lse, delta), (k, v)
     )
-    dq, seen_dq = jax.vmap(finished)(number, dq)
+    dq, seen_dq = jax.vmap(finished, (0, axis, 0))(number, own, dq)
+    number, own, axis = per_head(each, keys)
+    (dk, dv), seen_keys = jax.vmap(added, (0, axis, 0, 0))(
+        number, own, *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
+    )
     return (dq, dk, dv, delta), seen_delta | seen | seen_dq, seen_keys
+
+
+def _backward_of_rows(
+    setup: Setup,
+    q: Array,
+    do: Array,
+    lse: Array,
+    delta: Array,
+    k: Array,
+    v: Array,
+    on_gpu: bool,
+) -> Any:
+    """Return what the kernels of the backward return; arrays of query heads come first."""
+    return run_backward(setup, q, k, v, do, lse, delta, on_gpu)
 
 
 def _apart(seen: Seen) -> dict[str, Seen]:
