@@ -124,7 +124,9 @@ def attend(
         k: Keys (B, S, G, H), where G divides N: heads of q share heads of k in groups, in order.
         v: Values (B, S, G, Hv).
         plan: A `Plan`, or the name of a preset, such as "fa2-bf16". Under JAX it can also be
-            `roundscope.head_plans([...])`, which has one plan for each head as data.
+            `roundscope.head_plans([...])`, which has one plan for each head as data. "pallas" is
+            compiled for these plans and runs heads with equal plans together; there they may not
+            be an argument of a jitted function.
         block_q: Query rows of a tile. If a tile size does not divide the number of tokens, the last
             tile is padded with entries that no event counts.
         block_k: Keys of a tile.
@@ -189,11 +191,25 @@ def attend(
     check_shapes(q, k, v)
     like = plan_given(plan) if heads is None else _of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2])
+    is_fused = heads is not None and engine == "pallas"
     setup, engine = _setup(
-        q, k, v, like, block_q, block_k, scale, is_causal, mask, inject, None, engine
+        q,
+        k,
+        v,
+        like,
+        block_q,
+        block_k,
+        scale,
+        is_causal,
+        mask,
+        inject,
+        None,
+        engine if heads is None else "xla",
     )
     if heads is not None:
-        setup, engine = replace(setup, scale=setup.whole_scale), "xla"
+        setup = replace(setup, scale=setup.whole_scale)
+        if is_fused:
+            engine = _fused_heads(setup, heads, q, k, v, mask)
     else:
         check_factors(setup.plan)
         check_held_values(setup.inject, setup.plan)
@@ -242,9 +258,10 @@ def examine(
         do: The gradient of the output, (B, T, N, Hv). The backward runs only if it is given.
         plan: A `Plan`, the name of a preset, or a sequence with one plan for each batch entry. With
             a sequence, each entry is computed as in a separate call. Under engine "xla" the plans
-            of a sequence are data of one program. Their events may then differ only in formats,
-            seeds and modes other than stochastic, and their sums only in the format and seed of the
-            steps (`attention.plans.traced.structure`). No injection may then flip a bit.
+            of a sequence are data of one program, and under "pallas" data of the steps around the
+            kernels. Their events may then differ only in formats, seeds and modes other than
+            stochastic, and their sums only in the format and seed of the steps
+            (`attention.plans.traced.structure`). No injection may then flip a bit.
         record: What the trace keeps; by default counts and sums of every event, and with None
             nothing. "pallas" does not keep steps, and does not keep single events with a sample
             (`Record.every` above 1).
@@ -316,17 +333,29 @@ def _head_plans(plan: Any) -> HeadPlans | None:
 def _of_heads(plans: HeadPlans, q: Array, k: Array, v: Array, engine: Engine | None) -> Plan:
     """Return the plan that stands for all plans of heads while the program is compiled."""
     check_shapes(q, k, v)
+    engine_given(engine)
     if plans.table.shape[0] != q.shape[2]:
         raise ValueError(
             f"plan: {plans.table.shape[0]} plans, must be one for each of the {q.shape[2]} heads"
             " of q"
         )
-    if engine in ("numpy", "pallas"):
+    if engine == "numpy":
         raise ValueError(
-            "plan: a plan per head runs under xla without a record; use examine with a single plan"
-            " to trace"
+            "plan: a plan per head runs under xla or pallas, without a record; use examine with a"
+            " single plan to trace"
         )
     return plans.like
+
+
+def _fused_heads(
+    setup: Setup, plans: HeadPlans, q: Any, k: Any, v: Any, mask: Any
+) -> Literal["pallas"]:
+    """Return the fused engine. Raises ValueError unless its kernels run the plans of all heads."""
+    from roundscope.attention.engines.kernels.several import check_heads
+
+    traced = any(map(is_traced, (q, k, v, mask)))
+    check_heads(setup, plans, (q.shape[3], v.shape[3]), mask, traced)
+    return "pallas"
 
 
 def setup_of_heads(
@@ -339,10 +368,6 @@ def setup_of_heads(
 
 
 def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
-    if engine == "pallas":
-        raise ValueError(
-            "plan: the fused kernel takes one plan; use engine='xla', or a call for each"
-        )
     if len(plans) != q.shape[0]:
         raise ValueError(
             f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q"
@@ -353,7 +378,7 @@ def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engi
                 f"plan: entries 0 and {n} have different events (pv_into_o, normalise_first); call"
                 " them separately"
             )
-    if engine == "xla" and any(isinstance(i.what, FlipBit) for i in inject):
+    if engine in ("xla", "pallas") and any(isinstance(i.what, FlipBit) for i in inject):
         raise ValueError("inject: FlipBit needs one format; give a single plan, or engine='numpy'")
 
 

@@ -26,6 +26,7 @@ Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks if
 # what the forward keeps for the backward: the plans of heads (or None); q, k, v rounded; the mask;
 # the output, the output before its last rounding, and L; (sinks,) or (); the error of the output
 Residuals: TypeAlias = tuple[Any, ...]
+Each: TypeAlias = Any  # the plans of heads, as the engine's `by_head` returns them, or None
 
 
 def attend_jax(
@@ -56,7 +57,7 @@ def attend_jax(
         q, k, v = (_entering(jnp.asarray(x), dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
         sinks = None if sinks is None else jnp.asarray(sinks)
-    each = None if plans is None else run.by_head(plans, q.shape[0])
+    each = None if plans is None else engine.by_head(setup, plans, q.shape[0])
     types = tuple(x.dtype for x in (q, k, v, *(() if sinks is None else (sinks,))))
     return _attend(
         engine,
@@ -85,7 +86,7 @@ def _attend(
     setup: Setup,
     types: Types,
     output: Any,
-    each: run.Each | None,
+    each: Each,
     q: Array,
     k: Array,
     v: Array,
@@ -101,7 +102,7 @@ def _forward(
     engine: ModuleType,
     setup: Setup,
     output: Any,
-    each: run.Each | None,
+    each: Each,
     q: AnyArray,
     k: AnyArray,
     v: AnyArray,
@@ -111,14 +112,16 @@ def _forward(
 ) -> tuple[Array, Residuals]:
     """Return the output, and what the backward needs."""
     inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
-    rounded = [_rounded(setup, site, x, block, each) for site, x, block in inputs]
+    rounded = [_rounded(engine, setup, site, x, block, each) for site, x, block in inputs]
     of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
     (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
     result = run.leave(out, q.shape[0], setup.queries, output)
     return result, (each, *rounded, mask, out, wide, lse, of_sinks, error)
 
 
-def _rounded(setup: Setup, site: Site, x: AnyArray, block: int, each: run.Each | None) -> Array:
+def _rounded(
+    engine: ModuleType, setup: Setup, site: Site, x: AnyArray, block: int, each: Each
+) -> Array:
     """Return the heads of an input after its event.
 
     The event is left out where it keeps every number of the input's 16-bit type.
@@ -131,7 +134,8 @@ def _rounded(setup: Setup, site: Site, x: AnyArray, block: int, each: run.Each |
     )
     if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
         return heads
-    return run.round_inputs(setup, site, heads, each)[0]
+    found: Array = engine.round_inputs(setup, site, heads, each)[0]
+    return found
 
 
 def _backward(
@@ -157,14 +161,16 @@ def _gradients(
     each, q, k, v, mask, out, wide, lse, sinks, error = residuals
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
-    do_heads = _rounded(setup, Site.DO, do, setup.block_q, each)
+    do_heads = _rounded(engine, setup, Site.DO, do, setup.block_q, each)
     if setup.plan.scaled_keys:
-        k, _ = run.round_inputs(setup, Site.KC, k, each)
+        k, _ = engine.round_inputs(setup, Site.KC, k, each)
     dtype = result_type(do)
     found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     sites = Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT
-    own = [_held_by(setup, *x, dtype) for x in zip(sites, types or (dtype,) * 3, strict=False)]
+    own = [dtype] * len(sites)
+    if types is not None and each is None:
+        own = [_held_by(setup, *x, dtype) for x in zip(sites, types, strict=False)]
     gradients = tuple(
         run.leave(x, do.shape[0], size, left)
         for x, size, left in zip(found, sizes, (*own, dtype), strict=True)
@@ -246,7 +252,7 @@ def pulled(
     check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
-    each = run.by_head(plan, q.shape[0])
+    each = run.by_head(setup, plan, q.shape[0])
     out, residuals = _forward(run, setup, dtype, each, q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
     return Pulled(

@@ -66,13 +66,17 @@ def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Each | None]:
     return setup, Each(table, np.tile(np.arange(heads), len(plans)))
 
 
-def by_head(plans: HeadPlans, batch: int) -> Each:
-    """Return the plans of query heads as data, the same for every batch entry."""
+def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Each:
+    """Return the plans of query heads as data, the same for every batch entry.
+
+    The other arguments are the setup of the call, which this engine does not need, and how many
+    batch entries there are.
+    """
     table = jnp.tile(jnp.asarray(plans.table), (batch, 1, 1, 1))
     return Each(table, np.arange(table.shape[0]))
 
 
-def _own(setup: Setup, own: Array | None) -> Setup:
+def own_setup(setup: Setup, own: Array | None) -> Setup:
     """Return the setup of one head: with its plan from the table of an `Each`, or unchanged."""
     if own is None:
         return setup
@@ -82,7 +86,7 @@ def _own(setup: Setup, own: Array | None) -> Setup:
     return replace(setup, plan=plan, scale=scale)
 
 
-def _per_head(each: Each | None, heads: int) -> tuple[Array, Array | None, int | None]:
+def per_head(each: Each | None, heads: int) -> tuple[Array, Array | None, int | None]:
     """Return the numbers of query or key heads, the plan of each, and the plans' axis for vmap.
 
     The plan of a key head is the plan of its first query head. The plans and their axis are None if
@@ -116,9 +120,9 @@ def _round_inputs(
     """Return the results of `round_inputs`."""
 
     def one(h: Array, x: Array, own: Array | None) -> tuple[Array, Seen]:
-        return loops.round_inputs(xla_ops(opaque_zero(x)), _own(setup, own), h, site, x)
+        return loops.round_inputs(xla_ops(opaque_zero(x)), own_setup(setup, own), h, site, x)
 
-    number, own, axis = _per_head(each, x.shape[0])
+    number, own, axis = per_head(each, x.shape[0])
     found: tuple[Array, Seen] = jax.vmap(one, in_axes=(0, 0, axis))(number, x, own)
     return found
 
@@ -155,9 +159,9 @@ def forward(
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Array | None, *arrays: Any) -> Any:
-        return forward_of.forward(ops, _own(setup, own), h, *arrays)
+        return forward_of.forward(ops, own_setup(setup, own), h, *arrays)
 
-    number, own, axis = _per_head(each, q.shape[0])
+    number, own, axis = per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, *(None if x is None else 0 for x in (mask, sinks)))
     found: tuple[tuple[Array, Array, Array], dict[str, Seen]]
     found = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, sinks)
@@ -188,9 +192,9 @@ def backward(
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
     def one(h: Array, own: Array | None, *arrays: Any) -> Any:
-        return backward_of.backward(ops, _own(setup, own), h, *arrays)
+        return backward_of.backward(ops, own_setup(setup, own), h, *arrays)
 
-    number, own, axis = _per_head(each, q.shape[0])
+    number, own, axis = per_head(each, q.shape[0])
     axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0, None if sinks is None else 0)
     (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(
         number, own, q, k, v, mask, out, wide, lse, do, sinks
@@ -200,9 +204,9 @@ def backward(
     def rounded(
         g: Array, own: Array | None, dk: Array, dv: Array
     ) -> tuple[tuple[Array, Array], Seen]:
-        return backward_of.round_key_gradients(ops, _own(setup, own), g, dk, dv)
+        return backward_of.round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
-    number, own, axis = _per_head(each, keys)
+    number, own, axis = per_head(each, keys)
     (dk, dv), seen_keys = jax.vmap(rounded, in_axes=(0, axis, 0, 0))(number, own, dk, dv)
     return (dq, dk, dv, delta), seen | {"keys": seen_keys}
 
@@ -215,9 +219,9 @@ def sink_gradients(
     ops = xla_ops(opaque_zero(lse))
 
     def one(h: Array, own: Array | None, *arrays: Any) -> Any:
-        return backward_of.sink_gradients(ops, _own(setup, own), h, *arrays)
+        return backward_of.sink_gradients(ops, own_setup(setup, own), h, *arrays)
 
-    number, own, axis = _per_head(each, lse.shape[0])
+    number, own, axis = per_head(each, lse.shape[0])
     found: tuple[Array, Seen]
     found = jax.vmap(one, in_axes=(0, axis, 0, 0, 0))(number, own, sinks, lse, delta)
     return found

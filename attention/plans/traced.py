@@ -22,7 +22,14 @@ from roundscope.attention.plans.plan import Plan, ordinal
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.arrays import Array
 from roundscope.emu.backends.ops import ANY_PRODUCT
-from roundscope.emu.backends.xla.traced import Kind, TracedRounding, kind_of, rounding_of, row_of
+from roundscope.emu.backends.xla.traced import (
+    Kind,
+    TracedRounding,
+    kind_of,
+    rounding_in,
+    rounding_of,
+    row_of,
+)
 from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
 from roundscope.emu.roundings.threefry import threefry2x32
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -212,6 +219,23 @@ def table_of(plan: Plan) -> NDArray[np.uint32]:
     """
     rows = np.stack([row_of(r) for r in (*plan.roundings, *(a.step for a in plan.accumulators))])
     return np.stack([rows >> 32, rows & 0xFFFF_FFFF], axis=-1).astype(np.uint32)
+
+
+def plan_in(like: Plan, table: NDArray[np.uint32]) -> Plan:
+    """Return the plan of a structure whose roundings are in a table, as `table_of` returns it.
+
+    Formats that have the same numbers are one format, and the name is that of the structure.
+    """
+    words = np.asarray(table).astype(np.int64)
+    rows = [rounding_in(tuple(row)) for row in (words[..., 0] << 32 | words[..., 1]).tolist()]
+    steps = rows[len(Site) :]
+    return replace(
+        like,
+        roundings=tuple(rows[: len(Site)]),
+        accumulators=tuple(
+            replace(a, step=step) for a, step in zip(like.accumulators, steps, strict=True)
+        ),
+    )
 
 
 @lru_cache(4096)

@@ -34,6 +34,21 @@ Step: TypeAlias = Callable[..., Any]  # (hook, scale, *groups of arrays) -> new 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SomeHeads:
+    """Which heads of a call a fused kernel computes: the same ones of every batch entry.
+
+    own    the numbers of the heads in the first batch entry
+    heads  how many heads a batch entry of the call has
+    step   how much larger the numbers are in the next batch entry: `heads`, or 0 if each entry
+           counts as a separate call
+    """
+
+    own: tuple[int, ...]
+    heads: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What is fixed for a whole call: sizes, tiles, plan, injections and record.
 
@@ -46,6 +61,8 @@ class Setup:
     whole_scale       the scale before that rounding
     is_causal         whether a query sees the keys up to its own position only
     inject, record    the injections, and what a trace keeps (None for no trace)
+    some              the heads that a fused kernel computes; None for all. If it is given, `heads`
+                      and `key_heads` count only the heads of the kernel's arrays
     """
 
     plan: Plan
@@ -60,6 +77,7 @@ class Setup:
     is_causal: bool
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
+    some: SomeHeads | None = None
 
     @property
     def of_scores(self) -> float:

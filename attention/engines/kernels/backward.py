@@ -42,7 +42,15 @@ Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV, or dK, dV, dS
 
 
 def backward(
-    setup: Setup, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array, on_gpu: bool
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    lse: Array,
+    delta: Array,
+    on_gpu: bool,
+    may_be_final: bool = False,
 ) -> tuple[Gradients, Seen, bool]:
     """Return dQ, dK and dV of query heads, what was recorded, and whether they are final.
 
@@ -69,7 +77,7 @@ def backward(
     )
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
     rows = q, do, lse, delta
-    is_final = setup.record is None and call.group == 1
+    is_final = may_be_final and setup.record is None and call.group == 1
     made = _on_hopper(call, rows, k, v, is_final)
     is_final = is_final and made is not None
     dq, dk, dv = made or _by_parts(call, rows, k, v)

@@ -16,7 +16,14 @@ from jax.custom_batching import sequential_vmap
 
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.forward import forward as run_forward
-from roundscope.attention.engines.xla import enter, leave, moved, prepare, round_inputs
+from roundscope.attention.engines.kernels.several import (
+    Several,
+    by_head,
+    by_share,
+    prepare,
+    round_inputs,
+)
+from roundscope.attention.engines.xla import enter, leave, moved, own_setup, per_head
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.tiles.backward import (
     deltas,
@@ -28,27 +35,44 @@ from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 
 AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 
-__all__ = ["backward", "enter", "forward", "leave", "moved", "prepare", "round_inputs"]
+__all__ = [
+    "backward",
+    "by_head",
+    "enter",
+    "forward",
+    "leave",
+    "moved",
+    "prepare",
+    "round_inputs",
+]
 
 
 def forward(
-    setup: Setup, q: Array, k: Array, v: Array, mask: None = None, each: None = None
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: None = None,
+    several: Several | None = None,
 ) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
     """Return what `forward` of `attention.engines.xla` returns.
 
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, seen = _forward(setup, q, k, v)
+        results, seen = _forward(setup, q, k, v, several)
         return results, _apart(seen)
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(setup: Setup, q: Array, k: Array, v: Array) -> Any:
+def _forward(setup: Setup, q: Array, k: Array, v: Array, several: Several | None) -> Any:
     """Return the results of all heads, and what was recorded of them, by name."""
-    return _one_after_another(partial(run_forward, setup, on_gpu=jax.default_backend() == "gpu"))(
-        q, k, v
-    )
+    return by_share(partial(_kernels, run_forward), setup, several, (q,), (k, v))
+
+
+def _kernels(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
+    """Return the kernels of a setup, as a function of arrays."""
+    return _one_after_another(partial(run, setup, on_gpu=jax.default_backend() == "gpu"))
 
 
 def backward(
@@ -61,57 +85,84 @@ def backward(
     wide: Array,
     lse: Array,
     do: Array,
-    each: None = None,
+    several: Several | None = None,
 ) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:
     """Return what `backward` of `attention.engines.xla` returns.
 
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do)
+        results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do, several)
         return results, _apart(whole) | {"keys": keys}
 
 
 @partial(jax.jit, static_argnums=0)
 def _backward(
-    setup: Setup, q: Array, k: Array, v: Array, out: Array, wide: Array, lse: Array, do: Array
+    setup: Setup,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    wide: Array,
+    lse: Array,
+    do: Array,
+    several: Several | None,
 ) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
     ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
-    group = heads // keys
+    group, each = heads // keys, None if several is None else several.each
 
-    def own_deltas(h: Array, *x: Array) -> Any:
+    def own_deltas(h: Array, own: Array | None, *x: Array) -> Any:
         q, k, v, *rest = x
-        at = whole_events(ops, setup, h, None)
-        return deltas(ops, setup, h, at, q, k, v, None, *rest), at.seen()
+        mine = own_setup(setup, own)
+        at = whole_events(ops, mine, h, None)
+        return deltas(ops, mine, h, at, q, k, v, None, *rest), at.seen()
 
-    def finished(h: Array, dq: Array) -> Any:
-        at = whole_events(ops, setup, h, None)
-        return round_query_gradients(at, setup, dq), at.seen()
+    def finished(h: Array, own: Array | None, dq: Array) -> Any:
+        mine = own_setup(setup, own)
+        at = whole_events(ops, mine, h, None)
+        return round_query_gradients(at, mine, dq), at.seen()
 
-    def added(g: Array, dk: Array, dv: Array) -> Any:
-        return round_key_gradients(ops, setup, g, dk, dv)
+    def added(g: Array, own: Array | None, dk: Array, dv: Array) -> Any:
+        return round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
-    number = jnp.arange(heads)
-    delta, seen_delta = jax.vmap(own_deltas)(
-        number, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
+    number, own, axis = per_head(each, heads)
+    delta, seen_delta = jax.vmap(own_deltas, (0, axis, *(0,) * 7))(
+        number, own, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
     )
 
-    def of_tiles(*x: Array) -> Any:
-        q, k, v, do, lse, delta = x
-        on_gpu = jax.default_backend() == "gpu"
-        sums, seen, is_final = run_backward(setup, q, k, v, do, lse, delta, on_gpu)
-        dq, dk, dv = sums
-        if is_final:
-            return (dq, dk, dv), seen, {}
-        (dk, dv), seen_keys = jax.vmap(added)(
-            jnp.arange(keys), *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
+    def final(dq: Array, dk: Array, dv: Array) -> Any:
+        dq, seen_dq = jax.vmap(finished, (0, axis, 0))(number, own, dq)
+        of_keys, own_key, axis_of_keys = per_head(each, keys)
+        (dk, dv), seen_keys = jax.vmap(added, (0, axis_of_keys, 0, 0))(
+            of_keys, own_key, *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
         )
-        dq, seen_dq = jax.vmap(finished)(number, dq)
-        return (dq, dk, dv), seen | seen_dq, seen_keys
+        return (dq, dk, dv), seen_dq, seen_keys
 
-    (dq, dk, dv), seen, seen_keys = _one_after_another(of_tiles)(q, k, v, do, lse, delta)
-    return (dq, dk, dv, delta), seen_delta | seen, seen_keys
+    def of_one_plan(*x: Array) -> Any:
+        made, seen, is_final = _of_rows(setup, x, True)
+        made, seen_dq, seen_keys = (made, {}, {}) if is_final else final(*made)
+        return made, seen | seen_dq, seen_keys
+
+    arrays = (q, do, lse, delta), (k, v)
+    if several is None:
+        gradients, seen, seen_keys = _one_after_another(of_one_plan)(*arrays[0], *arrays[1])
+        return (*gradients, delta), seen_delta | seen, seen_keys
+    sums, seen = by_share(partial(_kernels, _sums_of_rows), setup, several, *arrays)
+    gradients, seen_dq, seen_keys = final(*sums)
+    return (*gradients, delta), seen_delta | seen | seen_dq, seen_keys
+
+
+def _of_rows(setup: Setup, x: tuple[Array, ...], may_be_final: bool) -> Any:
+    """Return what the kernels of the backward return; arrays of query heads come first in x."""
+    q, do, lse, delta, k, v = x
+    on_gpu = jax.default_backend() == "gpu"
+    return run_backward(setup, q, k, v, do, lse, delta, on_gpu, may_be_final)
+
+
+def _sums_of_rows(setup: Setup, *x: Array, on_gpu: bool) -> Any:
+    """Return the sums dQ, dK and dV of query heads, and what was recorded."""
+    return _of_rows(setup, x, False)[:2]
 
 
 def _apart(seen: Seen) -> dict[str, Seen]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from roundscope.attention.engines.kernels.tiles import head_number
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
@@ -75,6 +76,10 @@ class Recorder:
         """How many rows a tile that a program owns has."""
         return self.setup.block_k if self.by_key else self.setup.block_q
 
+    def heads(self, count: int) -> Array:
+        """Return the numbers of the heads of a kernel's arrays, of which there are `count`."""
+        return head_number(self.setup, jnp.arange(count))
+
     def number(self, head: Index, own: Array) -> Array:
         """Return the index of an own tile, counted through the own tiles of all heads."""
         return head * self.tiles[0] + own
@@ -95,7 +100,7 @@ class Recorder:
 
         own: the numbers of the own tiles, (heads, n). The result is (heads, n, 2), of int32.
         """
-        number = self.number(jnp.arange(own.shape[0])[:, None], own)
+        number = self.number(self.heads(own.shape[0])[:, None], own)
         begins = sample.begin(self.setup.every, self.tiles[1], number)
         return jnp.stack(jnp.broadcast_arrays(own, begins), -1).astype(jnp.int32)
 

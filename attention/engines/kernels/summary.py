@@ -83,7 +83,8 @@ def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
 
     def part(first: Array) -> Any:
         k = first + jnp.arange(size)
-        own = sample.chosen(every, tiles, jnp.arange(heads)[:, None], jnp.minimum(k, wanted - 1))
+        number = recorder.heads(heads)[:, None]
+        own = sample.chosen(every, tiles, number, jnp.minimum(k, wanted - 1))
         own = jnp.broadcast_to(own, (heads, size))
         kept = zip(recorder.sites.items(), kernel(own), strict=True)
         found = [_of_tiles(recorder, *sites, x, own, k < wanted) for sites, x in kept]
@@ -149,7 +150,7 @@ def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
     """Return the numbers of the recorded tiles of each own tile, (heads, n, met)."""
     if site in ONCE:
         return jnp.zeros((*own.shape, 1), jnp.int64)
-    number = recorder.number(jnp.arange(own.shape[0])[:, None], own)
+    number = recorder.number(recorder.heads(own.shape[0])[:, None], own)
     found = sample.chosen(
         recorder.setup.every, recorder.tiles[1], number[..., None], jnp.arange(met)
     )

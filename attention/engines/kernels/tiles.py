@@ -23,6 +23,26 @@ from roundscope.emu.backends.kernels.ops import kernel_ops
 State = TypeVar("State")  # the state that each tile updates: arrays, or tuples of them
 
 
+def head_number(setup: Setup, h: Array) -> Array:
+    """Return the number of a head in random streams, injections and samples.
+
+    h: the place of the head in the arrays of a kernel, or several places.
+    """
+    if setup.some is None:
+        return h
+    own = setup.some.own
+    place, entry = lax.rem(h, jnp.full_like(h, len(own))), lax.div(h, jnp.full_like(h, len(own)))
+    number = jnp.full_like(h, own[0])
+    for n, head in enumerate(own[1:], 1):  # a kernel has no arrays but its arguments
+        number = jnp.where(place == n, jnp.full_like(h, head), number)
+    return number + entry * jnp.full_like(h, setup.some.step)
+
+
+def _heads(setup: Setup) -> int:
+    """Return how many heads a batch entry of the call has."""
+    return setup.heads if setup.some is None else setup.some.heads
+
+
 def walk(tile: Callable[[Array, State], State], first: Index, last: Index, state: State) -> State:
     """Return the state after the tiles from `first` to `last` - 1.
 
@@ -128,7 +148,8 @@ def events_of_tile(
     """
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = replace(
-        tile_at(kernel_ops(), setup, h, i, j, None, before),
+        tile_at(kernel_ops(), setup, head_number(setup, h), i, j, None, before),
+        heads=_heads(setup),
         is_whole=is_whole,
         is_unrecorded=setup.record is None,
     )
@@ -146,8 +167,8 @@ def events_of_rows(setup: Setup, h: Array, i: Array) -> Events:
     rows = row0 + jnp.arange(setup.block_q) < setup.queries
     nothing = jnp.zeros((1, 1), bool)
     tile = Tile(
-        head=h,
-        heads=setup.heads,
+        head=head_number(setup, h),
+        heads=_heads(setup),
         i=0,
         j=0,
         row0=row0,

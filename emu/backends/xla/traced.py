@@ -3,18 +3,21 @@
 `row_of` writes a rounding as one row of integers, and `rounding_of` reads such a row as a
 `TracedRounding`, which takes the place of a `Rounding`. The entries of a row may be arrays, so
 formats, modes and seeds are data. Only the choice of the function that rounds is static; `kind_of`
-makes this choice.
+makes this choice. `rounding_in` makes a `Rounding` of a row of numbers.
 """
 
+from collections.abc import Iterator
 from enum import Enum
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.formats.format import NAMED, Format
+from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode
 from roundscope.emu.roundings.nearest import takes_nearest_even
 from roundscope.emu.roundings.rule import C64, Target, target_of
 from roundscope.emu.stats.classify import Judged, judged
@@ -68,6 +71,44 @@ def row_of(r: Rounding) -> np.ndarray:
     """
     window = int(np.float64(r.format.tie_window).view(np.int64))
     return np.array([*target_of(r, C64), *judged(r.format), window, r.seed], dtype=np.int64)
+
+
+@lru_cache(4096)
+def rounding_in(row: tuple[int, ...]) -> Rounding:
+    """Return the rounding whose row this is (`row_of`).
+
+    Of roundings with equal rows, which give the same numbers, it is the one of a named format.
+    """
+    mode, seed = RoundingMode(list(RoundingMode)[row[T - 1]]), row[-1]
+    for format, overflow, nan in product(_formats_in(row), Overflow, NanPolicy):
+        if (overflow is Overflow.INF and not format.inf) or (
+            overflow is Overflow.NAN and not format.nan
+        ):
+            continue
+        r = Rounding(format=format, mode=mode, overflow=overflow, nan=nan, seed=seed)
+        if tuple(row_of(r).tolist()) == row:
+            return r
+    raise ValueError(f"row={row}: no rounding has it; row_of makes one")
+
+
+def _formats_in(row: tuple[int, ...]) -> Iterator[Format]:
+    """Return the formats that may be those of a row: named ones, then ones made from the row."""
+    target, judge = Target(*row[:T]), Judged(*row[T : T + J])
+    largest = float(np.int64(judge.largest).view(np.float64))
+    size = judge.precision, judge.emin - 1023, largest
+    yield from (f for f in NAMED.values() if (f.precision, f.emin, f.max_finite) == size)
+    for inf, nan in product((True, False), (True, False)):
+        yield Format(
+            name=f"p{size[0]} from 2^{size[1]} to {largest:g}",
+            precision=size[0],
+            emin=size[1],
+            max_finite=largest,
+            inf=inf,
+            nan=nan,
+            signed=not target.unsigned,
+            zero=target.floor == 0,
+            negative_zero=bool(target.negative_zero),
+        )
 
 
 def rounding_of(row: Any, kind: Kind) -> TracedRounding:

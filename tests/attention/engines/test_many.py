@@ -306,7 +306,7 @@ def test_plans_of_heads_that_cannot_be_are_named():
     q, k, v, _ = inputs(1)
     with pytest.raises(ValueError, match="3 plans, must be one for each of the 2 heads"):
         attend(q, k, v, plan=head_plans([QIU_YAO] * 3))
-    with pytest.raises(ValueError, match="runs under xla without a record"):
+    with pytest.raises(ValueError, match="runs under xla or pallas, without a record"):
         attend(q, k, v, plan=head_plans([QIU_YAO] * 2), engine="numpy")
     with pytest.raises(ValueError, match="entries 0 and 1 differ"):
         head_plans([QIU_YAO, FA2])

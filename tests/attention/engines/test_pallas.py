@@ -29,6 +29,7 @@ from roundscope.attention.api import _setup
 from roundscope.attention.engines.kernels import backward as pallas_backward
 from roundscope.attention.engines.kernels import forward as pallas_forward
 from roundscope.attention.engines.kernels import summary as pallas_summary
+from roundscope.attention.tiles.loops import SomeHeads
 from roundscope.emu import Accumulator, Order, round_to
 from roundscope.emu.backends.kernels.convert import converted
 from roundscope.emu.roundings.modes import BF16, BINARY32, E4M3, FP16, rounding
@@ -259,17 +260,27 @@ OTHERWISE = (
 )
 
 
+SOME = SomeHeads(own=(0, 3), heads=4, step=4)  # of a plan, in a call with several
+
+
 @pytest.mark.parametrize(
-    ("plan", "record"),
-    [(HOPPER, None), ("qiu-yao", None), (OTHERWISE, None), (HOPPER, COUNTED), (HOPPER, SAMPLED)],
+    ("plan", "record", "some"),
+    [
+        (HOPPER, None, None),
+        ("qiu-yao", None, None),
+        (OTHERWISE, None, SOME),
+        (HOPPER, COUNTED, None),
+        (HOPPER, SAMPLED, SOME),
+    ],
     ids=["hopper", "qiu-yao", "otherwise", "traced", "sampled"],
 )
-def test_kernels_lower_for_a_gpu(plan, record):
+def test_kernels_lower_for_a_gpu(plan, record, some):
     """An operation that Triton does not have, one that needs 64-bit types where they are off, a
     type that no buffer was made for.
     """
     like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
     setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), record, "xla")
+    setup = replace(setup, some=some)
     with jax.enable_x64(True), on_an_h200():
         x = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64)
         row = jax.ShapeDtypeStruct((2, 128), jnp.float64)
@@ -508,7 +519,6 @@ EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
             {"plan": FP16_SUM},
             "accumulator of S: the fused kernel's tensor cores add in fp32, not fp16",
         ),
-        ({"plan": ["fp32"]}, "the fused kernel takes one plan"),
     ],
 )
 def test_what_it_does_not_run_says_what_does(options, said):
