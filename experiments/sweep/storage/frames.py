@@ -24,8 +24,8 @@ from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
 OWN = ("key", "status", "error", "device", "versions", "finished", "seconds")  # beside parameters
-SEVERAL = ("device", "versions")  # of these, texts that many cells share
-PIECE = 10_000  # rows of the file in memory at a time
+SEVERAL = ("status", "device", "versions", "finished")  # of these, texts that many cells share
+PIECE = 2_000  # rows of the file in memory at a time
 # where the second equals the first in every cell, the two are one axis
 TOGETHER = {"S": "T", "block_k": "block_q"}
 

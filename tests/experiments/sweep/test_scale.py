@@ -105,7 +105,7 @@ def test_a_frame_is_small(large, monkeypatch):
     frame_of(large)  # what is made once
     with traced() as memory:
         frame = frame_of(large)
-        assert len(frame.rows) == COUNT and memory()[1] < 1600 * COUNT
+        assert len(frame.rows) == COUNT and memory()[1] < 1500 * COUNT
 
 
 def test_a_summary_reads_no_plans(large, monkeypatch):
@@ -116,7 +116,7 @@ def test_a_summary_reads_no_plans(large, monkeypatch):
     command.summary(many, large, outcome)
     with traced() as memory:
         assert command.summary(many, large, outcome)["first_error"] is None
-        assert memory()[1] < 2200 * COUNT
+        assert memory()[1] < 2000 * COUNT
 
 
 def test_only_cells_that_are_asked_for_are_kept(large):
