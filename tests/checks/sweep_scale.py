@@ -13,7 +13,7 @@ read a results file run, and their time and their largest memory are noted.
 FOLDER keeps the results file, and what was seen in watch.json. A second run goes on with what the
 file holds, and only reads a full one. With --copies N, a second file is made of the first: the
 sweep of N times as many seeds, in which further seeds have the numbers of the first ones. The same
-commands then read that file.
+commands then read that file, and a line through both files says what FAR cells would cost.
 Exit code 1 if a cell is missing, failed or different.
 """
 
@@ -57,6 +57,7 @@ AXES = (
 )
 CONDITIONS = 200  # that these axes make
 WORKERS = 2
+FAR = 10_000_000  # cells of which the slopes are asked
 PERIOD = 0.5  # seconds between two looks at the memory
 WARM = 0.1  # share of the cells after which a line is fitted: imports and caches come before
 
@@ -310,6 +311,8 @@ def lines(watch: Watch, store: Path, count: int) -> Iterator[str]:
     yield f"{'seconds per 1,000 cells':<44}{seconds:>10.2f}"
     yield f"{'bytes of store per cell, by the line':<44}{watch.slope(watch.store):>10.0f}"
     yield f"{'bytes of store per cell, at the end':<44}{size(store) / count:>10.0f}"
+    yield f"{f'hours of {FAR:,} cells':<44}{seconds * FAR / 3.6e6:>10.0f}"
+    yield f"{f'GB of store of {FAR:,} cells':<44}{size(store) / count * FAR / 1e9:>10.0f}"
     for who, numbers in (("sweep", watch.sweep), ("scheduler", watch.scheduler)):
         grows = watch.slope(numbers) * 1e4 / 1e6
         tenths = [f"{numbers[i * (len(numbers) - 1) // 10] / 1e6:.0f}" for i in range(11)]
@@ -342,25 +345,41 @@ def _checked(given: argparse.Namespace, store: Path) -> int:
         print("\n".join(lines(watch, store, len(cells))), flush=True)
         store.with_name("watch.json").write_text(json.dumps(asdict(watch)), encoding="utf-8")
     wrong = faults(store, cells, given.sample, given.seed)
-    show_costs(words, store, next(iter(cells)))
+    few = show_costs(words, store, next(iter(cells)))
     if given.copies > 1:
         more, large = words_of(given.copies * len(cells)), store.with_name("large.sqlite")
         print(f"roundscope sweep {' '.join(more)}, copied", flush=True)
         if not large.exists():
             copied(store, words, large, more)
-        show_costs(more, large, next(iter(cells)))
+        many = show_costs(more, large, next(iter(cells)))
+        show_far(few, many, len(cells), saved(large) or 0)
     return 1 if wrong else 0
 
 
-def show_costs(words: Sequence[str], store: Path, key: str) -> None:
-    """Print what it costs to use a results file."""
+def show_costs(words: Sequence[str], store: Path, key: str) -> list[Cost]:
+    """Print and return what it costs to use a results file."""
     print(f"{'cells':<44}{saved(store):>10}")
     print(f"{'size of the store, MB':<44}{size(store) / 1e6:>10.0f}")
     print(f"{'one cell and its sites by key, ms':<44}{1000 * by_key(store, key):>10.2f}")
     print(f"{'command':<44}{'seconds':>10}{'CPU s':>10}{'peak MB':>10}", flush=True)
+    found = []
     for c in costs(words, store):
         numbers = f"{c.seconds:>10.1f}{c.worked:>10.1f}{c.peak / 1e6:>10.0f}"
         print(f"{c.what:<44}{numbers}", flush=True)
+        found.append(c)
+    return found
+
+
+def show_far(few: Sequence[Cost], many: Sequence[Cost], small: int, large: int) -> None:
+    """Print the slopes between two files of so many cells, and what FAR cells cost by them."""
+    print(f"{'by a line through both':<44}{'per 10,000 cells':>20}{f'at {FAR:,}':>24}")
+    for a, b in zip(few, many, strict=True):
+        worked, held = (
+            (y - x) / (large - small) for x, y in ((a.worked, b.worked), (a.peak, b.peak))
+        )
+        slope = f"{1e4 * worked:.2f} s {1e4 * held / 1e6:.2f} MB"
+        then = f"{worked * FAR / 60:.0f} min {(b.peak + held * (FAR - large)) / 1e9:.1f} GB"
+        print(f"{a.what:<44}{slope:>20}{then:>24}")
 
 
 if __name__ == "__main__":
