@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1
 MARKERS = "osD^vPX*"
 # marks beyond which an artist of an SVG is drawn as pixels, so that it stays small, and marks that
 # all of its other artists may have together: 100 bytes each
-DENSE, TOGETHER = 5000, 20_000
+DENSE, TOGETHER = 5000, 10_000
 DPI = 144
 SANS, MONO = "system-ui, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
 HOVER = "hover:"  # begins the gid of an artist that has a text for the pointer
