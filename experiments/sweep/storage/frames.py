@@ -8,6 +8,7 @@ import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -217,13 +218,25 @@ def _joined(pieces: list[np.ndarray]) -> np.ndarray:
 def _pieces(
     connection: sqlite3.Connection, names: Sequence[str], keys: Set[str] | None
 ) -> Iterator[list[Any]]:
-    """Yield some columns of the cells, of those with some keys, a piece of the file at a time."""
+    """Yield some columns of the cells, or of those with some keys, a piece of the file at a time.
+
+    Cells with keys are looked up, so that what other sweeps put into the file is not read.
+    """
     connection.row_factory = None  # tuples
-    rows = connection.execute(f"SELECT {', '.join(map(quoted, names))} FROM cells ORDER BY rowid")
-    key = names.index("key")
-    while piece := rows.fetchmany(PIECE):
-        if chosen := [row for row in piece if keys is None or row[key] in keys]:
-            yield chosen
+    query = f"SELECT {', '.join(map(quoted, names))} FROM cells"
+    if keys is None:
+        rows: Iterator[Any] = connection.execute(f"{query} ORDER BY rowid")
+    else:
+        rows = _chosen(connection, query, keys)
+    while piece := list(islice(rows, PIECE)):
+        yield piece
+
+
+def _chosen(connection: sqlite3.Connection, query: str, keys: Set[str]) -> Iterator[Any]:
+    """Yield the rows of cells with some keys, in the order of saving."""
+    number = "SELECT rowid FROM cells WHERE key = ?"
+    numbers = sorted(n for key in keys for (n,) in connection.execute(number, (key,)))
+    return (connection.execute(f"{query} WHERE rowid = ?", (n,)).fetchone() for n in numbers)
 
 
 def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np.ndarray:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,15 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
 def statuses(connection: sqlite3.Connection, keys: Collection[str] | None = None) -> dict[str, str]:
     """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys.
 
-    What others put into the file is read and not kept.
+    Those are looked up, so that what other sweeps put into the file is not read.
     """
-    rows = connection.execute("SELECT key, status FROM cells")
-    return {key: sys.intern(status) for key, status in rows if keys is None or key in keys}
+    query = "SELECT key, status FROM cells"
+    if keys is None:
+        rows: Iterator[Any] = connection.execute(query)
+    else:
+        each = (connection.execute(f"{query} WHERE key = ?", (key,)) for key in keys)
+        rows = chain.from_iterable(each)
+    return {key: sys.intern(status) for key, status in rows}
 
 
 def count_cells(path: Path) -> int:

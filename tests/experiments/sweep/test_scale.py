@@ -19,7 +19,13 @@ from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.sweep.running.run import Outcome
 from roundscope.experiments.sweep.storage import frames, grouping
 from roundscope.experiments.sweep.storage.frames import frame_of, sites_of
-from roundscope.experiments.sweep.storage.store import read_cells, read_sites, statuses, writing
+from roundscope.experiments.sweep.storage.store import (
+    read_cells,
+    read_sites,
+    reading,
+    statuses,
+    writing,
+)
 from tests.experiments.sweep.fakes import PLAN, cell, result
 
 COUNT = 2000
@@ -128,6 +134,29 @@ def test_only_cells_that_are_asked_for_are_kept(large):
         assert len(statuses(store.connection)) == COUNT
     assert {row["key"] for row in read_cells(large, keys)} == keys - {cell(COUNT + 1).key}
     assert {row["key"] for row in read_sites(large, keys)} == keys - {cell(COUNT + 1).key}
+
+
+def test_cells_that_are_asked_for_are_looked_up(large, monkeypatch):
+    """Catches a part of a sweep that reads the cells of all other parts in the same file.
+
+    SQLite counts its steps in hundreds: 2,000 rows are thousands of steps.
+    """
+    steps = []
+
+    @contextmanager
+    def counting(path):
+        with reading(path) as connection:
+            connection.set_progress_handler(lambda: steps.append(100) and None, 100)
+            yield connection
+
+    monkeypatch.setattr(frames, "reading", counting)
+    assert [row["seed"] for row in frame_of(large, {cell(i).key for i in (7, 3)}).rows] == [3, 7]
+    few = len(steps)
+    assert len(frame_of(large).rows) == COUNT and len(steps) - few > 100 * (few + 1)
+    steps.clear()
+    with counting(large) as connection:
+        assert statuses(connection, {cell(3).key}) == {cell(3).key: "ok"}
+    assert not steps
 
 
 def test_numbers_of_sites_are_those_of_the_cells_that_have_them(large):
