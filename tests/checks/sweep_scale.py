@@ -305,7 +305,7 @@ def copied(store: Path, words: Sequence[str], large: Path, more: Sequence[str]) 
 def lines(watch: Watch, store: Path, count: int) -> Iterator[str]:
     """Yield the table of what was seen while the sweep ran."""
     seconds = 1000 * watch.slope(watch.seconds)
-    yield f"{'cells measured in this run':<44}{watch.cells[-1] - watch.cells[0]:>10}"
+    yield f"{'cells between the first and the last look':<44}{watch.cells[-1] - watch.cells[0]:>10}"
     yield f"{'workers killed':<44}{watch.kills:>10}"
     yield f"{'seconds of the sweep':<44}{watch.seconds[-1]:>10.0f}"
     yield f"{'seconds per 1,000 cells':<44}{seconds:>10.2f}"
