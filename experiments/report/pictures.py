@@ -22,7 +22,9 @@ WIDTH = 9.6  # inches, the width of a page
 # the palette of Okabe and Ito, with two colors changed
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1f2933", "#8c6d31")
 MARKERS = "osD^vPX*"
-DENSE = 5000  # marks beyond which an artist of an SVG is drawn as pixels, so that it stays small
+# marks beyond which an artist of an SVG is drawn as pixels, so that it stays small, and marks that
+# all of its other artists may have together: 100 bytes each
+DENSE, TOGETHER = 5000, 10_000
 DPI = 144
 SANS, MONO = "system-ui, sans-serif", "ui-monospace, Menlo, Consolas, monospace"
 HOVER = "hover:"  # begins the gid of an artist that has a text for the pointer
@@ -71,7 +73,7 @@ def svg(figure: Figure, label: str) -> str:
         figure: The figure.
         label: What it shows, for readers who cannot see it.
     """
-    for artist in figure.findobj(_is_dense):
+    for artist in _dense(figure):
         artist.set_rasterized(True)
     for ax in figure.axes:  # white is the paper, which is dark on a dark page
         is_paper = ax.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
@@ -90,15 +92,26 @@ def svg(figure: Figure, label: str) -> str:
     return _for_page(out.getvalue(), label)
 
 
-def _is_dense(artist: Artist) -> bool:
-    """Return whether an artist has too many marks for a vector graphic."""
+def _dense(figure: Figure) -> list[Artist]:
+    """Return the artists with too many marks for a vector graphic, each alone or all together."""
+    artists = sorted(figure.findobj(lambda artist: _marks(artist) > 0), key=_marks, reverse=True)
+    found, rest = [], sum(map(_marks, artists))
+    for artist in artists:
+        if _marks(artist) > DENSE or rest > TOGETHER:
+            found.append(artist)
+            rest -= _marks(artist)
+    return found
+
+
+def _marks(artist: Artist) -> int:
+    """Return how many marks an artist draws, or as how many its points count."""
     if isinstance(artist, Collection):
-        return bool(max(len(artist.get_paths()), np.shape(artist.get_offsets())[0]) > DENSE)
+        return int(max(len(artist.get_paths()), np.shape(artist.get_offsets())[0]))
     if not isinstance(artist, Line2D):
-        return False
+        return 0
+    points = int(np.size(artist.get_xdata(orig=False)))
     # of a line without markers, matplotlib leaves out what cannot be seen
-    is_marked = artist.get_marker() not in ("", " ", "None", None)
-    return bool(np.size(artist.get_xdata(orig=False)) > (DENSE if is_marked else 5 * DENSE))
+    return points if artist.get_marker() not in ("", " ", "None", None) else points // 5
 
 
 def _for_page(text: str, label: str) -> str:

@@ -4,11 +4,14 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roundscope.experiments.errors import ExecutorError, UsageError, bad
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.sweep.conditions.cell import Cell
+
+if TYPE_CHECKING:  # a sweep without results need not import it
+    from roundscope.experiments.sweep.storage.frames import Frame
 
 FAILED, INTERRUPTED = 1, 130
 # endings of files that a sweep does not write
@@ -37,11 +40,6 @@ def run(
     Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as
     `experiments.sweep.running.run`.
     """
-    from roundscope.experiments.sweep.conditions.axes import points, spec_of
-    from roundscope.experiments.sweep.conditions.condition import cell_of
-    from roundscope.experiments.sweep.conditions.repeats import without_repeats
-    from roundscope.experiments.sweep.storage.earlier import check_default
-
     if out.suffix in OTHERS:
         raise bad(
             "--out",
@@ -52,14 +50,8 @@ def run(
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
     try:
-        combinations = points(spec_of(words, zips, backward))
-        different = {cell.key: cell for cell in map(cell_of, combinations)}
-        cells = without_repeats(different.values())
-        same = len(different) - len(cells)
-        if not fresh:
-            check_default(combinations, different, out)
+        count, cells, same = _asked(words, zips, backward, None if fresh else out)
         if dry_run:
-            count = len(combinations)
             _announce(count, cells, same, out, jobs, executor, retry_failed, fresh, as_json)
             return 0
         with _tidy(out):
@@ -69,16 +61,39 @@ def run(
         return INTERRUPTED
 
 
+def _asked(
+    words: Sequence[str], zips: Sequence[str], backward: bool, held: Path | None
+) -> tuple[int, list[Cell], int]:
+    """Return (the number of points, their cells, how many were left out as repeats).
+
+    held: the file that the sweep would go on with.
+    """
+    from roundscope.experiments.sweep.conditions.axes import each_point, spec_of
+    from roundscope.experiments.sweep.conditions.condition import cell_of
+    from roundscope.experiments.sweep.conditions.repeats import without_repeats
+    from roundscope.experiments.sweep.storage.earlier import check_default
+
+    spec, count = spec_of(words, zips, backward), 0
+    different: dict[str, Cell] = {}
+    for cell in map(cell_of, each_point(spec)):
+        count += 1
+        different[cell.key] = cell
+    cells = without_repeats(different.values())
+    if held is not None:
+        check_default(spec, different, held)
+    return count, cells, len(different) - len(cells)
+
+
 @contextmanager
 def _tidy(out: Path) -> Iterator[None]:
     """Remove the results file if this sweep made it but could not start, so that it is empty."""
-    from roundscope.experiments.sweep.storage.store import read_cells
+    from roundscope.experiments.sweep.storage.store import count_cells
 
     new = not out.exists()
     try:
         yield
     except (UsageError, ExecutorError):
-        if new and out.exists() and not read_cells(out):
+        if new and out.exists() and not count_cells(out):
             out.unlink()
         raise
 
@@ -97,10 +112,12 @@ def _announce(
     from roundscope.experiments.sweep.measuring.measure import measure
     from roundscope.experiments.sweep.running import dry_run
     from roundscope.experiments.sweep.running.executors import cores
-    from roundscope.experiments.sweep.storage.store import read_cells
+    from roundscope.experiments.sweep.storage.store import count_cells, reading, statuses
 
-    stored = {row["key"]: row["status"] for row in read_cells(out)} if out.exists() else {}
-    held = {} if fresh else stored
+    held: dict[str, str] = {}
+    if out.exists() and not fresh:
+        with reading(out) as connection:
+            held = statuses(connection, {cell.key for cell in cells})
     workers = jobs or (cores() if executor is None else 1)
     with _as_one_of(workers):
         preview = dry_run.preview(
@@ -115,7 +132,7 @@ def _announce(
     if as_json:
         print_json(preview)
     else:
-        lost = len(stored) if fresh else 0
+        lost = count_cells(out) if fresh and out.exists() else 0
         dry_run.show(preview, out, workers=workers, executor=executor, thrown_away=lost)
 
 
@@ -165,10 +182,9 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
     """
     from roundscope.experiments.sweep.report.idle import idle
     from roundscope.experiments.sweep.storage.frames import frame_of
-    from roundscope.experiments.sweep.storage.store import read_cells
 
-    rows = {row["key"]: row for row in read_cells(out)}
-    ours = [rows[cell.key] for cell in cells if cell.key in rows]
+    some = outcome.done + outcome.failed + outcome.skipped > 0
+    frame = frame_of(out, {cell.key for cell in cells}) if some else None
     total = sum(outcome.parts.values())
     return {
         "file": str(out),
@@ -181,10 +197,18 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
         "parts": (
             {name: seconds / total for name, seconds in outcome.parts.items()} if total else {}
         ),
-        "not_finite": sum(bool(row.get("not_finite")) for row in ours),
-        "changed_nothing": idle(frame_of(out, {cell.key for cell in cells})) if ours else [],
-        "first_error": next((row["error"] for row in ours if row["status"] == "failed"), None),
+        "not_finite": 0 if frame is None else int((frame.metric("not_finite") > 0).sum()),
+        "changed_nothing": [] if frame is None else idle(frame),
+        "first_error": None if frame is None else _first_error(frame, cells),
     }
+
+
+def _first_error(frame: "Frame", cells: Sequence[Cell]) -> str | None:
+    """Return the error of the first cell that failed, in the order of the sweep."""
+    if not frame.failed:
+        return None
+    errors = dict(zip(frame.failed.column("key"), frame.failed.column("error"), strict=True))
+    return next((errors[cell.key] for cell in cells if cell.key in errors), None)
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -78,8 +78,7 @@ def read(path: Path, keys: set[str]) -> Results:
     """Return the results of the cells with these keys."""
     from roundscope.experiments.sweep.storage.store import read_cells, read_sites
 
-    rows = [row for row in read_cells(path) if row["key"] in keys]
-    return gathered(rows, [row for row in read_sites(path) if row["key"] in keys])
+    return gathered(read_cells(path, keys), read_sites(path, keys))
 
 
 def gathered(rows: Sequence[Row], sites: Sequence[Row] = ()) -> Results:

@@ -71,6 +71,14 @@ def points(spec: Spec) -> list[dict[str, Value]]:
 
     A group of axes that advance together takes the place of the first of them.
     """
+    return list(each_point(spec))
+
+
+def each_point(spec: Spec) -> Iterator[dict[str, Value]]:
+    """Yield the same combinations one by one, which keeps none of them in memory.
+
+    Raises UsageError, before the first one, for more than MOST.
+    """
     axes, zipped = dict(spec.axes), {name: group for group in spec.zips for name in group}
     groups = list(dict.fromkeys(zipped.get(name, (name,)) for name in axes))
     count = math.prod(len(axes[group[0]]) for group in groups)
@@ -82,10 +90,10 @@ def points(spec: Spec) -> list[dict[str, Value]]:
         [dict(zip(group, row, strict=True)) for row in zip(*(axes[n] for n in group), strict=True)]
         for group in groups
     ]
-    return [
+    return (
         {name: row[name] for name in axes for row in chosen if name in row}
         for chosen in itertools.product(*rows)
-    ]
+    )
 
 
 def _words(words: Sequence[str]) -> Axes:

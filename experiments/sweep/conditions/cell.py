@@ -3,9 +3,12 @@
 Both are sent between processes.
 """
 
+import functools
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.plan import Plan
@@ -57,32 +60,81 @@ class Cell:
     parameters  all of DEFAULTS, then those given of OPTIONAL and of single sites, in that order
     plan        the plan that they make;  inject: the injections that they make
     content     the digest of the input file; empty for a drawn input
+    key         the hash of everything that determines the numbers: parameters, plan, input file and
+                the version of the numeric core
     """
 
     parameters: tuple[tuple[str, Value], ...]
     plan: Plan
     inject: tuple[Injection, ...] = ()
     content: str = ""
+    key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Keep each parameter once for all cells that have it, and hash the whole once."""
+        object.__setattr__(self, "parameters", tuple(_shared(*p) for p in self.parameters))
+        object.__setattr__(self, "key", self._hash())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the key out of what is sent: a worker has it from its own numeric core."""
+        return _received, (self.parameters, self.plan, self.inject, self.content)
 
     def __getitem__(self, name: str) -> Value:
         """Return the value of a parameter; None for one that this cell does not have."""
         # None is for parameters that the caller knows may be missing
         return dict(self.parameters).get(name)  # type: ignore[return-value]
 
-    @property
-    def key(self) -> str:
-        """The hash of everything that determines the numbers.
-
-        That is parameters, plan, input file and the version of the numeric core.
-        """
-        plan = {k: v for k, v in self.plan.describe().items() if k != "name"}
-        whole = {
-            "parameters": dict(self.parameters),
-            "plan": plan,
+    def _hash(self) -> str:
+        fields = {
             "content": self.content,
             "numerics": NUMERICS,
+            "parameters": dict(self.parameters),
         }
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:32]
+        start = json.dumps(fields, sort_keys=True)
+        # the plan comes last in the order of names
+        whole = f'{start[:-1]}, "plan": {_written(_This(self.plan))}}}'
+        return hashlib.sha256(whole.encode()).hexdigest()[:32]
+
+
+class _This:
+    """A plan that equals itself alone.
+
+    Plans that are equal may be written otherwise: 1 equals 1.0.
+    """
+
+    __slots__ = ("plan",)
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __hash__(self) -> int:
+        return id(self.plan)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _This) and self.plan is other.plan
+
+
+@functools.lru_cache(maxsize=4096)
+def _written(this: _This) -> str:
+    """Return a plan as JSON, without its name. Most cells of a sweep share their plan."""
+    fields = {name: value for name, value in this.plan.describe().items() if name != "name"}
+    return json.dumps(fields, sort_keys=True)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # typed: True is no 1 here
+def _shared(name: str, value: Value) -> tuple[str, Value]:
+    """Return the parameter, the same object each time: a million cells have few different ones."""
+    return name, value
+
+
+def _received(
+    parameters: Iterable[tuple[str, Value]],
+    plan: Plan,
+    inject: tuple[Injection, ...],
+    content: str,
+) -> Cell:
+    """Return the cell that another process sent."""
+    return Cell(parameters=tuple(parameters), plan=plan, inject=inject, content=content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

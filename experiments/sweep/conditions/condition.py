@@ -22,6 +22,8 @@ from roundscope.experiments.sweep.conditions.sources import FileSizes, check_fit
 from roundscope.experiments.sweep.conditions.values import axis_named, typed
 from roundscope.experiments.trace.options import Request, check_places, injection
 
+_PLACES = {site: i for i, site in enumerate(Site)}  # in the algorithm
+
 
 def cell_of(point: Mapping[str, Value]) -> Cell:
     """Return the cell of a point of `axes.points`.
@@ -117,7 +119,7 @@ def _rank(name: str) -> tuple[int, int]:
     kind, _, site = name.partition(".")
     if not site:
         return -1, OPTIONAL.index(name)
-    return PER_SITE.index(kind), list(Site).index(site_named(site))
+    return PER_SITE.index(kind), _PLACES[site_named(site)]
 
 
 def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:

@@ -10,6 +10,7 @@ from scipy.special import fdtri, stdtrit
 
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.storage.frames import Axis, Frame
+from roundscope.experiments.sweep.storage.grouping import numbered, together
 
 FALSE_ALARMS = 0.01  # probability that seeds alone make any axis of a report stand out
 MAGNITUDES = ("max_abs", "rms", "rel_rms", "mean_abs", "ratio_max", "ratio_rms", "vs_unfused_max")
@@ -89,7 +90,8 @@ def shares(frame: Frame, metric: str = "rms") -> Shares:
     """Return what each axis explains of the `scaled` metric over all cells that have it."""
     y = scaled(metric, frame.metric(metric))
     use = np.isfinite(y)
-    y, codes, condition, seeds = y[use], frame.codes[use], frame.condition[use], frame.seeds()[use]
+    y, codes, condition = y[use], frame.codes[use], frame.condition[use]
+    seeds = numbered(frame.seeds()[use])
     whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
     if whole <= 1e-24 * float((y * y).sum()):
         whole = 0.0  # the values are equal but for the rounding of their mean
@@ -143,12 +145,12 @@ def _effect(
     """
     if not whole:
         return Effect(axis=axis, share=0.0, limit=np.nan)
-    groups, by_seed = np.unique(np.stack([code, seeds], 1), axis=0, return_inverse=True)
+    by_seed = together([code, seeds])
     levels = np.unique(code).size
-    free = len(groups) - levels
+    free = int(by_seed.max()) + 1 - levels
     if free < 1 or levels < 2:
         return Effect(axis=axis, share=_between(y, code) / whole, limit=np.nan)
-    noise = (_between(y, by_seed.reshape(-1)) - _between(y, code)) / free
+    noise = (_between(y, by_seed) - _between(y, code)) / free
     quantile = fdtri(levels - 1, free, 1 - FALSE_ALARMS / tests)
     return Effect(
         axis=axis,

@@ -208,12 +208,9 @@ def _site_numbers(
 
     Each has, for each group of cells, the numbers of its cells that have the site.
     """
-    rows = sites_of(frame.path, [frame.rows[i]["key"] for group in members for i in group])
-
-    def of(site: Site, name: str) -> list[np.ndarray]:
-        groups = [
-            [rows[frame.rows[i]["key"]].get(site, {}).get(name) for i in group] for group in members
-        ]
-        return [np.array([x for x in group if x is not None], dtype=np.float64) for group in groups]
-
-    return {s: of(s, "rms_error") for s in Site}, {s: of(s, "mean_error") for s in Site}
+    keys, names = frame.rows.column("key"), ("rms_error", "mean_error")
+    found = [sites_of(frame.path, list(keys[group]), names) for group in members]
+    rms, bias = (
+        {s: [of[name].get(s, np.empty(0)) for of in found] for s in Site} for name in names
+    )
+    return rms, bias

@@ -4,7 +4,6 @@ The pictures come first, then the numbers.
 """
 
 import shlex
-from collections import Counter
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -95,7 +94,7 @@ def _verdict(frame: Frame, lead: str) -> str:
 def counts(frame: Frame) -> str:
     """Return how many cells, conditions and seeds there are, and what failed or is not finite."""
     lost = int((np.nan_to_num(frame.metric("not_finite")) > 0).sum())
-    seeds = Counter(row["seed"] for row in frame.rows + frame.failed)
+    seeds = {*frame.rows.column("seed"), *frame.failed.column("seed")}
     ran = len(np.unique(frame.condition))
     parts = [
         many(len(frame.rows) + len(frame.failed), "cell"),

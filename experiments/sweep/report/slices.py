@@ -91,8 +91,9 @@ def _held(frame: Frame, free: list[Axis], metric: str) -> tuple[np.ndarray, dict
     places, number = np.unique(frame.codes[:, [i for i, _ in axes]], axis=0, return_inverse=True)
     number = number.reshape(-1)
     finite = np.isfinite(scaled(metric, frame.metric(metric)))
-    size = [np.unique(frame.condition[finite & (number == p)]).size for p in range(len(places))]
-    best = max(range(len(places)), key=lambda p: (size[p], _mean(y[number == p])))
+    pairs = np.unique(np.stack([number, frame.condition], 1)[finite], axis=0)
+    size = np.bincount(pairs[:, 0], minlength=len(places))
+    best = max(np.flatnonzero(size == size.max()), key=lambda p: _mean(y[number == p]))
     return number == best, {
         axis.label: axis.word(int(c)) for (_, axis), c in zip(axes, places[best], strict=True)
     }

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections import defaultdict
+from collections import Counter, defaultdict
 from html import escape
 
 import numpy as np
@@ -14,7 +14,7 @@ from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
 from roundscope.experiments.sweep.report.effects import mean_interval
 from roundscope.experiments.sweep.report.words import short, with_interval
 from roundscope.experiments.sweep.running.dry_run import duration
-from roundscope.experiments.sweep.storage.frames import TOGETHER, Frame, Row, parameters
+from roundscope.experiments.sweep.storage.frames import TOGETHER, Frame, Row, Rows, parameters
 
 # rows of conditions, kinds of failures, values of an axis that are listed
 MOST = 200
@@ -39,16 +39,16 @@ def conditions(frame: Frame) -> str:
         return ""
     names = _names(frame)
     metrics = [m for m in COLUMNS if m != "delta_bias" or np.isfinite(frame.metric(m)).any()]
-    first = {int(c): i for i, c in reversed(list(enumerate(frame.condition)))}
-    means = {c: mean_interval(frame.metric("rms")[frame.condition == c])[0] for c in first}
-    order = sorted(first, key=lambda c: -np.nan_to_num(means[c], nan=np.inf))
-    failed = _failed_by_condition(frame)
+    members = _members(frame.condition)
+    means = [mean_interval(frame.metric("rms")[cells])[0] for cells in members]
+    order = np.argsort(-np.nan_to_num(means, nan=np.inf), kind="stable")
+    failed = _failed_by_condition(frame, names)
     rows, marked = [], []
     for c in order[:MOST]:
-        cells, row = frame.condition == c, frame.rows[first[c]]
+        cells, row = members[c], frame.rows[members[c][0]]
         lost = int((np.nan_to_num(frame.metric("not_finite")[cells]) > 0).sum())
         bad = failed[tuple(row[n] for n in names)]
-        seeds = f"{int(cells.sum())}"
+        seeds = f"{len(cells)}"
         if bad:
             seeds += f", {bad} failed"
         if lost:
@@ -68,31 +68,35 @@ def conditions(frame: Frame) -> str:
     return f"<h2>All conditions, the largest rms first</h2>{note}{grid(heads, rows, marked)}{more}"
 
 
+def _members(condition: np.ndarray) -> list[np.ndarray]:
+    """Return the numbers of the cells of each condition, in ascending order."""
+    order = np.argsort(condition, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(condition[order])) + 1)
+
+
 def _names(frame: Frame) -> list[str]:
     """Return the parameters of the table's columns: those that vary among cells that are ok."""
     names = []
     for axis in frame.axes:
         names.append(axis.name)
         for n in axis.also:
-            if TOGETHER.get(n) != axis.name or any(r[n] != r[axis.name] for r in frame.rows):
+            same = frame.rows.column(n) == frame.rows.column(axis.name)
+            if TOGETHER.get(n) != axis.name or not same.all():
                 names.append(n)
     return names
 
 
-def _failed_by_condition(frame: Frame) -> dict[tuple[Value, ...], int]:
+def _failed_by_condition(frame: Frame, names: list[str]) -> dict[tuple[Value, ...], int]:
     """Return how many cells of each condition failed.
 
-    A condition's cells are equal in all that varies but the seed.
+    A condition's cells are equal in all that varies but the seed: in `names`.
     """
     found: dict[tuple[Value, ...], int] = defaultdict(int)
-    fixed = {
-        name: frame.rows[0][name]
-        for name in frame.names
-        if name != "seed" and name not in _names(frame)
-    }
+    first = frame.rows[0]
+    fixed = {n: first[n] for n in frame.names if n != "seed" and n not in names}
     for row in frame.failed:
         if all(row[n] in (value, row.get(TOGETHER.get(n, ""))) for n, value in fixed.items()):
-            found[tuple(row[n] for n in _names(frame))] += 1
+            found[tuple(row[n] for n in names)] += 1
     return found
 
 
@@ -125,22 +129,21 @@ def run(frame: Frame) -> str:
 
     It also says how to get the numbers.
     """
-    rows = frame.rows + frame.failed
+    rows = frame.rows.followed_by(frame.failed)
+    devices = Counter(rows.column("device"))
     fixed = [n for n in parameters(rows) if n not in frame.names]
     lines = [f"{name:11} {_values(rows, name)}" for name in frame.names]
     lines += ["", f"{'fixed':11} {' '.join(f'{n}={rows[0][n]}' for n in fixed)}", ""]
-    lines += [
-        f"{'device':11} {name} ({sum(r['device'] == name for r in rows)} cells)"
-        for name in sorted({r["device"] for r in rows if r["device"]})
-    ]
+    lines += [f"{'device':11} {n} ({devices[n]} cells)" for n in sorted(filter(None, devices))]
     lines += [
         f"{'versions':11} {' '.join(f'{k} {v}' for k, v in json.loads(text).items())}"
-        for text in sorted({r["versions"] for r in rows if r["versions"]})
+        for text in sorted(filter(None, set(rows.column("versions"))))
     ]
     lines += [f"{'numerics':11} {_numerics(rows)}"]
-    finished = sorted(r["finished"] for r in rows if r["finished"])
-    lines += [f"{'computed':11} {finished[0]} to {finished[-1]}"] if finished else []
-    lines += [f"{'time':11} {duration(sum(r['seconds'] or 0.0 for r in rows))} of one worker"]
+    finished = set(filter(None, rows.column("finished")))
+    lines += [f"{'computed':11} {min(finished)} to {max(finished)}"] if finished else []
+    seconds = sum(filter(None, rows.column("seconds")))
+    lines += [f"{'time':11} {duration(seconds)} of one worker"]
     name = shlex.quote(frame.path.name)
     lines += [
         "",
@@ -150,8 +153,8 @@ def run(frame: Frame) -> str:
     return f"<h2>What was run</h2><pre>{escape(chr(10).join(lines))}</pre>"
 
 
-def _values(rows: list[Row], name: str) -> str:
-    values = sorted({row[name] for row in rows}, key=lambda v: (isinstance(v, str), v))
+def _values(rows: Rows, name: str) -> str:
+    values = sorted(set(rows.column(name)), key=lambda v: (isinstance(v, str), v))
     whole = all(isinstance(v, int) for v in values)
     if len(values) > 2 and whole and values == list(range(values[0], values[-1] + 1)):
         return f"{values[0]} to {values[-1]}"
@@ -159,7 +162,7 @@ def _values(rows: list[Row], name: str) -> str:
     return " ".join(str(v) for v in values[:VALUES]) + more
 
 
-def _numerics(rows: list[Row]) -> str:
+def _numerics(rows: Rows) -> str:
     """Return the version of the numeric core.
 
     It is known where this Roundscope gives the last cell the key that it has.

@@ -59,7 +59,7 @@ def run(
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
     began, unique = time.perf_counter(), {cell.key: cell for cell in cells}
-    held = store.statuses()
+    held = store.statuses(unique)
     missing = [
         c
         for key, c in unique.items()

@@ -1,28 +1,33 @@
 """A sweep that goes on with a file of the time when the default preset was another."""
 
-from collections.abc import Collection, Mapping, Sequence
+import sqlite3
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from roundscope.experiments.errors import StorageError, UsageError, bad
+from roundscope.experiments.sweep.conditions.axes import Spec, each_point
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, PRESET_BEFORE, Value
 from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.sweep.storage.store import reading
 
 
-def check_default(points: Sequence[Mapping[str, Value]], keys: Collection[str], out: Path) -> None:
+def check_default(spec: Spec, keys: Iterable[str], out: Path) -> None:
     """Raise UsageError if a file has cells of this sweep under the preset that was the default.
 
     The same words made other cells then. Their rows name that preset and stay as they are, but
-    this sweep would add its cells beside them instead of going on with them.
+    this sweep would add its cells beside them instead of going on with them. A file that a sweep
+    cannot have made is none of these: it is refused when it is opened for writing.
 
-    points  those of `axes.points`;  keys: of their cells;  out: the results file
+    spec  the sweep;  keys: of its cells;  out: the results file
     """
-    if any("preset" in point for point in points):
+    if any(name == "preset" for name, _ in spec.axes):
         return
-    held = _presets(out)
-    if PRESET_BEFORE not in held.values() or not held.keys().isdisjoint(keys):
+    try:
+        with reading(out) as connection:
+            count = _before(connection, spec, keys)
+    except (UsageError, StorageError):
         return
-    if count := sum(_key_before(point) in held for point in points):
+    if count:
         cells = "1 cell" if count == 1 else f"{count} cells"
         raise bad(
             "--out",
@@ -33,16 +38,21 @@ def check_default(points: Sequence[Mapping[str, Value]], keys: Collection[str], 
         )
 
 
-def _presets(out: Path) -> dict[str, str]:
-    """Return key -> preset of every cell of a file; none of a file that a sweep cannot have made.
+def _before(connection: sqlite3.Connection, spec: Spec, keys: Iterable[str]) -> int:
+    """Return how many cells of the sweep a file has under that preset; 0 if it has some of `keys`.
 
-    That file is refused when it is opened for writing.
+    Cells are looked up by their keys, so that a large file is not read.
     """
-    try:
-        with reading(out) as connection:
-            return dict(connection.execute("SELECT key, preset FROM cells"))
-    except (UsageError, StorageError):
-        return {}
+
+    def held(key: str) -> bool:
+        return bool(connection.execute("SELECT 1 FROM cells WHERE key = ?", (key,)).fetchone())
+
+    if any(map(held, keys)):
+        return 0
+    of_preset = "SELECT 1 FROM cells WHERE preset = ? LIMIT 1"
+    if connection.execute(of_preset, (PRESET_BEFORE,)).fetchone() is None:
+        return 0
+    return sum(held(_key_before(point)) for point in each_point(spec))
 
 
 def _key_before(point: Mapping[str, Value]) -> str:

@@ -4,8 +4,11 @@ There are no pictures and no statistics here.
 """
 
 import re
-from collections.abc import Sequence, Set
+import sqlite3
+from array import array
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +19,14 @@ from roundscope.emu.formats.format import format_named
 from roundscope.experiments.errors import bad
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value, is_extra
 from roundscope.experiments.sweep.measuring.metrics import METRICS
+from roundscope.experiments.sweep.storage.grouping import places, together
 from roundscope.experiments.sweep.storage.schema import columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
-HEAVY = ("plan", "parts")  # columns that no picture needs
+OWN = ("key", "status", "error", "device", "versions", "finished", "seconds")  # beside parameters
+SEVERAL = ("status", "device", "versions", "finished")  # of these, texts that many cells share
+PIECE = 2_000  # rows of the file in memory at a time
 # where the second equals the first in every cell, the two are one axis
 TOGETHER = {"S": "T", "block_k": "block_q"}
 
@@ -48,6 +54,39 @@ class Axis:
         return str(self.values[code])
 
 
+class Rows(Sequence[Row]):
+    """Cells, column by column: a file has millions of numbers, but few different words.
+
+    columns  name -> (cells,) values: parameters, in the words of the command line, and OWN
+    A row of it, by its number, is made when it is asked for.
+    """
+
+    def __init__(self, columns: dict[str, np.ndarray]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        """Return the number of cells."""
+        return len(self.columns["key"])
+
+    def __getitem__(self, i: Any) -> Any:
+        """Return the row of one cell."""
+        return {name: column[i] for name, column in self.columns.items()}
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of all cells."""
+        return self.columns[name]
+
+    def those(self, which: np.ndarray) -> "Rows":
+        """Return some of the cells; which: their numbers, or a bool for each."""
+        return Rows({name: column[which] for name, column in self.columns.items()})
+
+    def followed_by(self, other: "Rows") -> "Rows":
+        """Return these cells and then those."""
+        return Rows(
+            {name: np.concatenate([x, other.columns[name]]) for name, x in self.columns.items()}
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """The cells of a sweep. A condition is a cell without its seed.
@@ -60,8 +99,8 @@ class Frame:
     """
 
     path: Path
-    rows: list[Row]
-    failed: list[Row]
+    rows: Rows
+    failed: Rows
     repeated: int
     names: tuple[str, ...]
     axes: tuple[Axis, ...]
@@ -79,7 +118,7 @@ class Frame:
 
     def seeds(self) -> np.ndarray:
         """Return every cell's seed."""
-        return np.array([row["seed"] for row in self.rows], dtype=np.int64)
+        return self.rows.column("seed").astype(np.int64)
 
     def axis(self, name: str) -> Axis | None:
         """Return the axis of that name, None if it does not vary."""
@@ -91,84 +130,147 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
 
     Raises UsageError for one without cells, and as `store.reading`.
     """
-    cells = [row for row in _cells(path) if keys is None or row["key"] in keys]
-    if not cells:
+    cells, numbers = _read(path, keys)
+    if not len(cells):
         raise bad("file", str(path), "holds no cells; fill it with  roundscope sweep")
     names = parameters(cells)
-    latest = list({tuple(row[name] for name in names): row for row in cells}.values())
-    rows = [row for row in latest if row["status"] == "ok"]
+    latest = _latest(cells, names)
+    fine = cells.column("status")[latest] == "ok"
+    rows, failed = cells.those(latest[fine]), cells.those(latest[~fine])
     axes = _axes(rows, [name for name in names if name != "seed"])
-    codes = np.array(
-        [[axis.values.index(row[axis.name]) for axis in axes] for row in rows], dtype=np.int64
-    )
-    codes = codes.reshape(len(rows), len(axes))
+    codes = np.empty((len(rows), len(axes)), np.int64)
+    for i, axis in enumerate(axes):
+        codes[:, i] = places(rows.column(axis.name), axis.values)
     condition = np.zeros(len(rows), np.int64)
     if axes:
         condition = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1)
-    varying = tuple(name for name in names if len({row[name] for row in latest}) > 1)
-    failed = [row for row in latest if row["status"] != "ok"]
-    repeated = len(cells) - len(latest)
     return Frame(
         path=path,
         rows=rows,
         failed=failed,
-        repeated=repeated,
-        names=varying,
+        repeated=len(cells) - len(latest),
+        names=tuple(name for name in names if len(set(cells.column(name)[latest])) > 1),
         axes=axes,
         codes=codes,
         condition=condition,
-        numbers={name: _column(rows, name) for name in METRICS},
+        numbers={name: x[latest[fine]] for name, x in numbers.items()},
     )
 
 
-def _column(rows: Sequence[Row], name: str) -> np.ndarray:
-    return np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
+def _latest(cells: Rows, names: Sequence[str]) -> np.ndarray:
+    """Return the numbers of the cells without those that have a later one of the same parameters.
+
+    The later one stands where the first one stood.
+    """
+    columns = [cells.column(name) for name in names]
+    number = together([places(column, list(dict.fromkeys(column))) for column in columns])
+    first = np.unique(number, return_index=True)[1]
+    last = len(number) - 1 - np.unique(number[::-1], return_index=True)[1]
+    return np.asarray(last[np.argsort(first)])
 
 
-def parameters(rows: Sequence[Row]) -> list[str]:
+def parameters(rows: Rows) -> list[str]:
     """Return the columns that are parameters, those of single sites last."""
-    return [*DEFAULTS, *sorted(name for name in rows[0] if is_extra(name))]
+    return [*DEFAULTS, *sorted(name for name in rows.columns if is_extra(name))]
 
 
-def sites_of(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Row]]:
-    """Return key -> site -> its columns, of the cells named."""
+def sites_of(
+    path: Path, keys: Sequence[str], names: Sequence[str]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return name -> site -> the numbers that the cells have there, of some columns and cells."""
+    found: dict[str, dict[str, array[float]]] = {name: {} for name in names}
     with reading(path) as connection:
-        query = "SELECT * FROM sites WHERE key = ?"
-        return {
-            key: {row["site"]: dict(row) for row in connection.execute(query, (key,))}
-            for key in keys
-        }
+        connection.row_factory = None  # tuples
+        query = f"SELECT site, {', '.join(map(quoted, names))} FROM sites WHERE key = ?"
+        for key in keys:
+            for site, *numbers in connection.execute(query, (key,)):
+                for name, x in zip(names, numbers, strict=True):
+                    if x is not None:
+                        found[name].setdefault(site, array("d")).append(x)
+    return {name: {site: np.array(x) for site, x in of.items()} for name, of in found.items()}
 
 
-def _cells(path: Path) -> list[Row]:
-    """Return every cell without its HEAVY columns, a later one last.
+def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray]]:
+    """Return the cells, a later one last, and their METRICS; of the columns, only what is needed.
 
-    Parameters are in the words of the command line.
+    The file is read in pieces. What it holds as text is kept once for all cells that have it.
     """
     with reading(path) as connection:
-        columns = [name for name in columns_of(connection, "cells") if name not in HEAVY]
-        query = f"SELECT {', '.join(map(quoted, columns))} FROM cells ORDER BY rowid"
-        return [_worded(dict(row)) for row in connection.execute(query)]
+        held = columns_of(connection, "cells")
+        own = [name for name in held if name in OWN or name in DEFAULTS or is_extra(name)]
+        metrics = [name for name in METRICS if name in held]
+        found: dict[str, list[np.ndarray]] = {name: [] for name in (*own, *metrics)}
+        same: dict[str, dict[Any, Any]] = {name: {} for name in own if name not in OWN}
+        same |= {name: {} for name in SEVERAL}
+        for piece in _pieces(connection, list(found), keys):
+            for name, values in zip(found, zip(*piece, strict=True), strict=True):
+                found[name].append(_column(name, values, same.get(name)))
+    columns = {name: _joined(found.pop(name)) for name in tuple(found)}
+    rows = Rows({name: columns[name] for name in own})
+    none = np.full(len(rows), np.nan)  # a file of before this metric
+    return rows, {name: columns.get(name, none) for name in METRICS}
 
 
-def _worded(row: Row) -> Row:
-    for name, value in row.items():
-        if value is None and is_extra(name):
-            row[name] = "preset"  # the cell was saved before this axis occurred
-        elif type(DEFAULTS.get(name)) is bool:
-            row[name] = "true" if value else "false"
-    return row
+def _joined(pieces: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(pieces) if pieces else np.empty(0, object)
 
 
-def _axes(rows: Sequence[Row], names: Sequence[str]) -> tuple[Axis, ...]:
+def _pieces(
+    connection: sqlite3.Connection, names: Sequence[str], keys: Set[str] | None
+) -> Iterator[list[Any]]:
+    """Yield some columns of the cells, or of those with some keys, a piece of the file at a time.
+
+    Cells with keys are looked up, so that what other sweeps put into the file is not read.
+    """
+    connection.row_factory = None  # tuples
+    query = f"SELECT {', '.join(map(quoted, names))} FROM cells"
+    if keys is None:
+        rows: Iterator[Any] = connection.execute(f"{query} ORDER BY rowid")
+    else:
+        rows = _chosen(connection, query, keys)
+    while piece := list(islice(rows, PIECE)):
+        yield piece
+
+
+def _chosen(connection: sqlite3.Connection, query: str, keys: Set[str]) -> Iterator[Any]:
+    """Yield the rows of cells with some keys, in the order of saving."""
+    number = "SELECT rowid FROM cells WHERE key = ?"
+    numbers = sorted(n for key in keys for (n,) in connection.execute(number, (key,)))
+    return (connection.execute(f"{query} WHERE rowid = ?", (n,)).fetchone() for n in numbers)
+
+
+def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np.ndarray:
+    """Return a piece of a column: an array of binary64, or of parameters in words.
+
+    same: the values seen before, of a column that has few; equal ones become one object.
+    """
+    if name in METRICS:
+        return np.array([np.nan if x is None else x for x in values], np.float64)
+    found = np.empty(len(values), object)
+    found[:] = values
+    if same is not None:
+        found[:] = [same.setdefault(x, x) for x in (_worded(name, value) for value in values)]
+    return found
+
+
+def _worded(name: str, value: Any) -> Any:
+    """Return a parameter in the words of the command line, and other values as they are."""
+    if value is None and is_extra(name):
+        return "preset"  # the cell was saved before this axis occurred
+    if type(DEFAULTS.get(name)) is bool:
+        return "true" if value else "false"
+    return value
+
+
+def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
     """Return the axes: the parameters that vary.
 
     Parameters of which each value of one goes with one value of the other are one axis, named as
     the first.
     """
-    columns = {name: [row[name] for row in rows] for name in names}
+    columns = {name: rows.column(name) for name in names}
     varying = [name for name in names if len(set(columns[name])) > 1]
-    hidden = [a for a, b in TOGETHER.items() if columns[a] == columns[b]]
+    hidden = [a for a, b in TOGETHER.items() if (columns[a] == columns[b]).all()]
     axes: list[Axis] = []
     for name in (n for n in varying if n not in hidden):
         twins = (i for i, axis in enumerate(axes) if _paired(columns[axis.name], columns[name]))
@@ -189,7 +291,7 @@ def _with(label: str, name: str) -> str:
     return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
 
 
-def _paired(a: Sequence[Value], b: Sequence[Value]) -> bool:
+def _paired(a: np.ndarray, b: np.ndarray) -> bool:
     return len(set(a)) == len(set(b)) == len(set(zip(a, b, strict=True)))
 
 

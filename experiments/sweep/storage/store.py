@@ -5,9 +5,11 @@ It has one row per cell, and one per cell and site.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,13 @@ class Store:
     def __init__(self, connection: sqlite3.Connection, path: Path, thrown_away: int = 0) -> None:
         self.connection, self.path, self.thrown_away = connection, path, thrown_away
 
-    def statuses(self) -> dict[str, str]:
-        """Return key -> 'ok' or 'failed' of every cell that is there.
+    def statuses(self, keys: Collection[str] | None = None) -> dict[str, str]:
+        """Return key -> 'ok' or 'failed' of every cell that is there, or of those with some keys.
 
         Raises StorageError if the file is damaged.
         """
         with explained(self.path):
-            return dict(self.connection.execute("SELECT key, status FROM cells"))
+            return statuses(self.connection, keys)
 
     def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
         """Write cells and what was measured of them, all or none.
@@ -85,22 +87,45 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
         yield Store(connection, path, lost)
 
 
-def read_cells(path: Path) -> list[dict[str, Any]]:
-    """Return every cell as column -> value, in the order of saving.
+def statuses(connection: sqlite3.Connection, keys: Collection[str] | None = None) -> dict[str, str]:
+    """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys.
+
+    Those are looked up, so that what other sweeps put into the file is not read.
+    """
+    query = "SELECT key, status FROM cells"
+    if keys is None:
+        rows: Iterator[Any] = connection.execute(query)
+    else:
+        each = (connection.execute(f"{query} WHERE key = ?", (key,)) for key in keys)
+        rows = chain.from_iterable(each)
+    return {key: sys.intern(status) for key, status in rows}
+
+
+def count_cells(path: Path) -> int:
+    """Return how many cells a results file has."""
+    with reading(path) as connection:
+        [(count,)] = connection.execute("SELECT count(*) FROM cells")
+    return int(count)
+
+
+def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return every cell, or those with some keys, as column -> value, in the order of saving.
 
     parts, versions and plan are parsed. Needs no lock.
     """
     with reading(path) as connection:
-        return [_parsed(row) for row in connection.execute("SELECT * FROM cells ORDER BY rowid")]
+        rows = connection.execute("SELECT * FROM cells ORDER BY rowid")
+        return [_parsed(row) for row in rows if keys is None or row["key"] in keys]
 
 
-def read_sites(path: Path) -> list[dict[str, Any]]:
+def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Return every row of every cell's sites as column -> value, ordered by key and site.
 
-    Needs no lock.
+    With `keys`, only those of these cells. Needs no lock.
     """
     with reading(path) as connection:
-        return [dict(row) for row in connection.execute("SELECT * FROM sites ORDER BY key, site")]
+        rows = connection.execute("SELECT * FROM sites ORDER BY key, site")
+        return [dict(row) for row in rows if keys is None or row["key"] in keys]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from roundscope.experiments.report.page import (
     grid,
     verdict,
 )
-from roundscope.experiments.report.pictures import DENSE, INK, UP, canvas, hover, png, svg
+from roundscope.experiments.report.pictures import DENSE, INK, TOGETHER, UP, canvas, hover, png, svg
 
 
 def test_long_cells_break_and_short_ones_do_not():
@@ -103,3 +103,16 @@ def test_many_marks_are_pixels():
     assert "<image" in svg(_drawn(DENSE + 1, "o"), "x")
     assert "<image" not in svg(_drawn(DENSE, "o"), "x")
     assert "<image" not in svg(_drawn(DENSE + 1), "x")  # a line, of which much cannot be seen
+
+
+@pytest.mark.pictures
+def test_many_artists_of_some_marks_stay_small():
+    """Catches a page of a large sweep whose lines have few enough dots each, and too many in all:
+    a figure of 11 MB, which no browser scrolls.
+    """
+    figure, axes = canvas(2.0)
+    for k in range(30):
+        axes[0, 0].plot(np.arange(1000) + k, np.arange(1000), "o")
+    axes[0, 0].plot([0, 1], [0, 1], "o")
+    text = svg(figure, "x")
+    assert "<image" in text and 2 < text.count("<use") < TOGETHER + 100
