@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from roundscope.attention.plans.twins import TWINS
 from roundscope.experiments.bench.attention import Contestant, Size, emulated, inputs, of_jax
 
 # tiles by the features of a head; each was the fastest of some plan
@@ -30,6 +31,9 @@ def contestants(size: Size) -> list[Contestant]:
         for name in OURS
         for q, k in TILES[size.features]
     }
+    for name in REAL:
+        q, k = TWINS[name].tiles(size.features)
+        fused[f"{name}, fused {q} x {k}"] = emulated(name, size, "pallas", (q, k))
     slow = {
         "fa2-bf16, fused 64 x 64": emulated("fa2-bf16", size, "pallas", SLOW_TILE),
         "qiu-yao, fused 64 x 64": emulated("qiu-yao", size, "pallas", SLOW_TILE),
@@ -52,6 +56,7 @@ def contestants(size: Size) -> list[Contestant]:
 
 
 OURS = ("fa2-bf16@hopper", "qiu-yao@hopper")
+REAL = ("fa2", "cudnn")  # plans that are PyTorch's kernels, with the tiles of these
 
 
 def _wide(is_causal: bool, q: Any, k: Any, v: Any) -> Any:
