@@ -103,7 +103,7 @@ def _wide(function: Callable[..., Result]) -> Callable[..., Result]:
 
     It is compiled once for each combination of setup and shapes.
     """
-    compiled = jax.jit(function, static_argnums=0)
+    compiled = jax.jit(partial(_kept_inside, function), static_argnums=0)
     _COMPILED.append(compiled)
 
     def call(setup: Setup, *arrays: Array | Each | None) -> Result:
@@ -112,6 +112,24 @@ def _wide(function: Callable[..., Result]) -> Callable[..., Result]:
         return result
 
     return call
+
+
+def _kept_inside(
+    function: Callable[..., Result], setup: Setup, *arrays: Array | Each | None
+) -> Result:
+    """Return what a function of (setup, arrays) returns, with its constants in its own program.
+
+    Nobody differentiates the function, but a loop around a call of it may be, such as that over the
+    layers of a model. JAX then computes before the loop what does not depend on its turns,
+    constants too, and hands them to each turn as arrays of the size of all tiles. A checkpoint
+    keeps them inside. On a GPU, whose own order of native sums may depend on the program around
+    them, there is none.
+    """
+    if jax.default_backend() != "cpu":
+        return function(setup, *arrays)
+    kept = jax.checkpoint(function, static_argnums=0, prevent_cse=False)
+    result: Result = kept(setup, *arrays)
+    return result
 
 
 def _round_inputs(

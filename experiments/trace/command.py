@@ -19,7 +19,7 @@ from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
-from roundscope.experiments.trace.run import Progress, check_engine, observe
+from roundscope.experiments.trace.run import Progress, check_engine, observe, slower
 from roundscope.experiments.trace.served import settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
@@ -64,6 +64,8 @@ def run(
         ) from None
     for each in layers:
         _check(settled(asked, each), each)
+    if note := slower(asked):
+        print(f"roundscope: {note}", file=sys.stderr)
     digest = request_digest(asked, path, layer, layout)
     if out is not None:
         checked_folder(out, RECORD)

@@ -47,6 +47,10 @@ INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
 CHUNK_BYTES = 128 << 20  # size of the events that are held at once
 HEAD_BYTES = 2 << 30  # size of one head's events beyond which P is not kept
+SLOWER = (
+    "--engine xla compiles before it runs; for one trace on a CPU, --engine numpy (the default)"
+    " gives the same bits two to three times as fast"
+)
 Progress = Callable[[str], None]
 
 
@@ -153,6 +157,15 @@ def check_engine(layer: Layer, request: Request) -> None:
     except (ValueError, NotImplementedError) as error:
         reason = str(error).replace("engine='xla'", "--engine xla")
         raise UsageError(f"--engine pallas, {layer.name}: {reason}") from None
+
+
+def slower(request: Request) -> str | None:
+    """Return what to say of a request for the XLA engine on a CPU; None if there is nothing."""
+    if request.engine != "xla":
+        return None
+    import jax
+
+    return SLOWER if jax.default_backend() == "cpu" else None
 
 
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.experiments.train import devices
 from roundscope.experiments.train.config import PALLAS, WORD, Config
 from roundscope.experiments.train.gpt import step as one_step
-from roundscope.experiments.train.gpt.engines import check_engine, fused_plan
+from roundscope.experiments.train.gpt.engines import check_engine, fused_plan, only_plan
 from roundscope.experiments.train.gpt.injected import check, readable, wrongs_of
 from roundscope.experiments.train.gpt.interventions import Plans, plans_of
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, formats_of, how_of, linear_at
@@ -28,10 +28,17 @@ from roundscope.experiments.train.state import pick
 
 
 class Group:
-    """The arms of one executable: their numbers, their state on the devices, their peak rates."""
+    """The arms of one executable: their numbers, their state on the devices, their peak rates.
 
-    def __init__(self, settings: Settings, arms: list[int], state: Any) -> None:
+    is_long: whether the run has so many steps that a step with the plan as part of it pays, where
+    all arms, layers and heads have one plan at all steps (`engines.only_plan`).
+    """
+
+    def __init__(
+        self, settings: Settings, arms: list[int], state: Any, *, is_long: bool = False
+    ) -> None:
         self.settings, self.arms = settings, arms
+        self.is_long = is_long and not settings.at
         self.place = devices.place(settings.config, arms)
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
@@ -46,8 +53,8 @@ class Group:
 
         Returns the losses and gradient norms (arms,), on the device.
         """
-        tokens, (advance, fused) = self.place.tokens(self.own(batches)), self._executable(number)
-        plans = None if fused else self.plans(number)[0]
+        tokens, (advance, sole) = self.place.tokens(self.own(batches)), self._executable(number)
+        plans = None if sole else self.plans(number)[0]
         self.state, losses, norms = advance(
             self.state, tokens, plans, self.lr, self.offset(number), self.linears(number)
         )
@@ -58,14 +65,21 @@ class Group:
 
         None for a run without fused kernels.
         """
+        return self.sole(number) if self.settings.config.engine == PALLAS else None
+
+    def sole(self, number: int) -> Plan | None:
+        """Return the plan that is part of a step; None where plans are data of it."""
         return self._executable(number)[1]
 
     def _executable(self, number: int) -> tuple[one_step.Step, Plan | None]:
-        """Return the executable of a step, and the plan that is part of it."""
+        """Return the executable of a step, and what `sole` returns."""
         stage = self._stage(number)
         if stage not in self._executables:
             config, arm = self.settings.config, self.settings.arms[self.arms[0]]
-            own = _fused(config, self.plans(number)[1][0], wrongs_at(self.settings, arm, number))
+            plans, wrongs = self.plans(number)[1], wrongs_at(self.settings, arm, number)
+            own = _fused(config, plans[0], wrongs)
+            if self.is_long and own is None:
+                own = only_plan(config, plans, wrongs)
             self._executables[stage] = one_step.advance(config, own), own
         return self._executables[stage]
 
@@ -140,9 +154,9 @@ class Group:
         return offsets(now, [_seed(self.settings, arm) for arm in arms]) if now else None
 
 
-def groups(settings: Settings, state: Any) -> list[Group]:
-    """Return the groups of all arms, from a state of all arms in their order."""
-    return [Group(settings, arms, pick(state, arms)) for arms in numbers(settings)]
+def groups(settings: Settings, state: Any, *, is_long: bool = False) -> list[Group]:
+    """Return the groups of all arms, from a state of all arms in their order; is_long as there."""
+    return [Group(settings, arms, pick(state, arms), is_long=is_long) for arms in numbers(settings)]
 
 
 def numbers(settings: Settings) -> list[list[int]]:

@@ -1,8 +1,10 @@
-"""The engines of a training's attention beside XLA's, and what each of them refuses.
+"""The engines of a training's attention, what each of them refuses, and whose plan is no data.
 
-They are fused kernels, whose plan is part of the executable, and cuDNN.
+Beside XLA's there are fused kernels, whose plan is part of the executable, and cuDNN. XLA's plans
+are data, so that many share an executable; one plan alone may be part of it, which is faster.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import jax
@@ -68,6 +70,22 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
         raise bad("block", config.block, f"{told}; give block=64, and no shorter context")
     _try(config, plan)
     return plan
+
+
+def only_plan(config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | None) -> Plan | None:
+    """Return the plan of all arms, layers and heads that the XLA engine may compile into a step.
+
+    The step has the same bits as with the plan as data. None where there is no such plan: where
+    some differ; where a step needs its plan as data, since random bits are drawn from the step's
+    number, or since delta reads an error; and on a GPU, whose own order of native sums may depend
+    on the program around them.
+    """
+    plans = {plan for arm in arms for layer in arm or () for plan in layer}
+    is_possible = config.engine == XLA and jax.default_backend() == "cpu"
+    if not is_possible or len(plans) != 1 or wrongs is not None:
+        return None
+    (plan,) = plans
+    return None if is_stochastic(plan) else plan
 
 
 def _try(config: Config, plan: Plan | None) -> None:

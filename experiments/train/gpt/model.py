@@ -23,7 +23,7 @@ from jax import Array, lax
 
 from roundscope.attention import Plan, attend
 from roundscope.attention.plans.traced import HeadPlans
-from roundscope.experiments.train.config import CUDNN, JAX, Config
+from roundscope.experiments.train.config import CUDNN, JAX, PALLAS, Config
 from roundscope.experiments.train.gpt import offset as offsets
 from roundscope.experiments.train.gpt.layers import (
     layer_norm,
@@ -38,7 +38,7 @@ from roundscope.experiments.train.gpt.linear_words import Matrix
 from roundscope.experiments.train.gpt.offset import Offset
 
 Params = dict[str, Any]
-# plans of layers and heads as data; one for all of them, in fused kernels; or none, for JAX's own
+# plans of layers and heads as data; one for all, part of the program; or none, for JAX's own
 Planned = HeadPlans | Plan | None
 # a function of q, k, v that returns the error of the output as delta reads it
 Wrong = Callable[[Array, Array, Array], Array]
@@ -192,8 +192,8 @@ def attended(
 ) -> Array:
     """Return the causal attention of one layer.
 
-    It is computed by its heads' plans, by one plan in fused kernels, or, without any, by JAX's own
-    attention (Config.plan = "jax").
+    It is computed by its heads' plans, by one plan (on the config's engine), or, without any, by
+    JAX's own attention (Config.plan = "jax").
     """
     if plans is None:
         return _jax_attention(q, k, v, config)
@@ -206,7 +206,7 @@ def attended(
         block_k=config.tile,
         is_causal=True,
         delta_error=delta_error,
-        engine="pallas" if isinstance(plans, Plan) else "xla",
+        engine="pallas" if isinstance(plans, Plan) and config.engine == PALLAS else "xla",
     )
     return out
 

@@ -45,7 +45,7 @@ def shape_of(config: Config) -> Any:
     return jax.eval_shape(lambda: states.fresh(config, model.init(config, jax.random.key(0))))
 
 
-def advance(config: Config, fused: Plan | None = None) -> Step:
+def advance(config: Config, sole: Plan | None = None) -> Step:
     """Return the jitted step of all arms.
 
     It maps (state, tokens, plans, lr, offset, linears) to (state, losses (A,), gradient norms
@@ -54,8 +54,8 @@ def advance(config: Config, fused: Plan | None = None) -> Step:
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax".
             Stochastic roundings get fresh seeds from the step and the layer (`plans_at`)
-    fused   the plan of all arms, layers and heads where fused kernels run it: part of the step,
-            which then has None for plans
+    sole    the plan of all arms, layers and heads where it is part of the step, which then has None
+            for plans: always in fused kernels, where `engines.only_plan` finds one on XLA's engine
     lr      (A,) float32: the peak of each arm, from which `optimiser.rate` computes the step's
     offset  of arms, the error of delta's operand (`experiments.train.gpt.offset`), or None: another
             executable, without it
@@ -65,7 +65,7 @@ def advance(config: Config, fused: Plan | None = None) -> Step:
     Losses and norms (before clipping) are those at the weights before the step. The same state,
     tokens, plans and lr on the same device give the same bits.
     """
-    return _advance(numbers_only(config), fused)
+    return _advance(numbers_only(config), sole)
 
 
 def numbers_only(config: Config) -> Config:
@@ -83,7 +83,7 @@ def numbers_only(config: Config) -> Config:
 
 
 @lru_cache(64)
-def _advance(config: Config, fused: Plan | None) -> Step:
+def _advance(config: Config, sole: Plan | None) -> Step:
     def one(
         state: State,
         tokens: Array,
@@ -92,7 +92,7 @@ def _advance(config: Config, fused: Plan | None) -> Step:
         offset: Offset | None,
         linears: LinearPlans | None,
     ) -> step.Seen:
-        own, events = fused or plans_at(plans, state.step), linear_at(linears, state.step)
+        own, events = sole or plans_at(plans, state.step), linear_at(linears, state.step)
         offset = offset and offset._replace(step=state.step)
         return step.one(
             config,

@@ -23,6 +23,8 @@ from roundscope.experiments.train.run import observe
 from roundscope.experiments.train.run.drift import DriftWatch
 from roundscope.experiments.train.settings import Settings, plain
 
+LONG = 100  # steps that gain more than a step with its plan as part of it takes to compile
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -58,7 +60,8 @@ class Run:
     def __init__(self, settings: Settings, folder: Path, log: Log, begin: Beginning) -> None:
         self.settings, self.folder, self.log, self.number = settings, folder, log, begin.step
         self.names = [arm.name for arm in settings.arms]
-        self.groups = groups(settings, begin.state)
+        # of the whole run, so that one that goes on does the steps that it would have done
+        self.groups = groups(settings, begin.state, is_long=settings.config.steps >= LONG)
         self.batches = batches_of(settings)
         c, arms = settings.config, len(self.names)
         self.series = spikes.watches(arms)

@@ -186,3 +186,22 @@ def test_out_that_is_a_file(run, small, tmp_path):
     (tmp_path / "x").write_text("")
     code, _, err = run(small(), "--out", tmp_path / "x")
     assert code == 2 and "is a file; name a folder" in err
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "is_told"),
+    [("xla", "cpu", True), ("xla", "gpu", False), ("numpy", "cpu", False)],
+)
+def test_xla_on_a_cpu_says_what_is_faster(
+    run, small, tmp_path, monkeypatch, engine, device, is_told
+):
+    """Who waits for a compilation and is not told of the default; a hint where there is a GPU."""
+
+    def observed(*_):
+        raise KeyboardInterrupt  # nothing is compiled here
+
+    monkeypatch.setattr("jax.default_backend", lambda: device)
+    monkeypatch.setattr("roundscope.experiments.trace.command.observe", observed)
+    code, out, err = run(small(), "--engine", engine, "--out", tmp_path / "x")
+    told = [line for line in err.splitlines() if "--engine numpy" in line]
+    assert (code, out, len(told)) == (130, "", is_told)

@@ -165,3 +165,34 @@ def test_a_run_in_kernels_has_one_device(monkeypatch):
     """A batch that is spread over devices, of which each would do all of the kernels' work."""
     monkeypatch.setattr(jax, "devices", lambda: [None, None])
     assert devices.place(CONFIG, [0, 1]).mesh is None
+
+
+@pytest.mark.parametrize(
+    ("words", "arms", "is_long", "has_one"),
+    [
+        ((), ("run=",), True, True),
+        ((), ("run=",), False, False),
+        ((), ("a=lr=1e-3", "b=lr=1e-2"), True, True),
+        ((), ("run=layer=1 -> P=fp16",), True, False),
+        ((), ("a=-> P=fp16", "b="), True, False),
+        ((), ("run=-> P=bf16:stochastic",), True, False),
+        ((), ("run=-> offset=64:bias",), True, False),
+        (("plan=jax", "sums=native"), ("run=",), True, False),
+    ],
+)
+def test_one_plan_of_all_is_part_of_a_long_run_s_step(words, arms, is_long, has_one):
+    """A step for a plan that not all arms, layers and heads have; the same random bits again."""
+    small = [word for word in WORDS if not word.startswith("engine=")]
+    given = {word.partition("=")[0]: word for word in (*small, *words)}
+    own = settings(list(given.values()), arms=arms)
+    state = step.start(own.config, len(own.arms))
+    for group in groups.groups(own, state, is_long=is_long):
+        assert (group.sole(0) is not None) == has_one and group.fused(0) is None
+
+
+def test_changes_of_all_arms_from_a_step_on_need_plans_as_data():
+    """A run that compiles a step anew in its middle."""
+    small = [word for word in WORDS if not word.startswith("engine=")]
+    own = settings(small, at=["3: -> P=fp16"])
+    (group,) = groups.groups(own, step.start(own.config, 1), is_long=True)
+    assert group.sole(0) is None

@@ -14,6 +14,7 @@ from roundscope.attention import Plan
 from roundscope.experiments.train import optimiser
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, plans, step
+from roundscope.experiments.train.gpt.interventions import plans_of
 
 # a model small enough that compiling is what takes the time
 CONFIG = Config(
@@ -65,6 +66,32 @@ def test_two_runs_have_the_same_bits():
     """An order of addition left to chance."""
     runs = [trained(CONFIG, [plans.uniform(CONFIG)], [1e-2]) for _ in range(2)]
     assert same(runs[0][0], runs[1][0]) and np.array_equal(runs[0][1], runs[1][1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"plan": "fa2-bf16", "sums": "preset"},
+        {"changes": ("-> P=e5m2:toward-zero; site=O -> fp16:away-from-zero",), "block": 8},
+    ],
+    ids=["native", "preset", "other-modes"],
+)
+def test_a_plan_that_is_part_of_the_step_changes_no_bit(changed):
+    """A rounding that differs where its format is a constant; sums that take another order."""
+    config = replace(CONFIG, layers=1, **changed)
+    plan = plans_of(config)[0][0]
+    states, seen = [], []
+    for sole, tables in ((None, plans.by_arm([plans.uniform(config, plan)])), (plan, None)):
+        state = step.start(config, 1)
+        for n in range(3):
+            state, losses, norms = step.advance(config, sole)(
+                state, tokens_of(n, config), tables, np.float32([1e-2])
+            )
+            seen.append(np.array([losses, norms]))
+        states.append(state)
+    assert same(*states) and np.array_equal(seen[:3], seen[3:])
 
 
 def test_it_learns_one_batch():
