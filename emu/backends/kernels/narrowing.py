@@ -26,6 +26,7 @@ from roundscope.emu.backends.kernels.held import (
     WITHIN_FP32,
     Held,
     Machine,
+    NoSuchArithmetic,
     computed,
     format_of,
     held_as,
@@ -106,6 +107,8 @@ def _constant(machine: Machine, value: Any, like: Any) -> Any:
     number = float(value)
     with np.errstate(over="ignore"):
         name = FP32 if number != number or float(np.float32(number)) == number else FP64
+    if name not in machine.types:
+        raise NoSuchArithmetic(f"the number {number}")
     return Held(array=np.dtype(machine.types[name]).type(number), format=name, uniform=number)
 
 
@@ -214,7 +217,7 @@ def promised(machine: Machine, operation: Any, x: Sequence[Held]) -> Held:
 
 def _absent(machine: Machine, x: Held) -> Held:
     """Return numbers that are only multiplied by 0 later."""
-    if x.made is None or machine.toward_zero is None:
+    if x.made is None or machine.toward_zero is None or x.made[0] not in ARITHMETIC:
         return computed(machine, x)
     operation, factors = x.made
     arrays = (held_as(machine, y, FP32) for y in factors)

@@ -18,6 +18,7 @@ from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_qu
 from roundscope.attention.engines.kernels.hopper.tile import Exists
 from roundscope.attention.tiles.loops import Setup, tile_at
 from roundscope.emu.backends.numba.ops import numpy_ops
+from roundscope.emu.sums.accumulator import Accumulator
 
 
 @pytest.fixture
@@ -83,6 +84,31 @@ def test_a_correctly_rounded_exp_has_the_forward_alone(on_hopper):
     assert of_triton > 0
 
 
+FA2 = Plan.preset("fa2")
+TF32 = Accumulator.tensor_core("hopper", "tf32", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("plan", "tiles", "ours"),
+    [
+        (FA2.at("DK", "bf16"), (128, 64), 1),  # an event for each tile of the plan, not for 64 rows
+        (FA2.at("DK", "bf16"), (64, 64), 3),
+        (FA2.at("L", "bf16"), (128, 128), 0),  # what is kept of the row sum is LANES
+        (FA2.adding("S", TF32), (128, 128), 2),  # its factors are bf16, its tensor core is not
+        (FA2.changed("log2_e=none"), (64, 64), 0),  # log2 e in binary64
+        (FA2.at("M", "bf16").at("DM", "bf16"), (64, 64), 0),  # vectors of 16-bit numbers
+        (FA2.changed("gradient_scale=operand").at("SDS", "fp32"), (64, 64), 1),
+        (FA2.changed("gradient_scale=operand").at("SDS", "bf16"), (64, 64), 3),
+        (FA2.at("P", "bf16", "toward-zero"), (64, 64), 2),
+        (FA2.at("X_B", "fp64", overflow="saturate"), (64, 64), 1),
+        (FA2.at("P_B", "bf16", "stochastic"), (64, 64), 0),
+    ],
+)
+def test_what_they_do_not_have_runs_by_triton(on_hopper, plan, tiles, ours):
+    """Each of these once gave other bits or an error, as a reader of the code saw."""
+    assert kernels(plan, tiles, 64, causal=True)[0] == ours
+
+
 def test_they_can_be_left_out(on_hopper):
     with fit.only_triton():
         ours, of_triton = kernels("fa2", (64, 64), 64)
@@ -105,12 +131,12 @@ def test_they_lower(on_hopper):
 # --- walks
 
 
-def call_of(plan, tokens, tiles, is_causal):
+def call_of(plan, tokens, tiles, is_causal, keys=None):
     return Call(
         setup=Setup(
             plan=plan,
             queries=tokens,
-            keys=tokens,
+            keys=keys or tokens,
             block_q=tiles[0],
             block_k=tiles[1],
             heads=1,
@@ -197,6 +223,21 @@ def test_queries_come_in_the_plan_s_order(of_program, tiles, is_causal, order, t
             for what, n in met:
                 if what == "whole":
                     assert scores(call, n * 64, key, 64, 64).all()
+
+
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("order", ["ASCENDING", "DESCENDING"])
+@pytest.mark.parametrize(("queries", "keys"), [(128, 512), (120, 500), (384, 640), (640, 256)])
+def test_keys_that_no_query_sees(of_program, tiles, order, queries, keys):
+    """Both warp groups wait for as many tiles as are copied, for none if there is none."""
+    plan = Plan.preset("fa2").changed(f"query_order={order.lower()}")
+    made = over_queries(call_of(plan, queries, tiles, True, keys), 2)
+    for row in range(0, -(-keys // tiles[1]) * tiles[1], 128):
+        of_program(row)
+        first, last = map(int, walk._whole_span(made))
+        copied = [int(walk._number(made, jnp.int32(n))) for n in range(last - first)]
+        for group in range(2):
+            assert [n for _, n in walked(made, row, group)] == copied
 
 
 def scores(call, query, key, queries, keys):

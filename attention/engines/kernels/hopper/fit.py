@@ -11,9 +11,15 @@ from typing import Any
 import jax
 
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.plans.choices import DeltaFrom, Exponential, GradientsApart, RowSum
+from roundscope.attention.plans.choices import (
+    DeltaFrom,
+    Exponential,
+    GradientsApart,
+    RowSum,
+    ScaleOfGradient,
+)
 from roundscope.attention.sites import FACTORS, Site
-from roundscope.emu.backends.kernels.held import FP64
+from roundscope.emu.backends.kernels.held import FP32, FP64
 from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -23,6 +29,8 @@ OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
 SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
 NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
 SIXTEEN = ("bf16",)  # what was compared with Triton's kernels
+COUNTED = 2**31  # elements of an array; Triton's kernels refuse more with a message
+BLOCKS = 2**16  # the most heads of a batch entry that a grid has
 FORWARD = (Site.S, Site.PV)
 BACKWARD = (Site.S_B, Site.DP, Site.DV, Site.DK, Site.DQ)
 _used = [True]
@@ -43,7 +51,7 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
     setup, width, features = call.setup, q.shape[2], v.shape[2]
     plan = setup.plan
     fits = (
-        _is_here(call)
+        _is_here(call, q, k)
         and _are_sixteen(call, FORWARD)
         and _row_sum_fits(call)
         and q.shape[1] % OWNED == 0
@@ -61,13 +69,18 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
     return min(3, (SHARED - own) // tile) if fits and (SHARED - own) // tile >= 2 else 0
 
 
-def _is_here(call: Call) -> bool:
+def _is_here(call: Call, q: Any, k: Any) -> bool:
     """Return whether this GPU and this jax have the kernels, and nothing is injected or random."""
+    if max(q.size, k.size) >= COUNTED or call.setup.heads >= BLOCKS:
+        return False
     if not (call.on_gpu and _used[0]) or call.setup.inject:
         return False
     version = tuple(int(x) for x in jax.__version__.split(".")[:2])
     is_random = any(r.mode == "stochastic" for r in call.setup.plan.roundings)
-    is_narrow = all(call.format(site) != FP64 for site in (Site.M, Site.L, Site.O, Site.OUT))
+    vectors, matrices = (Site.M, Site.L), (Site.O, Site.OUT)
+    is_narrow = all(call.format(site) == FP32 for site in vectors) and all(
+        call.format(site) != FP64 for site in matrices
+    )
     return version >= OLDEST and is_narrow and not is_random and is_hopper()
 
 
@@ -78,7 +91,8 @@ def is_hopper() -> bool:
 def _are_sixteen(call: Call, sums: tuple[Site, ...]) -> bool:
     """Return whether tensor cores of 16-bit factors add up these sums."""
     return all(
-        call.setup.plan.accumulator(site).alignment is not None
+        (alignment := call.setup.plan.accumulator(site).alignment) is not None
+        and alignment.operand.name in SIXTEEN
         and all(call.format(x) in SIXTEEN for x in FACTORS[site])
         for site in sums
     )
@@ -88,7 +102,7 @@ def _row_sum_fits(call: Call) -> bool:
     plan = call.setup.plan
     acc = plan.accumulator(Site.ROWSUM)
     if plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
-        return acc == Accumulator() and plan[Site.LANES] == BINARY32
+        return acc == Accumulator() and plan[Site.LANES] == plan[Site.L] == BINARY32
     return plan.row_sum is RowSum.PLAIN and acc.order is Order.HALVES and acc.step == BINARY32
 
 
@@ -98,17 +112,20 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
     dK and dV are then sums over all queries in their order, whatever the tiles are.
     """
     setup, width, features = call.setup, q.shape[2], v.shape[2]
-    apart = setup.plan.gradients_apart in (GradientsApart.NONE, GradientsApart.DQ)
+    plan = setup.plan
+    apart = plan.gradients_apart in (GradientsApart.NONE, GradientsApart.DQ)
     return (
-        _is_here(call)
+        _is_here(call, q, k)
         and _are_sixteen(call, BACKWARD)
         and apart
+        and (setup.block_q == ROWS or plan[Site.DK] == plan[Site.DV] == BINARY32)
+        and (plan.gradient_scale is not ScaleOfGradient.OPERAND or call.format(Site.SDS) in SIXTEEN)
         and q.shape[1] % OWNED == 0
         and k.shape[1] % OWNED == 0
         and setup.block_q % ROWS == 0
         and setup.block_k in (64, 128)
         and width == features
         and width in (64, 128)
-        and setup.plan.exp is Exponential.EX2  # the others take longer than to write dS once
+        and plan.exp is Exponential.EX2  # the others take longer than to write dS once
         and all(call.format(site) != FP64 for site in (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT))
     )

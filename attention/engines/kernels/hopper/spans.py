@@ -46,6 +46,8 @@ def over_queries(call: Call, ahead: int) -> Walk:
         j = jnp.asarray(row, jnp.int32) // np.int32(setup.block_k)
         tiles = *query_tiles_that_see(setup, j), setup.query_tiles
         first, whole, end, last = (jnp.asarray(x * step, jnp.int32) for x in tiles)
+        if setup.is_causal and setup.keys > setup.queries:
+            first = jnp.minimum(first, last)  # keys that no query sees
         return Span(first=first, last=last, whole_first=whole, whole_last=end)
 
     return Walk(

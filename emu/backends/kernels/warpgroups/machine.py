@@ -87,11 +87,11 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         return convert.fused(a, b, c, by)
 
     def combined16(name: str, a: Array, b: Array, r: Rounding) -> Array:
-        a, b = matched(a, b)
+        a, b = map(_matrix, matched(a, b))
         return convert.combined16(name, a, b, r, by)
 
     def scaled16(a: Array, b: Array, r: Rounding) -> Array:
-        a, b = matched(a, b)
+        a, b = map(_matrix, matched(a, b))
         return convert.scaled16(a, b, r, by)
 
     def toward_zero(name: str, a: Array, b: Array) -> Array:
@@ -104,8 +104,8 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         fused=fused,
         combined16=combined16,
         scaled16=scaled16,
-        narrow=partial(convert.narrowed_to, by=by),
-        narrow32=partial(convert.narrowed32, by=by),
+        narrow=lambda x, r: convert.narrowed_to(_matrix(x), r, by),
+        narrow32=lambda x, r: convert.narrowed32(_matrix(x), r, by),
         exponential=exp64,
         exp=lambda x, name: exp32(x, name, zero, exps_at_once, by),
         instructions=instructions(True, by),
@@ -119,6 +119,13 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         toward_zero=toward_zero,
         pairs=_pairs,
     )
+
+
+def _matrix(x: Array) -> Array:
+    """Return a matrix, or one number; of a vector no two 16-bit numbers share a register."""
+    if jnp.ndim(x) == 1:
+        raise NoSuchArithmetic("a vector of 16-bit numbers in a warp group")
+    return x
 
 
 def _refused(*_: Any) -> Any:
