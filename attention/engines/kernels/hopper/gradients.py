@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
@@ -97,7 +96,7 @@ def _read(call: Call, sites: Sequence[Site], memory: Sequence[Any], place: Place
         if len(x.shape) == 2:
             found.append(factor(x, name))
         else:
-            found.append(Held(array=plgpu.load(x, (), layout=place.vector), format=name))
+            found.append(Held(array=place.loaded(x), format=name))
     return found
 
 

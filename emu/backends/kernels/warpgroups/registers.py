@@ -6,6 +6,7 @@ within four threads. A vector lies in them as the rows of such a matrix (`ROWWIS
 four threads, or as its columns (`COLUMNWISE`).
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,12 @@ class Placement:
     def placed(self, x: Array) -> Array:
         """Return a matrix or a vector in the registers in which all of them lie."""
         array: Array = plgpu.layout_cast(x, self.layout(x.ndim))
+        return array
+
+    def loaded(self, memory: Any) -> Array:
+        """Return a vector in shared memory; jax before 0.11 wants an index."""
+        wanted = inspect.signature(plgpu.load).parameters["idx"].default is inspect.Parameter.empty
+        array: Array = plgpu.load(memory, *(((),) if wanted else ()), layout=self.vector)
         return array
 
     def inlined(self, f: Any, shape: tuple[int, ...], dtype: Any, *args: Array) -> Array:
