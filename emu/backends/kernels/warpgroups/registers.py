@@ -44,8 +44,9 @@ class Placement:
 
     def loaded(self, memory: Any) -> Array:
         """Return a vector in shared memory; jax before 0.11 wants an index."""
-        wanted = inspect.signature(plgpu.load).parameters["idx"].default is inspect.Parameter.empty
-        array: Array = plgpu.load(memory, *(((),) if wanted else ()), layout=self.vector)
+        index = inspect.signature(plgpu.load).parameters.get("idx")
+        wanted = ((),) if index is not None and index.default is inspect.Parameter.empty else ()
+        array: Array = plgpu.load(memory, *wanted, layout=self.vector)
         return array
 
     def inlined(self, f: Any, shape: tuple[int, ...], dtype: Any, *args: Array) -> Array:
