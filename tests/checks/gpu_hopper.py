@@ -9,7 +9,6 @@ N = 12, T = 4096; --only-time leaves the comparison out.
 """
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from roundscope.attention import attend
 from roundscope.attention.engines.kernels.hopper import fit
 from roundscope.experiments.bench.attention import SIZES, Size, _several, inputs
 from roundscope.experiments.bench.attention_gpu import _torch
+from roundscope.experiments.bench.round import race
 
 Contestant: TypeAlias = tuple[str, Callable[[], Any], Any]  # name, call, how to wait
 NAMES = ("out", "dq", "dk", "dv")
@@ -165,16 +165,11 @@ def _compiled(size: Size, name: str, tile: tuple[int, int]) -> dict[tuple[Size, 
 
 def _race(size: Size, field: list[Contestant]) -> None:
     """Print the median times of all in turn, and their speeds over torch's two kernels."""
-    runs = [(name, *_several(call, wait)) for name, call, wait in field]
-    taken: dict[str, list[float]] = {name: [] for name, *_ in runs}
-    for _ in range(5):
-        for name, call, n in runs:
-            start = time.perf_counter()
-            call()
-            taken[name].append((time.perf_counter() - start) / n)
+    runs = {name: _several(call, wait) for name, call, wait in field}
+    taken = race(runs, 5, lambda share: None)
     for name, own in taken.items():
         rivals = list(taken)[1:4:2] if name.endswith("both") else list(taken)[0:4:2]
-        speeds = [float(np.median(np.array(taken[r]) / own)) for r in rivals]
+        speeds = [float(np.median(taken[r] / own)) for r in rivals]
         told = ", ".join(f"{s:.2f}" for s in speeds)
         print(f"{size} | {name} | {np.median(own) * 1e3:.3f} ms | {told}", flush=True)
 

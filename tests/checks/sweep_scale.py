@@ -90,7 +90,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one command cost: seconds, those of processors, and the most bytes of memory."""
+    """The wall time, processor time and peak memory (in bytes) of one command."""
 
     what: str
     seconds: float

@@ -98,8 +98,8 @@ class Machine:
         bound: (operation, arrays) -> the results of a traced operation on other arrays.
         toward_zero: (operation, x, y) -> the sum, difference or product of two float32 arrays,
             rounded toward zero; None where binary64 serves instead.
-        pairs: (lanes, whether they are crossed, rounding) -> two arrays whose sum is the row sum
-            (`marks.in_pairs`); None if a row's lanes are an axis of an array.
+        pairs: (lanes, whether they are crossed) -> two arrays whose sum is the row sum, each
+            rounded to binary32 (`marks.in_pairs`); None if a row's lanes are an axis of an array.
     """
 
     types: dict[str, Any]
@@ -120,7 +120,7 @@ class Machine:
     total: Callable[["Machine", Accumulator, Held, Held, Held], Held]
     bound: Callable[[Any, list[Any]], list[Any]] = bind_again
     toward_zero: Callable[[str, Array, Array], Array] | None = None
-    pairs: Callable[[Array, bool, Rounding], tuple[Array, Array]] | None = None
+    pairs: Callable[[Array, bool], tuple[Array, Array]] | None = None
 
 
 def format_of(f: Format) -> str:

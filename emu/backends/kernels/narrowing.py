@@ -225,8 +225,9 @@ def _absent(machine: Machine, x: Held) -> Held:
 
 
 def _in_pairs(machine: Machine, x: Held, is_crossed: bool, rounding: Rounding) -> Held:
-    assert machine.pairs is not None
-    sums = machine.pairs(held_as(machine, x, FP32), is_crossed, rounding)
+    if machine.pairs is None or rounding != BINARY32:
+        raise NoSuchArithmetic(f"sums of pairs of lanes in {rounding}")
+    sums = machine.pairs(held_as(machine, x, FP32), is_crossed)
     return promised(machine, "add", [Held(array=y, format=FP32) for y in sums])
 
 

@@ -105,7 +105,7 @@ TF32 = Accumulator.tensor_core("hopper", "tf32", "fp32")
     ],
 )
 def test_what_they_do_not_have_runs_by_triton(on_hopper, plan, tiles, ours):
-    """Each of these once gave other bits or an error, as a reader of the code saw."""
+    """A kernel for Hopper would give other bits, an error, or has no such arithmetic."""
     assert kernels(plan, tiles, 64, causal=True)[0] == ours
 
 
@@ -205,7 +205,9 @@ def test_key_tiles_come_in_the_plan_s_order(of_program, tiles, is_causal, order,
 @pytest.mark.parametrize("order", ["ASCENDING", "DESCENDING"])
 @pytest.mark.parametrize("tokens", [512, 456])
 def test_queries_come_in_the_plan_s_order(of_program, tiles, is_causal, order, tokens):
-    """Those of a query tile in ascending order, 64 at a time, whatever the order of the tiles."""
+    """A warp group meets each query tile once, in the plan's order, and the queries of a tile in
+    ascending order, 64 at a time.
+    """
     plan = Plan.preset("fa2").changed(f"query_order={order.lower()}")
     call = call_of(plan, tokens, tiles, is_causal)
     made, step = over_queries(call, 2), tiles[0] // 64
@@ -255,9 +257,8 @@ def counted(monkeypatch):
     """Numbers along an axis where there are no registers."""
 
     def plain(first, shape, axis):
-        return jnp.broadcasted_iota(jnp.int32, shape, axis) + first
+        return jax.lax.broadcasted_iota(jnp.int32, shape, axis) + first
 
-    monkeypatch.setattr(jnp, "broadcasted_iota", jax.lax.broadcasted_iota, raising=False)
     monkeypatch.setattr(hopper_tile, "_counted", plain)
     monkeypatch.setattr(type(hopper_tile.ROWWISE), "placed", lambda _, x: x)
 

@@ -1,4 +1,4 @@
-"""What a large sweep keeps in memory: bytes per cell, which grow with nothing else."""
+"""Tests of how much memory a large sweep takes, and of how much of its file a command reads."""
 
 import gc
 import hashlib

@@ -5,3 +5,8 @@ the tiles that they walk over to shared memory, some tiles ahead (`walk`). `forw
 `gradients` dQ, and dK and dV. The equations are those of `attention.algorithm`, and the bits those
 of the kernels that Triton compiles. `fit` says which calls have these kernels.
 """
+
+from roundscope.emu.backends.kernels.warpgroups import ROWS
+
+GROUPS = 2  # warp groups that compute
+OWNED = GROUPS * ROWS  # rows of a program

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper import OWNED
 from roundscope.attention.plans.choices import (
     DeltaFrom,
     Exponential,
@@ -20,11 +21,10 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.sites import FACTORS, Site
 from roundscope.emu.backends.kernels.held import FP32, FP64
-from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
+from roundscope.emu.backends.kernels.warpgroups import ROWS
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-OWNED = 128  # rows of a program
 OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
 SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
 NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
@@ -85,6 +85,7 @@ def _is_here(call: Call, q: Any, k: Any) -> bool:
 
 
 def is_hopper() -> bool:
+    """Return whether JAX's first device is a Hopper GPU."""
     return getattr(jax.devices()[0], "compute_capability", "") == "9.0"
 
 

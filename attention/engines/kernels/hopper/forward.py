@@ -27,7 +27,8 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
-from roundscope.emu.backends.kernels.warpgroups.machine import ROWS, warpgroup_machine
+from roundscope.emu.backends.kernels.warpgroups import ROWS
+from roundscope.emu.backends.kernels.warpgroups.machine import warpgroup_machine
 from roundscope.emu.backends.kernels.warpgroups.registers import ROWWISE
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 

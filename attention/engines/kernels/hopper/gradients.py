@@ -1,7 +1,7 @@
 """The gradients by warp groups: dK and dV, whose programs own keys, and dQ, whose own queries.
 
 Each kernel computes P and dS again from S and dP, so no array has an entry for every score. A
-program of `key_gradients` computes its tiles transposed, as `untransposed` makes them.
+program that owns keys computes its tiles transposed, as `untransposed` makes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,8 @@ from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.transposing import untransposed
-from roundscope.emu.backends.kernels.warpgroups.machine import ROWS, warpgroup_machine
+from roundscope.emu.backends.kernels.warpgroups import ROWS
+from roundscope.emu.backends.kernels.warpgroups.machine import warpgroup_machine
 from roundscope.emu.backends.kernels.warpgroups.registers import COLUMNWISE, ROWWISE, Placement
 
 ROW_SITES = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
@@ -169,11 +170,8 @@ def _own_keys(
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), ()
 
-        def as_it_lies(*arrays: Any) -> Any:
-            return untransposed(computed)(*arrays)
-
         own = held(totals, formats, [x.shape for x in totals])
-        made = narrowed(machine, as_it_lies, formats)(*own, *mine, *rows, exists)[0]
+        made = narrowed(machine, untransposed(computed), formats)(*own, *mine, *rows, exists)[0]
         _each(tile.free, len(ROW_SITES))
         return made
 

@@ -13,7 +13,7 @@ from roundscope.attention.engines.kernels.tiles import (
 )
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
+from roundscope.emu.backends.kernels.warpgroups import ROWS
 
 
 def over_keys(call: Call, ahead: int, *, descends: bool) -> Walk:

@@ -13,7 +13,8 @@ from roundscope.attention.events.hook import Events
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.ops import kernel_ops
-from roundscope.emu.backends.kernels.warpgroups.machine import ROWS, Factor
+from roundscope.emu.backends.kernels.warpgroups import ROWS
+from roundscope.emu.backends.kernels.warpgroups.machine import Factor
 from roundscope.emu.backends.kernels.warpgroups.registers import ROWWISE
 
 

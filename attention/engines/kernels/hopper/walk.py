@@ -17,11 +17,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from roundscope.attention.engines.kernels.hopper import GROUPS, OWNED
 from roundscope.attention.tiles.index import Index
-from roundscope.emu.backends.kernels.warpgroups.machine import ROWS
+from roundscope.emu.backends.kernels.warpgroups import ROWS
 
-GROUPS = 2  # warp groups that compute
-OWNED = GROUPS * ROWS  # rows of a program
 REGISTERS, FEW = 232, 40  # of a thread that computes, and of one that copies
 State: TypeAlias = tuple[Array, ...]
 

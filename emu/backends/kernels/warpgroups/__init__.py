@@ -3,3 +3,5 @@
 `machine` has the operations, `registers` runs PTX on the registers of its threads, and `lanes` adds
 up the rows of a matrix.
 """
+
+ROWS = 64  # of a tile of a warp group

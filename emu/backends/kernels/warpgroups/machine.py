@@ -30,13 +30,13 @@ from roundscope.emu.backends.kernels.held import (
 )
 from roundscope.emu.backends.kernels.instructions import instructions
 from roundscope.emu.backends.kernels.ops import TYPES
+from roundscope.emu.backends.kernels.warpgroups import ROWS
 from roundscope.emu.backends.kernels.warpgroups.lanes import across, by_halves, within_lanes
 from roundscope.emu.backends.kernels.warpgroups.registers import MATRIX, Placement, assembled
 from roundscope.emu.functions import exp64
 from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
-ROWS = 64  # of a tile of a warp group
 MOVES = ("broadcast_in_dim", "reshape", "squeeze", "transpose", "copy")
 
 
@@ -117,7 +117,7 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         total=partial(_total, place),
         bound=partial(_bound, place),
         toward_zero=toward_zero,
-        pairs=_pairs,
+        pairs=across,
     )
 
 
@@ -130,10 +130,6 @@ def _matrix(x: Array) -> Array:
 
 def _refused(*_: Any) -> Any:
     raise NoSuchArithmetic("binary64 in a warp group")
-
-
-def _pairs(lanes: Array, is_crossed: bool, r: Rounding) -> tuple[Array, Array]:
-    return across(lanes, is_crossed)
 
 
 def _total(
@@ -205,12 +201,7 @@ def _bound(place: Placement, eqn: Any, arrays: list[Any]) -> list[Any]:
 def _matched(place: Placement, *arrays: Any) -> list[Any]:
     """Return arrays in the shape of the largest one; vectors are repeated along a matrix."""
     shape = max((jnp.shape(x) for x in arrays), key=len)
-    return [
-        lax.broadcast_in_dim(place.placed(x), shape, (place.axis,))
-        if 0 < jnp.ndim(x) < len(shape)
-        else x
-        for x in arrays
-    ]
+    return [_repeated(x, shape, place.axis) if 0 < jnp.ndim(x) < len(shape) else x for x in arrays]
 
 
 def _axis(eqn: Any) -> int:
