@@ -95,7 +95,7 @@ def narrowed(
 def _like(x: Any) -> jax.ShapeDtypeStruct:
     if isinstance(x, Held):
         return jax.ShapeDtypeStruct(x.seen_as or x.array.shape, jnp.float64)
-    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _constant(machine: Machine, value: Any, like: Any) -> Any:

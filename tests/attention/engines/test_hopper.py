@@ -256,14 +256,23 @@ def scores(call, query, key, queries, keys):
 def counted(monkeypatch):
     """Numbers along an axis where there are no registers."""
 
-    def plain(first, shape, axis):
-        return jax.lax.broadcasted_iota(jnp.int32, shape, axis) + first
+    def between(first, last, shape):
+        columns = np.arange(shape[1])[None, :]
+        after = True if first is None else columns >= np.asarray(first)[:, None]
+        before = True if last is None else columns < np.asarray(last)[:, None]
+        return np.broadcast_to(after & before, shape)
 
-    monkeypatch.setattr(hopper_tile, "_counted", plain)
-    monkeypatch.setattr(type(hopper_tile.ROWWISE), "placed", lambda _, x: x)
+    monkeypatch.setattr(hopper_tile, "_counted", lambda first: jnp.arange(64) + first)
+    monkeypatch.setattr(hopper_tile, "between", between)
 
 
-@pytest.mark.parametrize("tiles", [(64, 64), (64, 128), (128, 128)])
+def real(rows, first, count):
+    """Which of 64 rows count and are no padding; None: all that are no padding."""
+    exists = np.arange(first, first + 64) < count
+    return exists if rows is None else exists & rows
+
+
+@pytest.mark.parametrize("tiles", [(64, 64), (64, 128), (128, 64), (128, 128)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_what_exists_is_what_the_plan_s_tile_says(counted, tiles, is_causal):
     """Scores, rows with a key, and keys with a query, of every tile of a head with a tail."""
@@ -279,11 +288,11 @@ def test_what_exists_is_what_the_plan_s_tile_says(counted, tiles, is_causal):
                 query = i * block_q + part * 64
                 own = hopper_tile.exists_by_query(setup, query, j * block_k)
                 of_part = slice(part * 64, part * 64 + 64)
-                assert np.array_equal(own.scores, want.mask[of_part])
-                assert np.array_equal(own.rows, want.rows[of_part])
+                assert np.array_equal(own.scores.made(), want.mask[of_part])
+                assert np.array_equal(real(own.rows, query, setup.queries), want.rows[of_part])
                 for half in range(block_k // 64):
                     key = j * block_k + half * 64
                     found: Exists = hopper_tile.exists_by_key(setup, query, key)
                     columns = slice(half * 64, half * 64 + 64)
-                    assert np.array_equal(found.scores.T, want.mask[of_part, columns])
-                    assert np.array_equal(found.rows, want.keys[columns])
+                    assert np.array_equal(found.scores.made().T, want.mask[of_part, columns])
+                    assert np.array_equal(real(found.rows, key, setup.keys), want.keys[columns])

@@ -1,7 +1,8 @@
-"""The forward by two warp groups that take turns.
+"""The forward by two warp groups.
 
-While one computes exponentials, the tensor core multiplies for the other. Only L comes later, by
-XLA, from the maximum and the row sum that the kernel leaves.
+While one computes exponentials, the tensor core multiplies for the other. They take turns where
+both last as long; correctly rounded exps last longer, so both groups may compute them at once.
+Only L comes later, by XLA, from the maximum and the row sum that the kernel leaves.
 """
 
 from typing import Any
@@ -22,7 +23,8 @@ from roundscope.attention.engines.kernels.hopper.walk import (
     run,
 )
 from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.plans.choices import Exponential, KeyOrder
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.kernels.narrowing import narrowed
@@ -116,7 +118,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
         own = held(state, formats, seen)
         return narrowed(machine, computed, formats)(*own, queries, k, v, exists)[0]
 
-    state = walk(key_tile, _started(start, formats), takes_turns=True)
+    state = walk(key_tile, _started(start, formats), _takes_turns(setup.plan))
 
     def finished(m: Array, l: Array, o: Array) -> Any:
         at = events(setup, ROWS, setup.block_k)
@@ -125,6 +127,11 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
 
     names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
     return narrowed(machine, finished, names)(*held(state, formats, seen))[0]
+
+
+def _takes_turns(plan: Plan) -> bool:
+    """Return whether the products of one warp group last as long as the exps of the other."""
+    return plan.exp is Exponential.EX2
 
 
 def _started(start: tuple[Any, ...], formats: list[str]) -> tuple[Array, ...]:

@@ -37,7 +37,7 @@ from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.transposing import untransposed
 from roundscope.emu.backends.kernels.warpgroups import ROWS
-from roundscope.emu.backends.kernels.warpgroups.machine import warpgroup_machine
+from roundscope.emu.backends.kernels.warpgroups.machine import Later, warpgroup_machine
 from roundscope.emu.backends.kernels.warpgroups.registers import COLUMNWISE, ROWWISE, Placement
 
 ROW_SITES = (Site.Q, Site.DO, Site.LSE, Site.DELTA)
@@ -90,14 +90,17 @@ def _by_batch(x: Array, batch: int) -> Array:
 
 
 def _read(call: Call, sites: Sequence[Site], memory: Sequence[Any], place: Placement) -> list[Held]:
-    """Return what shared memory has of some sites: matrices as factors, vectors in registers."""
+    """Return what shared memory has of some sites: matrices as factors, and vectors, which are read
+    again wherever they are needed.
+    """
     found = []
     for site, x in zip(sites, memory, strict=True):
         name = call.format(site)
         if len(x.shape) == 2:
             found.append(factor(x, name))
         else:
-            found.append(Held(array=place.loaded(x), format=name))
+            vector = Later(made=partial(place.loaded, x), shape=x.shape, dtype=x.dtype)
+            found.append(Held(array=vector, format=name))
     return found
 
 

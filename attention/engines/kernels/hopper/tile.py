@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,19 +15,20 @@ from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.ops import kernel_ops
 from roundscope.emu.backends.kernels.warpgroups import ROWS
-from roundscope.emu.backends.kernels.warpgroups.machine import Factor
-from roundscope.emu.backends.kernels.warpgroups.registers import ROWWISE
+from roundscope.emu.backends.kernels.warpgroups.machine import Factor, Later
+from roundscope.emu.backends.kernels.warpgroups.registers import ROWWISE, between
 
 
 class Exists(NamedTuple):
     """What exists of a tile that is not whole, in registers.
 
-    scores  scores that are neither masked nor padding; the rows of the matrix are queries, or keys
+    scores  scores that are neither masked nor padding, to be found for each operation (`Later`);
+            the rows of the matrix are queries, or keys
     rows    rows of the matrix that have such a score in this tile of the plan, (64,); None where
-            no event asks
+            no event asks, or where every row that is not padding has one
     """
 
-    scores: Array
+    scores: Any
     rows: Array | None = None
 
 
@@ -61,40 +63,44 @@ def events(
 
 def scores_by_query(setup: Setup, query: Array, key: Array) -> Exists:
     """Return which scores of 64 queries and block_k keys exist; query, key: the first of them."""
-    shape = ROWS, setup.block_k
-    return Exists(_scores(setup, _counted(query, shape, 0), _counted(key, shape, 1)))
+    t = _counted(query)
+    last = jnp.minimum(t + 1, np.int32(setup.keys)) if setup.is_causal else np.int32(setup.keys)
+    last = jnp.where(t < np.int32(setup.queries), last - key, 0)
+    return Exists(_scores(None, last, setup.block_k))
 
 
 def exists_by_query(setup: Setup, query: Array, key: Array) -> Exists:
     """Return what exists of 64 queries and block_k keys; query, key: the first of them."""
-    rows = _counted(query, (ROWS,), 0)
-    here = rows < np.int32(setup.queries)
-    here = here & (rows >= key) if setup.is_causal else here
-    return scores_by_query(setup, query, key)._replace(rows=ROWWISE.placed(here))
+    exists = scores_by_query(setup, query, key)
+    if not setup.is_causal or setup.block_k % setup.block_q == 0:
+        return exists
+    return exists._replace(rows=_counted(query) >= key)
 
 
 def exists_by_key(setup: Setup, query: Array, key: Array) -> Exists:
     """Return what exists of 64 keys and 64 queries; query, key: the first of them."""
-    shape = ROWS, ROWS
-    s, t = _counted(key, shape, 0), _counted(query, shape, 1)
-    rows = _counted(key, shape[:1], 0)
-    here = rows < np.int32(setup.keys)
-    first = query // np.int32(setup.block_q) * np.int32(setup.block_q)  # of the plan's tile
-    last = jnp.minimum(first + np.int32(setup.block_q), np.int32(setup.queries)) - 1
-    here = here & (rows <= last) if setup.is_causal else here
-    return Exists(_scores(setup, t, s), ROWWISE.placed(here))
+    s, first, last = _counted(key), None, None
+    if setup.is_causal:
+        first = s - query
+    if setup.keys % setup.block_k or setup.queries % setup.block_q:
+        last = jnp.where(s < np.int32(setup.keys), np.int32(setup.queries) - query, 0)
+    exists = Exists(_scores(first, last, ROWS))
+    if not setup.is_causal or (setup.block_q % setup.block_k == 0 and setup.keys <= setup.queries):
+        return exists
+    begin = query // np.int32(setup.block_q) * np.int32(setup.block_q)  # of the plan's tile
+    end = jnp.minimum(begin + np.int32(setup.block_q), np.int32(setup.queries))
+    return exists._replace(rows=s < end)
 
 
-def _counted(first: Array, shape: tuple[int, ...], axis: int) -> Array:
-    """Return the numbers first, first + 1 ... along an axis, in registers."""
-    layout = ROWWISE.layout(len(shape))
-    return plgpu.broadcasted_iota(jnp.int32, shape, axis, layout=layout) + first
+def _scores(first: Array | None, last: Array | None, columns: int) -> Later:
+    shape = ROWS, columns
+    return Later(made=partial(between, first, last, shape), shape=shape, dtype=np.dtype(bool))
 
 
-def _scores(setup: Setup, t: Array, s: Array) -> Array:
-    """Return whether the scores of queries t and keys s exist."""
-    exists = (t < np.int32(setup.queries)) & (s < np.int32(setup.keys))
-    return exists & (s <= t) if setup.is_causal else exists
+def _counted(first: Array) -> Array:
+    """Return the numbers of 64 rows, the first of which is given."""
+    rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROWWISE.layout(1))
+    return rows + first
 
 
 def factor(memory: Any, name: str, **hooks: Any) -> Held:

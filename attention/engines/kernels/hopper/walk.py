@@ -21,7 +21,7 @@ from roundscope.attention.engines.kernels.hopper import GROUPS, OWNED
 from roundscope.attention.tiles.index import Index
 from roundscope.emu.backends.kernels.warpgroups import ROWS
 
-REGISTERS, FEW = 232, 40  # of a thread that computes, and of one that copies
+REGISTERS, FEW = 240, 24  # of a thread that computes, and of one that copies
 State: TypeAlias = tuple[Array, ...]
 
 
@@ -100,7 +100,7 @@ class Tile:
     memory    each walked array's tile in shared memory
     wait      number of an array -> None, once its tile is there
     free      number of an array -> None; its tile is not needed any longer
-    turn      returns once both warp groups have called it
+    turn      returns once both warp groups have called it, if they take turns
     arrive    the first half of `turn`, and `pass_on` the second
     """
 
@@ -308,14 +308,16 @@ def _walked(
     """Return the state after all tiles of the walk.
 
     takes_turns: whether each tile calls `Tile.turn` twice, so that one group has the tensor core
-    while the other computes.
+    while the other computes. If not, the groups do not wait for each other.
     """
 
     def arrive() -> None:
-        plgpu.barrier_arrive(memory.turn)
+        if takes_turns:
+            plgpu.barrier_arrive(memory.turn)
 
     def pass_on() -> None:
-        plgpu.barrier_wait(memory.turn)
+        if takes_turns:
+            plgpu.barrier_wait(memory.turn)
 
     def turn() -> None:
         arrive()
@@ -343,17 +345,14 @@ def _walked(
         for ready, free in zip(memory.ready, memory.free, strict=True):
             plgpu.barrier_wait(ready.at[slot])  # a barrier counts who has waited for it
             plgpu.barrier_arrive(free.at[slot])
-        if takes_turns:
-            turn()
-            turn()
+        turn()
+        turn()
         return state
 
-    if takes_turns:
-        pl.when(group == GROUPS - 1)(turn)  # it begins when the other has the tensor core
+    pl.when(group == GROUPS - 1)(turn)  # it begins when the other has the tensor core
     for f, first, last in _parts(walk, row, idle, own_tile):
         state = lax.fori_loop(first, last, f, state)
-    if takes_turns:
-        pl.when(group == 0)(turn)
+    pl.when(group == 0)(turn)
     return state
 
 

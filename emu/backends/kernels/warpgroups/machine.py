@@ -68,6 +68,29 @@ class Factor:
         return replace(self, ref=self.ref.transpose((1, 0)), shape=self.shape[::-1])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Later:
+    """An array that is made again for each operation on it, since the registers are few.
+
+    made   () -> the array
+    shape  its shape
+    dtype  its type
+    """
+
+    made: Callable[[], Array]
+    shape: tuple[int, ...]
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+
+def _made(x: Any) -> Any:
+    return x.made() if isinstance(x, Later) else x
+
+
 def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE) -> Machine:
     """Return the machine of a warp group.
 
@@ -76,7 +99,10 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         zero: an int32 0 whose value no compiler knows.
         exps_at_once: how many exps a thread computes at the same time.
     """
-    by, matched = partial(assembled, place), partial(_matched, place)
+    matched = partial(_matched, place)
+
+    def by(*text: Any) -> Array:
+        return assembled(place, *map(_made, text))
 
     def combined(name: str, a: Array, b: Array, to_odd: bool) -> Array:
         a, b = matched(a, b)
@@ -107,7 +133,7 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         narrow=lambda x, r: convert.narrowed_to(_matrix(x), r, by),
         narrow32=lambda x, r: convert.narrowed32(_matrix(x), r, by),
         exponential=exp64,
-        exp=lambda x, name: exp32(x, name, zero, exps_at_once, by),
+        exp=lambda x, name: exp32(_made(x), name, zero, exps_at_once, by),
         instructions=instructions(True, by),
         odd_sum=_refused,
         round=_refused,
@@ -192,14 +218,15 @@ def _bound(place: Placement, eqn: Any, arrays: list[Any]) -> list[Any]:
         shape = _held_shape(eqn.outvars[0].aval.shape, x)
         if x.ndim in (0, len(shape)):
             return [x]
-        return [_repeated(x, shape, _axis(eqn))]
-    arrays = _matched(place, *map(jnp.asarray, arrays))
+        return [_repeated(_made(x), shape, _axis(eqn))]
+    arrays = _matched(place, *(jnp.asarray(_made(y)) for y in arrays))
     shape = max((y.shape for y in arrays), key=len)
     return bind_again(eqn, [jnp.broadcast_to(y, shape) for y in arrays])
 
 
 def _matched(place: Placement, *arrays: Any) -> list[Any]:
     """Return arrays in the shape of the largest one; vectors are repeated along a matrix."""
+    arrays = tuple(map(_made, arrays))
     shape = max((jnp.shape(x) for x in arrays), key=len)
     return [_repeated(x, shape, place.axis) if 0 < jnp.ndim(x) < len(shape) else x for x in arrays]
 

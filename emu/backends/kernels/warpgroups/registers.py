@@ -9,6 +9,7 @@ four threads, or as its columns (`COLUMNWISE`).
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jax import Array
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 MATRIX = plgpu.Layout.WGMMA
 
@@ -61,7 +62,9 @@ class Placement:
         def run(_: Any, *arrays: Any) -> Any:
             registers = f(*(x.registers for x in arrays))
             return mgpu.FragmentedArray(
-                _registers=registers, _layout=own.to_mgpu(), _is_signed=None
+                _registers=registers,
+                _layout=own.to_mgpu(),
+                _is_signed=mgpu.utils.is_signed(dtype),
             )
 
         types = tuple(self.layout(x.ndim) for x in args)
@@ -93,6 +96,49 @@ def assembled(
         return _registers(found, arrays[0], dtype)
 
     return place.inlined(run, args[0].shape, dtype, *args)
+
+
+def between(first: Array | None, last: Array | None, shape: tuple[int, int]) -> Array:
+    """Return which numbers of a matrix (64, n) lie between two bounds of their row, as bool.
+
+    Each call compares again: where the conditions are needed twice, no compiler keeps one for every
+    number of a thread, for which there are no registers.
+
+    first  the first column of each row, int32 (64,), or None for column 0
+    last   the last column plus one, or None for n
+    """
+    bounds = {"sge": first, "slt": last}
+    given = {name: x for name, x in bounds.items() if x is not None}
+
+    def run(*vectors: np.ndarray) -> np.ndarray:
+        found = np.empty(MATRIX.to_mgpu().registers_shape(shape), object)
+        registers = found.reshape(-1, 2)  # of the thread's two rows
+        for row in range(2):
+            own = [_from_own_column(extracted(x.flat[row], 0)) for x in vectors]
+            for j in range(len(registers)):
+                lies = [_lies(8 * j + n, dict(zip(given, own, strict=True))) for n in range(2)]
+                registers[j, row] = together(lies)
+        return found
+
+    return ROWWISE.inlined(run, shape, jnp.bool_, *given.values())
+
+
+def _from_own_column(bound: Any) -> Any:
+    """Return a bound less the first column of this thread, as a number that no compiler knows."""
+    i32 = ir.IntegerType.get_signless(32)
+    two, three = (mgpu.utils.c(n, i32) for n in (2, 3))
+    own = arith.muli(arith.andi(mgpu.utils.thread_idx(), three), two)
+    least = arith.subi(bound, own)
+    return llvm.inline_asm(i32, [least], "mov.b32 $0, $1;", "=r,r", has_side_effects=True)
+
+
+def _lies(column: int, bounds: dict[str, Any]) -> Any:
+    """Return whether a column is >= (sge) one bound and < (slt) the other."""
+    at = mgpu.utils.c(column, ir.IntegerType.get_signless(32))
+    conditions = (
+        arith.cmpi(getattr(arith.CmpIPredicate, name), at, x) for name, x in bounds.items()
+    )
+    return reduce(arith.andi, conditions)
 
 
 def _is_sixteen(registers: np.ndarray) -> bool:
