@@ -87,7 +87,7 @@ def attention(
         window: How many keys a query sees, its own included. It replaces the plan's window.
         softcap: A bound c > 0 of the scores. It replaces the plan's softcap.
         sinks: One logit for each head, (N,).
-        engine: "numpy" (tensors on a CPU), "xla", or "pallas" (fused kernels, without mask). By
+        engine: "numpy" (tensors on a CPU), "xla", or "pallas" (fused kernels). By
             default "numpy" for tensors on a CPU and "xla" for those on a GPU, which JAX takes by
             DLPack without a copy and compiles once for each plan and shape.
 

@@ -215,7 +215,7 @@ def _rows(
 ) -> list[Row]:
     progress(str(size))
     runs = {
-        (c.name, call): _several(getattr(c, call), c.wait)
+        (c.name, call): in_a_row(getattr(c, call), c.wait)
         for c in field
         for call in ("forward", "both")
     }
@@ -242,7 +242,7 @@ def _rows(
     return rows
 
 
-def _several(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Callable[[], Any], int]:
+def in_a_row(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Callable[[], Any], int]:
     """Return a function that makes n calls in a row, and n: about QUEUED seconds of calls."""
     wait(call())
     start = time.perf_counter()

@@ -52,7 +52,7 @@ def contestants(size: Size) -> list[Contestant]:
         compiled = list(
             pool.map(lambda item: of_jax(item[0], item[1], arrays, is_ours=item[0] in ours), makers)
         )
-    return [*_torch(size), *compiled]
+    return [*torch_kernels(size), *compiled]
 
 
 OURS = ("fa2-bf16@hopper", "qiu-yao@hopper")
@@ -68,7 +68,7 @@ def _wide(is_causal: bool, q: Any, k: Any, v: Any) -> Any:
     )
 
 
-def _torch(size: Size) -> list[Contestant]:
+def torch_kernels(size: Size) -> list[Contestant]:
     """Return scaled_dot_product_attention by both of the fast kernels that PyTorch may choose."""
     try:
         import torch

@@ -21,8 +21,8 @@ import numpy as np
 
 from roundscope.attention import attend
 from roundscope.attention.engines.kernels.hopper import fit
-from roundscope.experiments.bench.attention import SIZES, Size, _several, inputs
-from roundscope.experiments.bench.attention_gpu import _torch
+from roundscope.experiments.bench.attention import SIZES, Size, in_a_row, inputs
+from roundscope.experiments.bench.attention_gpu import torch_kernels
 from roundscope.experiments.bench.round import race
 
 Contestant: TypeAlias = tuple[str, Callable[[], Any], Any]  # name, call, how to wait
@@ -119,7 +119,7 @@ def times() -> None:
     ours = {by: _all_compiled(by_triton=by) for by in (False, True)}
     for size in SIZES["gpu"]:
         field: list[Contestant] = []
-        for c in _torch(size):
+        for c in torch_kernels(size):
             field += [(c.name, c.forward, c.wait), (f"{c.name}, both", c.both, c.wait)]
         arrays = inputs(size, "bfloat16")
         for by_triton, made in ours.items():
@@ -128,7 +128,7 @@ def times() -> None:
                     told = f"{name}, {'Triton' if by_triton else 'Hopper'}"
                     told = told.replace(", both", "") + (", both" if "both" in name else "")
                     field.append((told, partial(call, *arrays), jax.block_until_ready))
-        _race(size, field)
+        race_all(size, field)
 
 
 def _all_compiled(*, by_triton: bool) -> dict[tuple[Size, str], Any]:
@@ -163,13 +163,16 @@ def _compiled(size: Size, name: str, tile: tuple[int, int]) -> dict[tuple[Size, 
     return {(size, name): jax.jit(f).lower(*arrays).compile() for name, f in named}
 
 
-def _race(size: Size, field: list[Contestant]) -> None:
-    """Print the median times of all in turn, and their speeds over torch's two kernels."""
-    runs = {name: _several(call, wait) for name, call, wait in field}
+def race_all(size: Size, field: list[Contestant], rivals: int = 2) -> None:
+    """Print the median times of all in turn, and their speeds over the first ones, the rivals.
+
+    field: forward and with backward of each in turn.
+    """
+    runs = {name: in_a_row(call, wait) for name, call, wait in field}
     taken = race(runs, 5, lambda share: None)
     for name, own in taken.items():
-        rivals = list(taken)[1:4:2] if name.endswith("both") else list(taken)[0:4:2]
-        speeds = [float(np.median(taken[r] / own)) for r in rivals]
+        theirs = list(taken)[name.endswith("both") : 2 * rivals : 2]
+        speeds = [float(np.median(taken[r] / own)) for r in theirs]
         told = ", ".join(f"{s:.2f}" for s in speeds)
         print(f"{size} | {name} | {np.median(own) * 1e3:.3f} ms | {told}", flush=True)
 

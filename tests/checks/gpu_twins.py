@@ -16,7 +16,7 @@ from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS
 from roundscope.experiments.bench.attention import SIZES, Row, _rows, emulated, of_jax
 from roundscope.experiments.bench.attention import inputs as numbers
-from roundscope.experiments.bench.attention_gpu import _torch
+from roundscope.experiments.bench.attention_gpu import torch_kernels
 from roundscope.experiments.kernels.adapters import kernel
 from tests.checks.kernel_outputs import inputs
 
@@ -63,7 +63,7 @@ def compared() -> Iterator[tuple[str, dict[str, int], dict[str, int], int]]:
 def times() -> Iterator[Row]:
     """Torch's SDPA and our twins, size by size."""
     for size in SIZES["gpu"]:
-        arrays, field = numbers(size, "bfloat16"), _torch(size)
+        arrays, field = numbers(size, "bfloat16"), torch_kernels(size)
         for name in FUSED:
             tile = TWINS[name].tiles(size.features)
             field.append(

@@ -3,7 +3,7 @@
 Their programs are in `gradients`.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -17,6 +17,7 @@ from roundscope.attention.engines.kernels.gradients import (
     write_scores,
 )
 from roundscope.attention.engines.kernels.hopper.fit import gradients_fit
+from roundscope.attention.engines.kernels.masks import Masks, by_key, by_query, masks
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.events.recorder import Seen
@@ -51,6 +52,7 @@ def backward(
     delta: Array,
     on_gpu: bool,
     may_be_final: bool = False,
+    mask: Array | None = None,
 ) -> tuple[Gradients, Seen, bool]:
     """Return dQ, dK and dV of query heads, what was recorded, and whether they are final.
 
@@ -65,6 +67,7 @@ def backward(
     q, do       (heads, T, H) and (heads, T, Hv), and lse, delta (heads, T)
     k, v        (key heads, S, H) and (key heads, S, Hv)
     on_gpu      whether the kernels are compiled, not interpreted
+    mask        as for `forward`; there is no trace with it
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = (
@@ -78,9 +81,9 @@ def backward(
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
     rows = q, do, lse, delta
     is_final = may_be_final and setup.record is None and call.group == 1
-    made = _on_hopper(call, rows, k, v, is_final)
+    made = _on_hopper(call, rows, k, v, is_final) if mask is None else None
     is_final = is_final and made is not None
-    dq, dk, dv = made or _by_parts(call, rows, k, v)
+    dq, dk, dv = made or _by_parts(call, rows, k, v, None if mask is None else masks(setup, mask))
     seen = {} if setup.record is None else _looked_at(setup, call, rows, k, v)
     return (wide(dq), wide(dk), wide(dv)), seen, is_final
 
@@ -97,29 +100,34 @@ def _on_hopper(call: Call, rows: Rows, k: Array, v: Array, is_final: bool) -> Gr
         return None
 
 
-def _by_parts(call: Call, rows: Rows, k: Array, v: Array) -> Gradients:
+def _by_parts(call: Call, rows: Rows, k: Array, v: Array, exists: Masks | None) -> Gradients:
     """Return dQ, dK and dV, computed for some key tiles at a time."""
     heads, size = rows[0].shape[0], call.setup.block_k
     parts, tiles = _parts(call, heads)
 
-    def apart(x: Array) -> Array:
+    def apart(x: Array, size: int = size) -> Array:
         whole = jnp.pad(x, ((0, 0), (0, parts * tiles * size - x.shape[1]), (0, 0)))
         return jnp.moveaxis(whole.reshape(x.shape[0], parts, tiles * size, x.shape[2]), 1, 0)
+
+    def columns_apart(x: Array) -> Array:
+        return apart(x.swapaxes(1, 2)).swapaxes(2, 3)
 
     def joined(x: Array) -> Array:
         return jnp.moveaxis(x, 0, 1).reshape(heads, -1, x.shape[3])[:, : k.shape[1]]
 
-    def part(dq: Array, x: tuple[Array, ...]) -> tuple[Array, tuple[Array, Array]]:
-        first, k, v = x
+    def part(dq: Array, x: tuple[Any, ...]) -> tuple[Array, tuple[Array, Array]]:
+        first, k, v, exists = x
         dk, dv, ds = (_by_way_of_scores if call.sums_in_slices else _in_one_kernel)(
-            call, rows, first, k, v
+            call, rows, first, k, v, exists
         )
-        return _query_sums(call, dq, first, ds, k), (dk, dv)
+        return _query_sums(call, dq, first, ds, k, exists), (dk, dv)
 
-    start = call.stored(Site.DQ, jnp.zeros(rows[0].shape))
-    dq, (dk, dv) = lax.scan(
-        part, start, (jnp.arange(parts, dtype=jnp.int32) * tiles, apart(k), apart(v))
+    start, firsts = call.stored(Site.DQ, jnp.zeros(rows[0].shape)), jnp.arange(parts) * tiles
+    of_parts = exists and Masks(
+        columns_apart(exists.scores), apart(exists.rows, 1), columns_apart(exists.keys)
     )
+    xs = firsts.astype(jnp.int32), apart(k), apart(v), of_parts
+    dq, (dk, dv) = lax.scan(part, start, xs)
     return dq, joined(dk), joined(dv)
 
 
@@ -140,7 +148,9 @@ def _parts(call: Call, heads: int) -> tuple[int, int]:
     return parts, -(-setup.key_tiles // parts)
 
 
-def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
+def _in_one_kernel(
+    call: Call, rows: Rows, first: Array, k: Array, v: Array, exists: Masks | None
+) -> Gradients:
     """Return dK, dV and dS^T for some key tiles, k and v, the first of which has number `first`."""
     dk, dv, ds = _of_keys(
         _own_keys(call),
@@ -150,11 +160,14 @@ def _in_one_kernel(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> 
         k,
         v,
         (Site.DK, Site.DV, Site.DS),
+        exists,
     )
     return dk, dv, ds
 
 
-def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) -> Gradients:
+def _by_way_of_scores(
+    call: Call, rows: Rows, first: Array, k: Array, v: Array, exists: Masks | None
+) -> Gradients:
     """Return what `_in_one_kernel` returns, for sums of fused multiply-adds.
 
     These sums need the registers, so a separate kernel writes P^T and dS^T first.
@@ -166,21 +179,21 @@ def _by_way_of_scores(call: Call, rows: Rows, first: Array, k: Array, v: Array) 
         turn=call.setup.block_q,
         exps_at_once=EXPS_AT_ONCE,
     )
-    p, ds = _of_keys(
-        kernel, call, _rows_and_keys(call, rows, first, k, v), q, k, v, (Site.P_B, Site.DS)
-    )
+    inputs = _rows_and_keys(call, rows, first, k, v)
+    p, ds = _of_keys(kernel, call, inputs, q, k, v, (Site.P_B, Site.DS), exists)
     own = [
         *map(call.whole_of_query_head, (q, do)),
         *map(call.own_keys_of_query_head, (p, ds)),
         call.scalar(first),
     ]
-    dk, dv = _of_keys(
-        Kernel(body=add_queries, sums=(), turn=DEPTH), call, own, q, k, v, (Site.DK, Site.DV)
-    )
+    sums = Kernel(body=add_queries, sums=(), turn=DEPTH)
+    dk, dv = _of_keys(sums, call, own, q, k, v, (Site.DK, Site.DV), exists)
     return dk, dv, ds
 
 
-def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Array:
+def _query_sums(
+    call: Call, dq: Array, first: Array, ds: Array, k: Array, exists: Masks | None
+) -> Array:
     """Return dQ after some key tiles, k, the first of which has number `first`."""
     in_slices = call.sums_in_slices
     kernel = Kernel(
@@ -189,9 +202,8 @@ def _query_sums(call: Call, dq: Array, first: Array, ds: Array, k: Array) -> Arr
         turn=DEPTH if in_slices else call.setup.block_k,
     )
     own = [call.whole(k), call.own_queries_of_scores(ds), call.own(dq), call.scalar(first)]
-    (found,), _ = run(
-        kernel, call, (dq.shape[0], call.setup.query_tiles), own, [(dq.shape, Site.DQ)]
-    )
+    grid, results = (dq.shape[0], call.setup.query_tiles), [(dq.shape, Site.DQ)]
+    (found,), _ = run(kernel, call, grid, own, results, mask=by_query(call.setup, exists))
     return found
 
 
@@ -223,6 +235,7 @@ def _of_keys(
     k: Array,
     v: Array,
     sites: tuple[Site, ...],
+    exists: Masks | None,
 ) -> list[Array]:
     """Return the results of these sites, which a kernel computes over (query heads, key tiles).
 
@@ -231,7 +244,8 @@ def _of_keys(
     heads, keys = q.shape[0], k.shape[1]
     columns = {Site.DK: k.shape[2], Site.DV: v.shape[2]}
     results = [((heads, keys, columns.get(site, q.shape[1])), site) for site in sites]
-    return run(kernel, call, (heads, keys // call.setup.block_k), inputs, results)[0]
+    grid = heads, keys // call.setup.block_k
+    return run(kernel, call, grid, inputs, results, mask=by_key(call.setup, exists))[0]
 
 
 def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen:

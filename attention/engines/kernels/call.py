@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from roundscope.attention.engines.kernels.masks import Reader, reading
 from roundscope.attention.engines.kernels.record import Kept, Recorder
 from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
@@ -187,6 +188,7 @@ def run(
     inputs: Sequence[Input],
     results: Sequence[tuple[tuple[int, ...], Site | None]],
     watch: tuple[Recorder, Array] | None = None,
+    mask: Reader | None = None,
 ) -> tuple[list[Array], list[Kept]]:
     """Return the results of a kernel over a grid of (heads, tiles), and what it kept of events.
 
@@ -194,6 +196,7 @@ def run(
     results  the shape and the site of each result, of which every program writes its tile's rows
     watch    the recorder of events, and the numbers of the tiles that programs own, (heads, tiles).
              None if nothing is recorded; the tiles are then 0, 1, 2 ...
+    mask     what programs read of the call's mask, if it has one
     """
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
@@ -206,8 +209,12 @@ def run(
         jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32
     ]  # where a program writes nothing, nothing exists
     own = [watch[0].numbers(watch[1])] if watch else []
-    _check_counts([*(x for x, _ in inputs), *shapes, *buffers, *kept], grid[0], watch is not None)
-    parts = len(inputs), 1, len(own), len(counts), len(shapes), len(buffers), len(kept)
+    masks = mask.inputs if mask else []
+    _check_counts(
+        [*(x for x, _ in (*inputs, *masks)), *shapes, *buffers, *kept], grid[0], watch is not None
+    )
+    sizes = len(inputs), len(masks), 1, len(own), len(counts)
+    parts = *sizes, len(shapes), len(buffers), len(kept)
 
     warps = _warps(
         call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], watch is not None
@@ -220,26 +227,30 @@ def run(
     written = [
         _by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes
     ]
-    first = sum(parts[4:6])
+    first = len(shapes) + len(buffers)
     aliases = dict(
         zip(
-            range(sum(parts[:3]), sum(parts[:4])),
+            range(sum(sizes[:-1]), sum(sizes)),
             (first + n for n, x in enumerate(kept) if x.dtype == jnp.int32),
             strict=True,
         )
     )
     found = pl.pallas_call(
-        _program(kernel, call, passed, LANES * warps, parts, tree, watch and watch[0]),
+        _program(kernel, call, passed, LANES * warps, parts, tree, watch and watch[0], mask),
         grid=grid,
-        in_specs=[*(spec for _, spec in read), _all(zero[None]), *map(_own, (*own, *counts))],
+        in_specs=[
+            *(spec for _, spec in (*read, *masks)),
+            _all(zero[None]),
+            *map(_own, (*own, *counts)),
+        ],
         out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
         out_shape=[*(x for x, _ in written), *buffers, *kept],
         input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in read), zero[None], *own, *counts)
-    made, _, seen = _split(found, parts[4:])
+    )(*(x for x, _ in (*read, *masks)), zero[None], *own, *counts)
+    made, _, seen = _split(found, parts[5:])
     return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(
         tree, seen
     ) or []
@@ -253,6 +264,7 @@ def _program(
     parts: Sequence[int],
     tree: Any,
     recorder: Recorder | None,
+    mask: Reader | None,
 ) -> Callable[..., None]:
     """Return what Pallas traces: the kernel's body, given what it sees of the arrays.
 
@@ -261,14 +273,21 @@ def _program(
     """
 
     def program(*refs: Any) -> None:
-        given, (zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
+        given, masks, (zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
         exps = table(zero[0], threads) if _has_table(call, kernel) else None
         watch = (recorder, number[0][1], jax.tree.unflatten(tree, to_keep)) if recorder else None
         tile = number[0][0] if recorder else pl.program_id(1)
         machine = _machine(call, kernel, passed, zero, memory, exps)
         kernel.body(
             call,
-            Work(machine=machine, setup=call.setup, head=pl.program_id(0), own=tile, watch=watch),
+            Work(
+                machine=machine,
+                setup=call.setup,
+                head=pl.program_id(0),
+                own=tile,
+                watch=watch,
+                exists=reading(mask, masks),
+            ),
             given,
             to_write,
         )

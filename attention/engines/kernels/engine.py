@@ -52,7 +52,7 @@ def forward(
     q: Array,
     k: Array,
     v: Array,
-    mask: None = None,
+    mask: Array | None = None,
     several: Several | None = None,
 ) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
     """Return what `forward` of `attention.engines.xla` returns.
@@ -60,14 +60,23 @@ def forward(
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, seen = _forward(setup, q, k, v, several)
+        results, seen = _forward(setup, q, k, v, mask, several)
         return results, _apart(seen)
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(setup: Setup, q: Array, k: Array, v: Array, several: Several | None) -> Any:
+def _forward(
+    setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, several: Several | None
+) -> Any:
     """Return the results of all heads, and what was recorded of them, by name."""
-    return by_share(partial(_kernels, run_forward), setup, several, (q,), (k, v))
+    queries = (q,) if mask is None else (q, mask)
+    return by_share(partial(_kernels, _of_queries), setup, several, queries, (k, v))
+
+
+def _of_queries(setup: Setup, q: Array, *x: Array, on_gpu: bool) -> Any:
+    """Return what the kernel of the forward returns; x: the mask if there is one, k and v."""
+    *mask, k, v = x
+    return run_forward(setup, q, k, v, on_gpu, *mask)
 
 
 def _kernels(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
@@ -80,7 +89,7 @@ def backward(
     q: Array,
     k: Array,
     v: Array,
-    mask: None,
+    mask: Array | None,
     out: Array,
     wide: Array,
     lse: Array,
@@ -92,7 +101,7 @@ def backward(
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, whole, keys = _backward(setup, q, k, v, out, wide, lse, do, several)
+        results, whole, keys = _backward(setup, q, k, v, mask, out, wide, lse, do, several)
         return results, _apart(whole) | {"keys": keys}
 
 
@@ -102,6 +111,7 @@ def _backward(
     q: Array,
     k: Array,
     v: Array,
+    mask: Array | None,
     out: Array,
     wide: Array,
     lse: Array,
@@ -111,28 +121,30 @@ def _backward(
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
     ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
     group, each = heads // keys, None if several is None else several.each
+    masked = None if mask is None else 0  # the axis of heads
 
-    def own_deltas(h: Array, own: Array | None, *x: Array) -> Any:
+    def own_deltas(h: Array, own: Array | None, mask: Array | None, *x: Array) -> Any:
         q, k, v, *rest = x
         mine = own_setup(setup, own)
-        at = whole_events(ops, mine, h, None)
-        return deltas(ops, mine, h, at, q, k, v, None, *rest), at.seen()
+        at = whole_events(ops, mine, h, mask)
+        return deltas(ops, mine, h, at, q, k, v, mask, *rest), at.seen()
 
-    def finished(h: Array, own: Array | None, dq: Array) -> Any:
+    def finished(h: Array, own: Array | None, mask: Array | None, dq: Array) -> Any:
         mine = own_setup(setup, own)
-        at = whole_events(ops, mine, h, None)
+        at = whole_events(ops, mine, h, mask)
         return round_query_gradients(at, mine, dq), at.seen()
 
     def added(g: Array, own: Array | None, dk: Array, dv: Array) -> Any:
         return round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
     number, own, axis = per_head(each, heads)
-    delta, seen_delta = jax.vmap(own_deltas, (0, axis, *(0,) * 7))(
-        number, own, q, *(jnp.repeat(x, group, axis=0) for x in (k, v)), out, wide, lse, do
+    of_keys = (jnp.repeat(x, group, axis=0) for x in (k, v))
+    delta, seen_delta = jax.vmap(own_deltas, (0, axis, masked, *(0,) * 7))(
+        number, own, mask, q, *of_keys, out, wide, lse, do
     )
 
     def final(dq: Array, dk: Array, dv: Array) -> Any:
-        dq, seen_dq = jax.vmap(finished, (0, axis, 0))(number, own, dq)
+        dq, seen_dq = jax.vmap(finished, (0, axis, masked, 0))(number, own, mask, dq)
         of_keys, own_key, axis_of_keys = per_head(each, keys)
         (dk, dv), seen_keys = jax.vmap(added, (0, axis_of_keys, 0, 0))(
             of_keys, own_key, *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
@@ -144,7 +156,7 @@ def _backward(
         made, seen_dq, seen_keys = (made, {}, {}) if is_final else final(*made)
         return made, seen | seen_dq, seen_keys
 
-    arrays = (q, do, lse, delta), (k, v)
+    arrays = (q, do, lse, delta, *(() if mask is None else (mask,))), (k, v)
     if several is None:
         gradients, seen, seen_keys = _one_after_another(of_one_plan)(*arrays[0], *arrays[1])
         return (*gradients, delta), seen_delta | seen, seen_keys
@@ -155,9 +167,9 @@ def _backward(
 
 def _of_rows(setup: Setup, x: tuple[Array, ...], may_be_final: bool) -> Any:
     """Return what the kernels of the backward return; arrays of query heads come first in x."""
-    q, do, lse, delta, k, v = x
+    q, do, lse, delta, *mask, k, v = x
     on_gpu = jax.default_backend() == "gpu"
-    return run_backward(setup, q, k, v, do, lse, delta, on_gpu, may_be_final)
+    return run_backward(setup, q, k, v, do, lse, delta, on_gpu, may_be_final, *mask)
 
 
 def _sums_of_rows(setup: Setup, *x: Array, on_gpu: bool) -> Any:

@@ -14,8 +14,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, Kernel, held, run, wide
+from roundscope.attention.engines.kernels.call import Call, Input, Kernel, held, run, wide
 from roundscope.attention.engines.kernels.hopper.fit import ahead_in_forward
+from roundscope.attention.engines.kernels.masks import Exists, Masks, by_query, if_any, masks
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
@@ -34,12 +35,13 @@ from roundscope.emu.backends.kernels.held import NoSuchArithmetic
 
 
 def forward(
-    setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool
+    setup: Setup, q: Array, k: Array, v: Array, on_gpu: bool, mask: Array | None = None
 ) -> tuple[tuple[Array, Array, Array], Seen]:
     """Return output, output before its last rounding and L of all heads, and what was recorded.
 
     q       (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), in whole tiles
     on_gpu  whether the kernel is compiled, not interpreted
+    mask    (heads, T, S) of bool; None if causality and the sizes alone say which scores exist
 
     If delta does not read the output before its last rounding, the second result is the output
     itself.
@@ -59,14 +61,16 @@ def forward(
         out = q.shape[0], rows, v.shape[2]
         return [(out, Site.OUT), (out[:2], Site.LSE), *([(out, None)] if is_read else [])]
 
-    made = _on_hopper(call, q, k, v)
+    made = _on_hopper(call, q, k, v) if mask is None else None
     if made is None:
+        exists = None if mask is None else masks(setup, mask)
         found, _ = run(
             kernel,
             call,
             (q.shape[0], setup.query_tiles),
-            [call.own(q), call.whole(k), call.whole(v)],
+            [call.own(q), call.whole(k), call.whole(v), *_of_rows(call, exists)],
             results(q.shape[1]),
+            mask=by_query(setup, exists),
         )
         out, lse, *unrounded = map(wide, found)
         made = out, unrounded[0] if is_read else out, lse
@@ -86,6 +90,11 @@ def forward(
     return made, summarized(who, q.shape[0], look)
 
 
+def _of_rows(call: Call, exists: Masks | None) -> list[Input]:
+    """Return which rows see a key, as an input of programs that own them, if there is a mask."""
+    return [] if exists is None else [call.own(exists.seeing)]
+
+
 def _on_hopper(call: Call, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array] | None:
     """Return the results of the kernel for Hopper, or None if it does not fit the call."""
     if not (ahead := ahead_in_forward(call, q, k, v)):
@@ -101,7 +110,7 @@ def _on_hopper(call: Call, q: Array, k: Array, v: Array) -> tuple[Array, Array, 
 
 def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     """Write output and L of a tile of queries, and the unrounded output if delta reads it."""
-    setup, h, i, (q, k, v) = call.setup, work.head, work.own, inputs
+    setup, h, i, (q, k, v, *seeing) = call.setup, work.head, work.own, inputs
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     rows = call.read(Site.Q, q)
 
@@ -109,23 +118,28 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         j = last - 1 - n if setup.plan.key_order is KeyOrder.DESCENDING else n
         keys = pl.ds(j * setup.block_k, setup.block_k)
 
+        exists = work.exists(j)
+
         def tile(
-            setup: Setup, m: Array, l: Array, o: Array, x: Array, y: Array, z: Array
+            setup: Setup,
+            m: Array,
+            l: Array,
+            o: Array,
+            x: Array,
+            y: Array,
+            z: Array,
+            exists: Exists | None,
         ) -> tuple[algorithm.State, Seen]:
-            at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf)
+            at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf, exists)
             return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), at.seen()
 
-        return work.tile(
-            tile,
-            formats,
-            j,
-            *held(state, formats),
-            rows,
-            call.read(Site.K, k, keys),
-            call.read(Site.V, v, keys),
-        )
+        def computed() -> tuple[Array, ...]:
+            factors = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
+            return work.tile(tile, formats, j, *held(state, formats), rows, *factors, exists)
 
-    last, whole = seen_tiles(setup, i), whole_tiles(setup, i)
+        return if_any(exists, computed, state)
+
+    last, whole = seen_tiles(setup, i), 0 if seeing else whole_tiles(setup, i)
     start = algorithm.start(np, setup.plan, setup.block_q, v.shape[1])
     state = tuple(
         jnp.full(x.shape, x.flat[0], work.machine.types[name])
@@ -139,9 +153,9 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         state = walk(partial(key_tile, False), whole, last, state)
 
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
-        at = events_of_rows(setup, h, i)
+        at = events_of_rows(setup, h, i, seeing[0][...] != 0 if seeing else None)
         out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o))
-        if setup.queries % setup.block_q:
+        if seeing or setup.queries % setup.block_q:
             out, wide, lse = algorithm.without_rows_of_no_key(at, out, wide, lse)
         return (out, lse, wide)[: len(results)], at.seen()
 

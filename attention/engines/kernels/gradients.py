@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, held
+from roundscope.attention.engines.kernels.masks import Exists, if_any
 from roundscope.attention.engines.kernels.tiles import (
     events_of_tile,
     seen_tiles,
@@ -73,10 +74,19 @@ def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
     def query_tile(is_whole: bool, i: Array, _: Any) -> None:
+        own, exists = pl.ds(i * setup.block_q, setup.block_q), work.exists(i)
+
         def tile(
-            setup: Setup, y: Array, z: Array, x: Array, do: Array, lse: Array, delta: Array
+            setup: Setup,
+            y: Array,
+            z: Array,
+            x: Array,
+            do: Array,
+            lse: Array,
+            delta: Array,
+            exists: Exists | None,
         ) -> tuple[tuple[Array, ...], Seen]:
-            at = events_of_tile(setup, h, i, j, is_whole)
+            at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
             return (
                 tuple(
                     map(
@@ -87,14 +97,14 @@ def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
                 at.seen(),
             )
 
-        own = pl.ds(i * setup.block_q, setup.block_q)
-        queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
-        for ref, x in zip(
-            results,
-            work.tile(_as_it_lies(tile), [call.format(site) for site in sites], i, *keys, *queries),
-            strict=True,
-        ):
-            ref[:, own] = x
+        def computed() -> None:
+            queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
+            names = [call.format(site) for site in sites]
+            found = work.tile(_as_it_lies(tile), names, i, *keys, *queries, exists)
+            for ref, x in zip(results, found, strict=True):
+                ref[:, own] = x
+
+        if_any(exists, computed, None)
 
     walk_queries(setup, j, query_tile, None)
 
@@ -107,20 +117,34 @@ def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     slices = setup.block_q // DEPTH
 
     def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        i = lax.div(n, np.int32(slices))
+        exists = work.exists(i)
+
         def tile(
-            setup: Setup, dk: Array, dv: Array, p: Array, ds: Array, x: Array, do: Array
+            setup: Setup,
+            dk: Array,
+            dv: Array,
+            p: Array,
+            ds: Array,
+            x: Array,
+            do: Array,
+            exists: Exists | None,
         ) -> tuple[tuple[Array, ...], Seen]:
-            at = events_of_tile(setup, h, lax.div(n, np.int32(slices)), j, is_whole)
+            at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
             p, ds = at.ops.transposed(p), at.ops.transposed(ds)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
 
-        own = pl.ds(n * DEPTH, DEPTH)
-        scores = [
-            Held(array=ref[:, own], format=call.format(site))
-            for site, ref in ((Site.P_B, p), (Site.DS, ds))
-        ]
-        rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
-        return work.tile(_as_it_lies(tile), formats, n, *held(totals, formats), *scores, *rows)
+        def computed() -> tuple[Array, ...]:
+            own = pl.ds(n * DEPTH, DEPTH)
+            scores = [
+                Held(array=ref[:, own], format=call.format(site))
+                for site, ref in ((Site.P_B, p), (Site.DS, ds))
+            ]
+            rows = call.read(Site.Q, q, own), call.read(Site.DO, do, own)
+            given = *held(totals, formats), *scores, *rows, exists
+            return work.tile(_as_it_lies(tile), formats, n, *given)
+
+        return if_any(exists, computed, totals)
 
     zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
     dk[...], dv[...] = walk_queries(setup, j, queries, zeros, slices)
@@ -133,13 +157,22 @@ def add_keys(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     tiles, slices = k.shape[0] // setup.block_k, setup.block_k // depth
 
     def keys(is_whole: bool, n: Array, total: Array) -> Array:
-        def tile(setup: Setup, total: Array, ds: Array, y: Array) -> tuple[tuple[Array], Seen]:
-            at = events_of_tile(setup, h, i, first[0] + lax.div(n, np.int32(slices)), is_whole)
+        j = lax.div(n, np.int32(slices))  # of the part
+        exists = work.exists(j)
+
+        def tile(
+            setup: Setup, total: Array, ds: Array, y: Array, exists: Exists | None
+        ) -> tuple[tuple[Array], Seen]:
+            at = events_of_tile(setup, h, i, first[0] + j, is_whole, exists=exists)
             return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), at.seen()
 
-        own = pl.ds(n * depth, depth)
-        factors = call.read(Site.DS, ds, own), call.read(Site.K, k, own)
-        return work.tile(_as_it_lies(tile), [name], n, *held((total,), [name]), *factors)[0]
+        def computed() -> Array:
+            own = pl.ds(n * depth, depth)
+            factors = call.read(Site.DS, ds, own), call.read(Site.K, k, own)
+            given = *held((total,), [name]), *factors, exists
+            return work.tile(_as_it_lies(tile), [name], n, *given)[0]
+
+        return if_any(exists, computed, total)
 
     ends = (
         jnp.clip(n - first[0], np.int32(0), np.int32(tiles))
@@ -168,8 +201,9 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
             do: Array,
             lse: Array,
             delta: Array,
+            exists: Exists | None,
         ) -> tuple[tuple[Array, ...], Seen]:
-            at = events_of_tile(setup, h, i, j, is_whole)
+            at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
             totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
             own = {
@@ -177,14 +211,17 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
             }
             return (*totals, at.ops.transposed(ds))[: len(results)], own
 
-        own = pl.ds(i * setup.block_q, setup.block_q)
-        queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
-        dk, dv, *ds = work.tile(
-            _as_it_lies(tile), formats, i, *held(totals, formats[:2]), *keys, *queries
-        )
-        for ref, x in zip(written, ds, strict=True):
-            ref[:, own] = x
-        return dk, dv
+        own, exists = pl.ds(i * setup.block_q, setup.block_q), work.exists(i)
+
+        def computed() -> tuple[Array, ...]:
+            queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
+            sums = held(totals, formats[:2])
+            dk, dv, *ds = work.tile(_as_it_lies(tile), formats, i, *sums, *keys, *queries, exists)
+            for ref, x in zip(written, ds, strict=True):
+                ref[:, own] = x
+            return dk, dv
+
+        return if_any(exists, computed, totals)
 
     zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
     dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros)

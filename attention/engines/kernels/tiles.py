@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.tiles.index import Index
@@ -137,20 +138,26 @@ def _down(
 
 
 def events_of_tile(
-    setup: Setup, h: Array, i: Array, j: Array, is_whole: bool, before: Array | None = None
+    setup: Setup,
+    h: Array,
+    i: Array,
+    j: Array,
+    is_whole: bool,
+    before: Array | None = None,
+    exists: Exists | None = None,
 ) -> Events:
     """Return the hook of tile (i, j) of a head.
 
     A program counts in 32 bits, but random streams and injections count in 64 bits.
 
     is_whole: whether all scores of the tile exist; before: which rows had a visible key before it,
-    or None.
+    or None; exists: what exists of the tile in a call with a mask, in which it is not whole.
     """
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = replace(
         tile_at(kernel_ops(), setup, head_number(setup, h), i, j, None, before),
         heads=_heads(setup),
-        is_whole=is_whole,
+        is_whole=is_whole and exists is None,
         is_unrecorded=setup.record is None,
     )
     if is_whole and setup.record is not None:
@@ -158,13 +165,22 @@ def events_of_tile(
         tile = replace(
             tile, mask=jnp.ones((setup.block_q, setup.block_k), bool), rows=rows, keys=keys
         )
+    if exists is not None:
+        here = jnp.ones(setup.block_q, bool) if exists.rows is None else exists.rows
+        had = here if before is None else before
+        keys = jnp.ones(setup.block_k, bool) if exists.keys is None else exists.keys
+        tile = replace(tile, mask=exists.scores, rows=here | had, rescaled=had, keys=keys)
     return events_at(kernel_ops(), setup, tile)
 
 
-def events_of_rows(setup: Setup, h: Array, i: Array) -> Events:
-    """Return the hook of the rows of query tile i, for events that a head has once."""
+def events_of_rows(setup: Setup, h: Array, i: Array, seeing: Array | None = None) -> Events:
+    """Return the hook of the rows of query tile i, for events that a head has once.
+
+    seeing: which of them see a key, in a call with a mask.
+    """
     h, row0 = (jnp.asarray(n, jnp.int64) for n in (h, i * setup.block_q))
     rows = row0 + jnp.arange(setup.block_q) < setup.queries
+    rows = rows if seeing is None else seeing
     nothing = jnp.zeros((1, 1), bool)
     tile = Tile(
         head=head_number(setup, h),

@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 
 from jax import Array, lax
 
+from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.kernels.record import Kept, Recorder
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.held import Held, Machine
+from roundscope.emu.backends.kernels.held import Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed
 
 Refs: TypeAlias = Sequence[Any]  # the parts of arrays that a program sees, as references of Pallas
@@ -29,6 +30,7 @@ class Work:
     own      the number of the tile that the program owns
     watch    the recorder, where its sample of tiles begins, and the arrays that events are written
              to; None if nothing is recorded
+    exists   number of a tile that is walked over -> what exists of it, None without a mask
     """
 
     machine: Machine
@@ -36,11 +38,14 @@ class Work:
     head: Array
     own: Array
     watch: tuple[Recorder, Array, Sequence[Kept]] | None
+    exists: Callable[[Index], Exists | None]
 
     def tile(
-        self, f: Callable[..., Any], formats: Sequence[str], tile: Index | None, *args: Held
+        self, f: Callable[..., Any], formats: Sequence[str], tile: Index | None, *args: Any
     ) -> tuple[Array, ...]:
         """Return the numbers that f computes from (setup, args), as arrays of these formats.
+
+        The arguments are `Held` numbers, and what exists of the tile.
 
         f also returns what was recorded of the tile. It is written to memory if the trace looks at
         the tile.
@@ -61,13 +66,13 @@ class Work:
         return found
 
     def _numbers(
-        self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...]
+        self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Any, ...]
     ) -> tuple[Array, ...]:
         """Return the numbers of a tile without recording it."""
         return narrowed(self.machine, partial(f, self.setup), formats)(*args)[0]
 
     def _watched(
-        self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Held, ...], place: Index
+        self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Any, ...], place: Index
     ) -> tuple[Array, ...]:
         """Return the numbers of a tile, and write its events at index `place` of the sample."""
         assert self.watch is not None

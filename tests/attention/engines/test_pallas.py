@@ -264,17 +264,19 @@ SOME = SomeHeads(own=(0, 3), heads=4, step=4)  # of a plan, in a call with sever
 
 
 @pytest.mark.parametrize(
-    ("plan", "record", "some"),
+    ("plan", "record", "some", "masks"),
     [
-        (HOPPER, None, None),
-        ("qiu-yao", None, None),
-        (OTHERWISE, None, SOME),
-        (HOPPER, COUNTED, None),
-        (HOPPER, SAMPLED, SOME),
+        (HOPPER, None, None, 0),
+        ("qiu-yao", None, None, 0),
+        (OTHERWISE, None, SOME, 0),
+        (HOPPER, COUNTED, None, 0),
+        (HOPPER, SAMPLED, SOME, 0),
+        (HOPPER, None, None, 1),
+        ("qiu-yao", None, None, 1),
     ],
-    ids=["hopper", "qiu-yao", "otherwise", "traced", "sampled"],
+    ids=["hopper", "qiu-yao", "otherwise", "traced", "sampled", "masked", "qiu-yao masked"],
 )
-def test_kernels_lower_for_a_gpu(plan, record, some):
+def test_kernels_lower_for_a_gpu(plan, record, some, masks):
     """An operation that Triton does not have, one that needs 64-bit types where they are off, a
     type that no buffer was made for.
     """
@@ -284,12 +286,15 @@ def test_kernels_lower_for_a_gpu(plan, record, some):
     with jax.enable_x64(True), on_an_h200():
         x = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64)
         row = jax.ShapeDtypeStruct((2, 128), jnp.float64)
-        forward = jax.jit(lambda q, k, v: pallas_forward.forward(setup, q, k, v, True)).trace(
-            x, x, x
-        )
+        mask = [jax.ShapeDtypeStruct((2, 128, 128), bool)] * masks
+        forward = jax.jit(
+            lambda q, k, v, *m: pallas_forward.forward(setup, q, k, v, True, *m)
+        ).trace(x, x, x, *mask)
         backward = jax.jit(
-            lambda q, k, v, do, *r: pallas_backward.backward(setup, q, k, v, do, *r, True)
-        ).trace(x, x, x, x, row, row)
+            lambda q, k, v, do, lse, delta, *m: pallas_backward.backward(
+                setup, q, k, v, do, lse, delta, True, False, *m
+            )
+        ).trace(x, x, x, x, row, row, *mask)
     with (
         jax.enable_x64(record is not None),
         on_an_h200(),
@@ -482,7 +487,6 @@ EXACT_SUM = Plan.preset("fp32").adding("S", Accumulator(order=Order.EXACT))
             "record: events are whole, and with every=2 the fused kernel has those of a sample",
         ),
         ({"record": Record(steps=(Site.PV,))}, "record: the fused kernel keeps no steps"),
-        ({"mask": np.ones((40, 56), bool)}, "mask: the fused kernel takes none but is_causal"),
         ({"block_q": 24}, "block_q: 24, a kernel's tiles are powers of two from 16 on"),
         ({"plan": "baseline-bf16"}, "softmax before P V needs whole rows"),
         ({"plan": "mxfp8-attention", "block_k": 32}, "P in blocks of"),

@@ -115,7 +115,6 @@ def test_every_broadcastable_shape(shape):
     ("options", "told"),
     [
         ({"engine": "numpy"}, "mask: .* inside jit.*engine='xla'"),
-        ({"engine": "pallas"}, "mask: the fused kernel takes none .* engine='xla'"),
     ],
 )
 def test_what_cannot_read_a_traced_mask_refuses_it(options, told):
