@@ -110,13 +110,14 @@ def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, str]]]:
+def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the ways to train, with fused kernels where attention is long enough to matter."""
     plain, ordered = ("jax.nn", {"plan": "jax"}), {"sums": "preset"}
     if context >= LONG:
-        fused = [
-            (f"{p}, fused", {"plan": p, "engine": "pallas"} | ordered)
-            for p in ("fa2-bf16@hopper", "qiu-yao@hopper")
+        tiles = {"fa2-bf16@hopper": 64, "qiu-yao@hopper": 64, "cudnn": 128}
+        fused: list[tuple[str, dict[str, Any]]] = [
+            (f"{p}, fused", {"plan": p, "engine": "pallas", "block": n} | ordered)
+            for p, n in tiles.items()
         ]
         return [plain, ("jax.nn, BF16 by cuDNN", {"plan": "jax", "engine": "cudnn"}), *fused]
     native = [plain, *((f"{p}, native sums", {"plan": p}) for p in ("fp32", "fa2-bf16", "qiu-yao"))]

@@ -119,22 +119,23 @@ def _backward(
     several: Several | None,
 ) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
-    ops, (heads, keys) = xla_ops(opaque_zero(lse)), (q.shape[0], k.shape[0])
+    heads, keys = q.shape[0], k.shape[0]
     group, each = heads // keys, None if several is None else several.each
     masked = None if mask is None else 0  # the axis of heads
 
     def own_deltas(h: Array, own: Array | None, mask: Array | None, *x: Array) -> Any:
         q, k, v, *rest = x
-        mine = own_setup(setup, own)
+        ops, mine = xla_ops(opaque_zero(q)), own_setup(setup, own)
         at = whole_events(ops, mine, h, mask)
         return deltas(ops, mine, h, at, q, k, v, mask, *rest), at.seen()
 
     def finished(h: Array, own: Array | None, mask: Array | None, dq: Array) -> Any:
-        mine = own_setup(setup, own)
+        ops, mine = xla_ops(opaque_zero(dq)), own_setup(setup, own)
         at = whole_events(ops, mine, h, mask)
         return round_query_gradients(at, mine, dq), at.seen()
 
     def added(g: Array, own: Array | None, dk: Array, dv: Array) -> Any:
+        ops = xla_ops(opaque_zero(dk))
         return round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
     number, own, axis = per_head(each, heads)
@@ -143,7 +144,9 @@ def _backward(
         number, own, mask, q, *of_keys, out, wide, lse, do
     )
 
-    def final(dq: Array, dk: Array, dv: Array) -> Any:
+    # a part of `_one_after_another`, so it reads no array but its arguments
+    def completed(mask: Array | None, dq: Array, dk: Array, dv: Array) -> Any:
+        number, own, axis = per_head(each, heads)
         dq, seen_dq = jax.vmap(finished, (0, axis, masked, 0))(number, own, mask, dq)
         of_keys, own_key, axis_of_keys = per_head(each, keys)
         (dk, dv), seen_keys = jax.vmap(added, (0, axis_of_keys, 0, 0))(
@@ -152,8 +155,9 @@ def _backward(
         return (dq, dk, dv), seen_dq, seen_keys
 
     def of_one_plan(*x: Array) -> Any:
+        own = None if mask is None else x[4]
         made, seen, is_final = _of_rows(setup, x, True)
-        made, seen_dq, seen_keys = (made, {}, {}) if is_final else final(*made)
+        made, seen_dq, seen_keys = (made, {}, {}) if is_final else completed(own, *made)
         return made, seen | seen_dq, seen_keys
 
     arrays = (q, do, lse, delta, *(() if mask is None else (mask,))), (k, v)
@@ -161,7 +165,7 @@ def _backward(
         gradients, seen, seen_keys = _one_after_another(of_one_plan)(*arrays[0], *arrays[1])
         return (*gradients, delta), seen_delta | seen, seen_keys
     sums, seen = by_share(partial(_kernels, _sums_of_rows), setup, several, *arrays)
-    gradients, seen_dq, seen_keys = final(*sums)
+    gradients, seen_dq, seen_keys = completed(mask, *sums)
     return (*gradients, delta), seen_delta | seen | seen_dq, seen_keys
 
 

@@ -6,6 +6,7 @@ On a GPU: `make gpu-check`.
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -393,6 +394,25 @@ def test_mapped_calls_run_one_after_another():
     with jax.enable_x64(True):
         text = str(jax.make_jaxpr(jax.vmap(jax.grad(run, (0, 1, 2))))(x, x, x))
     assert set(re.findall(r"grid=\(([^)]*)\)", text)) == {"2, 2", "2, 4"}  # heads, tiles: no calls
+
+
+def test_gradients_of_mapped_layers():
+    """Arms of a training: a number of the outer program inside what is called for each of them."""
+    x, factors = jnp.asarray(normal(7, 1, 32, 1, 16)), jnp.ones((2, 2), jnp.float32)
+
+    def loss(engine, factors):
+        def layer(x, factor):
+            y = attend(x * factor, x, x, plan=HOPPER, is_causal=True, engine=engine, **TILES)
+            return y, None
+
+        return jax.lax.scan(jax.checkpoint(layer), x, factors)[0].sum()
+
+    with jax.enable_x64(True):
+        ours, theirs = (
+            jax.jit(jax.vmap(jax.grad(partial(loss, engine))))(factors)
+            for engine in ("pallas", "xla")
+        )
+    assert np.array_equal(bits(ours), bits(theirs))
 
 
 @pytest.mark.parametrize("r", [BINARY32, BF16, FP16], ids=str)
