@@ -5,7 +5,7 @@
 A case is a plan, a size, tiles, and three kinds of numbers: normal ones, large ones, and a few
 that are infinite, NaN or zero. Exit code 1 where a number differs in a bit, or where a case has no
 kernel for Hopper although it should. --time: device time of both and of torch's SDPA, B = 4,
-N = 12, T = 4096; --only-time leaves the comparison out.
+N = 12, T = 4096; --only-time leaves the comparison out, and --no-triton the times of Triton's.
 """
 
 import sys
@@ -116,7 +116,8 @@ def compared() -> int:
 
 def times() -> None:
     """Print device times, and speeds over torch's."""
-    ours = {by: _all_compiled(by_triton=by) for by in (False, True)}
+    kinds = (False,) if "--no-triton" in sys.argv else (False, True)
+    ours = {by: _all_compiled(by_triton=by) for by in kinds}
     for size in SIZES["gpu"]:
         field: list[Contestant] = []
         for c in torch_kernels(size):
