@@ -20,7 +20,7 @@ State = TypeVar("State")
 
 
 class Exists(NamedTuple):
-    """What exists of a tile; None for what no event of the program asks for.
+    """What exists of a tile that is not whole; None for what no event of the program asks for.
 
     scores  (queries, keys) of bool: the scores that are neither masked nor padding
     rows    (queries,) of bool: rows with such a score

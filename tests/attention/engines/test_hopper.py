@@ -15,7 +15,7 @@ from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import fit, walk
 from roundscope.attention.engines.kernels.hopper import tile as hopper_tile
 from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_queries
-from roundscope.attention.engines.kernels.hopper.tile import Exists
+from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.tiles.loops import Setup, tile_at
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.sums.accumulator import Accumulator
@@ -295,4 +295,4 @@ def test_what_exists_is_what_the_plan_s_tile_says(counted, tiles, is_causal):
                     found: Exists = hopper_tile.exists_by_key(setup, query, key)
                     columns = slice(half * 64, half * 64 + 64)
                     assert np.array_equal(found.scores.made().T, want.mask[of_part, columns])
-                    assert np.array_equal(real(found.rows, key, setup.keys), want.keys[columns])
+                    assert np.array_equal(real(found.keys, key, setup.keys), want.keys[columns])

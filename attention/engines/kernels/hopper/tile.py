@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.events.hook import Events
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.emu.backends.kernels.held import Held
@@ -19,27 +20,16 @@ from roundscope.emu.backends.kernels.warpgroups.machine import Factor, Later
 from roundscope.emu.backends.kernels.warpgroups.registers import ROWWISE, between
 
 
-class Exists(NamedTuple):
-    """What exists of a tile that is not whole, in registers.
-
-    scores  scores that are neither masked nor padding, to be found for each operation (`Later`);
-            the rows of the matrix are queries, or keys
-    rows    rows of the matrix that have such a score in this tile of the plan, (64,); None where
-            no event asks, or where every row that is not padding has one
-    """
-
-    scores: Any
-    rows: Array | None = None
-
-
 def events(
     setup: Setup, queries: int, keys: int, exists: Exists | None = None, *, by_key: bool = False
 ) -> Events:
-    """Return the hook of a tile (queries, keys); exists: None if all of it does.
+    """Return the hook of a tile (queries, keys).
 
     Where the tile is in its head is not known, and no event of these kernels depends on it.
 
-    by_key: whether the rows in registers are keys.
+    exists  what exists of the tile, its scores to be found for each operation (`Later`), its rows
+            and keys None where every one that is not padding has a score; None if all of it exists
+    by_key  whether the rows in registers are keys, and the scores (keys, queries)
     """
     ops, own = kernel_ops(of_warpgroups=True), replace(setup, block_q=queries, block_k=keys)
     whole = tile_at(ops, own, 0, 0, 0, None, None)
@@ -47,8 +37,8 @@ def events(
     scores = jnp.ones((queries, keys), bool)
     if exists is not None:
         scores = exists.scores.T if by_key else exists.scores
-        if exists.rows is not None:
-            rows, of_keys = (rows, exists.rows) if by_key else (exists.rows, of_keys)
+        rows = rows if exists.rows is None else exists.rows
+        of_keys = of_keys if exists.keys is None else exists.keys
     tile = replace(
         whole,
         mask=scores,
@@ -66,7 +56,7 @@ def scores_by_query(setup: Setup, query: Array, key: Array) -> Exists:
     t = _counted(query)
     last = jnp.minimum(t + 1, np.int32(setup.keys)) if setup.is_causal else np.int32(setup.keys)
     last = jnp.where(t < np.int32(setup.queries), last - key, 0)
-    return Exists(_scores(None, last, setup.block_k))
+    return Exists(_scores(None, last, setup.block_k), None, None)
 
 
 def exists_by_query(setup: Setup, query: Array, key: Array) -> Exists:
@@ -84,15 +74,15 @@ def exists_by_key(setup: Setup, query: Array, key: Array) -> Exists:
         first = s - query
     if setup.keys % setup.block_k or setup.queries % setup.block_q:
         last = jnp.where(s < np.int32(setup.keys), np.int32(setup.queries) - query, 0)
-    exists = Exists(_scores(first, last, ROWS))
+    exists = Exists(_scores(first, last, ROWS), None, None)
     if not setup.is_causal or (setup.block_q % setup.block_k == 0 and setup.keys <= setup.queries):
         return exists
     begin = query // np.int32(setup.block_q) * np.int32(setup.block_q)  # of the plan's tile
     end = jnp.minimum(begin + np.int32(setup.block_q), np.int32(setup.queries))
-    return exists._replace(rows=s < end)
+    return exists._replace(keys=s < end)
 
 
-def _scores(first: Array | None, last: Array | None, columns: int) -> Later:
+def _scores(first: Array | None, last: Array | None, columns: int) -> Any:
     shape = ROWS, columns
     return Later(made=partial(between, first, last, shape), shape=shape, dtype=np.dtype(bool))
 
