@@ -100,8 +100,8 @@ class Tile:
     memory    each walked array's tile in shared memory
     wait      number of an array -> None, once its tile is there
     free      number of an array -> None; its tile is not needed any longer
-    turn      returns once both warp groups have called it, if they take turns
-    arrive    the first half of `turn`, and `pass_on` the second
+    arrive    tells the other warp group that this one is here, if they take turns
+    pass_on   returns once both are here
     """
 
     number: Array
@@ -109,9 +109,13 @@ class Tile:
     memory: list[Any]
     wait: Callable[[int], None]
     free: Callable[[int], None]
-    turn: Callable[[], None]
     arrive: Callable[[], None]
     pass_on: Callable[[], None]
+
+    def turn(self) -> None:
+        """Arrive and pass on."""
+        self.arrive()
+        self.pass_on()
 
 
 # (own memory, first row, walk) -> results; walk(tile function, state, takes turns) -> state
@@ -307,7 +311,7 @@ def _walked(
 ) -> State:
     """Return the state after all tiles of the walk.
 
-    takes_turns: whether each tile calls `Tile.turn` twice, so that one group has the tensor core
+    takes_turns: whether each tile takes a turn twice, so that one group has the tensor core
     while the other computes. If not, the groups do not wait for each other.
     """
 
@@ -332,7 +336,6 @@ def _walked(
                 memory=[x.at[slot] for x in memory.walked],
                 wait=lambda n: plgpu.barrier_wait(memory.ready[n].at[slot]),
                 free=lambda n: plgpu.barrier_arrive(memory.free[n].at[slot]),
-                turn=turn,
                 arrive=arrive,
                 pass_on=pass_on,
             ),
