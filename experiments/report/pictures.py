@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
 WIDTH = 9.6  # inches, the width of a page
@@ -84,12 +86,26 @@ def svg(figure: Figure, label: str) -> str:
             out,
             format="svg",
             dpi=DPI,
-            bbox_inches="tight",
-            pad_inches=0.08,
+            bbox_inches=_cropped(figure),
             facecolor="none",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     return _for_page(out.getvalue(), label)
+
+
+def _cropped(figure: Figure) -> Bbox:
+    """Lay the figure out as an SVG and return its content's box in inches, with a margin.
+
+    `savefig` finds the same box by drawing everything once more.
+    """
+    FigureCanvasSVG(figure)
+    figure.dpi = 72
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # type: ignore[call-overload]
+    box: Bbox = figure.get_tightbbox().padded(0.08)
+    return box
 
 
 def _dense(figure: Figure) -> list[Artist]:
