@@ -7,13 +7,14 @@ readers.
 import hashlib
 import io
 import re
+from functools import cached_property
 from html import escape
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
-from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -93,12 +94,24 @@ def svg(figure: Figure, label: str) -> str:
     return _for_page(out.getvalue(), label)
 
 
+class _Canvas(FigureCanvasSVG):
+    """A canvas whose texts are measured by one renderer, which remembers their sizes."""
+
+    @cached_property
+    def _measuring(self) -> RendererSVG:
+        return RendererSVG(*self.figure.bbox.size, io.StringIO())
+
+    def get_renderer(self) -> RendererSVG:
+        """Return the renderer; without this method matplotlib makes one for every question."""
+        return self._measuring
+
+
 def _cropped(figure: Figure) -> Bbox:
     """Lay the figure out as an SVG and return its content's box in inches, with a margin.
 
     `savefig` finds the same box by drawing everything once more.
     """
-    FigureCanvasSVG(figure)
+    _Canvas(figure)
     figure.dpi = 72
     layout = figure.get_layout_engine()
     if layout is not None:
