@@ -7,6 +7,8 @@ readers.
 import hashlib
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -82,12 +84,15 @@ def svg(figure: Figure, label: str) -> str:
         is_paper = ax.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
         ax.patch.set_visible(ax.patch.get_visible() and not is_paper)
     out = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "roundscope"}):
+    with (
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "roundscope"}),
+        _laid_out(figure) as box,
+    ):
         figure.savefig(
             out,
             format="svg",
             dpi=DPI,
-            bbox_inches=_cropped(figure),
+            bbox_inches=box,
             facecolor="none",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
@@ -99,26 +104,30 @@ class _Canvas(FigureCanvasSVG):
 
     @cached_property
     def _measuring(self) -> RendererSVG:
-        return RendererSVG(*self.figure.bbox.size, io.StringIO())
+        return RendererSVG(*self.figure.bbox.size, io.StringIO())  # type: ignore[no-untyped-call]
 
     def get_renderer(self) -> RendererSVG:
         """Return the renderer; without this method matplotlib makes one for every question."""
         return self._measuring
 
 
-def _cropped(figure: Figure) -> Bbox:
-    """Lay the figure out as an SVG and return its content's box in inches, with a margin.
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[Bbox]:
+    """Lay a figure out as an SVG, and yield the box of its content in inches, with a margin.
 
-    `savefig` finds the same box by drawing everything once more.
+    `savefig` finds the same box, but draws everything once more to do so.
     """
+    dpi, layout = figure.dpi, figure.get_layout_engine()
     _Canvas(figure)
     figure.dpi = 72
-    layout = figure.get_layout_engine()
-    if layout is not None:
-        layout.execute(figure)
-        figure.set_layout_engine(None)  # type: ignore[call-overload]
-    box: Bbox = figure.get_tightbbox().padded(0.08)
-    return box
+    try:
+        if layout is not None:
+            layout.execute(figure)
+            figure.set_layout_engine(None)
+        yield figure.get_tightbbox().padded(0.08)
+    finally:
+        figure.dpi = dpi
+        figure.set_layout_engine(layout)
 
 
 def _dense(figure: Figure) -> list[Artist]:
