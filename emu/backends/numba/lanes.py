@@ -17,7 +17,7 @@ from numba.core.cgutils import get_or_insert_function
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import lower_builtin, lower_cast, models, register_model
 
-from roundscope.emu.backends.numba.jit import intrinsic
+from roundscope.emu.backends.numba.jit import intrinsic, njit
 
 LANES = 8
 
@@ -91,7 +91,6 @@ _ARITHMETIC = {
         "add": "add",
         "sub": "sub",
         "and_": "and_",
-        "or_": "or_",
         "lshift": "shl",
         "rshift": "ashr",
     },
@@ -208,6 +207,13 @@ def ones(typing: Any, bits: Any) -> Any:
     return numba.int64(numba.int64), lambda context, builder, signature, args: builder.ctpop(
         args[0]
     )
+
+
+@njit
+def counted(flags: Any) -> int:
+    """Return how many flags of a vector are set."""
+    number: int = ones(flagged(flags))
+    return number
 
 
 @intrinsic

@@ -226,27 +226,24 @@ def _judge(
     ties = ties_away = away = toward = carries = overflow = underflow = subnormal = nan = 0
     top = lanes.spread(0.0)
     row = lanes.lower_half(top)
-    total, absolute, squares = (
-        lanes.load(sums, 0),
-        lanes.load(sums, LANES),
-        lanes.load(sums, 2 * LANES),
-    )
-    absolute_ulps, square_ulps = lanes.load(sums, 3 * LANES), lanes.load(sums, 4 * LANES)
+    total, absolute = lanes.load(sums, 0), lanes.load(sums, LANES)
+    squares, absolute_ulps = lanes.load(sums, 2 * LANES), lanes.load(sums, 3 * LANES)
+    square_ulps = lanes.load(sums, 4 * LANES)
     for j in range(0, BLOCK, LANES):
         before, after = lanes.load(x, j), lanes.load(y, j)
         a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
         x32, y32 = lanes.float_of_word(before), lanes.float_of_word(after)
         if lanes.flagged((a > plain.most) | ((a > 0) & (a < plain.least))):
             e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
-            ties += lanes.ones(lanes.flagged(e[1]))
-            ties_away += lanes.ones(lanes.flagged(e[2]))
-            away += lanes.ones(lanes.flagged(e[3]))
-            toward += lanes.ones(lanes.flagged(e[4]))
-            carries += lanes.ones(lanes.flagged(e[5]))
-            overflow += lanes.ones(lanes.flagged(e[6]))
-            underflow += lanes.ones(lanes.flagged(e[7]))
-            subnormal += lanes.ones(lanes.flagged(e[8]))
-            nan += lanes.ones(lanes.flagged(e[9]))
+            ties += lanes.counted(e[1])
+            ties_away += lanes.counted(e[2])
+            away += lanes.counted(e[3])
+            toward += lanes.counted(e[4])
+            carries += lanes.counted(e[5])
+            overflow += lanes.counted(e[6])
+            underflow += lanes.counted(e[7])
+            subnormal += lanes.counted(e[8])
+            nan += lanes.counted(e[9])
             error, ulps = e[10], e[11]
             squares = squares + error * error
             square_ulps = square_ulps + ulps * ulps
@@ -261,9 +258,9 @@ def _judge(
             ties_away += lanes.ones(tie & up)
             away += lanes.ones(up)
             toward += lanes.ones(down)
-            carries += lanes.ones(lanes.flagged(b >> 23 > exponent))
+            carries += lanes.counted(b >> 23 > exponent)
             underflow += lanes.ones(down & zero)
-            subnormal += lanes.ones(lanes.flagged(b < f.min_normal)) - lanes.ones(zero)
+            subnormal += lanes.counted(b < f.min_normal) - lanes.ones(zero)
             error, ulps = lanes.widened(error32), lanes.widened(ulps32)
             squares = lanes.plus_square(squares, error)
             square_ulps = lanes.plus_square(square_ulps, ulps)
@@ -290,6 +287,20 @@ def _judge(
     return bits_of_float(largest), (p + q) + (r + s)
 
 
+@njit
+def _find_at_once(x: np.ndarray, y: np.ndarray, f: Judged, top: float) -> int:
+    """Return the index of the first of BLOCK events whose |ulps| is `top`, as `_find` does."""
+    for j in range(0, BLOCK, LANES):
+        before, after = lanes.load(x, j), lanes.load(y, j)
+        a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
+        x32, y32 = lanes.float_of_word(before), lanes.float_of_word(after)
+        e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
+        found = lanes.flagged(abs(e[11]) == top)
+        if found:
+            return j + lanes.ones((found & -found) - 1)
+    return -1
+
+
 @compiled
 def _round_and_collect(
     x: np.ndarray,
@@ -309,8 +320,7 @@ def _round_and_collect(
     """
     before, after, valid = np.zeros(BLOCK), np.zeros(BLOCK), np.ones(BLOCK, np.bool_)
     error, ulps, kept = np.zeros(BLOCK), np.zeros(BLOCK), np.zeros(BLOCK, np.int32)
-    parts, seen = np.zeros(5 * LANES), np.zeros(11, np.int64)
-    peak, place, signed = -1, -1, 0.0
+    parts, peak, place, signed = np.zeros(5 * LANES), -1, -1, 0.0
     for lo in range(0, x.size, BLOCK):
         size = min(BLOCK, x.size - lo)
         part, rounded = x[lo : lo + size], y[lo : lo + size]
@@ -325,18 +335,17 @@ def _round_and_collect(
             _round_any(part, rounded, t)
         if size == BLOCK:
             top, row = _judge(part, rounded, f32, plain, counts, parts)
-            if top > peak:  # only the place of the error is wanted
-                _widen(part, rounded, before, after)
-                _count(before, after, valid, f, seen, error, ulps)
+            if top > peak:
+                peak, place = top, lo + _find_at_once(part, rounded, f32, float_of_bits(top))
         else:
             _widen(part, rounded, before, after)
             error[size:], ulps[size:] = 0.0, 0.0
             top = _count(before[:size], after[:size], valid[:size], f, counts, error, ulps)
             _sum(error, ulps, parts.reshape(5, LANES))
             row = _row_sum(ulps[:size])
+            if top > peak:
+                peak, place = top, lo + _find(ulps[:size], valid[:size], top)
         signed += row
-        if top > peak:
-            peak, place = top, lo + _find(ulps[:size], valid[:size], top)
         if (lo + size) % PIECE == 0 or lo + size == x.size:
             for n in range(5):
                 sums[n + (n > 2)] += parts[n * LANES : (n + 1) * LANES].sum()
