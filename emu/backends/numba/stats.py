@@ -297,7 +297,8 @@ def _find_at_once(x: np.ndarray, y: np.ndarray, f: Judged, top: float) -> int:
         e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
         found = lanes.flagged(abs(e[11]) == top)
         if found:
-            return j + lanes.ones((found & -found) - 1)
+            first: int = lanes.ones((found & -found) - 1)
+            return j + first
     return -1
 
 
