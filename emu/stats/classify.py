@@ -11,7 +11,10 @@ the test `after - error == before` tells true ties from these.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.rule import C64, Carrier, bits_of
 
 COUNTS = (
     "n",
@@ -27,11 +30,10 @@ COUNTS = (
     "nan",
 )
 SUMS = ("error", "abs_error", "sq_error", "ulps", "abs_ulps", "sq_ulps")
-INFINITY = 0x7FF0_0000_0000_0000
 
 
 class Judged(NamedTuple):
-    """The parameters of a format that classification needs, as binary64 bits and exponents."""
+    """The parameters of a format that classification needs, as bits and exponents of a carrier."""
 
     precision: int
     emin: int  # biased
@@ -39,38 +41,45 @@ class Judged(NamedTuple):
     min_normal: int  # bits of 2^emin
 
 
-def judged(f: Any) -> Judged:
+def judged(f: Any, carrier: Carrier = C64) -> Judged:
     """Return the parameters of a `Format`, or those that a `TracedFormat` holds as data."""
     if not isinstance(f, Format):
         traced: Judged = f.judged
         return traced
-    import numpy as np
-
-    bits = [int(np.float64(v).view(np.int64)) for v in (f.max_finite, f.min_normal)]
-    return Judged(f.precision, f.emin + 1023, *bits)
+    largest = bits_of(f.max_finite, carrier)
+    if carrier is not C64 and float(np.float32(f.max_finite)) > f.max_finite:
+        largest -= 1  # the carrier's numbers above this one are above the largest
+    return Judged(f.precision, f.emin + carrier.bias, largest, bits_of(f.min_normal, carrier))
 
 
 def build_classify(
-    where: Callable[..., Any], from_bits: Callable[..., Any], compiled: Callable[..., Any]
+    where: Callable[..., Any],
+    power_of_two: Callable[..., Any],
+    compiled: Callable[..., Any],
+    carrier: Carrier = C64,
 ) -> Any:
     """Return the function classify(before, after, a, b, format).
 
-    Its arguments a and b are the bits of |before| and |after|. It returns the flags in the order of
+    Its arguments before and after are binary64 numbers; a and b are the carrier's bits of |before|
+    and |after|, and the format has the carrier's parameters. It returns the flags in the order of
     COUNTS without `n`, then the error and the error in ulps of the format. Both errors are 0 where
     the result or the argument is not finite. An ulp is the distance between neighboring numbers of
     the format in the binade of `before`.
 
     Args:
         where: the elementwise choice, as in `emu.roundings.rule`.
-        from_bits: the function from int64 bits to the float64 number.
+        power_of_two: the function from a biased exponent to the float64 number.
         compiled: a decorator for the function, as in `emu.roundings.rule`.
+        carrier: binary32 if it holds all numbers that are judged; it has the narrower words.
     """
+    M, INFINITY = carrier.fraction, carrier.infinity
+    ONE = carrier.bias + 1023  # the sum of the biased exponents of a power of two and its inverse
 
     @compiled
     def classify(before: Any, after: Any, a: Any, b: Any, f: Judged) -> tuple[Any, ...]:
         finite = (a < INFINITY) & (b < INFINITY)
-        e = where(a >> 52 > f.emin, a >> 52, f.emin)
-        per_ulp = from_bits((2046 - e + f.precision - 1) << 52)  # 1 / ulp, a power of two
+        e = where(a >> M > f.emin, a >> M, f.emin)
+        per_ulp = power_of_two(ONE - e + f.precision - 1)  # 1 / ulp
         error = where(finite, after - before, 0.0)
         # 1 / ulp is not a number where the argument is infinite or NaN
         ulps = where(error != 0.0, error * per_ulp, 0.0)
@@ -86,7 +95,7 @@ def build_classify(
             tie & away,
             away,
             toward,
-            away & (b >> 52 > e),
+            away & (b >> M > e),
             beyond,
             finite & (a > 0) & (b == 0),
             (b > 0) & (b < f.min_normal),

@@ -23,7 +23,8 @@ THREADS = 2
 SECONDS = 0.2  # a rival that would take longer than this gets a shorter slice of the array
 PROBE = 1 << 16  # how many values a rival is first timed on
 NEW = "ours, new array"
-OURS = ("ours", NEW)
+COUNTED = "ours, with Stats"
+OURS = ("ours", NEW, COUNTED)
 Progress = Callable[[float], None]
 K = TypeVar("K", bound=Hashable)  # what names a contestant
 
@@ -84,6 +85,7 @@ def bench_round(
     progress  called with the share of the work just done
     """
     from roundscope.emu.backends.numba.rounding import round_array
+    from roundscope.emu.backends.numba.stats import rounded_with_stats
 
     x, names = sample(size), list(formats)
     y = np.zeros_like(x)
@@ -96,6 +98,7 @@ def bench_round(
                 "copy": (parallel_copy(x, y.copy(), threads), size),
                 "ours": (partial(round_array, x, r, out=y), size),
                 NEW: (partial(round_array, x, r), size),
+                COUNTED: (partial(rounded_with_stats, x, r, None, y), size),
             }
             field, entered = _enter(field, name, x, y)
             times = race(field, repeat, lambda share: progress(share / len(names)))
@@ -110,7 +113,7 @@ def _enter(
 
     The rows of rivals have their differences from y.
     """
-    rows = [Row(format=name, name=who) for who in ("copy", "ours", NEW)]
+    rows = [Row(format=name, name=who) for who in ("copy", *OURS)]
     for rival in RIVALS:
         row = Row(format=name, name=rival.name)
         try:

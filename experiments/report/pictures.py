@@ -7,15 +7,20 @@ readers.
 import hashlib
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from html import escape
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.artist import Artist
+from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
 WIDTH = 9.6  # inches, the width of a page
@@ -79,17 +84,50 @@ def svg(figure: Figure, label: str) -> str:
         is_paper = ax.get_facecolor() == (1.0, 1.0, 1.0, 1.0)
         ax.patch.set_visible(ax.patch.get_visible() and not is_paper)
     out = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "roundscope"}):
+    with (
+        rc_context({"svg.fonttype": "none", "svg.hashsalt": "roundscope"}),
+        _laid_out(figure) as box,
+    ):
         figure.savefig(
             out,
             format="svg",
             dpi=DPI,
-            bbox_inches="tight",
-            pad_inches=0.08,
+            bbox_inches=box,
             facecolor="none",
             metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
         )
     return _for_page(out.getvalue(), label)
+
+
+class _Canvas(FigureCanvasSVG):
+    """A canvas whose texts are measured by one renderer, which remembers their sizes."""
+
+    @cached_property
+    def _measuring(self) -> RendererSVG:
+        return RendererSVG(*self.figure.bbox.size, io.StringIO())  # type: ignore[no-untyped-call]
+
+    def get_renderer(self) -> RendererSVG:
+        """Return the renderer; without this method matplotlib makes one for every question."""
+        return self._measuring
+
+
+@contextmanager
+def _laid_out(figure: Figure) -> Iterator[Bbox]:
+    """Lay a figure out as an SVG, and yield the box of its content in inches, with a margin.
+
+    `savefig` finds the same box, but draws everything once more to do so.
+    """
+    dpi, layout = figure.dpi, figure.get_layout_engine()
+    _Canvas(figure)
+    figure.dpi = 72
+    try:
+        if layout is not None:
+            layout.execute(figure)
+            figure.set_layout_engine(None)
+        yield figure.get_tightbbox().padded(0.08)
+    finally:
+        figure.dpi = dpi
+        figure.set_layout_engine(layout)
 
 
 def _dense(figure: Figure) -> list[Artist]:

@@ -197,6 +197,7 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
                 ha="center",
                 va="center",
                 fontsize=6.5,
+                in_layout=False,  # it is within its cell
                 color="white" if abs(z[i, j]) > 1.3 * limit else INK,
             )
     batch, _, heads, _ = summary.seen.layer.q.shape

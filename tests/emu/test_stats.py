@@ -444,3 +444,101 @@ def test_a_merged_summary_has_the_place_of_the_larger_error():
     large = round_with_stats(np.array([1.0, 1.0 + 2.0**-8, 1.0], np.float32), "bf16")[1]
     for merged in (small + large, large + small):
         assert (float(merged.peak), int(merged.place)) == (0.5, 1)
+
+
+# ------------------------------------------------------------------------------------- rounding
+# with statistics: eight numbers at once, in binary32 where it holds their errors
+
+
+def in_order(x: np.ndarray, y: np.ndarray, f: Format) -> tuple[dict[str, float], np.ndarray]:
+    """The sums of `round_with_stats` in their order, which is part of their bits, and the ulps.
+
+    Eight sums, number by number, over 2^15 numbers; the signed ulps in four sums over 1024.
+    """
+    a, b = x.astype(np.float64), y.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    e = np.subtract(b, a, out=np.zeros(a.shape), where=finite)
+    binade = np.maximum(np.frexp(np.where(finite, a, 1.0))[1] - 1, f.emin)
+    u = np.ldexp(e, f.precision - 1 - binade)
+    terms = np.stack([e, abs(e), e * e, abs(u), u * u])
+    total = dict.fromkeys(SUMS, 0.0)
+    for lo in range(0, x.size, 1 << 15):
+        piece = terms[:, lo : lo + (1 << 15)]
+        piece = np.pad(piece, ((0, 0), (0, -piece.shape[1] % 8))).reshape(5, -1, 8)
+        lanes = np.add.accumulate(piece, axis=1)[:, -1]
+        for name, eight in zip([s for s in SUMS if s != "ulps"], lanes, strict=True):
+            total[name] += np.add.accumulate(eight)[-1]
+        signed = 0.0
+        for row in range(lo, min(lo + (1 << 15), x.size), 1024):
+            part = u[row : min(row + 1024, x.size)]
+            whole = part.size // 4 * 4
+            four = np.zeros(4)
+            for group in part[:whole].reshape(-1, 4):
+                four += group
+            for one in part[whole:]:
+                four[0] += one
+            signed += (four[0] + four[1]) + (four[2] + four[3])
+        total["ulps"] += signed
+    return total, u
+
+
+def format_of(precision: int, emin: int, largest: float) -> Format:
+    return Format(
+        name=f"p{precision}e{emin}",
+        precision=precision,
+        emin=emin,
+        max_finite=largest,
+        inf=True,
+        nan=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        "bf16",
+        "fp16",
+        "e4m3fn",
+        "fp32",
+        "e5m2fnuz",
+        format_of(1, -10, 2.0**127),  # 1 / ulp is subnormal in binary32
+        format_of(4, 100, 1.5 * 2.0**120),  # 1 / ulp is tiny
+        format_of(2, -126, 1.5 * 2.0**127),
+        format_of(4, -3, 1.1),  # no number of the format or of binary32
+    ],
+    ids=lambda f: getattr(f, "name", f),
+)
+@pytest.mark.parametrize("mode", ["ties-to-even", "away-from-zero", "toward-zero", "stochastic"])
+def test_eight_at_once_are_judged_as_one_is(f: str | Format, mode: str) -> None:
+    """An error that binary32 does not hold, sums in another order, a flag that is not counted, a
+    peak's place in another vector.
+    """
+    r, rng = rounding(f, mode, seed=1), np.random.default_rng(3)
+    size = (1 << 15) + 5 * 1024 + 13  # one thread, two pieces, an end of eight and of five
+    x = rng.standard_normal(size).astype(np.float32)
+    x[: size // 2] *= np.exp2(rng.integers(-40, 40, size // 2)).astype(np.float32)
+    x[::97] = rng.integers(0, 2**32, x[::97].size, dtype=np.uint32).view(np.float32)
+    edges = np.array([r.format.min_positive, r.format.min_normal, r.format.max_finite], np.float32)
+    near = edges.view(np.int32)[:, None] + np.arange(-3, 4, dtype=np.int32)
+    near = np.concatenate([near.reshape(-1).view(np.float32), edges / 2, edges * 0])
+    x[5::89] = np.resize(near, x[5::89].size)
+    x[4096:5120] = 0.0
+    with np.errstate(all="ignore"):
+        y, found = round_with_stats(x, r)
+        alone = stats_of(x.astype(np.float64)[None], y.astype(np.float64)[None], r.format)
+        sums, u = in_order(x, y, r.format)
+    assert all(int(getattr(found, name)) == int(getattr(alone, name)) for name in COUNTS)
+    assert {name: float(getattr(found, name)).hex() for name in SUMS} == {
+        name: float(value).hex() for name, value in sums.items()
+    }
+    assert float(found.peak) == abs(u).max()
+    assert int(found.place) == int(np.argmax(abs(u)))
+
+
+def test_ulps_that_binary32_lacks():
+    """Errors of tiny numbers in ulps of a format of huge ones."""
+    x = np.random.default_rng(4).standard_normal(2048).astype(np.float32) * np.float32(2.0**-100)
+    y, found = round_with_stats(x, format_of(4, 100, 1.5 * 2.0**120))
+    assert not y.any()
+    assert float(found.peak) == 2.0**-97 * float(abs(x).max())
+    assert int(found.underflow) == x.size

@@ -29,7 +29,7 @@ class Summary:
             graph.node("placeholder", (), (LANES,), F64, (x.number, n)) for n in range(2)
         )
         classify = build_classify(
-            graph.where, lambda b: graph.unary("number", graph.of(b), F64), lambda f: f
+            graph.where, lambda e: graph.unary("number", graph.of(e << 52), F64), lambda f: f
         )
         sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
         self.is_exact = x.args[0] is x.args[1]

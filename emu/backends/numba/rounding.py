@@ -104,7 +104,8 @@ def _loops(
 
 RULE32 = build_rule(C32, where, closure("32"))
 RULE64 = build_rule(C64, where, closure("64"))
-_even32, _any32, _stochastic32 = _loops(RULE32, C32, to_word, from_word)
+LOOPS32 = _loops(RULE32, C32, to_word, from_word)
+_even32, _any32, _stochastic32 = LOOPS32
 _even64, _any64, _stochastic64 = _loops(RULE64, C64, numba.int64, numba.int64)
 
 

@@ -1,27 +1,41 @@
 """Statistics of rounding events: the Numba kernels of the NumPy executor."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from roundscope.emu.backends.numba import lanes
 from roundscope.emu.backends.numba.jit import closure, compiled, njit
+from roundscope.emu.backends.numba.lanes import LANES
 from roundscope.emu.backends.numba.rounding import (
+    LOOPS32,
     bits_of_float,
     float_of_bits,
+    in_place,
     over_threads,
-    round_array,
     where,
 )
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import Rounding
-from roundscope.emu.roundings.rule import C64
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.rule import C32, C64, EVEN, STOCHASTIC, Target, bits_of, target_of
 from roundscope.emu.stats.classify import Judged, build_classify, judged
 from roundscope.emu.stats.summary import Stats
 
-_MAGNITUDE = C64.magnitude
-_classify = build_classify(where, float_of_bits, closure("classify"))
-LANES, BLOCK = 8, 1024
+_MAGNITUDE, _MAGNITUDE32 = C64.magnitude, C32.magnitude
+
+
+@njit
+def _power_of_two(exponent: int) -> float:
+    return float_of_bits(exponent << 52)
+
+
+_classify = build_classify(where, _power_of_two, closure("classify"))
+_classify_lanes = build_classify(lanes.where, lanes.power_of_two, closure("lanes"), C32)
+_round_even, _round_any, _round_stochastic = LOOPS32
+BLOCK = 1024
+PIECE = 1 << 15  # in `round_with_stats`, the sums of so many events are added to those before
+_HALF = bits_of(0.5, C32)
 
 
 @compiled
@@ -155,38 +169,198 @@ def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -
     return counts, sums, peak, place, rows
 
 
-@compiled
-def _collect32(
-    x: np.ndarray, y: np.ndarray, f: Judged, counts: np.ndarray, sums: np.ndarray
-) -> tuple[float, int]:
-    """Add the events of flat float32 arrays, which are all valid, to counts and sums.
+class Plain(NamedTuple):
+    """Where the errors of a rounding are binary32 numbers, and nothing else is to be noticed.
 
-    Returns the peak and its index, which is -1 for empty arrays.
+    least   bits of the smallest positive such number
+    most    bits of the largest such number; up to it nothing overflows
+    floor   the biased exponent from which on 1 / ulp is a binary32 number; it is that of 2^emin if
+            it can be
+    """
+
+    least: int
+    most: int
+    floor: int
+
+
+def plain_of(r: Rounding) -> Plain:
+    """Return where the errors of a rounding are binary32 numbers, as `_judge` computes them.
+
+    From the smallest number of the format on, an error is a multiple of the argument's last bit,
+    and has at most 23 bits. Below, it is the argument or, by Sterbenz' lemma, exact in rounding to
+    nearest. In other modes it may be the smallest number less a tiny one. In ulps it has as many
+    bits; binary32 holds them unless 1 / ulp is below 1 and the argument is tiny.
+    """
+    f = r.format
+    inward = r.mode in (
+        RoundingMode.TIES_TO_EVEN,
+        RoundingMode.TIES_TO_AWAY,
+        RoundingMode.TOWARD_ZERO,
+    )
+    least = 0.0 if inward and f.emin < f.precision else f.min_positive
+    lowest = max(f.emin, f.precision - C32.bias - 1)  # 1 / ulp is at most 2^127
+    if lowest > f.emin:
+        least = max(least, 2.0**lowest)
+    ulp = 2.0 ** (max(f.emax, f.emin) - f.precision + 1)
+    most = f.max_finite // ulp * ulp  # the largest number may lie between two of the format
+    if f.precision == 1:  # 1 / ulp may be below binary32's normal numbers
+        most = 0.0
+    return Plain(bits_of(least, C32), bits_of(most, C32), lowest + C32.bias)
+
+
+@njit
+def _judge(
+    x: np.ndarray,
+    y: np.ndarray,
+    f: Judged,
+    plain: Plain,
+    counts: np.ndarray,
+    sums: np.ndarray,
+) -> tuple[int, float]:
+    """Add BLOCK events to counts and to the sums in LANES parts, as `_count` and `_sum` do.
+
+    The arrays hold bits of binary32 numbers. Returns the bits of the largest |ulps| and the sum of
+    signed ulps, added up as in `_row_sum`. Eight numbers that are all plain, as nearly all are in
+    practice, are judged in binary32, which gives the same errors and flags in half the time.
+    """
+    ties = ties_away = away = toward = carries = overflow = underflow = subnormal = nan = 0
+    top = lanes.spread(0.0)
+    row = lanes.lower_half(top)
+    total, absolute = lanes.load(sums, 0), lanes.load(sums, LANES)
+    squares, absolute_ulps = lanes.load(sums, 2 * LANES), lanes.load(sums, 3 * LANES)
+    square_ulps = lanes.load(sums, 4 * LANES)
+    for j in range(0, BLOCK, LANES):
+        before, after = lanes.load(x, j), lanes.load(y, j)
+        a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
+        x32, y32 = lanes.float_of_word(before), lanes.float_of_word(after)
+        if lanes.flagged((a > plain.most) | ((a > 0) & (a < plain.least))):
+            e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
+            ties += lanes.counted(e[1])
+            ties_away += lanes.counted(e[2])
+            away += lanes.counted(e[3])
+            toward += lanes.counted(e[4])
+            carries += lanes.counted(e[5])
+            overflow += lanes.counted(e[6])
+            underflow += lanes.counted(e[7])
+            subnormal += lanes.counted(e[8])
+            nan += lanes.counted(e[9])
+            error, ulps = e[10], e[11]
+            squares = squares + error * error
+            square_ulps = square_ulps + ulps * ulps
+        else:
+            exponent = lanes.where(a >> 23 > plain.floor, a >> 23, plain.floor)
+            error32 = y32 - x32
+            ulps32 = error32 * lanes.float_of_word((253 + f.precision - exponent) << 23)
+            size = lanes.word_of_float(ulps32) & _MAGNITUDE32
+            up, down = lanes.flagged(b > a), lanes.flagged(b < a)
+            tie, zero = lanes.flagged(size == _HALF), lanes.flagged(b == 0)
+            ties += lanes.ones(tie)
+            ties_away += lanes.ones(tie & up)
+            away += lanes.ones(up)
+            toward += lanes.ones(down)
+            carries += lanes.counted(b >> 23 > exponent)
+            underflow += lanes.ones(down & zero)
+            subnormal += lanes.counted(b < f.min_normal) - lanes.ones(zero)
+            error, ulps = lanes.widened(error32), lanes.widened(ulps32)
+            squares = lanes.plus_square(squares, error)
+            square_ulps = lanes.plus_square(square_ulps, ulps)
+        size_of_ulps = abs(ulps)
+        total, absolute = total + error, absolute + abs(error)
+        absolute_ulps = absolute_ulps + size_of_ulps
+        row = row + lanes.lower_half(ulps)
+        row = row + lanes.upper_half(ulps)
+        top = lanes.where(size_of_ulps > top, size_of_ulps, top)
+    flags = (ties, ties_away, away, toward, carries, overflow, underflow, subnormal, nan)
+    counts[0] += BLOCK
+    counts[1] += away + toward
+    for c in range(9):
+        counts[2 + c] += flags[c]
+    lanes.store(sums, 0, total)
+    lanes.store(sums, LANES, absolute)
+    lanes.store(sums, 2 * LANES, squares)
+    lanes.store(sums, 3 * LANES, absolute_ulps)
+    lanes.store(sums, 4 * LANES, square_ulps)
+    largest = 0.0
+    for size in lanes.numbers(top):
+        largest = max(largest, size)
+    p, q, r, s = lanes.numbers(row)
+    return bits_of_float(largest), (p + q) + (r + s)
+
+
+@njit
+def _find_at_once(x: np.ndarray, y: np.ndarray, f: Judged, top: float) -> int:
+    """Return the index of the first of BLOCK events whose |ulps| is `top`, as `_find` does."""
+    for j in range(0, BLOCK, LANES):
+        before, after = lanes.load(x, j), lanes.load(y, j)
+        a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
+        x32, y32 = lanes.float_of_word(before), lanes.float_of_word(after)
+        e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
+        found = lanes.flagged(abs(e[11]) == top)
+        if found:
+            first: int = lanes.ones((found & -found) - 1)
+            return j + first
+    return -1
+
+
+@compiled
+def _round_and_collect(
+    x: np.ndarray,
+    y: np.ndarray,
+    random: np.ndarray,
+    t: Target,
+    f: Judged,
+    f32: Judged,
+    plain: Plain,
+    counts: np.ndarray,
+    sums: np.ndarray,
+) -> tuple[float, int]:
+    """Round the bits of binary32 numbers x to y, and add the events to counts and sums.
+
+    Returns the peak and its index, which is -1 for empty arrays. In each PIECE numbers the sums are
+    added up in LANES parts. y may be x; `random` is used in the stochastic mode only.
     """
     before, after, valid = np.zeros(BLOCK), np.zeros(BLOCK), np.ones(BLOCK, np.bool_)
-    error, ulps = np.zeros(BLOCK), np.zeros(BLOCK)
-    lanes, signed = np.zeros((5, LANES)), 0.0
-    peak, place = -1, -1
+    error, ulps, kept = np.zeros(BLOCK), np.zeros(BLOCK), np.zeros(BLOCK, np.int32)
+    parts, peak, place, signed = np.zeros(5 * LANES), -1, -1, 0.0
     for lo in range(0, x.size, BLOCK):
         size = min(BLOCK, x.size - lo)
-        part_x, part_y = x[lo : lo + size], y[lo : lo + size]
-        for i in range(size):
-            before[i], after[i] = part_x[i], part_y[i]
-        error[size:], ulps[size:] = 0.0, 0.0
-        top = _count(before[:size], after[:size], valid[:size], f, counts, error, ulps)
-        _sum(error, ulps, lanes)
-        signed += _row_sum(ulps[:size])
-        if top > peak:
-            peak, place = top, lo + _find(ulps[:size], valid[:size], top)
-    for n in range(5):
-        sums[n + (n > 2)] += lanes[n].sum()
-    sums[3] += signed
+        part, rounded = x[lo : lo + size], y[lo : lo + size]
+        if in_place(x, y):
+            kept[:size] = part
+            part = kept[:size]
+        if t.mode == EVEN:
+            _round_even(part, rounded, t)
+        elif t.mode == STOCHASTIC:
+            _round_stochastic(part, rounded, random[lo : lo + size], t)
+        else:
+            _round_any(part, rounded, t)
+        if size == BLOCK:
+            top, row = _judge(part, rounded, f32, plain, counts, parts)
+            if top > peak:
+                peak, place = top, lo + _find_at_once(part, rounded, f32, float_of_bits(top))
+        else:
+            _widen(part, rounded, before, after)
+            error[size:], ulps[size:] = 0.0, 0.0
+            top = _count(before[:size], after[:size], valid[:size], f, counts, error, ulps)
+            _sum(error, ulps, parts.reshape(5, LANES))
+            row = _row_sum(ulps[:size])
+            if top > peak:
+                peak, place = top, lo + _find(ulps[:size], valid[:size], top)
+        signed += row
+        if (lo + size) % PIECE == 0 or lo + size == x.size:
+            for n in range(5):
+                sums[n + (n > 2)] += parts[n * LANES : (n + 1) * LANES].sum()
+            sums[3] += signed
+            parts[:], signed = 0.0, 0.0
     return float_of_bits(max(peak, 0)), place
 
 
-# the number of numbers that are rounded and classified while they are in the cache; with 2^17 or
-# more, round_array would use threads itself and wait for them
-PIECE = 1 << 15
+@njit
+def _widen(x: np.ndarray, y: np.ndarray, before: np.ndarray, after: np.ndarray) -> None:
+    """Write the binary32 numbers with the bits x and y to before and after."""
+    a, b = x.view(np.float32), y.view(np.float32)
+    for i in range(x.size):
+        before[i], after[i] = a[i], b[i]
 
 
 def rounded_with_stats(
@@ -194,21 +368,19 @@ def rounded_with_stats(
 ) -> tuple[np.ndarray, Stats]:
     """Return a rounded float32 array and the summary of its events, in one pass over memory."""
     result = np.empty(x.shape, x.dtype) if out is None else out
-    lots = None if random is None else random.reshape(-1)
-    flat, rounded, judge = np.ascontiguousarray(x).reshape(-1), result.reshape(-1), judged(r.format)
-    in_place = flat.ctypes.data == rounded.ctypes.data
-    if not in_place and np.may_share_memory(flat, rounded):
+    flat, rounded = np.ascontiguousarray(x).reshape(-1), result.reshape(-1)
+    if np.may_share_memory(flat, rounded) and flat.ctypes.data != rounded.ctypes.data:
         flat = flat.copy()
+    source, target = flat.view(np.int32), rounded.view(np.int32)
+    lots = np.empty(0, np.int32) if random is None else np.ascontiguousarray(random).reshape(-1)
+    f = r.format
+    asked = (target_of(r, C32), judged(f), judged(f, C32), plain_of(r))
 
     def piece(lo: int, hi: int) -> Stats:
-        counts, sums, peak, place = np.zeros(11, np.int64), np.zeros(6), 0.0, -1
-        for first in range(lo, hi, PIECE):
-            part = slice(first, min(first + PIECE, hi))
-            before = flat[part].copy() if in_place else flat[part]
-            round_array(before, r, None if lots is None else lots[part], rounded[part])
-            top, where_it_is = _collect32(before, rounded[part], judge, counts, sums)
-            if place < 0 or top > peak:
-                peak, place = top, first + where_it_is
-        return Stats.of(counts, sums, peak, place)
+        counts, sums = np.zeros(11, np.int64), np.zeros(6)
+        peak, place = _round_and_collect(
+            source[lo:hi], target[lo:hi], lots[lo:hi], *asked, counts, sums
+        )
+        return Stats.of(counts, sums, peak, lo + place)
 
     return result, functools.reduce(Stats.__add__, over_threads(piece, x.size))

@@ -457,6 +457,15 @@ OF_STATS = (
         tests=STATS,
     ),
     Fault(
+        name="tiny-errors-in-binary32",
+        kind="statistics",
+        imitates="The error of a tiny number that is rounded away from zero is taken in binary32.",
+        file="emu/backends/numba/stats.py",
+        old="0.0 if inward and f.emin < f.precision else",
+        new="0.0 if f.emin < f.precision else",
+        tests=STATS,
+    ),
+    Fault(
         name="place-of-merged-stats",
         kind="statistics",
         imitates="A merged summary names the place of the smaller error.",

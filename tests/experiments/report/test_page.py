@@ -1,7 +1,9 @@
 """Pieces of pages: tables, openings, sections, and pictures that are part of the page."""
 
 import re
+from contextlib import nullcontext
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,3 +118,39 @@ def test_many_artists_of_some_marks_stay_small():
     axes[0, 0].plot([0, 1], [0, 1], "o")
     text = svg(figure, "x")
     assert "<image" in text and 2 < text.count("<use") < TOGETHER + 100
+
+
+@pytest.mark.pictures
+def test_a_picture_is_laid_out_as_matplotlib_does(monkeypatch):
+    """A label cut off, or axes of another size, where the figure is not drawn twice."""
+
+    def drawing() -> Any:
+        figure, axes = canvas(3.0, 1, 3)
+        left, middle, right = axes[0]
+        left.plot([1e-4, 1.0, 1e3], [-1.0, 1e-3, 1e2], label="a line")
+        left.set_xscale("log")
+        left.set_yscale("symlog", linthresh=1e-3)
+        left.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
+        left.set_title("a title")
+        image = middle.imshow(np.arange(12.0).reshape(3, 4), aspect="auto")
+        middle.set_yticks(range(3), ["a", "a long name", "b"], fontfamily="monospace")
+        figure.colorbar(image, ax=middle).set_label("z")
+        right.plot(np.arange(DENSE + 1), np.arange(DENSE + 1) % 7, "o")
+        right.annotate("beyond", (DENSE, 3.0), xytext=(30, 0), textcoords="offset points")
+        right.set_ylabel("on the right")
+        figure.supxlabel("below all")
+        return figure
+
+    figure = drawing()
+    ours = svg(figure, "x"), svg(figure, "x"), png(figure)
+    monkeypatch.setattr("roundscope.experiments.report.pictures._laid_out", _drawn_twice)
+    figure = drawing()
+    theirs = svg(figure, "x"), svg(figure, "x"), png(figure)
+    assert ours == theirs
+
+
+def _drawn_twice(figure: Any) -> Any:
+    import matplotlib as mpl
+
+    mpl.rcParams["savefig.pad_inches"] = 0.08  # within the caller's context
+    return nullcontext("tight")
