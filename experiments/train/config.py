@@ -37,8 +37,8 @@ class Config:
                             (linear_words)
     sums                    "native": the device's own sums of products, fast, reproducible on one
                             kind of device only; "preset": as the preset says
-    engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all
-                            layers and heads, sums="preset"; "cudnn": for plan "jax", in BF16 by
+    engine                  "xla"; "pallas": attention in fused kernels on a GPU, one plan for all
+                            heads of a layer, sums="preset"; "cudnn": for plan "jax", in BF16 by
                             cuDNN on a GPU
     block                   tile of queries and of keys; None: the whole context as one tile
     data                    "stdlib", "repeat", "sink" or a folder of train.bin and val.bin

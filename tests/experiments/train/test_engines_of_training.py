@@ -121,13 +121,15 @@ def test_steps_and_monitors_run_kernels(on_gpu):
 @pytest.mark.parametrize(
     ("change", "changes", "said"),
     [
-        ("layer=1 site=O -> bf16", {}, "layers or heads differ"),
-        ("head=1 site=O -> bf16", {}, "layers or heads differ"),
+        ("head=1 site=O -> bf16", {}, "heads of a layer differ"),
+        ("layer=1 head=0 site=O -> bf16", {}, "heads of a layer differ"),
         ("site=O -> bf16:stochastic", {}, "same at every step"),
         ("-> fp32", {"block": None}, "16, 32, 64 or 128 rows, not 24; give block=64"),
         ("-> fp32", {"block": None, "context": 256}, "not 256; give block=64"),
         ("-> fp32", {"heads": 1, "width": 24}, "powers of two from 16 on"),
         ("-> plan=baseline-bf16", {}, "softmax before P V"),
+        ("layer=1 -> plan=baseline-bf16", {}, "softmax before P V"),
+        ("layer=1 site=O -> bf16:stochastic", {}, "same at every step"),
         ("-> fp32", {"batch": 2**23}, "2.31 elements or more"),
     ],
 )
