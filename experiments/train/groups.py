@@ -37,15 +37,22 @@ class Group:
     """The arms of one executable: their numbers, their state on the devices, their peak rates.
 
     is_long: whether the run has so many steps that a step with the plan as part of it pays, where
-    all arms, layers and heads have one plan at all steps (`engines.only_plan`).
+    all arms, layers and heads have one plan at all steps (`engines.only_plan`). there: devices, by
+    default all of this machine.
     """
 
     def __init__(
-        self, settings: Settings, arms: list[int], state: Any, *, is_long: bool = False
+        self,
+        settings: Settings,
+        arms: list[int],
+        state: Any,
+        *,
+        is_long: bool = False,
+        there: Sequence[Any] | None = None,
     ) -> None:
         self.settings, self.arms = settings, arms
         self.is_long = is_long and not settings.at
-        self.place = devices.place(settings.config, arms)
+        self.place = devices.place(settings.config, arms, there)
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
@@ -86,7 +93,7 @@ class Group:
             own = _fused(config, plans[0], wrongs)
             if self.is_long and own is None:
                 own = only_plan(config, plans, wrongs)
-            self._executables[stage] = one_step.advance(config, own), own
+            self._executables[stage] = one_step.advance(config, own, self.place.mesh), own
         return self._executables[stage]
 
     def _stage(self, number: int) -> int:

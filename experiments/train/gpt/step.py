@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, reseeded
 from roundscope.experiments.train import state as states
@@ -18,6 +19,7 @@ from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset
 from roundscope.experiments.train.gpt.plans import Fixed, Tables
+from roundscope.experiments.train.parts import InParts
 from roundscope.experiments.train.state import State, arm
 
 __all__ = ["State", "Step", "advance", "arm", "numbers_only", "plans_at", "shape_of", "start"]
@@ -45,7 +47,7 @@ def shape_of(config: Config) -> Any:
     return jax.eval_shape(lambda: states.fresh(config, model.init(config, jax.random.key(0))))
 
 
-def advance(config: Config, sole: Fixed | None = None) -> Step:
+def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None) -> Step:
     """Return the jitted step of all arms.
 
     It maps (state, tokens, plans, lr, offset, linears) to (state, losses (A,), gradient norms
@@ -63,10 +65,14 @@ def advance(config: Config, sole: Fixed | None = None) -> Step:
     linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None:
             another executable, without it
 
+    mesh    the devices of a batch in parts (`experiments.train.parts`), by default the default one
+
     Losses and norms (before clipping) are those at the weights before the step. The same state,
     tokens, plans and lr on the same device give the same bits.
     """
-    return _advance(numbers_only(config), sole)
+    if config.parts is None or config.parts == 1:
+        return _advance(numbers_only(config), sole)
+    return _in_parts(numbers_only(config), sole, mesh)
 
 
 def numbers_only(config: Config) -> Config:
@@ -83,8 +89,45 @@ def numbers_only(config: Config) -> Config:
     return replace(config, changes=(), data="", data_seed=0, init_seed=0, **watching)
 
 
+def _loss(config: Config, sole: Fixed | None) -> Callable[..., Array]:
+    """Return the loss of an arm; its number is that from which random bits are drawn."""
+
+    def loss(
+        params: Any,
+        tokens: Array,
+        number: Any,
+        plans: Tables | None,
+        offset: Offset | None,
+        linears: LinearPlans | None,
+    ) -> Array:
+        own, events = sole or plans_at(plans, number), linear_at(linears, number)
+        offset = offset and offset._replace(step=number)
+        return model.loss(params, tokens, own, config, offset, events)
+
+    return loss
+
+
+@lru_cache(64)
+def _in_parts(config: Config, sole: Fixed | None, mesh: Mesh | None) -> Step:
+    run = InParts(config, mesh, _loss(config, sole))
+
+    def advance(
+        state: State,
+        tokens: np.ndarray,
+        plans: Tables | None,
+        lr: Array,
+        offset: Offset | None = None,
+        linears: LinearPlans | None = None,
+    ) -> step.Seen:
+        return run(state, tokens, lr, (plans, offset, linears))
+
+    return advance
+
+
 @lru_cache(64)
 def _advance(config: Config, sole: Fixed | None) -> Step:
+    loss = _loss(config, sole)
+
     def one(
         state: State,
         tokens: Array,
@@ -93,14 +136,8 @@ def _advance(config: Config, sole: Fixed | None) -> Step:
         offset: Offset | None,
         linears: LinearPlans | None,
     ) -> step.Seen:
-        own, events = sole or plans_at(plans, state.step), linear_at(linears, state.step)
-        offset = offset and offset._replace(step=state.step)
-        return step.one(
-            config,
-            state,
-            lr,
-            lambda params: model.loss(params, tokens, own, config, offset, events),
-        )
+        data = tokens, state.step, plans, offset, linears
+        return step.one(config, state, lr, lambda params: loss(params, *data))
 
     def all_arms(
         state: State,

@@ -157,9 +157,16 @@ class Run:
             tables, plans = group.plans(self.number)
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
-            own = group.offset(self.number), group.linears(self.number), group.fused(self.number)
+            data = tables, group.offset(self.number), group.linears(self.number)
+            params, tables, *own = group.place.alone((group.state.params, *data))
             found, seen = monitor.look(
-                self.settings.config, group.state.params, tokens, tables, self.number, *own
+                self.settings.config,
+                params,
+                tokens,
+                tables,
+                self.number,
+                *own,
+                group.fused(self.number),
             )
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if "drift" in found:
