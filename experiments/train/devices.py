@@ -51,9 +51,7 @@ class Place:
 
     def alone(self, x: Any) -> Any:
         """Return what `state` returned as one device has it, where every device has all of it."""
-        if self.mesh is None or self.of_arms:
-            return x
-        return by_device(x, 1)[0]
+        return x if self.of_arms else by_device(x, self.mesh)[0]
 
     def tokens(self, x: Any) -> Any:
         """Return tokens (B, T + 1), or (A, B, T + 1), laid out on the devices.
@@ -88,13 +86,15 @@ def parts_here(config: Config, groups: Sequence[Sequence[int]]) -> int:
     return min(_power(count), config.batch & -config.batch)
 
 
-def by_device(x: Any, count: int) -> list[Any]:
-    """Return what the first devices have of arrays, each of which is whole on every device."""
+def by_device(x: Any, mesh: Mesh | None) -> list[Any]:
+    """Return what each device has of arrays that are whole on every device of a mesh."""
+    if mesh is None:
+        return [x]
 
     def on(device: int) -> Any:
         return jax.tree.map(lambda leaf: leaf.addressable_shards[device].data, x)
 
-    return [on(device) for device in range(count)]
+    return [on(device) for device in range(mesh.size)]
 
 
 def mesh_of(there: Sequence[Any]) -> Mesh:

@@ -1,10 +1,10 @@
 """A step whose batch is in parts: gradients of each, added in an order that no device changes.
 
 Each device runs the programs of one device, on its own arrays: those of gradients, at the shapes of
-one part, and that of the optimizer. Programs that span devices are others to XLA, which fuses and
-adds up in another order even where no device needs another. Only sums go over devices: of neighbors,
-then of neighboring sums, for four parts (g0 + g1) + (g2 + g3). As the numbers of parts and devices
-are powers of two, and a device has consecutive parts, its own sum is one of these. So any number of
+one part, and that of the optimizer. A program that spans devices is another one to XLA, which fuses
+otherwise even where no number crosses devices. Only sums go over devices: of neighbors, then of
+neighboring sums, for four parts (g0 + g1) + (g2 + g3). As the numbers of parts and devices are
+powers of two, and a device has consecutive parts, its own sum is one of these. So any number of
 devices has the bits of one.
 
 In a sum over devices each adds a stretch of all numbers: it gets the stretch from every device and
@@ -72,8 +72,8 @@ class InParts:
         State, lr and data are of arms and on every device; tokens (B, T + 1) or (A, B, T + 1) are
         on the host.
         """
-        split, turns = _split(tokens, self.parts), self.parts // self.count
-        each = by_device((state, lr, data), self.count)
+        split, turns, mesh = _split(tokens, self.parts), self.parts // self.count, self.mesh
+        each = by_device((state, lr, data), mesh)
         key = jax.tree.structure(data)
 
         def first(device: int) -> Any:
@@ -87,7 +87,7 @@ class InParts:
             return seen
 
         sums = self._on_each(("gradients", key), first)
-        means = by_device(self._mean(self._joined(sums, OWN)), self.count)
+        means = by_device(self._mean(self._joined(sums, OWN)), mesh)
         done: step.Seen = self._joined(self._on_each("update", last), ALL)
         return done
 
@@ -96,12 +96,12 @@ class InParts:
 
         A thread for each launches its programs; what is compiled first is compiled in turn.
         """
-        at = self._threads.map if key in self._known else map
+        at = self._threads.map if self.count > 1 and key in self._known else map
         self._known.add(key)
         return list(at(run, range(self.count)))
 
     def _joined(self, each: Sequence[Any], spec: PartitionSpec) -> Any:
-        """Return arrays of all devices as arrays over the mesh: whole ones, or entries of an axis."""
+        """Return arrays of devices as arrays over the mesh: each is all of it, or an entry."""
         if self.mesh is None:
             return each[0]
         sharding, longer = NamedSharding(self.mesh, spec), self.count if spec == OWN else 1

@@ -163,8 +163,8 @@ def test_cudnn_is_asked_before_a_folder_is_made(on_gpu):
         engines.check_engine(Config(plan="jax", engine="cudnn", heads=4, width=20))
 
 
-def test_a_run_in_kernels_has_one_device(monkeypatch):
-    """A batch that is spread over devices, of which each would do all of the kernels' work."""
+def test_arms_in_kernels_are_not_spread(monkeypatch):
+    """Arms that are spread over devices, of which each would do all of the kernels' work."""
     monkeypatch.setattr(jax, "devices", lambda: [None, None])
     assert devices.place(CONFIG, [0, 1]).mesh is None
 

@@ -1,5 +1,5 @@
-"""A plan for each layer, also where layers differ in more than is data: another kernel, another sum,
-another delta.
+"""A plan for each layer, also where layers differ in more than is data: another kernel, sum or
+delta.
 """
 
 from dataclasses import replace
