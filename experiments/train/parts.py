@@ -124,7 +124,8 @@ def _mean(count: int, parts: int, sums: Any) -> Any:
     """Return the mean over parts on each device, from the sums (1, ...) of each."""
 
     def mean(x: Array) -> Array:
-        return _over(count, x[0]) * jnp.float32(1 / parts)  # exact, as parts is a power of two
+        # exact, as parts is a power of two
+        return jnp.asarray(_over(count, x[0]) * jnp.float32(1 / parts))
 
     return jax.tree.map(mean, sums)
 
@@ -135,7 +136,8 @@ def _over(count: int, x: Array) -> Array:
         return x
     stretches = jnp.pad(x.reshape(-1), (0, -x.size % count)).reshape(count, -1)
     mine = halves(list(lax.all_to_all(stretches, AXIS, 0, 0)))
-    return lax.all_gather(mine, AXIS, tiled=True)[: x.size].reshape(x.shape)
+    whole: Array = lax.all_gather(mine, AXIS, tiled=True)
+    return whole[: x.size].reshape(x.shape)
 
 
 def _split(tokens: Any, parts: int) -> np.ndarray:

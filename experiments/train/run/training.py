@@ -158,14 +158,16 @@ class Run:
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
             data = tables, group.offset(self.number), group.linears(self.number)
-            params, tables, *own = group.place.alone((group.state.params, *data))
+            params, *own = group.place.alone((group.state.params, *data))
+            tables, offset, linears = own
             found, seen = monitor.look(
                 self.settings.config,
                 params,
                 tokens,
                 tables,
                 self.number,
-                *own,
+                offset,
+                linears,
                 group.fused(self.number),
             )
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
