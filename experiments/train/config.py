@@ -37,8 +37,8 @@ class Config:
                               matrix for embedding and output;  mlp_ratio: MLP width / width
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
                             (experiments.train.gpt.linear); "fp16"; "fp32"
-    plan, changes           attention: a preset or "jax"; its changes and those of linear layers
-                            (linear_words)
+    plan, changes           attention: a preset or "jax"; its changes, such as "layer=1 ->
+                            plan=qiu-yao", and those of linear layers (linear_words)
     sums                    "native": the device's own sums of products, fast, reproducible on one
                             kind of device only; "preset": as the preset says
     engine                  "xla"; "pallas": attention in fused kernels on a GPU, one plan for all
