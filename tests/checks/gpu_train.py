@@ -23,8 +23,8 @@ from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import settings
 
 STEPS, WARM = 12, 3  # WARM: steps that are not timed
-KERNELS = "block=64", "data=repeat", "sums=preset", "plan=fa2-bf16@hopper", "warmup=2", "lr=1e-2"
-SMALL = "layers=2", "heads=2", "width=128", "context=200", "batch=7", *KERNELS
+KERNELS = "block=64", "data=repeat", "sums=preset", "plan=fa2-bf16@hopper", "warmup=2"
+SMALL = "layers=2", "heads=2", "width=128", "context=200", "batch=7", "lr=1e-2", *KERNELS
 WIDE = "layers=4", "heads=12", "width=768", "context=1024", "batch=16", "vocab=8192", *KERNELS
 CHANGES = ["6: -> plan=qiu-yao@hopper", "9: layer=1 -> plan=fa2-bf16@hopper"]
 
