@@ -11,10 +11,11 @@ In a sum over devices each adds a stretch of all numbers: it gets the stretch fr
 returns the total to all. As for any such sum, every device sends about twice its gradients.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.devices import AXIS, by_device
 from roundscope.experiments.train.state import State
 
+T = TypeVar("T")
 ALL, OWN = PartitionSpec(), PartitionSpec(AXIS)
 
 
@@ -58,7 +60,7 @@ class InParts:
             return jax.vmap(partial(step.updated, config))(state, lr, *found)
 
         self._gradients, self._update = step.compiled(gradients), step.compiled(update)
-        self._sum = step.compiled(lambda found: jax.tree.map(lambda *x: halves(x)[None], *found))
+        self._add = step.compiled(partial(jax.tree.map, jnp.add))
         over = partial(_mean, self.count, self.parts)
         self._mean = step.compiled(
             over
@@ -79,7 +81,8 @@ class InParts:
         def first(device: int) -> Any:
             state, _, data = each[device]
             own = range(device * turns, (device + 1) * turns)
-            return self._sum([self._gradients(state, split[n], np.int32(n), data) for n in own])
+            found = (self._gradients(state, split[n], np.int32(n), data) for n in own)
+            return total(found, self._add)
 
         def last(device: int) -> step.Seen:
             state, lr, _ = each[device]
@@ -101,7 +104,7 @@ class InParts:
         return list(at(run, range(self.count)))
 
     def _joined(self, each: Sequence[Any], spec: PartitionSpec) -> Any:
-        """Return arrays of devices as arrays over the mesh: each is all of it, or an entry."""
+        """Return arrays of devices as one over the mesh: each is all of it, or its own stretch."""
         if self.mesh is None:
             return each[0]
         sharding, longer = NamedSharding(self.mesh, spec), self.count if spec == OWN else 1
@@ -113,19 +116,25 @@ class InParts:
         return jax.tree.map(join, *each)
 
 
-def halves(x: Sequence[Any]) -> Any:
-    """Return the sum of a power of two of numbers: of neighbors, then of neighboring sums."""
-    while len(x) > 1:
-        x = [a + b for a, b in zip(x[::2], x[1::2], strict=True)]
-    return x[0]
+def total(parts: Iterable[T], add: Callable[[T, T], T]) -> T:
+    """Return the sum of a power of two of parts: of neighbors, then of neighboring sums.
+
+    Each sum is made once its parts are there, so that few are kept.
+    """
+    kept: list[T] = []
+    for number, x in enumerate(parts, 1):
+        while number % 2 == 0:
+            x, number = add(kept.pop(), x), number // 2
+        kept.append(x)
+    return kept.pop()
 
 
 def _mean(count: int, parts: int, sums: Any) -> Any:
-    """Return the mean over parts on each device, from the sums (1, ...) of each."""
+    """Return the mean over parts on each device, from the sum of each device's own."""
 
     def mean(x: Array) -> Array:
         # exact, as parts is a power of two
-        return jnp.asarray(_over(count, x[0]) * jnp.float32(1 / parts))
+        return jnp.asarray(_over(count, x) * jnp.float32(1 / parts))
 
     return jax.tree.map(mean, sums)
 
@@ -135,7 +144,7 @@ def _over(count: int, x: Array) -> Array:
     if count == 1:
         return x
     stretches = jnp.pad(x.reshape(-1), (0, -x.size % count)).reshape(count, -1)
-    mine = halves(list(lax.all_to_all(stretches, AXIS, 0, 0)))
+    mine: Array = total(lax.all_to_all(stretches, AXIS, 0, 0), operator.add)
     whole: Array = lax.all_gather(mine, AXIS, tiled=True)
     return whole[: x.size].reshape(x.shape)
 

@@ -3,6 +3,7 @@ on one device and on several. Devices are parts of one processor, in programs of
 """
 
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import devices, groups, origins, state
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, step
-from roundscope.experiments.train.parts import InParts, halves
+from roundscope.experiments.train.parts import InParts, total
 from roundscope.experiments.train.settings import settings
 from roundscope.experiments.train.step import compiled, updated
 
@@ -38,7 +39,9 @@ def taken(loss, arms=1, config=CONFIG):
 
 def test_parts_are_added_by_halves():
     """An order of devices, or another that a compiler chooses; a sum in place of a mean."""
-    assert halves(list(NUMBERS)) == np.float32(0.0) != sum(NUMBERS)
+    assert total(NUMBERS, operator.add) == np.float32(0.0) != sum(NUMBERS)
+    words = total("01234567", lambda a, b: f"({a}{b})")
+    assert words == "(((01)(23))((45)(67)))"
 
     def loss(params, tokens, number):
         return (params["w"] * jnp.asarray(NUMBERS)[tokens[0, 0] // 2]).sum()
@@ -73,7 +76,7 @@ def test_a_step_in_parts_is_one_of_mean_gradients():
     def arm(own, tokens, lr):
         run = jax.value_and_grad(lambda p, t: model.loss(p, t, None, CONFIG))
         found = [run(own.params, tokens[n : n + 1]) for n in range(4)]
-        mean = jax.tree.map(lambda *x: halves(x) * jnp.float32(0.25), *found)
+        mean = jax.tree.map(lambda *x: total(x, operator.add) * jnp.float32(0.25), *found)
         return updated(CONFIG, own, lr, *mean)
 
     theirs = compiled(jax.vmap(arm))(first, tokens, lr)
