@@ -17,6 +17,7 @@ from roundscope.experiments.train import devices, groups
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.parts import InParts
 from roundscope.experiments.train.settings import settings
 from tests.checks.engines import bits
 
@@ -198,3 +199,15 @@ def test_changes_of_all_arms_from_a_step_on_need_plans_as_data():
     own = settings(small, at=["3: -> P=fp16"])
     (group,) = groups.groups(own, step.start(own.config, 1), is_long=True)
     assert group.sole(0) is None
+
+
+def test_kernels_run_on_each_part_of_a_batch(on_gpu):
+    """A part that is computed by another engine, or kernels that get the whole batch."""
+    config = settings([*WORDS, "parts=4"]).config
+    first, plan = step.start(config, 1), plans.base(config)
+    own = InParts(step.numbers_only(config), None, step._loss(config, plan))
+    traced = own._gradients.trace(first, np.zeros((4, 25), np.int32), np.int32(0), (None,) * 3)
+    text = str(traced.jaxpr)
+    assert text.count("pallas_call") > 1
+    rows = config.heads * config.batch // 4
+    assert f"[{rows},32,16]" in text and f"[{4 * rows},32,16]" not in text  # heads, padded tokens

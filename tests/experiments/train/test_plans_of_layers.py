@@ -18,6 +18,7 @@ from roundscope.experiments.train import step as a_step
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import engines, layers, linear, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.loop import replayed
 from roundscope.experiments.train.settings import settings
 
 CONFIG = Config(
@@ -161,9 +162,22 @@ def test_an_offset_is_where_delta_reads_an_output():
         groups.numbers(settings_of("layer=0 -> delta_from=P_DP offset=16:bias"))
 
 
-def settings_of(change, *more):
+@pytest.mark.thorough
+def test_a_layer_changes_its_plan_at_a_step():
+    """A change that comes too early, in all layers, or otherwise in a run that goes on."""
+    first, at = "layer=0 -> plan=fp32", ["1: layer=1 -> plan=fa2-bf16"]
+    own, other = settings_of(first, at=at), settings_of(first)
+    begin = step.start(own.config, 1)
+    one, two = (replayed(own, begin, 0, n) for n in (1, 2))
+    assert same(one, replayed(other, begin, 0, 1)) and same(two, replayed(own, one, 1, 2))
+    assert not same(two, replayed(other, begin, 0, 2))
+
+
+def settings_of(change, *more, **options):
     words = [f"{name}={getattr(CONFIG, name)}" for name in ("layers", "heads", "width", "context")]
-    return settings([*words, "data=repeat", "batch=2", "plan=qiu-yao", f"changes={change}", *more])
+    return settings(
+        [*words, "data=repeat", "batch=2", "plan=qiu-yao", f"changes={change}", *more], **options
+    )
 
 
 def test_fused_kernels_have_the_plans_of_layers(monkeypatch):
