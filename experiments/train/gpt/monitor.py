@@ -30,6 +30,7 @@ in turn, by the numpy engine; in a run with fused kernels over a sample of the t
 (`attention.tiles.sample`), by those kernels.
 """
 
+import operator
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
@@ -204,7 +205,8 @@ def _means(found: Sequence[dict[str, Stats]]) -> dict[str, tuple[float, float]]:
     for stats in found:
         for name, s in stats.items():
             own = [float(x.sum()) for x in (s.n, s.ulps, s.abs_ulps)]
-            total[name] = [a + b for a, b in zip(total.get(name, [0.0] * 3), own, strict=True)]
+            before = total.get(name)
+            total[name] = own if before is None else [*map(operator.add, before, own)]
     return {name: (ulps / n, absolute / n) for name, (n, ulps, absolute) in total.items() if n}
 
 
