@@ -69,6 +69,8 @@ def over_engines() -> int:
 def over_devices() -> int:
     asked = settings([*WIDE, "engine=pallas"])
     parts = parts_here(asked.config, [[0]])
+    if parts == 1:
+        sys.exit("--devices: JAX sees one GPU; run it where there are several")
     asked = settings([*WIDE, "engine=pallas", f"parts={parts}"])
     (one, alone), (many, shared) = (
         trained(f"{parts} parts on {count} of {parts} GPUs", asked, jax.devices()[:count])
