@@ -70,7 +70,8 @@ def over_devices() -> int:
     asked = settings([*WIDE, "engine=pallas"])
     parts = parts_here(asked.config, [[0]])
     if parts == 1:
-        sys.exit("--devices: JAX sees one GPU; run it where there are several")
+        print("nothing to compare: JAX sees one GPU")
+        return 0
     asked = settings([*WIDE, "engine=pallas", f"parts={parts}"])
     (one, alone), (many, shared) = (
         trained(f"{parts} parts on {count} of {parts} GPUs", asked, jax.devices()[:count])
