@@ -93,9 +93,10 @@ gpu-watch:  ## on a machine with a GPU, PyTorch and jax: models on plans, traini
 	$(PYTHON) -m tests.checks.watching.in_torch --out watch-torch
 	$(PYTHON) -m tests.checks.watching.in_jax --out watch-jax
 
-gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs
+gpu-scaling:  ## on a machine with one or more GPUs: time and memory of fused kernels by tokens, and over the GPUs; a training over the GPUs
 	$(PYTHON) -m tests.checks.gpu_scaling
 	$(PYTHON) -m tests.checks.gpu_scaling --devices
+	$(PYTHON) -m tests.checks.gpu_train --devices
 
 gpu-tensor-core:  ## the last part of gpu-check alone
 	$(PYTHON) -m tests.checks.gpu_tensor_core

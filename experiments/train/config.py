@@ -11,7 +11,7 @@ from roundscope.experiments.errors import UsageError, bad
 JAX = "jax"
 XLA, PALLAS, CUDNN = "xla", "pallas", "cudnn"
 WORD = 2**32
-NEWER = ("engine", "drift_alarm")  # fields that came after results were stored
+NEWER = ("engine", "drift_alarm", "parts")  # fields that came after results were stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,10 @@ class Config:
                             heads
     context                 tokens that a position sees, itself included
     vocab                   number of tokens;  batch: sequences in a step;  steps: of the whole run
+    parts                   parts of the batch, a power of two: gradients are of one part at a time
+                            and are added in a fixed order, on up to so many devices, with the bits
+                            of one device. None: a new run has one part for each device that there
+                            is, or a whole batch where arms are spread over devices
     lr, min_lr              peak and end of the cosine; an arm's own lr scales both
     warmup, decay_steps     steps of linear warm-up; the step at which the cosine ends (None: steps)
     beta1, beta2, weight_decay, clip   AdamW's numbers; decay applies to matrices only; clip: the
@@ -33,12 +37,12 @@ class Config:
                               matrix for embedding and output;  mlp_ratio: MLP width / width
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
                             (experiments.train.gpt.linear); "fp16"; "fp32"
-    plan, changes           attention: a preset or "jax"; its changes and those of linear layers
-                            (linear_words)
+    plan, changes           attention: a preset or "jax"; its changes, such as "layer=1 ->
+                            plan=qiu-yao", and those of linear layers (linear_words)
     sums                    "native": the device's own sums of products, fast, reproducible on one
                             kind of device only; "preset": as the preset says
-    engine                  "xla"; "pallas": attention in fused kernels on one GPU, one plan for all
-                            layers and heads, sums="preset"; "cudnn": for plan "jax", in BF16 by
+    engine                  "xla"; "pallas": attention in fused kernels on a GPU, one plan for all
+                            heads of a layer, sums="preset"; "cudnn": for plan "jax", in BF16 by
                             cuDNN on a GPU
     block                   tile of queries and of keys; None: the whole context as one tile
     data                    "stdlib", "repeat", "sink" or a folder of train.bin and val.bin
@@ -84,6 +88,7 @@ class Config:
     keep: int = 3
     monitor_every: int = 10
     drift_alarm: float | None = THRESHOLD
+    parts: int | None = None
 
     def __post_init__(self) -> None:
         _check_sizes(self)
@@ -159,6 +164,16 @@ def _check_sizes(c: Config) -> None:
             c.block,
             "a tile has at least one row; leave it out for one tile as large as the context",
         )
+    if c.parts is not None:
+        most = c.batch & -c.batch  # the largest power of two that divides the batch
+        if c.parts < 1 or c.parts & (c.parts - 1):
+            raise bad(
+                "parts",
+                c.parts,
+                "give a power of two, such as 2, for one order of addition on all devices",
+            )
+        if c.batch % c.parts:
+            raise bad("parts", c.parts, f"must divide the batch of {c.batch}; {most} does")
     if c.drift_alarm is not None and not c.drift_alarm > 0.0:
         raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.1, or none")
     for name in ("data_seed", "init_seed"):

@@ -10,18 +10,24 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention import Plan
-from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.experiments.train import devices
 from roundscope.experiments.train.config import PALLAS, WORD, Config
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.engines import check_engine, fused_plan, only_plan
-from roundscope.experiments.train.gpt.injected import check, readable, wrongs_of
-from roundscope.experiments.train.gpt.interventions import Plans, plans_of
+from roundscope.experiments.train.gpt.injected import check, wrongs_of
+from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, formats_of, how_of, linear_at
 from roundscope.experiments.train.gpt.linear_plans import by_arm as linears_by_arm
-from roundscope.experiments.train.gpt.offset import Offset, Wrongs, offsets
-from roundscope.experiments.train.gpt.plans import by_arm, by_layer
+from roundscope.experiments.train.gpt.offset import Offset, Wrongs, offsets, readable
+from roundscope.experiments.train.gpt.plans import (
+    Fixed,
+    Plans,
+    Tables,
+    by_arm,
+    by_layer,
+    likes,
+    structures,
+)
 from roundscope.experiments.train.mx.formats import Formats
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.state import pick
@@ -31,20 +37,27 @@ class Group:
     """The arms of one executable: their numbers, their state on the devices, their peak rates.
 
     is_long: whether the run has so many steps that a step with the plan as part of it pays, where
-    all arms, layers and heads have one plan at all steps (`engines.only_plan`).
+    all arms, layers and heads have one plan at all steps (`engines.only_plan`). there: devices, by
+    default all of this machine.
     """
 
     def __init__(
-        self, settings: Settings, arms: list[int], state: Any, *, is_long: bool = False
+        self,
+        settings: Settings,
+        arms: list[int],
+        state: Any,
+        *,
+        is_long: bool = False,
+        there: Sequence[Any] | None = None,
     ) -> None:
         self.settings, self.arms = settings, arms
         self.is_long = is_long and not settings.at
-        self.place = devices.place(settings.config, arms)
+        self.place = devices.place(settings.config, arms, there)
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
-        self._executables: dict[int, tuple[one_step.Step, Plan | None]] = {}
-        self._plans: dict[int, tuple[HeadPlans | None, list[Plans | None]]] = {}
+        self._executables: dict[int, tuple[one_step.Step, Fixed | None]] = {}
+        self._plans: dict[int, tuple[Tables | None, list[Plans | None]]] = {}
         self._offsets: dict[int, Offset | None] = {}
         self._linears: dict[int, LinearPlans | None] = {}
 
@@ -60,18 +73,18 @@ class Group:
         )
         return losses, norms
 
-    def fused(self, number: int) -> Plan | None:
-        """Return the plan of a step's fused kernels, that of all arms here.
+    def fused(self, number: int) -> Fixed | None:
+        """Return the plan of a step's fused kernels, or those of its layers, of all arms here.
 
         None for a run without fused kernels.
         """
         return self.sole(number) if self.settings.config.engine == PALLAS else None
 
-    def sole(self, number: int) -> Plan | None:
+    def sole(self, number: int) -> Fixed | None:
         """Return the plan that is part of a step; None where plans are data of it."""
         return self._executable(number)[1]
 
-    def _executable(self, number: int) -> tuple[one_step.Step, Plan | None]:
+    def _executable(self, number: int) -> tuple[one_step.Step, Fixed | None]:
         """Return the executable of a step, and what `sole` returns."""
         stage = self._stage(number)
         if stage not in self._executables:
@@ -80,7 +93,7 @@ class Group:
             own = _fused(config, plans[0], wrongs)
             if self.is_long and own is None:
                 own = only_plan(config, plans, wrongs)
-            self._executables[stage] = one_step.advance(config, own), own
+            self._executables[stage] = one_step.advance(config, own, self.place.mesh), own
         return self._executables[stage]
 
     def _stage(self, number: int) -> int:
@@ -93,7 +106,7 @@ class Group:
             return batches[self.seeds[0]]
         return np.stack([batches[seed] for seed in self.seeds])
 
-    def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
+    def plans(self, number: int) -> tuple[Tables | None, list[Plans | None]]:
         """Return the plans of a step, as data on the devices and as plans."""
         stage = self._stage(number)
         if stage not in self._plans:
@@ -112,7 +125,8 @@ class Group:
             offset = self._offset(number)
             self._offsets[stage] = None if offset is None else self.place.state(offset)
         tables = self.plans(number)[0]
-        return self._offsets[stage] if tables is not None and readable(tables.like) else None
+        is_read = tables is not None and any(map(readable, likes(tables)))
+        return self._offsets[stage] if is_read else None
 
     def linears(self, number: int) -> LinearPlans | None:
         """Return what the linear layers round at a step, as data on the devices.
@@ -180,14 +194,14 @@ def firsts(settings: Settings) -> list[int]:
 def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     """Return what decides an executable.
 
-    That is the structure of the plans, whether there is an error of what delta reads, and which
-    events of linear layers draw random bits.
+    That is the structure of each layer's plans, whether there is an error of what delta reads, and
+    which events of linear layers draw random bits.
     """
     plans = plans_at(settings, arm, step)
     wrongs = wrongs_at(settings, arm, step)
     formats = formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
-    own = None if plans is None else structure(plans[0][0])
+    own = None if plans is None else structures(plans)
     return (
         _fused(settings.config, plans, wrongs) or own,
         wrongs is not None,
@@ -195,8 +209,8 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     )
 
 
-def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Plan | None:
-    """Return the one plan that an arm's fused kernels have; None for a run without them."""
+def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Fixed | None:
+    """Return the plan that an arm's fused kernels have, or those of its layers; None without."""
     return None if config.engine != PALLAS or plans is None else fused_plan(config, plans, wrongs)
 
 

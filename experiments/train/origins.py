@@ -68,6 +68,9 @@ def new(
     # with decay_steps given, a later steps= leaves the schedule as it is
     asked = replace(asked, config=replace(asked.config, decay_steps=asked.config.cosine_end))
     _check(asked, 0, asked.at)
+    if asked.config.parts is None:  # kept, so that the run goes on with the same bits elsewhere
+        parts = devices.parts_here(asked.config, groups.numbers(asked))
+        asked = replace(asked, config=replace(asked.config, parts=parts))
     return Origin(settings=asked, beginning=partial(_first, asked), in_place=False, words={})
 
 

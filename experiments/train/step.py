@@ -35,7 +35,18 @@ def one(
     trained  returns gradients, and what is added to the weights, as used: 0 where a parameter is
              fixed
     """
-    value, gradients = jax.value_and_grad(loss)(state.params)
+    return updated(config, state, lr, *jax.value_and_grad(loss)(state.params), trained)
+
+
+def updated(
+    config: Config,
+    state: State,
+    lr: Array,
+    value: Array,
+    gradients: Any,
+    trained: Callable[[Any], Any] = lambda updates: updates,
+) -> Seen:
+    """Return an arm after a step whose loss and gradients are known; arguments as for `one`."""
     gradients = trained(gradients)
     norm = optax.tree.norm(gradients)
     now = optimiser.rate(config, state.step, lr)

@@ -15,7 +15,7 @@ from jax import Array
 from jax.extend.core import Jaxpr, Literal
 
 from roundscope.emu.backends.kernels import marks
-from roundscope.emu.backends.kernels.narrowing import inlined
+from roundscope.emu.backends.kernels.narrowing import RESHARD, inlined
 
 BY_NUMBER = (
     "add",
@@ -89,6 +89,8 @@ def _evaluate(
 def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
     if closed := inlined(eqn):
         return _evaluate(closed.jaxpr, [*map(_given, closed.consts)], x)
+    if eqn.primitive.name == RESHARD:
+        return [*x]
     if eqn.primitive is marks.TRANSPOSED or _swaps(eqn):
         return [lambda is_transposed: x[0](not is_transposed)]
 

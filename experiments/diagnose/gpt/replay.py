@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention.plans.traced import structure
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
 from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly
@@ -23,7 +22,7 @@ from roundscope.experiments.diagnose.replay.start import Own
 from roundscope.experiments.diagnose.replay.store import Store, digest
 from roundscope.experiments.results.machine import device
 from roundscope.experiments.train import checkpoint
-from roundscope.experiments.train.gpt.interventions import Plans
+from roundscope.experiments.train.gpt.plans import Plans, structures
 from roundscope.experiments.train.groups import Group, numbers
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import plain
@@ -105,7 +104,7 @@ class Window:
         Trials with the same ones share an executable.
         """
         return tuple(
-            (n, structure(plans[0][0])) for n, plans in self._plans(trial) if n < self.case.longest
+            (n, structures(plans)) for n, plans in self._plans(trial) if n < self.case.longest
         )
 
     def name(self, trial: Trial) -> str:

@@ -7,13 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.units import reseeded
 from roundscope.experiments.diagnose.replay.fate import Trial
 from roundscope.experiments.diagnose.replay.replayer import shaken
-from roundscope.experiments.train.gpt.interventions import Plans
-from roundscope.experiments.train.gpt.plans import by_arm, by_layer
+from roundscope.experiments.train.gpt.plans import Plans, Tables, by_arm, by_layer
 from roundscope.experiments.train.groups import Group, plans_at
 from roundscope.experiments.train.settings import Settings
 
@@ -35,7 +33,7 @@ class Trials(Group):
         )
         super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
 
-    def plans(self, number: int) -> tuple[HeadPlans | None, list[Plans | None]]:
+    def plans(self, number: int) -> tuple[Tables | None, list[Plans | None]]:
         """Return the plans of a step as the parent does, edited."""
         stage = self._stage(number)
         if stage not in self._plans:

@@ -9,8 +9,7 @@ from roundscope.attention.plans.presets import fa2_bf16
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.diagnose.tensors.accounts import SITES_OF
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, WIDE, narrow, occurring
-from roundscope.experiments.train.gpt.interventions import Plans
-from roundscope.experiments.train.gpt.plans import native
+from roundscope.experiments.train.gpt.plans import Plans, native
 
 DELTAS = {"delta from P dP": DeltaFrom.P_DP, "delta centred": DeltaFrom.CENTRED}
 

@@ -21,9 +21,9 @@ import numpy as np
 from jax import Array
 
 from roundscope.attention.models.alarm import KEPT
-from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.linear import FULL
+from roundscope.experiments.train.gpt.plans import Tables
 from roundscope.experiments.train.gpt.row_sums import row_sums
 from roundscope.experiments.train.gpt.step import numbers_only
 from roundscope.experiments.train.groups import Group
@@ -54,7 +54,7 @@ def looking() -> Callable[[Group, int, Batches], Array]:
 
 @lru_cache(64)
 def _all_arms(config: Config) -> Any:
-    def one(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> Any:
+    def one(params: Any, tokens: Array, plans: Tables, step: Any) -> Any:
         own = row_sums(config, params, tokens, plans, step)
         layers, batch, t = own.v.shape[:3]
         values = own.v.reshape(layers, batch, t, -1)
@@ -66,7 +66,7 @@ def _all_arms(config: Config) -> Any:
             columns.append((_norms(r), _norms(g)))
         return tuple(rest), columns
 
-    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> Any:
+    def all_arms(params: Any, tokens: Array, plans: Tables, step: Any) -> Any:
         own_batch = 0 if tokens.ndim == 3 else None
         return jax.vmap(one, in_axes=(0, own_batch, 0, None))(params, tokens, plans, step)
 

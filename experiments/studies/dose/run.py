@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose, settings_of
 from roundscope.experiments.studies.dose.ties import shares as shares_of
@@ -63,7 +64,7 @@ def launch(
 def _ties(group: Group, batches: dict[int, np.ndarray]) -> np.ndarray:
     """Return the mean and the largest share of rows with several P = 1 over heads, (arms, 2)."""
     plans = group.plans(0)[0]
-    assert plans is not None
+    assert isinstance(plans, HeadPlans)  # doses change all layers alike
     found = shares_of(group.settings.config, group.state.params, group.own(batches), plans)
     return np.stack([found.mean((1, 2)), found.max((1, 2))], axis=1)
 

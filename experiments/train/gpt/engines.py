@@ -16,8 +16,8 @@ from roundscope.attention.plans.traced import is_stochastic
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import CUDNN, PALLAS, XLA, Config
 from roundscope.experiments.train.gpt import model
-from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.gpt.offset import Wrongs
+from roundscope.experiments.train.gpt.plans import Fixed, Plans
 
 TILES = (16, 32, 64, 128)  # larger ones have more threads, or shared memory, than a GPU
 
@@ -36,8 +36,8 @@ def check_engine(config: Config) -> None:
 
 
 @lru_cache(64)
-def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
-    """Return the plan of all layers and heads.
+def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Fixed:
+    """Return the plan of all layers and heads, or one for each layer where they differ.
 
     Raises UsageError for what fused kernels do not do, before anything is compiled.
     """
@@ -48,15 +48,15 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
             "an offset of what delta reads is data, which fused kernels do not take; give"
             " engine=xla",
         )
-    plan = plans[0][0]
-    if any(other != plan for layer in plans for other in layer):
+    own = tuple(layer[0] for layer in plans)
+    if any(other != layer[0] for layer in plans for other in layer):
         raise bad(
             "engine",
             PALLAS,
-            "a fused kernel has one plan, but layers or heads differ; change all of them, or give"
+            "a fused kernel has one plan, but heads of a layer differ; change all of them, or give"
             " engine=xla",
         )
-    if is_stochastic(plan):
+    if any(map(is_stochastic, own)):
         raise bad(
             "engine",
             PALLAS,
@@ -68,8 +68,9 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Plan:
             f" not {config.tile}"
         )
         raise bad("block", config.block, f"{told}; give block=64, and no shorter context")
-    _try(config, plan)
-    return plan
+    for plan in dict.fromkeys(own):
+        _try(config, plan)
+    return own if len(set(own)) > 1 else own[0]
 
 
 def only_plan(config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | None) -> Plan | None:

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.plans.choices import DeltaFrom
-from roundscope.attention.plans.plan import Plan
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt.interventions import OFFSET, Change, Plans, changes_of, places
-from roundscope.experiments.train.gpt.offset import KINDS, Wrong, Wrongs
+from roundscope.experiments.train.gpt.interventions import OFFSET, Change, changes_of, places
+from roundscope.experiments.train.gpt.offset import KINDS, Wrong, Wrongs, readable
+from roundscope.experiments.train.gpt.plans import Plans
 
 ALL = "all"
 LARGEST = float(np.finfo(np.float32).max)
@@ -39,21 +38,17 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
 
 
 def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> None:
-    """Raise UsageError where there are offsets but delta reads no output.
+    """Raise UsageError for a layer with an offset whose delta reads no output.
 
-    delta_from is the same in all layers and heads.
+    delta_from is the same in all heads of a layer.
     """
-    if plans is not None and wrongs is not None and not readable(plans[0][0]):
-        repair = (
-            f"delta_from={plans[0][0].delta_from} reads no output that could be off; use"
-            " delta_from=OUT or O, or offset=none"
-        )
-        raise bad("changes", "; ".join(texts), repair)
-
-
-def readable(plan: Plan) -> bool:
-    """Return whether delta reads the output."""
-    return plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
+    for row, own in zip(plans or (), wrongs or (), strict=False):
+        if any(own) and not readable(row[0]):
+            repair = (
+                f"delta_from={row[0].delta_from} reads no output that could be off; use"
+                " delta_from=OUT or O, or offset=none"
+            )
+            raise bad("changes", "; ".join(texts), repair)
 
 
 def described(wrongs: Wrongs | None) -> list[dict[str, Any]]:

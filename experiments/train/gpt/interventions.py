@@ -16,7 +16,8 @@ right    a change of `attention.grammar`; plan=PRESET keeps the sums that the co
          whatever else changes, until offset=none. C = 0 keeps the executable
 
 matrix= and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans
-alone. There is one plan per layer and head.
+alone. There is one plan per layer and head; those of two layers may differ in everything, so
+`layer=1 -> plan=fa2-bf16` is a plan for that layer.
 """
 
 import functools
@@ -31,11 +32,10 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix, is_linear
-from roundscope.experiments.train.gpt.plans import base, native
+from roundscope.experiments.train.gpt.plans import Plans, base, native
 from roundscope.experiments.train.mx.formats import MX, Written, matrices_of, written
 
 OFFSET = "offset"  # the one change that is no edit of a plan
-Plans = tuple[tuple[Plan, ...], ...]  # of each layer, of each head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ def plans_of(config: Config, texts: Sequence[str] = (), seed: int = 0) -> Plans 
     all stochastic roundings.
 
     Raises UsageError for a layer or head that does not exist, an event that a plan lacks, and plans
-    of two structures: what changes the program (stabiliser, delta_from, accumulators, stochastic
-    rounding, some presets) must be the same in all layers and heads.
+    of two structures in a layer: what changes the program (stabiliser, delta_from, accumulators,
+    stochastic rounding, some presets) must be the same in all heads of a layer.
     """
     texts = (*config.changes, *texts)
     changes = [change for text in texts for change in changes_of(text) if change.matrices is None]
@@ -134,12 +134,13 @@ def _check_structure(plans: list[list[Plan]], texts: Sequence[str]) -> None:
     from roundscope.attention.plans.traced import common_structure
 
     try:
-        common_structure([plan for row in plans for plan in row])
+        for row in plans:
+            common_structure(row)
     except ValueError:
         repair = (
-            "only formats and modes other than stochastic may differ between heads; for stabiliser,"
-            " delta_from, accumulator, stochastic rounding and presets that differ in these leave"
-            " layer= and head= out"
+            "only formats and modes other than stochastic may differ between heads of a layer; for"
+            " stabiliser, delta_from, accumulator, stochastic rounding and presets that differ in"
+            " these leave head= out"
         )
         raise bad("changes", "; ".join(texts), repair) from None
 

@@ -1,7 +1,8 @@
 """nanoGPT in JAX: parameters are a plain dict, and attention is `attend`.
 
-Layers are stacked along axis 0 and run by one scan. Shapes: L layers, N heads of H features, D = N
-H, M = mlp_ratio D, B sequences of T tokens, V tokens.
+Layers are stacked along axis 0 and run by one scan, or by one for each stretch of layers whose
+plans have one structure. Shapes: L layers, N heads of H features, D = N H, M = mlp_ratio D, B
+sequences of T tokens, V tokens.
 
     embedding (V, D)   position (T, D), if asked for   head (V, D), unless tied   norm (D,)
     layers:  norm1, norm2 (L, D)   qkv (L, D, 3, N, H)   proj (L, N, H, D)   up (L, D, M)
@@ -36,10 +37,11 @@ from roundscope.experiments.train.gpt.linear import cross_entropy, embed, linear
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans
 from roundscope.experiments.train.gpt.linear_words import Matrix
 from roundscope.experiments.train.gpt.offset import Offset
+from roundscope.experiments.train.gpt.plans import Planned, like_of, stretches
 
 Params = dict[str, Any]
-# plans of layers and heads as data; one for all, part of the program; or none, for JAX's own
-Planned = HeadPlans | Plan | None
+# plans of one layer: of its heads, as data; one, part of the program; or none, for JAX's own
+Own = HeadPlans | Plan | None
 # a function of q, k, v that returns the error of the output as delta reads it
 Wrong = Callable[[Array, Array, Array], Array]
 # the standard deviation of GPT-2's initial weights; for weights that write into the residual stream
@@ -104,8 +106,8 @@ def loss(
 ) -> Array:
     """Return the mean cross-entropy of the next token in nats.
 
-    tokens (B, T + 1) are integers; plans are (layers, heads, ...), one plan, or None (plan =
-    "jax").
+    tokens (B, T + 1) are integers; plans are (layers, heads, ...), one plan, one of either for each
+    layer, or None (plan = "jax").
     """
     return run(params, tokens, plans, config, offset=offset, linears=linears)[0]
 
@@ -132,6 +134,7 @@ def run(
     taps     (L, B, T, N, H), added to the attentions' outputs: the loss's derivative by them, at
              zero, is dO
     offset   an error of the output that delta reads
+             where it reads the output
     linears  events of the linear layers; None for none
 
     What is not used of the second result costs nothing under jit.
@@ -142,26 +145,41 @@ def run(
         x = x + params["position"][: x.shape[1]]
 
     def layer(
-        x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]
+        plans: Own, x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]
     ) -> tuple[Array, Seen]:
         w, table, tap, number, events = own
         heads = HeadPlans(plans.like, table) if isinstance(plans, HeadPlans) else plans
-        wrong = None if offset is None else partial(offsets.error, offset, number)
+        wrong = None
+        if offset is not None and plans is not None and offsets.readable(like_of(plans)):
+            wrong = partial(offsets.error, offset, number)
         x, seen = _attention(x, w, heads, config, events, tap, wrong)
         return x + _mlp(normed(x, w["norm2"], events, Matrix.FC1), w, config, events), seen
 
     numbers = None if offset is None else jnp.arange(config.layers)
-    tables = jnp.asarray(plans.table) if isinstance(plans, HeadPlans) else None
-    x, seen = lax.scan(layer, x, (params["layers"], tables, taps, numbers, linears))
+    each, parts = (params["layers"], taps, numbers, linears), []
+    for where, some in stretches(plans, config.layers):
+        own = each if where == slice(0, config.layers) else _taken(each, where)
+        w, tap, number, events = own
+        table = jnp.asarray(some.table) if isinstance(some, HeadPlans) else None
+        x, part = lax.scan(partial(layer, some), x, (w, table, tap, number, events))
+        parts.append(part)
+    seen = parts[0]
+    if len(parts) > 1:
+        seen = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     output = params["embedding"] if config.tied else params["head"]
     logits = linear(layer_norm(x, params["norm"]), output.T, config.matmul)
     return cross_entropy(logits, targets), seen
 
 
+def _taken(each: Any, where: slice) -> Any:
+    """Return some layers of all."""
+    return jax.tree.map(lambda leaf: leaf[where], each)
+
+
 def _attention(
     x: Array,
     w: Params,
-    plans: Planned,
+    plans: Own,
     config: Config,
     events: LinearPlans | None,
     tap: Array | None,
@@ -188,7 +206,7 @@ def _attention(
 
 
 def attended(
-    q: Array, k: Array, v: Array, plans: Planned, config: Config, delta_error: Array | None = None
+    q: Array, k: Array, v: Array, plans: Own, config: Config, delta_error: Array | None = None
 ) -> Array:
     """Return the causal attention of one layer.
 

@@ -30,6 +30,8 @@ in turn, by the numpy engine; in a run with fused kernels over a sample of the t
 (`attention.tiles.sample`), by those kernels.
 """
 
+import operator
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -41,14 +43,14 @@ from jax import Array
 from roundscope.attention import Record, Site, examine
 from roundscope.attention.engines import xla as engine
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.traced import HeadPlans
+from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model
-from roundscope.experiments.train.gpt.interventions import Plans
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
-from roundscope.experiments.train.gpt.offset import Offset, error
+from roundscope.experiments.train.gpt.offset import Offset, error, readable
+from roundscope.experiments.train.gpt.plans import Fixed, Plans, Tables
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 from roundscope.experiments.train.rows import drift, exact_delta
 
@@ -71,11 +73,11 @@ def look(
     config: Config,
     params: Any,
     tokens: Any,
-    plans: HeadPlans | None,
+    plans: Tables | None,
     step: int,
     offset: Offset | None = None,
     linears: LinearPlans | None = None,
-    fused: Plan | None = None,
+    fused: Fixed | None = None,
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Return the numbers above, and q, k, v, dO of the sequence.
 
@@ -85,7 +87,7 @@ def look(
     params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms
     offset   the error of what delta reads, of arms; noise has the distribution of the step's, but
              not its signs;  linears: of arms
-    fused    the plan of fused kernels, where the run has them
+    fused    the plan of fused kernels, or those of layers, where the run has them
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
@@ -94,9 +96,18 @@ def look(
         params, tokens, plans, np.int32(step), offset, linears
     )
     with jax.enable_x64(True):
-        table = _table_at(plans, np.int32(step))
-        measured = _measured(_setup(config, plans.like), table, *seen, wrong, x)
-    return found | {name: np.asarray(x) for name, x in measured.items()}, seen
+        now = _at(plans, np.int32(step))
+        if isinstance(now, HeadPlans):
+            measured = _of_layers(config, now, *seen, wrong, x)
+        else:
+            each = []
+            for n, own in enumerate(now):
+                own = HeadPlans(own.like, own.table[:, None])
+                each.append(_of_layers(config, own, *_layer((*seen, wrong, x), n)))
+            measured = {
+                name: np.concatenate([layer[name] for layer in each], axis=1) for name in each[0]
+            }
+    return found | measured, seen
 
 
 @jax.jit
@@ -124,7 +135,7 @@ def coherence(total: Any, squares: Any) -> np.ndarray:
 
 
 def sites(
-    config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Plan | None = None
+    config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Fixed | None = None
 ) -> list[dict[str, tuple[float, float]]]:
     """Return, per arm, event -> (mean error, mean |error|) in ulps.
 
@@ -143,44 +154,64 @@ def sites(
             continue
         q_a, k_a, v_a, do_a = (x[a][:, :, None] for x in (q, k, v, do))
         of_head = [layer[head] for layer in own]
-        means.append(_site_means(of_head, mask, config.tile, q_a[:, rows], k_a, v_a, do_a[:, rows]))
+        args = q_a[:, rows], k_a, v_a, do_a[:, rows]
+        means.append(_site_means(of_head, mask, config.tile, *args))
     return means
 
 
 def _site_means(
-    plans: list[Plan], mask: np.ndarray, tile: int, q: Any, k: Any, v: Any, do: Any
+    plans: list[Plan], mask: np.ndarray, tile: int, *args: np.ndarray
 ) -> dict[str, tuple[float, float]]:
-    call = examine(q, k, v, do, plan=plans, block_q=tile, block_k=tile, mask=mask, engine="numpy")
-    return _means(call.trace.stats)
+    """Return the means over layers, each a batch entry beside those of its structure."""
+    found = []
+    for layers in _alike([structure(plan) for plan in plans]):
+        own: dict[str, Any] = {"plan": [plans[n] for n in layers], "mask": mask}
+        x = [a[layers] for a in args]
+        call = examine(*x, **own, block_q=tile, block_k=tile, engine="numpy")
+        found.append(call.trace.stats)
+    return _means(found)
 
 
-def _of_a_sample(config: Config, seen: Any, plan: Plan) -> list[dict[str, tuple[float, float]]]:
+def _of_a_sample(config: Config, seen: Any, plans: Fixed) -> list[dict[str, tuple[float, float]]]:
     """Return the means over all layers and heads; each layer is a batch entry.
 
     The tiles are the same in every arm.
     """
     tiles = -(-config.context // config.tile)
+    each = plans if isinstance(plans, tuple) else (plans,) * config.layers
     options: dict[str, Any] = {
-        "plan": plan,
         "block_q": config.tile,
         "block_k": config.tile,
         "is_causal": True,
         "engine": "pallas",
     }
-    record, arms = Record(every=-(-tiles // TILES)), zip(*seen, strict=True)
-    return [
-        _means(examine(*(x[:, 0] for x in arm), **options, record=record).trace.stats)
-        for arm in arms
-    ]
+    record = Record(every=-(-tiles // TILES))
+
+    def stats(arm: Any, layers: list[int]) -> dict[str, Stats]:
+        x = (leaf[np.asarray(layers), 0] for leaf in arm)
+        return examine(*x, plan=each[layers[0]], **options, record=record).trace.stats
+
+    arms = zip(*seen, strict=True)
+    return [_means([stats(arm, layers) for layers in _alike(each)]) for arm in arms]
 
 
-def _means(stats: dict[str, Stats]) -> dict[str, tuple[float, float]]:
-    total = {name: [float(x.sum()) for x in (s.n, s.ulps, s.abs_ulps)] for name, s in stats.items()}
+def _alike(each: Sequence[Plan]) -> list[list[int]]:
+    """Return the numbers of layers, those with equal plans together."""
+    return [[n for n, own in enumerate(each) if own == plan] for plan in dict.fromkeys(each)]
+
+
+def _means(found: Sequence[dict[str, Stats]]) -> dict[str, tuple[float, float]]:
+    total: dict[str, list[float]] = {}
+    for stats in found:
+        for name, s in stats.items():
+            own = [float(x.sum()) for x in (s.n, s.ulps, s.abs_ulps)]
+            before = total.get(name)
+            total[name] = own if before is None else [*map(operator.add, before, own)]
     return {name: (ulps / n, absolute / n) for name, (n, ulps, absolute) in total.items() if n}
 
 
 @lru_cache(64)
-def _reading(config: Config, fused: Plan | None) -> Any:
+def _reading(config: Config, fused: Fixed | None) -> Any:
     """Return a function of the arms' weights and a sequence that returns what is read there.
 
     It returns q, k, v and dO, (A, L, 1, T, N, H); the error of the output as delta reads it, or
@@ -190,7 +221,7 @@ def _reading(config: Config, fused: Plan | None) -> Any:
     def one(
         params: Any,
         tokens: Array,
-        plans: HeadPlans,
+        plans: Tables,
         step: Any,
         offset: Offset | None,
         linears: LinearPlans | None,
@@ -211,7 +242,7 @@ def _reading(config: Config, fused: Plan | None) -> Any:
     def all_arms(
         params: Any,
         tokens: Array,
-        plans: HeadPlans,
+        plans: Tables,
         step: Any,
         offset: Offset | None,
         linears: LinearPlans | None,
@@ -224,10 +255,24 @@ def _reading(config: Config, fused: Plan | None) -> Any:
 
 
 @jax.jit
-def _table_at(plans: HeadPlans, step: Any) -> Array:
+def _at(plans: Tables, step: Any) -> Tables:
+    """Return the plans of arms at a step."""
     seeded = jax.vmap(plans_at, in_axes=(0, None))(plans, step)
     assert seeded is not None
-    return jnp.asarray(seeded.table)
+    return seeded
+
+
+def _layer(seen: Sequence[Array | None], number: int) -> list[Array | None]:
+    """Return one layer of what was read, as an axis of one."""
+    return [None if x is None else x[:, number : number + 1] for x in seen]
+
+
+def _of_layers(config: Config, plans: HeadPlans, *seen: Any) -> dict[str, np.ndarray]:
+    """Return the numbers of layers that share a structure."""
+    *tensors, wrong, x = seen
+    wrong = wrong if readable(plans.like) else None
+    found = _measured(_setup(config, plans.like), plans.table, *tensors, wrong, x)
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 def _setup(config: Config, like: Plan) -> Setup:

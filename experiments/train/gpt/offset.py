@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.plan import Plan
 from roundscope.emu.formats.format import format_named
 
 BIAS, NOISE, FIXED = KINDS = ("bias", "noise", "fixed")
@@ -59,6 +61,11 @@ class Offset(NamedTuple):
     everywhere: Any
     seed: Any
     step: Any
+
+
+def readable(plan: Plan) -> bool:
+    """Return whether delta reads the output."""
+    return plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
 
 
 def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:

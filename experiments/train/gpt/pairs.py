@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from roundscope.attention.differentiable import Pulled, pulled
-from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans
+from roundscope.experiments.train.gpt.plans import Tables, over_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Atoms:
     x: np.ndarray
 
 
-def gradients(params: Any, tokens: Any, plans: HeadPlans | None, config: Config) -> tuple[Any, Any]:
+def gradients(params: Any, tokens: Any, plans: Tables | None, config: Config) -> tuple[Any, Any]:
     """Return (loss, gradients) of the whole model, in the type of the parameters.
 
     float64 ones need 64-bit types enabled. Two plans at the same weights and batch are two calls,
@@ -79,7 +79,7 @@ def _compiled(config: Config) -> Any:
     )
 
 
-def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Config) -> Pair:
+def pair(params: Any, tokens: Any, high: Tables, low: Tables, config: Config) -> Pair:
     """Return the pair at the state that `high` reaches.
 
     Its q, k, v, X and dO of every layer go into both backwards. high, low: tables (layers, heads,
@@ -98,7 +98,7 @@ def pair(params: Any, tokens: Any, high: HeadPlans, low: HeadPlans, config: Conf
 
 
 def read(
-    params: Any, tokens: Any, plans: HeadPlans, config: Config, linears: LinearPlans | None = None
+    params: Any, tokens: Any, plans: Tables, config: Config, linears: LinearPlans | None = None
 ) -> tuple[Any, Any, Any, Any, Any]:
     """Return what the attention of every layer reads at one state.
 
@@ -113,9 +113,7 @@ def read(
 def _state(config: Config) -> Any:
     """Return a function that returns (what attention read, dO) of every layer."""
 
-    def state(
-        params: Any, tokens: Any, plans: HeadPlans, linears: LinearPlans | None = None
-    ) -> Any:
+    def state(params: Any, tokens: Any, plans: Tables, linears: LinearPlans | None = None) -> Any:
         shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
         taps = jnp.zeros(shape, params["embedding"].dtype)
         do, seen = jax.grad(
@@ -128,20 +126,11 @@ def _state(config: Config) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _pulled(tile: int, q: Any, k: Any, v: Any, do: Any, plans: HeadPlans) -> Pulled:
-    def one(q: Any, k: Any, v: Any, do: Any, table: Any) -> Pulled:
-        return pulled(
-            q,
-            k,
-            v,
-            do,
-            plan=HeadPlans(plans.like, table),
-            block_q=tile,
-            block_k=tile,
-            is_causal=True,
-        )
+def _pulled(tile: int, q: Any, k: Any, v: Any, do: Any, plans: Tables) -> Pulled:
+    def one(own: Any, q: Any, k: Any, v: Any, do: Any) -> Pulled:
+        return pulled(q, k, v, do, plan=own, block_q=tile, block_k=tile, is_causal=True)
 
-    both: Pulled = jax.vmap(one)(q, k, v, do, jnp.asarray(plans.table))
+    both: Pulled = over_layers(one, plans, q, k, v, do)
     return both
 
 

@@ -1,15 +1,30 @@
-"""The plans of a run as data: tables with an axis of layers, and one of arms."""
+"""The plans of a run as data: tables with an axis of layers, and one of arms.
 
-from collections.abc import Sequence
+Layers of one structure share a table. Where layers differ in more than is data, each has a table of
+its own, and consecutive layers of one structure still run as one loop (`stretches`).
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.traced import HeadPlans, common_structure, table_of
+from roundscope.attention.plans.traced import HeadPlans, head_plans, structure
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import JAX, Config
+
+Plans = tuple[tuple[Plan, ...], ...]  # of each layer, of each head
+# plans as data: one table of all layers, or, where structures differ, one for each layer
+Tables = HeadPlans | tuple[HeadPlans, ...]
+# plans that are part of the program: one for all layers, or one for each layer
+Fixed = Plan | tuple[Plan, ...]
+Planned = Tables | Fixed | None  # None: JAX's own attention
 
 
 def base(config: Config) -> Plan:
@@ -31,25 +46,26 @@ def native(plan: Plan) -> Plan:
     )
 
 
-def uniform(config: Config, plan: Plan | None = None) -> HeadPlans | None:
+def uniform(config: Config, plan: Plan | None = None) -> Tables | None:
     """Return one plan (the base) for all layers and heads; None for plan = "jax"."""
     if config.plan == JAX:
         return None
     return by_layer([[plan or base(config)] * config.heads] * config.layers)
 
 
-def by_layer(plans: Sequence[Sequence[Plan]]) -> HeadPlans:
+def by_layer(plans: Sequence[Sequence[Plan]]) -> Tables:
     """Return plans[layer][head] as a table (layers, heads, rows, FIELDS, 2).
 
-    Raises ValueError for plans of two structures.
+    Where layers have different structures, each has its own table (heads, rows, FIELDS, 2). Raises
+    ValueError for heads of one layer that have.
     """
-    like = common_structure([plan for layer in plans for plan in layer])
-    return HeadPlans(
-        like, np.stack([np.stack([table_of(plan) for plan in layer]) for layer in plans])
-    )
+    each = tuple(head_plans(layer) for layer in plans)
+    if len({own.like for own in each}) > 1:
+        return each
+    return HeadPlans(each[0].like, np.stack([own.table for own in each]))
 
 
-def by_arm(plans: Sequence[HeadPlans | None]) -> HeadPlans | None:
+def by_arm(plans: Sequence[Tables | None]) -> Tables | None:
     """Return the plans of arms as one table with a leading axis of arms.
 
     None (plan = "jax") only if all are None. Raises ValueError for plans of two structures.
@@ -57,8 +73,59 @@ def by_arm(plans: Sequence[HeadPlans | None]) -> HeadPlans | None:
     given = [p for p in plans if p is not None]
     if not given:
         return None
-    if len(given) < len(plans) or len({p.like for p in given}) > 1:
+    if len(given) < len(plans) or len({jax.tree.structure(p) for p in given}) > 1:
         raise ValueError(
             "arms: their plans differ in more than formats, modes and seeds; run them separately"
         )
-    return HeadPlans(given[0].like, np.stack([p.table for p in given]))
+    together: Tables = jax.tree.map(lambda *tables: np.stack(tables), *given)
+    return together
+
+
+def structures(plans: Plans) -> Hashable:
+    """Return what of the plans of layers is compiled: the structure of each layer."""
+    return tuple(structure(row[0]) for row in plans)
+
+
+def likes(tables: Tables) -> tuple[Plan, ...]:
+    """Return the structures that tables have, one for all layers or one for each."""
+    return tuple(map(like_of, tables if isinstance(tables, tuple) else (tables,)))
+
+
+def like_of(plans: HeadPlans | Plan) -> Plan:
+    """Return the part of plans that is compiled: a structure, or a whole plan."""
+    return plans.like if isinstance(plans, HeadPlans) else plans
+
+
+def stretches(plans: Planned, layers: int) -> Iterator[tuple[slice, HeadPlans | Plan | None]]:
+    """Yield consecutive layers that one loop can run, and their plans.
+
+    They have one structure, with a table (layers, heads, ...), or one plan.
+    """
+    if not isinstance(plans, tuple):
+        yield slice(0, layers), plans
+        return
+    first = 0
+    for like, some in groupby(plans, like_of):
+        own = list(some)
+        tables = [p.table for p in own if isinstance(p, HeadPlans)]
+        yield (
+            slice(first, first + len(own)),
+            HeadPlans(like, jnp.stack(tables)) if tables else like,
+        )
+        first += len(own)
+
+
+def over_layers(one: Callable[..., Any], tables: Tables, *arrays: Any) -> Any:
+    """Return one(plans of a layer, its entries of the arrays) of all layers, stacked.
+
+    Layers that share a table are mapped, others run one after the other.
+    """
+    if isinstance(tables, HeadPlans):
+        like = tables.like
+
+        def mapped(table: Any, *own: Any) -> Any:
+            return one(HeadPlans(like, table), *own)
+
+        return jax.vmap(mapped)(jnp.asarray(tables.table), *arrays)
+    each = [one(own, *(x[n] for x in arrays)) for n, own in enumerate(tables)]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)

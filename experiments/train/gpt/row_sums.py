@@ -4,6 +4,7 @@ A feature of ones appended to K, and of zeros appended to Q, V and dO, changes n
 its dQ is scale times the row sums of dS (rounded as dQ is). They are 0 in exact arithmetic.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import FULL
+from roundscope.experiments.train.gpt.plans import Tables, over_layers
 from roundscope.experiments.train.gpt.step import plans_at
 
 
@@ -35,7 +37,7 @@ class RowSums(NamedTuple):
     pk: Array
 
 
-def row_sums(config: Config, params: Any, tokens: Array, plans: HeadPlans, step: Any) -> RowSums:
+def row_sums(config: Config, params: Any, tokens: Array, plans: Tables, step: Any) -> RowSums:
     """Return the row sums of dS of one arm at these weights; tokens are (B, T + 1)."""
     plans = plans_at(plans, step) or plans
     shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
@@ -45,10 +47,7 @@ def row_sums(config: Config, params: Any, tokens: Array, plans: HeadPlans, step:
 
     do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
 
-    def of_layer(q: Array, k: Array, v: Array, do: Array, table: Array) -> tuple[Array, Array]:
-        return dq_and_sums(config, HeadPlans(plans.like, table), q, k, v, do)
-
-    dq, r = jax.vmap(of_layer)(seen.q, seen.k, seen.v, do, jnp.asarray(plans.table))
+    dq, r = over_layers(partial(dq_and_sums, config), plans, seen.q, seen.k, seen.v, do)
     return RowSums(seen.x, seen.v, dq, r, pk(seen.q, seen.k))
 
 

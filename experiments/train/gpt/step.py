@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
-from roundscope.attention import Plan
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, reseeded
 from roundscope.experiments.train import state as states
 from roundscope.experiments.train import step
@@ -18,6 +18,8 @@ from roundscope.experiments.train.config import JAX, XLA, Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset
+from roundscope.experiments.train.gpt.plans import Fixed, Tables
+from roundscope.experiments.train.parts import InParts
 from roundscope.experiments.train.state import State, arm
 
 __all__ = ["State", "Step", "advance", "arm", "numbers_only", "plans_at", "shape_of", "start"]
@@ -45,7 +47,7 @@ def shape_of(config: Config) -> Any:
     return jax.eval_shape(lambda: states.fresh(config, model.init(config, jax.random.key(0))))
 
 
-def advance(config: Config, sole: Plan | None = None) -> Step:
+def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None) -> Step:
     """Return the jitted step of all arms.
 
     It maps (state, tokens, plans, lr, offset, linears) to (state, losses (A,), gradient norms
@@ -54,18 +56,23 @@ def advance(config: Config, sole: Plan | None = None) -> Step:
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax".
             Stochastic roundings get fresh seeds from the step and the layer (`plans_at`)
-    sole    the plan of all arms, layers and heads where it is part of the step, which then has None
-            for plans: always in fused kernels, where `engines.only_plan` finds one on XLA's engine
+    sole    the plan of all arms, layers and heads, or one for each layer, where it is part of the
+            step, which then has None for plans: always in fused kernels, where `engines.only_plan`
+            finds one on XLA's engine
     lr      (A,) float32: the peak of each arm, from which `optimiser.rate` computes the step's
     offset  of arms, the error of delta's operand (`experiments.train.gpt.offset`), or None: another
             executable, without it
     linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None:
             another executable, without it
 
+    mesh    the devices of a batch in parts (`experiments.train.parts`), by default the default one
+
     Losses and norms (before clipping) are those at the weights before the step. The same state,
     tokens, plans and lr on the same device give the same bits.
     """
-    return _advance(numbers_only(config), sole)
+    if config.parts is None or config.parts == 1:
+        return _advance(numbers_only(config), sole)
+    return _in_parts(numbers_only(config), sole, mesh)
 
 
 def numbers_only(config: Config) -> Config:
@@ -82,29 +89,60 @@ def numbers_only(config: Config) -> Config:
     return replace(config, changes=(), data="", data_seed=0, init_seed=0, **watching)
 
 
+def _loss(config: Config, sole: Fixed | None) -> Callable[..., Array]:
+    """Return the loss of an arm; its number is that from which random bits are drawn."""
+
+    def loss(
+        params: Any,
+        tokens: Array,
+        number: Any,
+        plans: Tables | None,
+        offset: Offset | None,
+        linears: LinearPlans | None,
+    ) -> Array:
+        own, events = sole or plans_at(plans, number), linear_at(linears, number)
+        offset = offset and offset._replace(step=number)
+        return model.loss(params, tokens, own, config, offset, events)
+
+    return loss
+
+
 @lru_cache(64)
-def _advance(config: Config, sole: Plan | None) -> Step:
+def _in_parts(config: Config, sole: Fixed | None, mesh: Mesh | None) -> Step:
+    run = InParts(config, mesh, _loss(config, sole))
+
+    def advance(
+        state: State,
+        tokens: np.ndarray,
+        plans: Tables | None,
+        lr: Array,
+        offset: Offset | None = None,
+        linears: LinearPlans | None = None,
+    ) -> step.Seen:
+        return run(state, tokens, lr, (plans, offset, linears))
+
+    return advance
+
+
+@lru_cache(64)
+def _advance(config: Config, sole: Fixed | None) -> Step:
+    loss = _loss(config, sole)
+
     def one(
         state: State,
         tokens: Array,
-        plans: HeadPlans | None,
+        plans: Tables | None,
         lr: Array,
         offset: Offset | None,
         linears: LinearPlans | None,
     ) -> step.Seen:
-        own, events = sole or plans_at(plans, state.step), linear_at(linears, state.step)
-        offset = offset and offset._replace(step=state.step)
-        return step.one(
-            config,
-            state,
-            lr,
-            lambda params: model.loss(params, tokens, own, config, offset, events),
-        )
+        data = tokens, state.step, plans, offset, linears
+        return step.one(config, state, lr, lambda params: loss(params, *data))
 
     def all_arms(
         state: State,
         tokens: Array,
-        plans: HeadPlans | None,
+        plans: Tables | None,
         lr: Array,
         offset: Offset | None = None,
         linears: LinearPlans | None = None,
@@ -117,17 +155,21 @@ def _advance(config: Config, sole: Plan | None) -> Step:
     return step.compiled(all_arms)
 
 
-def plans_at(plans: HeadPlans | None, step: Any) -> HeadPlans | None:
+def plans_at(plans: Tables | None, step: Any) -> Tables | None:
     """Return the plans (layers, heads, ...) of one step, with seeds for stochastic roundings.
 
     These are of (their own seed, step, layer). Heads and batch entries have random streams of their
     own already, and arms differ by the seeds of their plans, never by their place: an arm alone and
     among others draws the same bits. Plans that draw none are returned as they are.
     """
-    if plans is None or not is_stochastic(plans.like):
-        return plans
-    layers = plans.table.shape[0]
-    number = jnp.asarray(step).astype(jnp.uint32) * np.uint32(layers) + jnp.arange(
-        layers, dtype=jnp.uint32
-    )
-    return reseeded(plans, number[:, None])
+    if plans is None:
+        return None
+    layers = plans.table.shape[0] if isinstance(plans, HeadPlans) else len(plans)
+    first = jnp.asarray(step).astype(jnp.uint32) * np.uint32(layers)
+    if isinstance(plans, HeadPlans):
+        return _drawn(plans, (first + jnp.arange(layers, dtype=jnp.uint32))[:, None])
+    return tuple(_drawn(own, (first + np.uint32(n))[None]) for n, own in enumerate(plans))
+
+
+def _drawn(plans: HeadPlans, number: Array) -> HeadPlans:
+    return reseeded(plans, number) if is_stochastic(plans.like) else plans

@@ -157,9 +157,18 @@ class Run:
             tables, plans = group.plans(self.number)
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
-            own = group.offset(self.number), group.linears(self.number), group.fused(self.number)
+            data = tables, group.offset(self.number), group.linears(self.number)
+            params, *own = group.place.alone((group.state.params, *data))
+            tables, offset, linears = own
             found, seen = monitor.look(
-                self.settings.config, group.state.params, tokens, tables, self.number, *own
+                self.settings.config,
+                params,
+                tokens,
+                tables,
+                self.number,
+                offset,
+                linears,
+                group.fused(self.number),
             )
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if "drift" in found:

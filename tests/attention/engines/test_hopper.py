@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from roundscope.attention import Plan, attend
 from roundscope.attention.engines.kernels import fit as fused
@@ -16,6 +17,7 @@ from roundscope.attention.engines.kernels.hopper import fit, walk
 from roundscope.attention.engines.kernels.hopper import tile as hopper_tile
 from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_queries
 from roundscope.attention.engines.kernels.masks import Exists
+from roundscope.attention.sharded import attend_sharded
 from roundscope.attention.tiles.loops import Setup, tile_at
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.sums.accumulator import Accumulator
@@ -125,6 +127,19 @@ def test_they_lower(on_hopper):
     traced = jax.jit(lambda q, k, v, do: jax.vjp(call, q, k, v)[1](do)).trace(x, x, x, x)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
+    assert "xla.gpu.triton" not in text
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto], ids=str)
+def test_they_lower_over_devices(on_hopper, kind):
+    """Kernels of Triton because JAX writes reshard, which moves nothing, into what is narrowed."""
+    mesh = jax.make_mesh((1, 1), ("batch", "heads"), (kind,) * 2)
+    tiles = {"block_q": 64, "block_k": 64, "is_causal": True}
+    call = partial(attend_sharded, mesh=mesh, plan="fa2", engine="pallas", **tiles)
+    x = jax.ShapeDtypeStruct((1, 256, 2, 128), jnp.bfloat16)
+    gradients = jax.grad(lambda *x: call(*x).astype(jnp.float32).sum(), (0, 1, 2))
+    text = jax.jit(gradients).trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("mosaic_gpu") > 2
     assert "xla.gpu.triton" not in text
 
 

@@ -17,6 +17,7 @@ from roundscope.experiments.train import devices, groups
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.parts import InParts
 from roundscope.experiments.train.settings import settings
 from tests.checks.engines import bits
 
@@ -121,13 +122,15 @@ def test_steps_and_monitors_run_kernels(on_gpu):
 @pytest.mark.parametrize(
     ("change", "changes", "said"),
     [
-        ("layer=1 site=O -> bf16", {}, "layers or heads differ"),
-        ("head=1 site=O -> bf16", {}, "layers or heads differ"),
+        ("head=1 site=O -> bf16", {}, "heads of a layer differ"),
+        ("layer=1 head=0 site=O -> bf16", {}, "heads of a layer differ"),
         ("site=O -> bf16:stochastic", {}, "same at every step"),
         ("-> fp32", {"block": None}, "16, 32, 64 or 128 rows, not 24; give block=64"),
         ("-> fp32", {"block": None, "context": 256}, "not 256; give block=64"),
         ("-> fp32", {"heads": 1, "width": 24}, "powers of two from 16 on"),
         ("-> plan=baseline-bf16", {}, "softmax before P V"),
+        ("layer=1 -> plan=baseline-bf16", {}, "softmax before P V"),
+        ("layer=1 site=O -> bf16:stochastic", {}, "same at every step"),
         ("-> fp32", {"batch": 2**23}, "2.31 elements or more"),
     ],
 )
@@ -161,8 +164,8 @@ def test_cudnn_is_asked_before_a_folder_is_made(on_gpu):
         engines.check_engine(Config(plan="jax", engine="cudnn", heads=4, width=20))
 
 
-def test_a_run_in_kernels_has_one_device(monkeypatch):
-    """A batch that is spread over devices, of which each would do all of the kernels' work."""
+def test_arms_in_kernels_are_not_spread(monkeypatch):
+    """Arms that are spread over devices, of which each would do all of the kernels' work."""
     monkeypatch.setattr(jax, "devices", lambda: [None, None])
     assert devices.place(CONFIG, [0, 1]).mesh is None
 
@@ -196,3 +199,15 @@ def test_changes_of_all_arms_from_a_step_on_need_plans_as_data():
     own = settings(small, at=["3: -> P=fp16"])
     (group,) = groups.groups(own, step.start(own.config, 1), is_long=True)
     assert group.sole(0) is None
+
+
+def test_kernels_run_on_each_part_of_a_batch(on_gpu):
+    """A part that is computed by another engine, or kernels that get the whole batch."""
+    config = settings([*WORDS, "parts=4"]).config
+    first, plan = step.start(config, 1), plans.base(config)
+    own = InParts(step.numbers_only(config), None, step._loss(config, plan))
+    traced = own._gradients.trace(first, np.zeros((4, 25), np.int32), np.int32(0), (None,) * 3)
+    text = str(traced.jaxpr)
+    assert text.count("pallas_call") > 1
+    rows = config.heads * config.batch // 4
+    assert f"[{rows},32,16]" in text and f"[{4 * rows},32,16]" not in text  # heads, padded tokens

@@ -307,8 +307,8 @@ for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--se
 
 @pytest.mark.thorough
 def test_two_devices_share_a_batch(tmp_path, capsys):
-    """Sharding that changes more than last bits, that is left to chance, or a log that does not say
-    so.
+    """A batch in parts whose bits depend on devices, or are others when the run goes on; arms whose
+    bits are left to chance; a log that does not say where they were.
     """
     asked = words(PLAIN, monitor_every=100)
     subprocess.run(
@@ -317,14 +317,23 @@ def test_two_devices_share_a_batch(tmp_path, capsys):
         stdout=subprocess.DEVNULL,
     )
     train(capsys, *asked, "--out", tmp_path / "one")
+    train(capsys, *asked, "parts=2", "--out", tmp_path / "parts")
+    train(capsys, "--resume", tmp_path / "batch", "--from", "0", "--out", tmp_path / "later")
 
     def losses(name, arm):
         return [row["loss"] for row in logged(tmp_path / name, "steps", arm)]
 
-    for name, arm in (("batch", "run"), ("arms", "run/0")):
+    for name, arm, place in (
+        ("batch", "run", "batch in 2 parts over 2 devices"),
+        ("arms", "run/0", "arms over 2 devices"),
+        ("parts", "run", "batch in 2 parts over one device"),
+        ("one", "run", "; one device; "),
+    ):
         [run] = record.rows(tmp_path / name, "runs")
-        assert f"{name} over 2 devices" in run["device"]
+        assert place in run["device"]
         np.testing.assert_allclose(losses(name, arm), losses("one", "run"), rtol=1e-4)
+    ends = [weights(tmp_path / name, 12, 0) for name in ("batch", "parts", "later", "one")]
+    assert ends[0] == ends[1] == ends[2] != ends[3]
     assert losses("arms", "run/3") != losses("arms", "run/0")
     for arm in (0, 1):
         assert weights(tmp_path / "arms", 12, arm) == weights(tmp_path / "again", 12, arm)
@@ -394,6 +403,10 @@ def test_settings_of_an_older_version():
         (["--seeds", "1,1", "--out", "OUT"], "different"),
         (["layer=1", "--out", "OUT"], "did you mean 'layers'"),
         (["changes=head=9 -> fp32", "--out", "OUT"], "numbered from 0 to 3"),
+        (
+            ["layers=2", "changes=layer=2 -> plan=fp32", "--out", "OUT"],
+            "change 'layer=2 -> plan=fp32': layer=2: the model has 2, numbered from 0 to 1",
+        ),
         (["engine=pallas", "plan=jax", "--out", "OUT"], "no fused kernel of ours"),
         (["engine=pallas", "sums=preset", "--out", "OUT"], "needs a GPU"),
         (["engine=cudnn", "plan=jax", "--out", "OUT"], "needs a GPU"),

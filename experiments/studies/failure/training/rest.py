@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.linear import FULL
+from roundscope.experiments.train.gpt.plans import Tables
 from roundscope.experiments.train.gpt.row_sums import row_sums
 from roundscope.experiments.train.gpt.step import numbers_only
 
@@ -42,7 +42,7 @@ class Rest:
         """Return whether to look before this step."""
         return self.config.warmup <= step < 2 * self.config.warmup and step % EVERY == 0
 
-    def look(self, params: Any, tokens: np.ndarray, plans: HeadPlans | None, step: int) -> None:
+    def look(self, params: Any, tokens: np.ndarray, plans: Tables | None, step: int) -> None:
         """Add R and dW_Q at these weights to the totals; tokens are (B, T + 1) or (A, B, T + 1)."""
         now = _looking(numbers_only(self.config))(
             params, tokens[..., :SEQUENCES, :], plans, np.int32(step)
@@ -62,8 +62,8 @@ class Rest:
 
 @lru_cache(64)
 def _looking(config: Config) -> Any:
-    def all_arms(params: Any, tokens: Array, plans: HeadPlans, step: Any) -> Any:
-        def one(p: Any, t: Array, h: HeadPlans) -> tuple[Array, Array, Array]:
+    def all_arms(params: Any, tokens: Array, plans: Tables, step: Any) -> Any:
+        def one(p: Any, t: Array, h: Tables) -> tuple[Array, Array, Array]:
             return _one(config, p, t, h, step)
 
         return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0))(params, tokens, plans)
@@ -72,7 +72,7 @@ def _looking(config: Config) -> Any:
 
 
 def _one(
-    config: Config, params: Any, tokens: Array, plans: HeadPlans, step: Any
+    config: Config, params: Any, tokens: Array, plans: Tables, step: Any
 ) -> tuple[Array, Array, Array]:
     """Return (R, |R|, |dW_Q|) of every layer and head of one arm."""
     own = row_sums(config, params, tokens, plans, step)

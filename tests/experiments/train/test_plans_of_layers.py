@@ -1,0 +1,199 @@
+"""A plan for each layer, also where layers differ in more than is data: another kernel, sum or
+delta.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from roundscope.attention import Plan, attend
+from roundscope.attention.plans.traced import HeadPlans, head_plans
+from roundscope.experiments.errors import UsageError
+from roundscope.experiments.train import groups
+from roundscope.experiments.train import step as a_step
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import engines, layers, linear, model, monitor, plans, step
+from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.loop import replayed
+from roundscope.experiments.train.settings import settings
+
+CONFIG = Config(
+    layers=2,
+    heads=2,
+    width=16,
+    context=12,
+    vocab=16,
+    batch=2,
+    block=8,
+    steps=20,
+    warmup=2,
+    lr=1e-2,
+    min_lr=1e-3,
+    plan="qiu-yao",
+    sums="preset",
+)
+# another exponential and delta, P V added into O, other sums
+MIXED = ("layer=0 -> plan=fp32", "layer=1 -> plan=fa2-bf16")
+
+
+def tokens_of(number, config=CONFIG):
+    shape = config.batch, config.context + 1
+    return np.random.default_rng(number).integers(0, config.vocab, shape).astype(np.int32)
+
+
+def trained(config, tables, steps=3):
+    """The state of one arm after some steps, and the losses."""
+    state, losses = step.start(config, 1), []
+    for n in range(steps):
+        state, loss, _ = step.advance(config)(
+            state, tokens_of(n), plans.by_arm([tables]), np.float32([config.lr])
+        )
+        losses.append(loss)
+    return state, np.concatenate(losses)
+
+
+def same(a, b):
+    leaves = zip(*map(jax.tree.leaves, (a, b)), strict=True)
+    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
+
+
+def apart(tables, axis=0):
+    """One table of all layers as a table for each."""
+    count = tables.table.shape[axis]
+    return tuple(HeadPlans(tables.like, tables.table.take(n, axis)) for n in range(count))
+
+
+def test_the_same_plan_in_every_layer_is_the_one_plan():
+    """A layer that has another plan, or another loop that changes bits."""
+    one = plans.uniform(CONFIG)
+    each = plans_of(replace(CONFIG, plan="fp32"), [f"layer={n} -> plan=qiu-yao" for n in range(2)])
+    assert isinstance(plans.by_layer(each), HeadPlans) and each == plans_of(CONFIG)
+    runs = [trained(CONFIG, own) for own in (one, plans.by_layer(each), apart(one))]
+    assert same(runs[0], runs[1]) and same(runs[0], runs[2])
+
+
+def by_hand(params, tokens, own, config):
+    """The loss of the model with a plan for each layer, one layer after the other."""
+
+    def layer(plan, x, w):
+        qkv = linear.linear(
+            layers.layer_norm(x, w["norm1"]), w["qkv"].reshape(config.width, -1), config.matmul
+        ).reshape(*x.shape[:2], 3, config.heads, config.head_width)
+        tiles = {"block_q": config.tile, "block_k": config.tile}
+        own = head_plans([plan] * config.heads)
+        out = attend(*(qkv[:, :, i] for i in range(3)), plan=own, is_causal=True, **tiles)
+        proj = w["proj"].reshape(config.width, config.width)
+        x = x + linear.linear(out.reshape(x.shape), proj, config.matmul)
+        h = linear.linear(layers.layer_norm(x, w["norm2"]), w["up"], config.matmul)
+        return x + linear.linear(jax.nn.gelu(h, approximate=False), w["down"], config.matmul), None
+
+    x = linear.embed(params["embedding"], tokens[:, :-1], config.vocab)
+    x = x + params["position"][: x.shape[1]]
+    for n, plan in enumerate(own):  # a loop of one layer, since another loop has other last bits
+        w = jax.tree.map(lambda leaf, n=n: leaf[n : n + 1], params["layers"])
+        x, _ = jax.lax.scan(partial(layer, plan), x, w)
+    last = layers.layer_norm(x, params["norm"])
+    logits = linear.linear(last, params["embedding"].T, config.matmul)
+    return linear.cross_entropy(logits, tokens[:, 1:])
+
+
+def test_two_layers_with_two_plans_are_two_calls_of_attend():
+    """A layer that has its neighbour's plan, forward or backward, or a mixture of both."""
+    own = Plan.preset("fp32"), Plan.preset("fa2-bf16")
+
+    def one(state, tokens):
+        lr = jnp.float32(CONFIG.lr)
+        return a_step.one(CONFIG, state, lr, lambda p: by_hand(p, tokens, own, CONFIG))
+
+    advance = a_step.compiled(jax.vmap(one, in_axes=(0, None)))
+    state, losses = step.start(CONFIG, 1), []
+    for n in range(3):
+        state, loss, _ = advance(state, tokens_of(n))
+        losses.append(loss)
+    ours = trained(CONFIG, plans.by_layer(plans_of(CONFIG, MIXED)))
+    assert same(ours[1], np.concatenate(losses)) and same(ours[0], state)
+
+
+def test_a_plan_holds_in_its_layer():
+    """A plan of layer 1 that changes what enters layer 1, or one of layer 0 that does not."""
+    params = step.arm(step.start(CONFIG, 1), 0).params
+    run = jax.jit(lambda own: model.run(params, tokens_of(0), own, CONFIG))
+    words = (MIXED, (*MIXED, "layer=1 -> P=e4m3fn"), (*MIXED, "layer=0 -> P=e4m3fn"))
+    base, last, first = (run(plans.by_layer(plans_of(CONFIG, w))) for w in words)
+    assert same(base[1], last[1]) and not same(base[0], last[0])
+    x, y = base[1].q, first[1].q  # those of layer 0 are of the weights alone
+    assert same(x[0], y[0]) and not same(x[1], y[1])
+
+
+def test_random_bits_and_monitors_know_the_layer():
+    """Layers that draw the same bits, or whose numbers are another layer's."""
+    config = replace(CONFIG, changes=("site=O -> bf16:stochastic",))
+    shared = plans.by_layer(plans_of(config, seed=5))
+    now, each = step.plans_at(shared, 3).table, step.plans_at(apart(shared), 3)
+    assert all(np.array_equal(now[n], own.table) for n, own in enumerate(each))
+    state, one = step.start(CONFIG, 2), plans.by_arm([plans.uniform(CONFIG)] * 2)
+    found, seen = monitor.look(CONFIG, state.params, tokens_of(0)[:1], one, 0)
+    again, _ = monitor.look(CONFIG, state.params, tokens_of(0)[:1], apart(one, 1), 0)
+    assert found.keys() == again.keys() and all(same(found[k], again[k]) for k in found)
+    mixed = plans_of(CONFIG, MIXED)
+    sites = monitor.sites(CONFIG, seen, [mixed] * 2, 0)
+    first, last = (monitor._site_means([row[0]] * 2, *_rows(seen)) for row in mixed)
+    assert sites[0].keys() == first.keys() | last.keys() != last.keys()
+    assert sites[0]["OUT"] != first["OUT"] != last["OUT"]
+
+
+def _rows(seen):
+    q, k, v, do = (np.asarray(x[0, :, 0, :, 0])[:, :, None] for x in seen)
+    mask = np.tri(q.shape[1], dtype=bool)[None, None]
+    return mask, CONFIG.tile, q, k, v, do
+
+
+def test_an_offset_is_where_delta_reads_an_output():
+    """An offset of one layer that another layer's plan forbids."""
+    own = settings_of("layer=0 -> delta_from=P_DP ; layer=1 -> offset=16:bias")
+    assert groups.numbers(own) == [[0]]
+    group = groups.Group(own, [0], step.start(own.config, 1))
+    assert np.isfinite(group.advance(0, {0: tokens_of(0, own.config)})[0]).all()
+    with pytest.raises(UsageError, match="delta_from=P_DP reads no output"):
+        groups.numbers(settings_of("layer=0 -> delta_from=P_DP offset=16:bias"))
+
+
+@pytest.mark.thorough
+def test_a_layer_changes_its_plan_at_a_step():
+    """A change that comes too early, in all layers, or otherwise in a run that goes on."""
+    first, at = "layer=0 -> plan=fp32", ["1: layer=1 -> plan=fa2-bf16"]
+    own, other = settings_of(first, at=at), settings_of(first)
+    begin = step.start(own.config, 1)
+    one, two = (replayed(own, begin, 0, n) for n in (1, 2))
+    assert same(one, replayed(other, begin, 0, 1)) and same(two, replayed(own, one, 1, 2))
+    assert not same(two, replayed(other, begin, 0, 2))
+
+
+def settings_of(change, *more, **options):
+    words = [f"{name}={getattr(CONFIG, name)}" for name in ("layers", "heads", "width", "context")]
+    return settings(
+        [*words, "data=repeat", "batch=2", "plan=qiu-yao", f"changes={change}", *more], **options
+    )
+
+
+def test_fused_kernels_have_the_plans_of_layers(monkeypatch):
+    """One plan for all, or a layer that is computed by another engine."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    more = "sums=preset", "engine=pallas", "width=32", "context=24", "block=16"
+    words = ["layers=3", "heads=2", "data=repeat", "batch=2", "plan=fa2-bf16", *more]
+    own = settings([*words, "changes=layer=1 -> plan=qiu-yao"])
+    group = groups.Group(own, [0], step.start(own.config, 1))
+    outer, inner = map(Plan.preset, ("fa2-bf16", "qiu-yao"))
+    assert group.fused(0) == (outer, inner, outer)
+    lr, tokens = np.float32([1e-3]), np.zeros((2, 25), np.int32)
+    traced = group._executable(0)[0].trace(group.state, tokens, None, lr, None, None)
+    one = engines.fused_plan(
+        replace(own.config, changes=()), plans_of(replace(own.config, changes=())), None
+    )
+    alone = step.advance(own.config, one).trace(group.state, tokens, None, lr, None, None)
+    count = [str(t.jaxpr).count("pallas_call") for t in (traced, alone)]
+    assert count[0] > count[1] > 1
