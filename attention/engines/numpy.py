@@ -7,6 +7,7 @@ takes the setups of the batch entries (`each`). The other engines have the same 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
 import numba
@@ -14,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.engines import fused
+from roundscope.attention.engines.heads import Heads, joined, spread
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.events.recorder import Seen
+from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
 from roundscope.attention.tiles import forward as forward_of
@@ -35,16 +38,21 @@ Result = TypeVar("Result")
 
 def _each(function: Callable[[int], Result], count: int) -> Result:
     """Return the results of function(0) to function(count - 1), with their arrays stacked."""
+    stacked: Result = stack(_on_threads(function, count))
+    return stacked
 
-    def quietly(h: int) -> Result:
+
+def _on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
+    """Return function(0) to function(count - 1), computed on several threads."""
+
+    def quietly(n: int) -> Result:
         with np.errstate(
             all="ignore"
         ):  # overflow, inf - inf and NaN are results here, counted by the trace
-            return function(h)
+            return function(n)
 
     with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
-        stacked: Result = stack(list(pool.map(quietly, range(count))))
-    return stacked
+        return list(pool.map(quietly, range(count)))
 
 
 def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
@@ -71,6 +79,36 @@ def _ops(setup: Setup, q: Floats, k: Floats) -> Ops:
     if not fused.is_covered(setup, scores):
         return numpy_ops()
     return replace(numpy_ops(), programs=fused.programs(setup))
+
+
+def _runs_in_step(ops: Ops, setup: Setup, *own: Any) -> bool:
+    """Return whether heads run in step (`engines.heads`): programs compute all that differs.
+
+    own: what a head or a batch entry has of its own: a mask, a sink, a plan; or None.
+    """
+    plan = setup.plan
+    from_out = plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
+    is_same = all(x is None for x in own)
+    return ops.programs is not None and is_same and from_out and not plan.split_tiles
+
+
+def _in_step(function: Callable[[range], Result], heads: int) -> Result:
+    """Return the results of all heads; function: numbers of heads -> their results, in `Heads`."""
+    threads = min(heads, numba.get_num_threads())
+    parts = [range(*ends) for ends in pairwise(heads * n // threads for n in range(threads + 1))]
+    return joined(_on_threads(lambda n: spread(function(parts[n]), len(parts[n])), threads))
+
+
+def _first(head: int | range) -> int:
+    """Return the number of a head, or of the first of several."""
+    return head if isinstance(head, int) else head.start
+
+
+def _of(x: Floats, head: int | range, group: int = 1) -> Any:
+    """Return the arrays of a head, or of several; group: how many query heads share an array."""
+    if isinstance(head, int):
+        return x[head // group]
+    return Heads(x[head.start : head.stop] if group == 1 else x[np.array(head) // group])
 
 
 def round_inputs(
@@ -102,14 +140,14 @@ def forward(
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        own, number = _own(setup, each, h, q.shape[0])
+    def one(h: int | range, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
+        own, number = _own(setup, each, _first(h), q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        return forward_of.forward(
-            _ops(own, q, k), own, number, q[h], k[h // group], v[h // group], m, sink
-        )
+        keys = (_of(x, h, group) for x in (k, v))
+        return forward_of.forward(_ops(own, q, k), own, number, _of(q, h), *keys, m, sink)
 
-    results, seen = _each(one, q.shape[0])
+    in_step = _runs_in_step(_ops(setup, q, k), setup, mask, sinks, each)
+    results, seen = (_in_step if in_step else _each)(one, q.shape[0])
     return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
 
 
@@ -133,19 +171,20 @@ def backward(
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        g = h // group
+    def one(h: int | range, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
+        own, number = _own(setup, each, _first(h), q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        own, number = _own(setup, each, h, q.shape[0])
+        keys, rows = (_of(x, h, group) for x in (k, v)), (_of(x, h) for x in (out, wide, lse, do))
         return backward_of.backward(
-            _ops(own, q, k), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
+            _ops(own, q, k), own, number, _of(q, h), *keys, m, *rows, sink
         )
 
     def rounded(g: int) -> tuple[tuple[Floats, Floats], Seen]:
         own, number = _own(setup, each, g, k.shape[0])
         return backward_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
 
-    (dq, dk, dv, delta), seen = _each(one, q.shape[0])
+    in_step = _runs_in_step(_ops(setup, q, k), setup, mask, sinks, each)
+    (dq, dk, dv, delta), seen = (_in_step if in_step else _each)(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
     (dk, dv), seen_keys = _each(rounded, k.shape[0])
     met = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])

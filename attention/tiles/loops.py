@@ -30,7 +30,7 @@ ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # events of q and k multiplied by t
 State = TypeVar("State")
 Out = TypeVar("Out")
 TileArrays: TypeAlias = tuple[tuple[Array, ...], ...]  # the arguments of a step, in groups
-Step: TypeAlias = Callable[..., Any]  # (hook, scale, *groups of arrays) -> new state
+Step: TypeAlias = Callable[..., Any]  # (hook, setup, *groups of arrays) -> results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,8 @@ def computed(
 ) -> tuple[Any, Seen]:
     """Return what a step computes in a tile, and what was recorded, by a program if there is one.
 
-    arrays  the arguments of the step after its hook and the scale
+    step    a function of a module, since programs are kept by it
+    arrays  the arguments of the step after its hook and the setup
     sites   for each array, the event or the events whose results it has
     sink    the logit of the head's sink, a scalar, or None
     """
@@ -294,7 +295,7 @@ def computed(
         if found is not None:
             return found
     at = events_at(ops, setup, tile, sink=sink)
-    return step(at, setup.of_scores, *arrays), at.seen()
+    return step(at, setup, *arrays), at.seen()
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:

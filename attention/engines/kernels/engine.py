@@ -114,9 +114,7 @@ def _backward(
 
     def own_deltas(h: Array, own: Array | None, *x: Array) -> Any:
         q, k, v, *rest = x
-        mine = own_setup(setup, own)
-        at = whole_events(ops, mine, h, None)
-        return deltas(ops, mine, h, at, q, k, v, None, *rest), at.seen()
+        return deltas(ops, own_setup(setup, own), h, q, k, v, None, *rest)
 
     def finished(h: Array, own: Array | None, dq: Array) -> Any:
         mine = own_setup(setup, own)

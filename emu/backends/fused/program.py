@@ -24,7 +24,7 @@ _building = threading.Lock()
 
 
 class Program:
-    """A compiled function of arrays.
+    """A compiled function of arrays, which a call runs once or several times.
 
     Calls may run in several threads at once; each thread has a workspace of its own.
     """
@@ -32,10 +32,11 @@ class Program:
     def __init__(self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
         """Compile the program that computes the outputs from the inputs."""
         made = [_left(graph, x, n) for n, x in enumerate(outputs)]
-        self.inputs = [(x.shape, DTYPES[x.kind]) for x in inputs]
+        types = [np.dtype(DTYPES[x.kind]) for x in inputs]
+        self.inputs = [(t, _strides(x.shape, t)) for x, t in zip(inputs, types, strict=True)]
         self.outputs = [(x.shape, DTYPES[x.kind]) for x in made]
         code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
-        text = module(code)
+        text = module(code, len(inputs) + len(made) + len(self.tables) + 2)
         with _building:
             self.function, self.engine = _compiled(text)
         self.text = text
@@ -47,34 +48,67 @@ class Program:
         self.addresses = [address_of(x) for x in self.tables]
         self.own = threading.local()
 
-    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray] | None:
-        """Return the outputs; None if the program met a number that it cannot compute with."""
+    def __call__(
+        self, count: int, arrays: Sequence[np.ndarray], is_shared: Sequence[bool]
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the outputs of `count` runs, in order, and which of the runs are void.
+
+        A run is void if the program met a number that it cannot compute with.
+
+        Args:
+            count: how many runs there are.
+            arrays: the inputs: an array with a first axis of runs, or one array for all runs.
+            is_shared: for each input, whether it is one array for all runs.
+
+        Returns:
+            The outputs, each with a first axis of runs, and the booleans (count,).
+        """
         if not hasattr(self.own, "space"):
             self.own.space = np.empty(self.size + 2 * _LINE, np.uint8)
-            self.own.flag = np.zeros(1, np.int64)
-        flag, space = self.own.flag, self.own.space
-        flag[0] = 0
-        held: list[Any] = [
-            np.ascontiguousarray(x, dtype)
-            for x, (_, dtype) in zip(arrays, self.inputs, strict=True)
-        ]
-        memory = np.empty(self.memory + _LINE, np.uint8)
+        void = np.zeros(count, np.int64)
+        memory = np.empty(count * self.memory + _LINE, np.uint8)
         start = -address_of(memory) % _LINE
-        results: list[Any] = [
-            np.ndarray(shape, dtype, memory, start + offset)
-            for (shape, dtype), offset in zip(self.outputs, self.offsets, strict=True)
+        held = [
+            _contiguous(x, dtype, strides, shared)
+            for x, (dtype, strides), shared in zip(arrays, self.inputs, is_shared, strict=True)
         ]
         first = address_of(memory) + start
         addresses = [
             *map(address_of, held),
             *(first + offset for offset in self.offsets),
             *self.addresses,
-            address_of(flag),
-            -(-address_of(space) // _LINE) * _LINE,
+            address_of(void),
+            -(-address_of(self.own.space) // _LINE) * _LINE,
         ]
-        table = np.array(addresses, np.int64)  # must outlive the call
-        self.function(address_of(table))
-        return None if flag[0] else results
+        steps = [
+            *(0 if shared else x.strides[0] for x, shared in zip(held, is_shared, strict=True)),
+            *[self.memory] * len(self.outputs),
+            *[0] * len(self.addresses),
+            void.itemsize,
+            0,
+        ]
+        table = np.array(addresses) + np.arange(count)[:, None] * np.array(steps)
+        self.function(address_of(table), count)  # all of its arrays must outlive it
+        results: list[Any] = [
+            np.ndarray(
+                (count, *shape), dtype, memory, start + offset, (self.memory, *_strides(shape, dtype))
+            )
+            for (shape, dtype), offset in zip(self.outputs, self.offsets, strict=True)
+        ]
+        return results, void != 0
+
+
+def _strides(shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
+    """Return the distances in bytes between the entries of an array without gaps."""
+    return tuple(math.prod(shape[n + 1 :]) * np.dtype(dtype).itemsize for n in range(len(shape)))
+
+
+def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...], is_shared: bool) -> np.ndarray:
+    """Return x, or a copy of this type and without gaps between the entries of a run."""
+    if x.dtype == dtype and x.strides[0 if is_shared else 1 :] == strides:
+        own: np.ndarray = x
+        return own
+    return np.ascontiguousarray(x, dtype)
 
 
 def address_of(x: np.ndarray) -> int:
@@ -90,17 +124,38 @@ def _left(graph: Graph, x: Node, n: int) -> Node:
     return graph.node("copy", (x,), kind=x.kind, data=("output", n), bounds=x.bounds)
 
 
-def module(code: Code) -> str:
-    """Return the text of a module with one function, `run`."""
+def module(code: Code, slots: int) -> str:
+    """Return the text of a module with the function `run(addresses, count)`.
+
+    It runs the code `count` times, each time with the next `slots` of the addresses.
+    """
     declared = "\n".join(sorted(code.declared))
     body = "\n".join(code.lines)
     return (
-        f"{declared}\ndefine void @run(ptr noalias %args) #0 {{\nentry:\n{body}\n  ret void\n}}\n"
+        f"{declared}\ndefine internal void @once(ptr noalias %args) #0 {{\nentry:\n{body}\n"
+        f"  ret void\n}}\n{_RUNS.format(slots=slots)}"
         'attributes #0 = { "prefer-vector-width"="512" "min-legal-vector-width"="512" }\n'
     )
 
 
-def _compiled(text: str) -> tuple[Callable[[int], None], Any]:
+_RUNS = """define void @run(ptr %addresses, i64 %count) #0 {{
+entry:
+  br label %turn
+turn:
+  %i = phi i64 [ 0, %entry ], [ %n, %turn ]
+  %first = mul i64 %i, {slots}
+  %args = getelementptr ptr, ptr %addresses, i64 %first
+  call void @once(ptr %args)
+  %n = add i64 %i, 1
+  %more = icmp slt i64 %n, %count
+  br i1 %more, label %turn, label %end
+end:
+  ret void
+}}
+"""
+
+
+def _compiled(text: str) -> tuple[Callable[[int, int], None], Any]:
     """Return the function `run` of a module, and the engine that owns its memory.
 
     The machine code is kept on disk, under a digest of the text and of the machine.
@@ -132,4 +187,4 @@ def _compiled(text: str) -> tuple[Callable[[int], None], Any]:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     address = engine.get_function_address("run")
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address), engine
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address), engine
