@@ -38,6 +38,11 @@ class Heads(NDArrayOperatorsMixin):
         """The shape of the array of one head."""
         return self.each.shape[1:]
 
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the array of one head."""
+        return self.each.ndim - 1
+
     def __getitem__(self, where: Any) -> "Heads":
         own = where if isinstance(where, tuple) else (where,)
         return Heads(self.each[(slice(None), *own)])
@@ -47,7 +52,7 @@ class Heads(NDArrayOperatorsMixin):
         return Heads(self.each.reshape(len(self.each), *shape))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> "Heads":
-        axes = max(np.ndim(x) if not isinstance(x, Heads) else len(x.shape) for x in inputs)
+        axes = max(x.ndim if isinstance(x, Heads) else np.ndim(x) for x in inputs)
         return Heads(getattr(ufunc, method)(*(_widened(x, axes) for x in inputs), **kwargs))
 
     def __array_function__(
@@ -63,7 +68,7 @@ def _widened(x: Any, axes: int) -> Any:
     """Return the arrays of heads with so many axes after the first, as NumPy would add them."""
     if not isinstance(x, Heads):
         return x
-    return x.each.reshape(len(x.each), *(1,) * (axes - len(x.shape)), *x.shape)
+    return x.each.reshape(len(x.each), *(1,) * (axes - x.ndim), *x.shape)
 
 
 def count(xs: Sequence[Any]) -> int:
@@ -99,7 +104,12 @@ def joined(xs: Sequence[Any]) -> Any:
         return {name: joined([x[name] for x in xs]) for name in like}
     if isinstance(like, tuple):
         return tuple(map(joined, zip(*xs, strict=True)))
-    return None if like is None else np.concatenate([x.each for x in xs])
+    if like is None:
+        return None
+    parts = [x.each for x in xs]
+    heads = sum(map(len, parts))
+    # sums of NumPy depend on the order of axes in memory, so it is always the same
+    return np.concatenate(parts, out=np.empty((heads, *like.shape), like.each.dtype))
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:
