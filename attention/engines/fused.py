@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from roundscope.attention.engines.heads import Heads, count, of_head, together
+from roundscope.attention.engines.heads import Heads, count, of_head, on_threads, together
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
 from roundscope.attention.tiles.tile import Tile
@@ -79,7 +79,7 @@ class Programs:
             return computed(numpy_ops(), self.setup, one, step, of_head(arrays, h))
 
         if made is None:
-            return together([plain(h) for h in range(heads)]) if heads else None
+            return together(on_threads(plain, heads)) if heads else None
         run, form = made
         shared = [not isinstance(x, Heads) for x in given]
         results, void = run(heads or 1, [x if s else x.each for x, s in zip(given, shared)], shared)

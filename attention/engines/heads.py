@@ -6,12 +6,16 @@ does that for every head; what a step computes is done by programs.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
+import numba
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from roundscope.emu.backends.numba.ops import stack
+
+Result = TypeVar("Result")
 
 
 class Heads(NDArrayOperatorsMixin):
@@ -60,7 +64,11 @@ class Heads(NDArrayOperatorsMixin):
     ) -> "Heads":
         count = len(self.each)
         if function is np.stack:  # the one that loops over tiles do most
-            return Heads(np.stack([spread(x, count).each for x in args[0]], axis=1))
+            parts = [x.each if isinstance(x, Heads) else x for x in args[0]]
+            stacked = np.empty((count, len(parts), *self.shape), self.each.dtype)
+            for n, part in enumerate(parts):
+                stacked[:, n] = part
+            return Heads(stacked)
         return Heads(np.stack([function(*of_head(args, h), **kwargs) for h in range(count)]))
 
 
@@ -81,35 +89,40 @@ def of_head(x: Any, h: int) -> Any:
     return mapped(lambda part: part.each[h] if isinstance(part, Heads) else part, x)
 
 
-def spread(x: Any, count: int) -> Any:
-    """Return a structure of arrays with a `Heads` in place of each array; None stays None."""
-
-    def one(part: Any) -> Any:
-        if isinstance(part, Heads) or part is None:
-            return part
-        return Heads(np.broadcast_to(part, (count, *np.shape(part))))
-
-    return mapped(one, x)
-
-
 def together(xs: Sequence[Any]) -> Any:
     """Return structures of arrays, one of each head, as a structure of `Heads`."""
     return mapped(Heads, stack(list(xs)))
 
 
-def joined(xs: Sequence[Any]) -> Any:
-    """Return structures of `Heads`, of the same form, as one of arrays (heads, ...)."""
-    like = xs[0]
-    if isinstance(like, dict):
-        return {name: joined([x[name] for x in xs]) for name in like}
-    if isinstance(like, tuple):
-        return tuple(map(joined, zip(*xs, strict=True)))
-    if like is None:
-        return None
-    parts = [x.each for x in xs]
-    heads = sum(map(len, parts))
-    # sums of NumPy depend on the order of axes in memory, so it is always the same
-    return np.concatenate(parts, out=np.empty((heads, *like.shape), like.each.dtype))
+def arrays(x: Any, count: int) -> Any:
+    """Return a structure of `Heads` as one of arrays (heads, ...); None stays None.
+
+    Sums of NumPy depend on the order of axes in memory, so it is the usual one.
+
+    count: how many heads there are.
+    """
+
+    def one(part: Any) -> Any:
+        if part is None:
+            return None
+        is_own = isinstance(part, Heads)
+        each = part.each if is_own else np.broadcast_to(part, (count, *np.shape(part)))
+        return np.ascontiguousarray(each)
+
+    return mapped(one, x)
+
+
+def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
+    """Return function(0) to function(count - 1), computed on several threads."""
+
+    def quietly(n: int) -> Result:
+        with np.errstate(
+            all="ignore"
+        ):  # overflow, inf - inf and NaN are results here, counted by the trace
+            return function(n)
+
+    with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
+        return list(pool.map(quietly, range(count)))
 
 
 def mapped(function: Callable[[Any], Any], x: Any) -> Any:

@@ -5,17 +5,14 @@ takes the setups of the batch entries (`each`). The other engines have the same 
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, TypeAlias, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.engines import fused
-from roundscope.attention.engines.heads import Heads, joined, spread
+from roundscope.attention.engines.heads import Heads, arrays, on_threads
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
@@ -38,21 +35,8 @@ Result = TypeVar("Result")
 
 def _each(function: Callable[[int], Result], count: int) -> Result:
     """Return the results of function(0) to function(count - 1), with their arrays stacked."""
-    stacked: Result = stack(_on_threads(function, count))
+    stacked: Result = stack(on_threads(function, count))
     return stacked
-
-
-def _on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
-    """Return function(0) to function(count - 1), computed on several threads."""
-
-    def quietly(n: int) -> Result:
-        with np.errstate(
-            all="ignore"
-        ):  # overflow, inf - inf and NaN are results here, counted by the trace
-            return function(n)
-
-    with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
-        return list(pool.map(quietly, range(count)))
 
 
 def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
@@ -92,23 +76,17 @@ def _runs_in_step(ops: Ops, setup: Setup, *own: Any) -> bool:
     return ops.programs is not None and is_same and from_out and not plan.split_tiles
 
 
-def _in_step(function: Callable[[range], Result], heads: int) -> Result:
-    """Return the results of all heads; function: numbers of heads -> their results, in `Heads`."""
-    threads = min(heads, numba.get_num_threads())
-    parts = [range(*ends) for ends in pairwise(heads * n // threads for n in range(threads + 1))]
-    return joined(_on_threads(lambda n: spread(function(parts[n]), len(parts[n])), threads))
+def _in_step(function: Callable[[None], Any], heads: int) -> Any:
+    """Return the results of all heads, which run in step; function: None -> their `Heads`."""
+    with np.errstate(all="ignore"):
+        return arrays(function(None), heads)
 
 
-def _first(head: int | range) -> int:
-    """Return the number of a head, or of the first of several."""
-    return head if isinstance(head, int) else head.start
-
-
-def _of(x: Floats, head: int | range, group: int = 1) -> Any:
-    """Return the arrays of a head, or of several; group: how many query heads share an array."""
-    if isinstance(head, int):
+def _of(x: Floats, head: int | None, group: int = 1) -> Any:
+    """Return the array of a head, or `Heads` of all; group: how many query heads share an array."""
+    if head is not None:
         return x[head // group]
-    return Heads(x[head.start : head.stop] if group == 1 else x[np.array(head) // group])
+    return Heads(x if group == 1 else np.repeat(x, group, axis=0))
 
 
 def round_inputs(
@@ -140,8 +118,8 @@ def forward(
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int | range, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        own, number = _own(setup, each, _first(h), q.shape[0])
+    def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
+        own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         keys = (_of(x, h, group) for x in (k, v))
         return forward_of.forward(_ops(own, q, k), own, number, _of(q, h), *keys, m, sink)
@@ -171,8 +149,8 @@ def backward(
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int | range, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        own, number = _own(setup, each, _first(h), q.shape[0])
+    def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
+        own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         keys, rows = (_of(x, h, group) for x in (k, v)), (_of(x, h) for x in (out, wide, lse, do))
         return backward_of.backward(

@@ -18,6 +18,7 @@ from roundscope.emu.backends.fused.graph import DTYPES, F64, FLOATS, Graph, Node
 from roundscope.emu.backends.fused.loops import written
 from roundscope.emu.backends.fused.schedule import scheduled
 from roundscope.emu.backends.numba.jit import cache_directory
+from roundscope.emu.backends.numba.rounding import over_threads
 
 _LINE = 64  # bytes of a line of the cache
 _building = threading.Lock()
@@ -32,17 +33,20 @@ class Program:
     def __init__(self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
         """Compile the program that computes the outputs from the inputs."""
         made = [_left(graph, x, n) for n, x in enumerate(outputs)]
-        types = [np.dtype(DTYPES[x.kind]) for x in inputs]
-        self.inputs = [(t, _strides(x.shape, t)) for x, t in zip(inputs, types, strict=True)]
-        self.outputs = [(x.shape, DTYPES[x.kind]) for x in made]
+        types = [np.dtype(DTYPES[x.kind]) for x in (*inputs, *made)]
+        forms = [
+            (x.shape, t, _strides(x.shape, t.itemsize))
+            for x, t in zip((*inputs, *made), types, strict=True)
+        ]
+        self.inputs, self.outputs = forms[: len(inputs)], forms[len(inputs) :]
         code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
         text = module(code, len(inputs) + len(made) + len(self.tables) + 2)
         with _building:
             self.function, self.engine = _compiled(text)
         self.text = text
         sizes = [
-            -(-math.prod(shape) * np.dtype(t).itemsize // _LINE) * _LINE + _LINE
-            for shape, t in self.outputs
+            -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE + _LINE
+            for shape, dtype, _ in self.outputs
         ]
         self.offsets, self.memory = [0, *accumulate(sizes)][:-1], sum(sizes)
         self.addresses = [address_of(x) for x in self.tables]
@@ -63,14 +67,12 @@ class Program:
         Returns:
             The outputs, each with a first axis of runs, and the booleans (count,).
         """
-        if not hasattr(self.own, "space"):
-            self.own.space = np.empty(self.size + 2 * _LINE, np.uint8)
         void = np.zeros(count, np.int64)
         memory = np.empty(count * self.memory + _LINE, np.uint8)
         start = -address_of(memory) % _LINE
         held = [
             _contiguous(x, dtype, strides, shared)
-            for x, (dtype, strides), shared in zip(arrays, self.inputs, is_shared, strict=True)
+            for x, (_, dtype, strides), shared in zip(arrays, self.inputs, is_shared, strict=True)
         ]
         first = address_of(memory) + start
         addresses = [
@@ -78,7 +80,7 @@ class Program:
             *(first + offset for offset in self.offsets),
             *self.addresses,
             address_of(void),
-            -(-address_of(self.own.space) // _LINE) * _LINE,
+            0,
         ]
         steps = [
             *(0 if shared else x.strides[0] for x, shared in zip(held, is_shared, strict=True)),
@@ -88,19 +90,28 @@ class Program:
             0,
         ]
         table = np.array(addresses) + np.arange(count)[:, None] * np.array(steps)
-        self.function(address_of(table), count)  # all of its arrays must outlive it
+
+        def run(begin: int, end: int) -> None:
+            table[begin:end, -1] = self._workspace()
+            self.function(address_of(table) + begin * table.strides[0], end - begin)
+
+        over_threads(run, count, count * self.memory)  # all of its arrays must outlive it
         results: list[Any] = [
-            np.ndarray(
-                (count, *shape), dtype, memory, start + offset, (self.memory, *_strides(shape, dtype))
-            )
-            for (shape, dtype), offset in zip(self.outputs, self.offsets, strict=True)
+            np.ndarray((count, *shape), dtype, memory, start + offset, (self.memory, *strides))
+            for (shape, dtype, strides), offset in zip(self.outputs, self.offsets, strict=True)
         ]
         return results, void != 0
 
+    def _workspace(self) -> int:
+        """Return the address of this thread's workspace."""
+        if not hasattr(self.own, "space"):
+            self.own.space = np.empty(self.size + 2 * _LINE, np.uint8)
+        return -(-address_of(self.own.space) // _LINE) * _LINE
 
-def _strides(shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
-    """Return the distances in bytes between the entries of an array without gaps."""
-    return tuple(math.prod(shape[n + 1 :]) * np.dtype(dtype).itemsize for n in range(len(shape)))
+
+def _strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the distances in bytes between entries, of this size, of an array without gaps."""
+    return tuple(math.prod(shape[n + 1 :]) * size for n in range(len(shape)))
 
 
 def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...], is_shared: bool) -> np.ndarray:
