@@ -57,23 +57,23 @@ def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setu
     return each[head // group], head % group
 
 
-def _ops(setup: Setup, q: Floats, k: Floats) -> Ops:
-    """Return the operations of a call, with programs for its tiles if that pays."""
-    scores = q.shape[0] * q.shape[1] * k.shape[1]
+def _ops(setup: Setup, heads: int) -> Ops:
+    """Return the operations of a call with so many heads, with programs if they pay."""
+    scores = heads * setup.query_tiles * setup.block_q * setup.key_tiles * setup.block_k
     if not fused.is_covered(setup, scores):
         return numpy_ops()
     return replace(numpy_ops(), programs=fused.programs(setup))
 
 
-def _runs_in_step(ops: Ops, setup: Setup, *own: Any) -> bool:
-    """Return whether heads run in step (`engines.heads`): programs compute all that differs.
+def _runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
+    """Return whether so many heads run in step (`engines.heads`): if programs compute all of them.
 
     own: what a head or a batch entry has of its own: a mask, a sink, a plan; or None.
     """
-    plan = setup.plan
+    plan, has_programs = setup.plan, _ops(setup, heads).programs is not None
     from_out = plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
     is_same = all(x is None for x in own)
-    return ops.programs is not None and is_same and from_out and not plan.split_tiles
+    return has_programs and is_same and from_out and not plan.split_tiles
 
 
 def _in_step(function: Callable[[None], Any], heads: int) -> Any:
@@ -94,11 +94,13 @@ def round_inputs(
 ) -> tuple[Floats, Seen]:
     """Return an input tensor (heads, rows, features) after its event, and what was recorded."""
 
-    def one(h: int) -> tuple[Floats, Seen]:
-        own, number = _own(setup, each, h, x.shape[0])
-        return loops.round_inputs(numpy_ops(), own, number, site, x[h])
 
-    return _each(one, x.shape[0])
+    def one(h: int | None) -> tuple[Floats, Seen]:
+        own, number = _own(setup, each, h or 0, x.shape[0])
+        return loops.round_inputs(_ops(own, x.shape[0]), own, number, site, _of(x, h))
+
+    over = _in_step if _runs_in_step(setup, x.shape[0], each) else _each
+    return over(one, x.shape[0])
 
 
 def forward(
@@ -122,10 +124,10 @@ def forward(
         own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         keys = (_of(x, h, group) for x in (k, v))
-        return forward_of.forward(_ops(own, q, k), own, number, _of(q, h), *keys, m, sink)
+        return forward_of.forward(_ops(own, q.shape[0]), own, number, _of(q, h), *keys, m, sink)
 
-    in_step = _runs_in_step(_ops(setup, q, k), setup, mask, sinks, each)
-    results, seen = (_in_step if in_step else _each)(one, q.shape[0])
+    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
+    results, seen = over(one, q.shape[0])
     return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
 
 
@@ -154,17 +156,19 @@ def backward(
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         keys, rows = (_of(x, h, group) for x in (k, v)), (_of(x, h) for x in (out, wide, lse, do))
         return backward_of.backward(
-            _ops(own, q, k), own, number, _of(q, h), *keys, m, *rows, sink
+            _ops(own, q.shape[0]), own, number, _of(q, h), *keys, m, *rows, sink
         )
 
-    def rounded(g: int) -> tuple[tuple[Floats, Floats], Seen]:
-        own, number = _own(setup, each, g, k.shape[0])
-        return backward_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
+    def rounded(g: int | None) -> tuple[tuple[Floats, Floats], Seen]:
+        own, number = _own(setup, each, g or 0, k.shape[0])
+        return backward_of.round_key_gradients(
+            _ops(own, q.shape[0]), own, number, _of(dk, g), _of(dv, g)
+        )
 
-    in_step = _runs_in_step(_ops(setup, q, k), setup, mask, sinks, each)
-    (dq, dk, dv, delta), seen = (_in_step if in_step else _each)(one, q.shape[0])
+    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
+    (dq, dk, dv, delta), seen = over(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
-    (dk, dv), seen_keys = _each(rounded, k.shape[0])
+    (dk, dv), seen_keys = over(rounded, k.shape[0])
     met = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
     return (dq, dk, dv, delta), met | {"keys": seen_keys}
 

@@ -267,9 +267,14 @@ def round_key_gradients(
     added up in ascending order in binary64, so that only the output is rounded. The sum begins at
     the first head and not at 0, so -0 stays -0 in a group of one head.
     """
-    at = events_at(ops, setup, whole_head(ops, setup, head, None, setup.key_heads))
-    dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
-    return rounded_key_gradients(at, setup, dk, dv), at.seen()
+    whole = whole_head(ops, setup, head, None, setup.key_heads)
+    return computed(ops, setup, whole, _of_keys, ((dk, dv),), ((Site.DK, Site.DV),))
+
+
+def _of_keys(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+    """Return the final dK and dV of a key head from the sums of its query heads."""
+    dk, dv = (functools.reduce(operator.add, x) for x in sums)
+    return rounded_key_gradients(at, setup, dk, dv)
 
 
 def rounded_key_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tuple[Array, Array]:
