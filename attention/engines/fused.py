@@ -6,7 +6,7 @@ trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -64,14 +64,8 @@ class Programs:
         """
         existing = tuple(getattr(tile, name) for name in EXISTING)
         given = [x for group in (existing, *arrays) for x in group]
-        is_whole = bool(tile.mask.all())
-        key = step, is_whole, bool(tile.is_cut), tuple(x.shape for x in given)
-        if key not in self.known:
-            with self.lock:
-                if key not in self.known:
-                    like = of_head((existing, arrays), 0)
-                    self.known[key] = self._made(step, tile, is_whole, *like, sites)
-        made, heads = self.known[key], count(given)
+        made = self._known(step, tile, (existing, *arrays), given, sites)
+        heads = count(given)
 
         def plain(h: int) -> Any:
             own = {name: of_head(getattr(tile, name), h) for name in EXISTING}
@@ -81,8 +75,9 @@ class Programs:
         if made is None:
             return together(on_threads(plain, heads)) if heads else None
         run, form = made
-        shared = [not isinstance(x, Heads) for x in given]
-        results, void = run(heads or 1, [x if s else x.each for x, s in zip(given, shared)], shared)
+        results, void = run(
+            heads or 1, [x.each if isinstance(x, Heads) else x[None] for x in given]
+        )
         if not heads:
             return None if void[0] else form([x[0] for x in results])
         found = form([Heads(x) for x in results])
@@ -90,8 +85,27 @@ class Programs:
             found = together([plain(h) if void[h] else of_head(found, h) for h in range(heads)])
         return found
 
+    def _known(
+        self, step: Step, tile: Tile, groups: TileArrays, given: list[Any], sites: Any
+    ) -> Any:
+        """Return what `_made` returns, made once for arrays of these shapes."""
+        is_whole = bool(tile.mask.all())
+        key = step, is_whole, bool(tile.is_cut), tuple(x.shape for x in given)
+        if key not in self.known:
+            with self.lock:
+                if key not in self.known:
+                    existing, *arrays = of_head(groups, 0)
+                    self.known[key] = self._made(step, tile, is_whole, existing, arrays, sites)
+        return self.known[key]
+
     def _made(
-        self, step: Step, tile: Tile, is_whole: bool, existing: Any, arrays: TileArrays, sites: Any
+        self,
+        step: Step,
+        tile: Tile,
+        is_whole: bool,
+        existing: Any,
+        arrays: Sequence[Any],
+        sites: Any,
     ) -> Any:
         """Return the program of a step, and the form of its results; None if there is none."""
         setup = self.setup
@@ -120,7 +134,9 @@ class Programs:
         """Return whether binary32 holds the results of events; of none, that is not known."""
         plan = self.setup.plan
         own = sites if isinstance(sites, tuple) else (sites,)
-        return bool(own) and all(plan.block(s) is None and plan[s].format.fits_binary32 for s in own)
+        return bool(own) and all(
+            plan.block(s) is None and plan[s].format.fits_binary32 for s in own
+        )
 
 
 class _Nowhere:

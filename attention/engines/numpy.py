@@ -94,7 +94,6 @@ def round_inputs(
 ) -> tuple[Floats, Seen]:
     """Return an input tensor (heads, rows, features) after its event, and what was recorded."""
 
-
     def one(h: int | None) -> tuple[Floats, Seen]:
         own, number = _own(setup, each, h or 0, x.shape[0])
         return loops.round_inputs(_ops(own, x.shape[0]), own, number, site, _of(x, h))
@@ -123,8 +122,9 @@ def forward(
     def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        keys = (_of(x, h, group) for x in (k, v))
-        return forward_of.forward(_ops(own, q.shape[0]), own, number, _of(q, h), *keys, m, sink)
+        own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
+        ops = _ops(own, q.shape[0])
+        return forward_of.forward(ops, own, number, own_q, own_k, own_v, m, sink)
 
     over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
     results, seen = over(one, q.shape[0])
@@ -154,10 +154,10 @@ def backward(
     def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
         own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        keys, rows = (_of(x, h, group) for x in (k, v)), (_of(x, h) for x in (out, wide, lse, do))
-        return backward_of.backward(
-            _ops(own, q.shape[0]), own, number, _of(q, h), *keys, m, *rows, sink
-        )
+        own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
+        rows = [_of(x, h) for x in (out, wide, lse, do)]
+        ops = _ops(own, q.shape[0])
+        return backward_of.backward(ops, own, number, own_q, own_k, own_v, m, *rows, sink=sink)
 
     def rounded(g: int | None) -> tuple[tuple[Floats, Floats], Seen]:
         own, number = _own(setup, each, g or 0, k.shape[0])

@@ -122,7 +122,13 @@ def forward(
     if not setup.plan.split_tiles:
         later = () if sinks is None or is_first else (sinks,)
         results, seen_last = computed(
-            ops, setup, at.tile, _finish, (whole[0], later), (sites[0], (Site.SINK,) * len(later)), sink
+            ops,
+            setup,
+            at.tile,
+            _finish,
+            (whole[0], later),
+            (sites[0], (Site.SINK,) * len(later)),
+            sink,
         )
         of_whole = at.seen() | seen_last
     else:

@@ -53,7 +53,7 @@ class Program:
         self.own = threading.local()
 
     def __call__(
-        self, count: int, arrays: Sequence[np.ndarray], is_shared: Sequence[bool]
+        self, count: int, arrays: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the outputs of `count` runs, in order, and which of the runs are void.
 
@@ -61,8 +61,7 @@ class Program:
 
         Args:
             count: how many runs there are.
-            arrays: the inputs: an array with a first axis of runs, or one array for all runs.
-            is_shared: for each input, whether it is one array for all runs.
+            arrays: the inputs, each with a first axis of runs, or of one entry for all runs.
 
         Returns:
             The outputs, each with a first axis of runs, and the booleans (count,).
@@ -71,8 +70,8 @@ class Program:
         memory = np.empty(count * self.memory + _LINE, np.uint8)
         start = -address_of(memory) % _LINE
         held = [
-            _contiguous(x, dtype, strides, shared)
-            for x, (_, dtype, strides), shared in zip(arrays, self.inputs, is_shared, strict=True)
+            _contiguous(x, dtype, strides)
+            for x, (_, dtype, strides) in zip(arrays, self.inputs, strict=True)
         ]
         first = address_of(memory) + start
         addresses = [
@@ -83,7 +82,7 @@ class Program:
             0,
         ]
         steps = [
-            *(0 if shared else x.strides[0] for x, shared in zip(held, is_shared, strict=True)),
+            *(x.strides[0] if len(x) > 1 else 0 for x in held),
             *[self.memory] * len(self.outputs),
             *[0] * len(self.addresses),
             void.itemsize,
@@ -114,9 +113,9 @@ def _strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     return tuple(math.prod(shape[n + 1 :]) * size for n in range(len(shape)))
 
 
-def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...], is_shared: bool) -> np.ndarray:
+def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...]) -> np.ndarray:
     """Return x, or a copy of this type and without gaps between the entries of a run."""
-    if x.dtype == dtype and x.strides[0 if is_shared else 1 :] == strides:
+    if x.dtype == dtype and x.strides[1:] == strides:
         own: np.ndarray = x
         return own
     return np.ascontiguousarray(x, dtype)

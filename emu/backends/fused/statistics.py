@@ -35,9 +35,7 @@ class Summary:
         if self.is_exact:
             self.after = self.before
         self.format = judged(f)
-        self.sizes = [
-            graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)
-        ]
+        self.sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
         normal = self.format.min_normal
         self.usual = (normal, self.format.largest), (normal, INFINITY - 1)
         if self.is_exact:
@@ -121,7 +119,9 @@ class Summary:
             self._between(entries.get(size), *bounds)
             for size, bounds in dict(zip(self.sizes, self.usual, strict=True)).items()
         ]
-        condition = usual[0] if len(usual) == 1 else code.do(f"and {self.i1} {usual[0]}, {usual[1]}")
+        condition = (
+            usual[0] if len(usual) == 1 else code.do(f"and {self.i1} {usual[0]}, {usual[1]}")
+        )
         all_usual = code.call("i1", f"llvm.vector.reduce.and.v{LANES}i1", (self.i1, condition))
         types = [*["i64"] * (FLAGS + 1), *[self.f64] * 5, *[self.i64] * 2, self.f64]
         *after_turn, ulps = code.choice(
@@ -269,5 +269,8 @@ class Summary:
 def _computed(entries: Entries, nodes: Sequence[Node]) -> None:
     """Compute nodes, and what they depend on, where that is not done yet."""
     for y in needed(nodes):
-        if y.op not in ("placeholder", "constant") and (y.number, entries.own(y)) not in entries.values:
+        if (
+            y.op not in ("placeholder", "constant")
+            and (y.number, entries.own(y)) not in entries.values
+        ):
             entries.compute(y)
