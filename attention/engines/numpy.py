@@ -155,9 +155,11 @@ def backward(
         own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
         own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
-        rows = [_of(x, h) for x in (out, wide, lse, do)]
-        ops = _ops(own, q.shape[0])
-        return backward_of.backward(ops, own, number, own_q, own_k, own_v, m, *rows, sink=sink)
+        own_out, own_wide, own_lse, own_do = (_of(x, h) for x in (out, wide, lse, do))
+        ops, inputs = _ops(own, q.shape[0]), (own_q, own_k, own_v, m)
+        return backward_of.backward(
+            ops, own, number, *inputs, own_out, own_wide, own_lse, own_do, sink
+        )
 
     def rounded(g: int | None) -> tuple[tuple[Floats, Floats], Seen]:
         own, number = _own(setup, each, g or 0, k.shape[0])
