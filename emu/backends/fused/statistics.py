@@ -186,7 +186,7 @@ class Summary:
         sizes = self.sizes
         if bounds is not None:
             sizes = [
-                graph.node("copy", (y,), kind=I64, bounds=b)
+                graph.node("copy", (y,), kind=I64, data=b, bounds=b)
                 for y, b in zip(sizes, bounds, strict=True)
             ]
         results: tuple[Node, ...] = classify(self.before, self.after, *sizes, self.format)
