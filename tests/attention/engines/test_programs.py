@@ -1,6 +1,8 @@
 """Calls of the NumPy engine whose tiles run as compiled programs give the bits of those without."""
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from roundscope.attention.engines import fused
 from roundscope.attention.engines.heads import Heads, arrays
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
+from roundscope.emu.backends.fused.graph import I64, Graph
 from tests.checks.fuzz_programs import differences, fuzz, traced
 
 USUAL = ("fa2", "fa2-bf16", "fa3-fp8", "cudnn", "qiu-yao")
@@ -127,3 +130,19 @@ def test_injections_run_without_programs(monkeypatch: pytest.MonkeyPatch) -> Non
     with fused.from_scores(math.inf):
         examine(x, x, x, plan="fa2-bf16")
     assert made == []
+
+
+def test_comparisons_of_integers_within_bounds() -> None:
+    """A comparison is known if it has one result for all integers within the bounds."""
+    ends = [(low, high) for low in range(-2, 3) for high in range(low, 3)]
+    relations = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+    for (a, b), relation in itertools.product(itertools.product(ends, ends), relations):
+        graph = Graph()
+        x, y = (graph.node("input", (), (1,), I64, n, ends) for n, ends in enumerate((a, b)))
+        pairs = itertools.product(range(a[0], a[1] + 1), range(b[0], b[1] + 1))
+        results = {relation(*pair) for pair in pairs}
+        found = relation(x, y)
+        if found.is_constant:
+            assert results == {found.data}
+        elif relation not in (operator.eq, operator.ne):
+            assert len(results) == 2
