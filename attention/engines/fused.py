@@ -6,19 +6,22 @@ trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from roundscope.attention.engines.heads import Heads, count, of_head, on_threads, together
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.traced import program
+from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
 
+EXISTING = ("mask", "rows", "rescaled", "keys")  # which entries of a tile's events exist
 SCORES = 2**18  # with fewer scores, a call ends before a program is compiled
 _LEAST: list[float] = [SCORES]
 
@@ -55,39 +58,67 @@ class Programs:
         self.lock = threading.Lock()
 
     def __call__(self, step: Step, tile: Tile, arrays: TileArrays, sites: Any) -> Any:
-        """Return what `computed` returns for a tile, or None if no program covers it."""
+        """Return what `computed` returns for a tile, of one head or of `Heads`.
+
+        The result is None if no program covers the tile of one head.
+        """
+        existing = tuple(getattr(tile, name) for name in EXISTING)
+        given = [x for group in (existing, *arrays) for x in group]
+        made = self._known(step, tile, (existing, *arrays), given, sites)
+        heads = count(given)
+
+        def plain(h: int) -> Any:
+            own = {name: of_head(getattr(tile, name), h) for name in EXISTING}
+            one = replace(tile, head=tile.head + h, **own)
+            return computed(numpy_ops(), self.setup, one, step, of_head(arrays, h))
+
+        if made is None:
+            return together(on_threads(plain, heads)) if heads else None
+        run, form = made
+        results, void = run(
+            heads or 1, [x.each if isinstance(x, Heads) else x[None] for x in given]
+        )
+        if not heads:
+            return None if void[0] else form([x[0] for x in results])
+        found = form([Heads(x) for x in results])
+        if void.any():
+            found = together([plain(h) if void[h] else of_head(found, h) for h in range(heads)])
+        return found
+
+    def _known(
+        self, step: Step, tile: Tile, groups: TileArrays, given: list[Any], sites: Any
+    ) -> Any:
+        """Return what `_made` returns, made once for arrays of these shapes."""
         is_whole = bool(tile.mask.all())
-        existing = (tile.mask, tile.rows, tile.rescaled, tile.keys)
-        shapes = tuple(x.shape for group in arrays for x in group)
-        key = step, is_whole, bool(tile.is_cut), tile.mask.shape, shapes
+        key = step, is_whole, bool(tile.is_cut), tuple(x.shape for x in given)
         if key not in self.known:
             with self.lock:
                 if key not in self.known:
+                    existing, *arrays = of_head(groups, 0)
                     self.known[key] = self._made(step, tile, is_whole, existing, arrays, sites)
-        made = self.known[key]
-        if made is None:
-            return None
-        run, form = made
-        found = run(*(x for group in (existing, *arrays) for x in group))
-        return None if found is None else form(found)
+        return self.known[key]
 
     def _made(
-        self, step: Step, tile: Tile, is_whole: bool, existing: Any, arrays: TileArrays, sites: Any
+        self,
+        step: Step,
+        tile: Tile,
+        is_whole: bool,
+        existing: Any,
+        arrays: Sequence[Any],
+        sites: Any,
     ) -> Any:
         """Return the program of a step, and the form of its results; None if there is none."""
         setup = self.setup
 
         def function(ops: Ops, existing: Any, *arrays: Any) -> Any:
-            mask, rows, rescaled, keys = existing
+            there = dict(zip(EXISTING, existing, strict=True))
             if is_whole:
-                mask, rows, keys = (ops.xp.ones(x.shape, bool) for x in (mask, rows, keys))
+                whole = ("mask", "rows", "keys")
+                there |= {name: ops.xp.ones(there[name].shape, bool) for name in whole}
             own = replace(
                 tile,
                 **dict.fromkeys(("head", "i", "j", "row0", "key0"), NOWHERE),
-                mask=mask,
-                rows=rows,
-                rescaled=rescaled,
-                keys=keys,
+                **there,
                 is_whole=is_whole,
                 is_unrecorded=setup.record is None or not setup.record.events,
             )
@@ -100,10 +131,12 @@ class Programs:
             return None
 
     def _is_narrow(self, sites: Site | tuple[Site, ...]) -> bool:
-        """Return whether binary32 holds the results of events."""
+        """Return whether binary32 holds the results of events; of none, that is not known."""
         plan = self.setup.plan
         own = sites if isinstance(sites, tuple) else (sites,)
-        return all(plan.block(s) is None and plan[s].format.fits_binary32 for s in own)
+        return bool(own) and all(
+            plan.block(s) is None and plan[s].format.fits_binary32 for s in own
+        )
 
 
 class _Nowhere:

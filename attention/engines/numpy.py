@@ -5,17 +5,17 @@ takes the setups of the batch entries (`each`). The other engines have the same 
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.engines import fused
+from roundscope.attention.engines.heads import Heads, arrays, on_threads
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.events.recorder import Seen
+from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
 from roundscope.attention.tiles import forward as forward_of
@@ -35,15 +35,7 @@ Result = TypeVar("Result")
 
 def _each(function: Callable[[int], Result], count: int) -> Result:
     """Return the results of function(0) to function(count - 1), with their arrays stacked."""
-
-    def quietly(h: int) -> Result:
-        with np.errstate(
-            all="ignore"
-        ):  # overflow, inf - inf and NaN are results here, counted by the trace
-            return function(h)
-
-    with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
-        stacked: Result = stack(list(pool.map(quietly, range(count))))
+    stacked: Result = stack(on_threads(function, count))
     return stacked
 
 
@@ -65,12 +57,36 @@ def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setu
     return each[head // group], head % group
 
 
-def _ops(setup: Setup, q: Floats, k: Floats) -> Ops:
-    """Return the operations of a call, with programs for its tiles if that pays."""
-    scores = q.shape[0] * q.shape[1] * k.shape[1]
+def _ops(setup: Setup, heads: int) -> Ops:
+    """Return the operations of a call with so many heads, with programs if they pay."""
+    scores = heads * setup.query_tiles * setup.block_q * setup.key_tiles * setup.block_k
     if not fused.is_covered(setup, scores):
         return numpy_ops()
     return replace(numpy_ops(), programs=fused.programs(setup))
+
+
+def _runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
+    """Return whether so many heads run in step (`engines.heads`): if programs compute all of them.
+
+    own: what a head or a batch entry has of its own: a mask, a sink, a plan; or None.
+    """
+    plan, has_programs = setup.plan, _ops(setup, heads).programs is not None
+    from_out = plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
+    is_same = all(x is None for x in own)
+    return has_programs and is_same and from_out and not plan.split_tiles
+
+
+def _in_step(function: Callable[[None], Any], heads: int) -> Any:
+    """Return the results of all heads, which run in step; function: None -> their `Heads`."""
+    with np.errstate(all="ignore"):
+        return arrays(function(None), heads)
+
+
+def _of(x: Floats, head: int | None, group: int = 1) -> Any:
+    """Return the array of a head, or `Heads` of all; group: how many query heads share an array."""
+    if head is not None:
+        return x[head // group]
+    return Heads(x if group == 1 else np.repeat(x, group, axis=0))
 
 
 def round_inputs(
@@ -78,11 +94,12 @@ def round_inputs(
 ) -> tuple[Floats, Seen]:
     """Return an input tensor (heads, rows, features) after its event, and what was recorded."""
 
-    def one(h: int) -> tuple[Floats, Seen]:
-        own, number = _own(setup, each, h, x.shape[0])
-        return loops.round_inputs(numpy_ops(), own, number, site, x[h])
+    def one(h: int | None) -> tuple[Floats, Seen]:
+        own, number = _own(setup, each, h or 0, x.shape[0])
+        return loops.round_inputs(_ops(own, x.shape[0]), own, number, site, _of(x, h))
 
-    return _each(one, x.shape[0])
+    over = _in_step if _runs_in_step(setup, x.shape[0], each) else _each
+    return over(one, x.shape[0])
 
 
 def forward(
@@ -102,14 +119,15 @@ def forward(
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        own, number = _own(setup, each, h, q.shape[0])
+    def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
+        own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        return forward_of.forward(
-            _ops(own, q, k), own, number, q[h], k[h // group], v[h // group], m, sink
-        )
+        own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
+        ops = _ops(own, q.shape[0])
+        return forward_of.forward(ops, own, number, own_q, own_k, own_v, m, sink)
 
-    results, seen = _each(one, q.shape[0])
+    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
+    results, seen = over(one, q.shape[0])
     return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
 
 
@@ -133,21 +151,26 @@ def backward(
     """
     group = q.shape[0] // k.shape[0]
 
-    def one(h: int, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        g = h // group
+    def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
+        own, number = _own(setup, each, h or 0, q.shape[0])
         m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        own, number = _own(setup, each, h, q.shape[0])
+        own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
+        own_out, own_wide, own_lse, own_do = (_of(x, h) for x in (out, wide, lse, do))
+        ops, inputs = _ops(own, q.shape[0]), (own_q, own_k, own_v, m)
         return backward_of.backward(
-            _ops(own, q, k), own, number, q[h], k[g], v[g], m, out[h], wide[h], lse[h], do[h], sink
+            ops, own, number, *inputs, own_out, own_wide, own_lse, own_do, sink
         )
 
-    def rounded(g: int) -> tuple[tuple[Floats, Floats], Seen]:
-        own, number = _own(setup, each, g, k.shape[0])
-        return backward_of.round_key_gradients(numpy_ops(), own, number, dk[g], dv[g])
+    def rounded(g: int | None) -> tuple[tuple[Floats, Floats], Seen]:
+        own, number = _own(setup, each, g or 0, k.shape[0])
+        return backward_of.round_key_gradients(
+            _ops(own, q.shape[0]), own, number, _of(dk, g), _of(dv, g)
+        )
 
-    (dq, dk, dv, delta), seen = _each(one, q.shape[0])
+    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
+    (dq, dk, dv, delta), seen = over(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
-    (dk, dv), seen_keys = _each(rounded, k.shape[0])
+    (dk, dv), seen_keys = over(rounded, k.shape[0])
     met = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
     return (dq, dk, dv, delta), met | {"keys": seen_keys}
 

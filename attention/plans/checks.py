@@ -23,7 +23,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.roundings.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.plan import Plan
@@ -35,6 +35,7 @@ def check_plan(plan: "Plan") -> None:
     _check_base(plan)
     _check_gradients(plan)
     _check_maximum(plan)
+    _check_random(plan)
     check_served(plan)
     _check_tiles(plan)
     _check_blocks(plan)
@@ -64,6 +65,26 @@ def _check_base(plan: "Plan") -> None:
     if plan.normalise_first and plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
         why = "its lanes are kept from tile to tile, and a softmax of whole rows has one"
         raise ValueError(f"row_sum={plan.row_sum}: {why}; use row_sum=plain before unfused=true")
+
+
+def _check_random(plan: "Plan") -> None:
+    """Raise ValueError for a stochastic event that rounds more numbers than it has random bits for.
+
+    The event LANES also rounds the sums of pairs of lanes, and MS both maxima in alpha.
+    """
+    reasons = {
+        Site.LANES: (plan.row_sum is not RowSum.PLAIN, f"row_sum={plan.row_sum} adds up lanes"),
+        Site.MS: (
+            plan.kept_state and plan.log2_e is not Log2E.MAXIMUM,
+            "kept_state=True rounds both maxima in alpha",
+        ),
+    }
+    for site, (rounds_more, why) in reasons.items():
+        if rounds_more and plan[site].mode is RoundingMode.STOCHASTIC:
+            raise ValueError(
+                f"{site}={plan[site]}: {why}, and only the event itself has random bits; use"
+                " another mode"
+            )
 
 
 def _check_gradients(plan: "Plan") -> None:

@@ -591,8 +591,11 @@ class Plan:
             other = {Site.Q: Site.QS, Site.K: Site.KS} if self.scale_roots else {}
             if self.scaled_keys and site in (Site.S_B, Site.DQ):
                 other[Site.K] = Site.KC
+            is_scaled = self.gradient_scale is ScaleOfGradient.OPERAND
             if self.dp_from_delta and site is Site.DQ:
-                other[Site.DS] = Site.DSQ
+                other[Site.DS] = Site.SDSQ if is_scaled else Site.DSQ
+            elif is_scaled:
+                other[Site.DS] = Site.SDS
             return tuple(other.get(factor, factor) for factor in FACTORS[site])
         if self.delta_from is DeltaFrom.P_DP:
             return Site.EXP_B, Site.DP

@@ -77,8 +77,7 @@ def backward(
     that have a visible score in it, so a row without a visible key has dQ = 0.
     """
     xp = ops.xp
-    at = whole_events(ops, setup, head, mask)
-    delta = deltas(ops, setup, head, at, q, k, v, mask, out, wide, lse, do, sink)
+    delta, seen_first = deltas(ops, setup, head, q, k, v, mask, out, wide, lse, do, sink)
     q_tiles, do_tiles, lse_tiles, delta_tiles = (
         in_tiles(x, setup.block_q) for x in (q, do, lse, delta)
     )
@@ -137,23 +136,33 @@ def backward(
             else merged(xp, part.takes(*bounds(setup, i, j)), own, seen)
         )
     dq, dk, dv = sums
-    dq = round_query_gradients(at, setup, dq.reshape(q.shape))
-    return (dq, dk.reshape(k.shape), dv.reshape(v.shape), delta), {
+    whole = whole_head(ops, setup, head, mask)
+    dq, seen_last = computed(ops, setup, whole, _last, ((dq.reshape(*q.shape),),), ((Site.DQ,),))
+    return (dq, dk.reshape(*k.shape), dv.reshape(*v.shape), delta), {
         "tiles": seen,
-        "whole": at.seen(),
+        "whole": seen_first | seen_last,
     }
 
 
-def _step(at: Events, scale: float, operands: tuple[Array, ...]) -> Gradients:
+def _step(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Gradients:
     """Return dQ, dK and dV after a tile; the events of the operands are `_OPERANDS`."""
-    return algorithm.backward_tile(at, scale, *operands)
+    return algorithm.backward_tile(at, setup.of_scores, *operands)
+
+
+def _last(at: Events, setup: Setup, sums: tuple[Array, ...]) -> Array:
+    """Return the final dQ of a head from the sums dQ."""
+    return round_query_gradients(at, setup, *sums)
+
+
+def _delta(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Array:
+    """Return delta of a head from its dO and O."""
+    return algorithm.delta(at, *operands)
 
 
 def deltas(
     ops: Ops,
     setup: Setup,
     head: Index,
-    at: Events,
     q: Array,
     k: Array,
     v: Array,
@@ -163,15 +172,16 @@ def deltas(
     lse: Array,
     do: Array,
     sink: Array | None = None,
-) -> Array:
-    """Return delta of all rows of a head, (T,), from the operands that the plan names.
+) -> tuple[Array, Seen]:
+    """Return delta of all rows of a head, (T,), from the plan's operands, and what was recorded.
 
-    The arguments are those of `backward`; at: the hook of the whole head.
+    The arguments are those of `backward`.
     """
+    at = whole_events(ops, setup, head, mask)
     if setup.plan.delta_from is DeltaFrom.OUT:
-        return algorithm.delta(at, do, out)
+        return computed(ops, setup, at.tile, _delta, ((do, out),), ((Site.DO, Site.OUT),))
     if setup.plan.delta_from is DeltaFrom.WIDE_O:
-        return algorithm.delta(at, do, wide)
+        return computed(ops, setup, at.tile, _delta, ((do, wide),), ((Site.DO, ()),))
     total, exact, *mass = (
         x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do, sink)
     )
@@ -180,7 +190,8 @@ def deltas(
             ops.multiply(x, reciprocal(ops.xp, l))
             for x, l in zip((total, exact), mass, strict=True)
         )
-    return at(Site.DELTA, total, exact)
+    delta = at(Site.DELTA, total, exact)
+    return delta, at.seen()
 
 
 def _delta_from_p_dp(
@@ -256,9 +267,14 @@ def round_key_gradients(
     added up in ascending order in binary64, so that only the output is rounded. The sum begins at
     the first head and not at 0, so -0 stays -0 in a group of one head.
     """
-    at = events_at(ops, setup, whole_head(ops, setup, head, None, setup.key_heads))
-    dk, dv = functools.reduce(operator.add, dk), functools.reduce(operator.add, dv)
-    return rounded_key_gradients(at, setup, dk, dv), at.seen()
+    whole = whole_head(ops, setup, head, None, setup.key_heads)
+    return computed(ops, setup, whole, _of_keys, ((dk, dv),), ((Site.DK, Site.DV),))
+
+
+def _of_keys(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+    """Return the final dK and dV of a key head from the sums of its query heads."""
+    dk, dv = (functools.reduce(operator.add, x) for x in sums)
+    return rounded_key_gradients(at, setup, dk, dv)
 
 
 def rounded_key_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tuple[Array, Array]:

@@ -120,12 +120,17 @@ def forward(
     )
     whole = [tuple(_rows_of_tiles(part) for part in state) for state in states]
     if not setup.plan.split_tiles:
-        has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
-        apart = xp.arange(q.shape[0]) < setup.block_q if has_apart else None
-        results = algorithm.finish(
-            at, setup.of_scores, whole[0], apart, None if is_first else sinks
+        later = () if sinks is None or is_first else (sinks,)
+        results, seen_last = computed(
+            ops,
+            setup,
+            at.tile,
+            _finish,
+            (whole[0], later),
+            (sites[0], (Site.SINK,) * len(later)),
+            sink,
         )
-        of_whole = at.seen()
+        of_whole = at.seen() | seen_last
     else:
         results, of_whole = _combined(ops, setup, head, mask, at, whole)
     if masks is not None or setup.plan.window or setup.queries % setup.block_q:
@@ -133,9 +138,19 @@ def forward(
     return results, {"tiles": seen, "whole": of_whole}
 
 
-def _step(at: Events, scale: float, state: State, operands: tuple[Array, ...]) -> State:
+def _step(at: Events, setup: Setup, state: State, operands: tuple[Array, ...]) -> State:
     """Return the state after a key tile; operands: q, k and v of the tile."""
-    return algorithm.forward_tile(at, scale, state, *operands)
+    return algorithm.forward_tile(at, setup.of_scores, state, *operands)
+
+
+def _finish(
+    at: Events, setup: Setup, state: State, sinks: tuple[Array, ...]
+) -> tuple[Array, Array, Array]:
+    """Return the results of a head from its state; sinks: the sink that is added now, if any."""
+    rows = state[0].shape[0]
+    has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
+    apart = at.ops.xp.arange(rows) < setup.block_q if has_apart else None
+    return algorithm.finish(at, setup.of_scores, state, apart, *sinks)
 
 
 def _combined(

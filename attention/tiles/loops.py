@@ -8,6 +8,7 @@ them.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,7 +31,7 @@ ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # events of q and k multiplied by t
 State = TypeVar("State")
 Out = TypeVar("Out")
 TileArrays: TypeAlias = tuple[tuple[Array, ...], ...]  # the arguments of a step, in groups
-Step: TypeAlias = Callable[..., Any]  # (hook, scale, *groups of arrays) -> new state
+Step: TypeAlias = Callable[..., Any]  # (hook, setup, *groups of arrays) -> results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +286,9 @@ def computed(
 ) -> tuple[Any, Seen]:
     """Return what a step computes in a tile, and what was recorded, by a program if there is one.
 
-    arrays  the arguments of the step after its hook and the scale
-    sites   for each array, the event or the events whose results it has
+    step    a function of a module, since programs are kept by it
+    arrays  the arguments of the step after its hook and the setup
+    sites   for each array, the event or the events whose results it has; () if none are known
     sink    the logit of the head's sink, a scalar, or None
     """
     if ops.programs is not None and sink is None:
@@ -294,7 +296,7 @@ def computed(
         if found is not None:
             return found
     at = events_at(ops, setup, tile, sink=sink)
-    return step(at, setup.of_scores, *arrays), at.seen()
+    return step(at, setup, *arrays), at.seen()
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:
@@ -339,10 +341,22 @@ def round_inputs(ops: Ops, setup: Setup, head: Index, site: Site, x: Array) -> t
     x     (rows, features), padded to whole tiles
     """
     heads = setup.key_heads if site in KEY_SITES else setup.heads
-    at = events_at(ops, setup, whole_head(ops, setup, head, None, heads))
-    if site is Site.KC:  # KC rounds a product that is in binary32
-        x = ops.round(ops.multiply(x, base2_scale(ops, setup.plan, setup.scale)), BINARY32, None)
-    rounded = at(site, x)
-    if setup.plan.scale_roots and site in ROOTED:
-        rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
-    return rounded, at.seen()
+    whole = whole_head(ops, setup, head, None, heads)
+    return computed(ops, setup, whole, _rounds(site), ((x,),), (((),),))
+
+
+@cache
+def _rounds(site: Site) -> Step:
+    """Return the step of an input's events, which is the same function for each site."""
+
+    def step(at: Events, setup: Setup, inputs: tuple[Array, ...]) -> Array:
+        (x,), ops = inputs, at.ops
+        if site is Site.KC:  # KC rounds a product that is in binary32
+            factor = base2_scale(ops, setup.plan, setup.scale)
+            x = ops.round(ops.multiply(x, factor), BINARY32, None)
+        rounded = at(site, x)
+        if setup.plan.scale_roots and site in ROOTED:
+            rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
+        return rounded
+
+    return step

@@ -20,6 +20,7 @@ from roundscope.attention import (
     Site,
     Stabilizer,
 )
+from roundscope.attention.plans.choices import RowSum
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -196,6 +197,14 @@ def test_adding_changes_one_accumulator():
                 name="x", roundings=p.roundings, accumulators=p.accumulators, row_sum_of=Site.S
             ),
             ("row_sum_of=S",),
+        ),
+        (
+            lambda p: replace(p, row_sum=RowSum.EIGHTS).at("LANES", "bf16", mode="stochastic"),
+            ("LANES=bf16:stochastic", "row_sum=eights", "another mode"),
+        ),
+        (
+            lambda p: replace(p, kept_state=True).at("MS", "bf16", mode="stochastic"),
+            ("MS=bf16:stochastic", "kept_state=True", "another mode"),
         ),
         (lambda p: Stabilizer(beta=1.0), ("beta=1.0", "beta > 1")),
         (lambda p: Stabilizer(beta=float("nan")), ("beta=nan",)),

@@ -56,6 +56,17 @@ def test_products_run_where_both_factors_can_be_read(name, want):
     assert types(name) == want and Plan.preset(name).name == name
 
 
+def test_a_scaled_operand_is_what_the_tensor_core_reads():
+    """DS fits BF16, and DS times the scale, which dQ and dK read, is in FP32."""
+    plan = Plan.preset("fa2-bf16@hopper").changed("gradient_scale=operand")
+    assert plan.factors(Site.DQ) == (Site.SDS, Site.K)
+    assert plan.factors(Site.DK) == (Site.SDS, Site.Q)
+    q, k, v, do = inputs(heads=1)
+    with pytest.raises(ValueError, match=r"DQ: a tensor core of bf16 cannot read SDS in fp32"):
+        examine(q, k, v, do, plan=plan)
+    examine(q, k, v, do, plan=plan.at("SDS", "bf16"))
+
+
 def test_scores_are_the_tensor_core_s():
     """A sum of scores in another order, or with a tile's padding where the chunk has a factor."""
     q, k, v, _ = inputs(heads=1)

@@ -125,9 +125,8 @@ def _backward(
 
     def own_deltas(h: Array, own: Array | None, mask: Array | None, *x: Array) -> Any:
         q, k, v, *rest = x
-        ops, mine = xla_ops(opaque_zero(q)), own_setup(setup, own)
-        at = whole_events(ops, mine, h, mask)
-        return deltas(ops, mine, h, at, q, k, v, mask, *rest), at.seen()
+        ops = xla_ops(opaque_zero(q))
+        return deltas(ops, own_setup(setup, own), h, q, k, v, mask, *rest)
 
     def finished(h: Array, own: Array | None, mask: Array | None, dq: Array) -> Any:
         ops, mine = xla_ops(opaque_zero(dq)), own_setup(setup, own)

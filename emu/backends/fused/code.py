@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -99,6 +99,28 @@ class Code:
         self.label(end)
         for (kind, _), result, after in zip(carried, loop.results, loop.after, strict=True):
             self.plain(f"{result} = phi {kind} [ {after}, %{last} ]")
+
+    def choice(
+        self,
+        condition: str,
+        types: Sequence[str],
+        yes: Callable[[], Sequence[str]],
+        no: Callable[[], Sequence[str]],
+    ) -> list[str]:
+        """Write a branch, and return the values of the side that is taken.
+
+        yes, no: what writes a side and returns its values, of these types.
+        """
+        names, end = [self.new("yes"), self.new("no")], self.new("end")
+        self.plain(f"br i1 {condition}, label %{names[0]}, label %{names[1]}")
+        sides = []
+        for name, write in zip(names, (yes, no), strict=True):
+            self.label(name)
+            values = write()
+            sides.append([f"[ {value}, %{self.block} ]" for value in values])
+            self.plain(f"br label %{end}")
+        self.label(end)
+        return [self.do(f"phi {t} {a}, {b}") for t, a, b in zip(types, *sides, strict=True)]
 
     def splat(self, kind: str, scalar: str, width: int) -> str:
         """Return a vector of one number."""

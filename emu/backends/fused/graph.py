@@ -321,12 +321,24 @@ class Graph:
         a, b = self._operands(a, b)
         if a.kind in FLOATS:
             return self.node(op, (a, b))
-        if a.kind in (I1, I32):
+        if a.kind == I1:
+            return self._logical(op, a, b)
+        if a.kind == I32:
             return self.node(op, (a, b), kind=a.kind)
         if a.is_constant and b.is_constant:
             value = _INTEGERS[op](a.data, b.data)
             return self.constant(value, np.broadcast_shapes(a.shape, b.shape))
         return self.node(op, (a, b), kind=I64, bounds=_bounds(op, a.bounds, b.bounds))
+
+    def _logical(self, op: str, a: Node, b: Node) -> Node:
+        """Return the result of an operation on booleans; a constant may leave nothing to do."""
+        shape = np.broadcast_shapes(a.shape, b.shape)
+        for x, y in ((a, b), (b, a)):
+            if x.is_constant and x.data == (op == "or") and op != "xor":
+                return self.constant(x.data, shape)
+            if x.is_constant and x.data == (op == "and") and y.shape == shape:
+                return y
+        return self.node(op, (a, b), kind=I1)
 
     def compare(self, op: str, a: Any, b: Any) -> Node:
         """Return whether a relation holds, by entry."""
@@ -334,6 +346,8 @@ class Graph:
         if a.is_constant and b.is_constant:
             value = bool(getattr(operator, op)(a.data, b.data))
             return self.constant(value, np.broadcast_shapes(a.shape, b.shape))
+        if a.kind == I64 and (known := _ordered(op, a.bounds, b.bounds)) is not None:
+            return self.constant(known, np.broadcast_shapes(a.shape, b.shape))
         return self.node(op, (a, b), kind=I1)
 
     def unary(self, op: str, a: Any, kind: str | None = None) -> Node:
@@ -423,6 +437,19 @@ def _identity(data: Any) -> Any:
 def _hull(nodes: Sequence[Node]) -> tuple[int, int]:
     """Return the bounds of integers that come from any of the nodes."""
     return min(x.bounds[0] for x in nodes), max(x.bounds[1] for x in nodes)
+
+
+def _ordered(op: str, a: tuple[int, int], b: tuple[int, int]) -> bool | None:
+    """Return whether a relation holds for all integers within bounds; None if for some."""
+    if op in ("gt", "ge"):
+        return _ordered({"gt": "lt", "ge": "le"}[op], b, a)
+    if op == "ne":
+        known = _ordered("eq", a, b)
+        return None if known is None else not known
+    if op == "eq":
+        return False if a[1] < b[0] or b[1] < a[0] else None
+    always, never = getattr(operator, op)(a[1], b[0]), not getattr(operator, op)(a[0], b[1])
+    return True if always else False if never else None
 
 
 def _bounds(op: str, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

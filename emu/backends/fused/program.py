@@ -18,13 +18,14 @@ from roundscope.emu.backends.fused.graph import DTYPES, F64, FLOATS, Graph, Node
 from roundscope.emu.backends.fused.loops import written
 from roundscope.emu.backends.fused.schedule import scheduled
 from roundscope.emu.backends.numba.jit import cache_directory
+from roundscope.emu.backends.numba.rounding import over_threads
 
 _LINE = 64  # bytes of a line of the cache
 _building = threading.Lock()
 
 
 class Program:
-    """A compiled function of arrays.
+    """A compiled function of arrays, which a call runs once or several times.
 
     Calls may run in several threads at once; each thread has a workspace of its own.
     """
@@ -32,49 +33,92 @@ class Program:
     def __init__(self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
         """Compile the program that computes the outputs from the inputs."""
         made = [_left(graph, x, n) for n, x in enumerate(outputs)]
-        self.inputs = [(x.shape, DTYPES[x.kind]) for x in inputs]
-        self.outputs = [(x.shape, DTYPES[x.kind]) for x in made]
+        types = [np.dtype(DTYPES[x.kind]) for x in (*inputs, *made)]
+        forms = [
+            (x.shape, t, _strides(x.shape, t.itemsize))
+            for x, t in zip((*inputs, *made), types, strict=True)
+        ]
+        self.inputs, self.outputs = forms[: len(inputs)], forms[len(inputs) :]
         code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
-        text = module(code)
+        text = module(code, len(inputs) + len(made) + len(self.tables) + 2)
         with _building:
             self.function, self.engine = _compiled(text)
         self.text = text
         sizes = [
-            -(-math.prod(shape) * np.dtype(t).itemsize // _LINE) * _LINE + _LINE
-            for shape, t in self.outputs
+            -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE + _LINE
+            for shape, dtype, _ in self.outputs
         ]
         self.offsets, self.memory = [0, *accumulate(sizes)][:-1], sum(sizes)
         self.addresses = [address_of(x) for x in self.tables]
         self.own = threading.local()
 
-    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray] | None:
-        """Return the outputs; None if the program met a number that it cannot compute with."""
-        if not hasattr(self.own, "space"):
-            self.own.space = np.empty(self.size + 2 * _LINE, np.uint8)
-            self.own.flag = np.zeros(1, np.int64)
-        flag, space = self.own.flag, self.own.space
-        flag[0] = 0
-        held: list[Any] = [
-            np.ascontiguousarray(x, dtype)
-            for x, (_, dtype) in zip(arrays, self.inputs, strict=True)
-        ]
-        memory = np.empty(self.memory + _LINE, np.uint8)
+    def __call__(
+        self, count: int, arrays: Sequence[np.ndarray]
+    ) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the outputs of `count` runs, in order, and which of the runs are void.
+
+        A run is void if the program met a number that it cannot compute with.
+
+        Args:
+            count: how many runs there are.
+            arrays: the inputs, each with a first axis of runs, or of one entry for all runs.
+
+        Returns:
+            The outputs, each with a first axis of runs, and the booleans (count,).
+        """
+        void = np.zeros(count, np.int64)
+        memory = np.empty(count * self.memory + _LINE, np.uint8)
         start = -address_of(memory) % _LINE
-        results: list[Any] = [
-            np.ndarray(shape, dtype, memory, start + offset)
-            for (shape, dtype), offset in zip(self.outputs, self.offsets, strict=True)
+        held = [
+            _contiguous(x, dtype, strides)
+            for x, (_, dtype, strides) in zip(arrays, self.inputs, strict=True)
         ]
         first = address_of(memory) + start
         addresses = [
             *map(address_of, held),
             *(first + offset for offset in self.offsets),
             *self.addresses,
-            address_of(flag),
-            -(-address_of(space) // _LINE) * _LINE,
+            address_of(void),
+            0,
         ]
-        table = np.array(addresses, np.int64)  # must outlive the call
-        self.function(address_of(table))
-        return None if flag[0] else results
+        steps = [
+            *(x.strides[0] if len(x) > 1 else 0 for x in held),
+            *[self.memory] * len(self.outputs),
+            *[0] * len(self.addresses),
+            void.itemsize,
+            0,
+        ]
+        table = np.array(addresses) + np.arange(count)[:, None] * np.array(steps)
+
+        def run(begin: int, end: int) -> None:
+            table[begin:end, -1] = self._workspace()
+            self.function(address_of(table) + begin * table.strides[0], end - begin)
+
+        over_threads(run, count, count * self.memory)  # all of its arrays must outlive it
+        results: list[Any] = [
+            np.ndarray((count, *shape), dtype, memory, start + offset, (self.memory, *strides))
+            for (shape, dtype, strides), offset in zip(self.outputs, self.offsets, strict=True)
+        ]
+        return results, void != 0
+
+    def _workspace(self) -> int:
+        """Return the address of this thread's workspace."""
+        if not hasattr(self.own, "space"):
+            self.own.space = np.empty(self.size + 2 * _LINE, np.uint8)
+        return -(-address_of(self.own.space) // _LINE) * _LINE
+
+
+def _strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Return the distances in bytes between entries, of this size, of an array without gaps."""
+    return tuple(math.prod(shape[n + 1 :]) * size for n in range(len(shape)))
+
+
+def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...]) -> np.ndarray:
+    """Return x, or a copy of this type and without gaps between the entries of a run."""
+    if x.dtype == dtype and x.strides[1:] == strides:
+        own: np.ndarray = x
+        return own
+    return np.ascontiguousarray(x, dtype)
 
 
 def address_of(x: np.ndarray) -> int:
@@ -90,17 +134,38 @@ def _left(graph: Graph, x: Node, n: int) -> Node:
     return graph.node("copy", (x,), kind=x.kind, data=("output", n), bounds=x.bounds)
 
 
-def module(code: Code) -> str:
-    """Return the text of a module with one function, `run`."""
+def module(code: Code, slots: int) -> str:
+    """Return the text of a module with the function `run(addresses, count)`.
+
+    It runs the code `count` times, each time with the next `slots` of the addresses.
+    """
     declared = "\n".join(sorted(code.declared))
     body = "\n".join(code.lines)
     return (
-        f"{declared}\ndefine void @run(ptr noalias %args) #0 {{\nentry:\n{body}\n  ret void\n}}\n"
+        f"{declared}\ndefine internal void @once(ptr noalias %args) #0 {{\nentry:\n{body}\n"
+        f"  ret void\n}}\n{_RUNS.format(slots=slots)}"
         'attributes #0 = { "prefer-vector-width"="512" "min-legal-vector-width"="512" }\n'
     )
 
 
-def _compiled(text: str) -> tuple[Callable[[int], None], Any]:
+_RUNS = """define void @run(ptr %addresses, i64 %count) #0 {{
+entry:
+  br label %turn
+turn:
+  %i = phi i64 [ 0, %entry ], [ %n, %turn ]
+  %first = mul i64 %i, {slots}
+  %args = getelementptr ptr, ptr %addresses, i64 %first
+  call void @once(ptr %args)
+  %n = add i64 %i, 1
+  %more = icmp slt i64 %n, %count
+  br i1 %more, label %turn, label %end
+end:
+  ret void
+}}
+"""
+
+
+def _compiled(text: str) -> tuple[Callable[[int, int], None], Any]:
     """Return the function `run` of a module, and the engine that owns its memory.
 
     The machine code is kept on disk, under a digest of the text and of the machine.
@@ -132,4 +197,4 @@ def _compiled(text: str) -> tuple[Callable[[int], None], Any]:
         engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     address = engine.get_function_address("run")
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64)(address), engine
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address), engine

@@ -1,12 +1,16 @@
 """The statistics of rounding events inside a program (`emu.stats`)."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from roundscope.emu.backends.fused.code import SCALARS, literal, vector, vector_of
 from roundscope.emu.backends.fused.entries import Entries
 from roundscope.emu.backends.fused.graph import F64, I1, I32, I64, Node
 from roundscope.emu.backends.fused.loops import Place, Writer
 from roundscope.emu.backends.fused.schedule import needed
+from roundscope.emu.roundings.rule import C64
 from roundscope.emu.stats.classify import COUNTS, build_classify, judged
 
 LANES = 8
@@ -28,29 +32,15 @@ class Summary:
         self.before, self.after = (
             graph.node("placeholder", (), (LANES,), F64, (x.number, n)) for n in range(2)
         )
-        classify = build_classify(
-            graph.where, lambda e: graph.unary("number", graph.of(e << 52), F64), lambda f: f
-        )
-        sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
-        self.is_exact = x.args[0] is x.args[1]
-        if self.is_exact:  # the rounding changes nothing, so there is no error
-            self.after = self.before
-            sizes[1] = sizes[0]
-        self.results = classify(self.before, self.after, *sizes, judged(f))
+        self.is_exact = x.args[0] is x.args[1]  # the rounding changes nothing
         if self.is_exact:
-            *flags, _, _ = self.results
-            never, no_error = graph.constant(False), graph.constant(0.0)
-            kept = ("subnormal", "nan")
-            named = zip(COUNTS[1:], flags, strict=True)
-            self.results = (
-                *(y if name in kept else never for name, y in named),
-                no_error,
-                no_error,
-            )
-        self.size_of_ulps = graph.unary("bits", self.results[-1], I64) & (2**63 - 1)
-        self.nodes = [
-            y for y in needed([*self.results, self.size_of_ulps]) if y.op not in ("placeholder",)
-        ]
+            self.after = self.before
+        self.format = judged(f)
+        self.sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
+        normal = self.format.min_normal
+        self.usual = (normal, self.format.largest), (normal, C64.infinity - 1)
+        if self.is_exact:
+            self.usual = self.usual[1:] * 2
         self.f64, self.i64, self.i32, self.i1 = (
             vector(SCALARS[k], LANES) for k in (F64, I64, I32, I1)
         )
@@ -62,7 +52,7 @@ class Summary:
         """Write the loops, and the results after them."""
         rows, columns = self.shape
         in_rows = columns % LANES == 0
-        counts = [(self.i32, self._all(I32, 0))] * (FLAGS + 1)
+        counts = [("i64", "0")] * (FLAGS + 1)
         sums = [(self.f64, self._all(F64, 0.0))] * 5
         best = [(self.i64, self._all(I64, -1))] * 2
         carried = [*counts, *sums, *best]
@@ -120,14 +110,46 @@ class Summary:
         code = self.code
         before, after, valid = (self._read(x, row, column) for x in self.args)
         entries = Entries(code, LANES)
+        normal, (least, most) = np.float64(1.0).view(np.int64), self.usual[0]
+        other = self._all(F64, 1.0 if least <= normal <= most else 0.0)
         for node, value in ((self.before, before), (self.after, after)):
-            zero = self._all(F64, 0.0)
-            kept = code.do(f"select {self.i1} {valid}, {self.f64} {value}, {self.f64} {zero}")
+            kept = code.do(f"select {self.i1} {valid}, {self.f64} {value}, {self.f64} {other}")
             entries.set(node, kept)
-        for node in self.nodes:
-            if not node.is_constant:
-                entries.compute(node)
-        *flags, error, ulps = self.results
+        _computed(entries, self.sizes)
+        usual = [
+            self._between(entries.get(size), *bounds)
+            for size, bounds in dict(zip(self.sizes, self.usual, strict=True)).items()
+        ]
+        condition = (
+            usual[0] if len(usual) == 1 else code.do(f"and {self.i1} {usual[0]}, {usual[1]}")
+        )
+        all_usual = code.call("i1", f"llvm.vector.reduce.and.v{LANES}i1", (self.i1, condition))
+        types = [*["i64"] * (FLAGS + 1), *[self.f64] * 5, *[self.i64] * 2, self.f64]
+        *after_turn, ulps = code.choice(
+            all_usual,
+            types,
+            lambda: self._added(entries, valid, at, carried, self.usual),
+            lambda: self._added(entries, valid, at, carried, None),
+        )
+        return after_turn, ulps
+
+    def _between(self, size: str, least: int, most: int) -> str:
+        """Return whether integers are within bounds."""
+        shifted = self.code.do(f"sub {self.i64} {size}, {self._all(I64, least)}")
+        return self.code.do(f"icmp ule {self.i64} {shifted}, {self._all(I64, most - least)}")
+
+    def _added(
+        self, before: Entries, valid: str, at: str, carried: list[str], bounds: Any
+    ) -> list[str]:
+        """Return what is carried after one vector of events, and their errors in ulps.
+
+        bounds: those of the bits of |before| and |after|; None if they may be anything.
+        """
+        code, entries = self.code, Entries(self.code, LANES)
+        entries.values = dict(before.values)
+        *flags, error, ulps = self._classified(bounds)
+        size = self.w.graph.unary("bits", ulps, I64) & (2**63 - 1)
+        _computed(entries, [*flags, error, size])
         new = []
         for count, flag in zip(
             carried,
@@ -137,21 +159,45 @@ class Summary:
             if flag is None:
                 new.append(count)
                 continue
-            one = code.do(f"zext {self.i1} {flag} to {self.i32}")
-            new.append(code.do(f"add {self.i32} {count}, {one}"))
+            bits = code.do(f"bitcast {self.i1} {flag} to i{LANES}")
+            wide = code.do(f"zext i{LANES} {bits} to i64")
+            ones = code.call("i64", "llvm.ctpop.i64", ("i64", wide))
+            new.append(code.do(f"add i64 {count}, {ones}"))
         e, u = entries.get(error, F64), entries.get(ulps, F64)
         new.extend(carried[FLAGS + 1 : FLAGS + 6] if self.is_exact else self._terms(carried, e, u))
-        size = entries.get(self.size_of_ulps, I64)
         none = self._all(I64, -1)
-        size = code.do(f"select {self.i1} {valid}, {self.i64} {size}, {self.i64} {none}")
+        found = code.do(
+            f"select {self.i1} {valid}, {self.i64} {entries.get(size, I64)}, {self.i64} {none}"
+        )
         top, place = carried[-2:]
-        grows = code.do(f"icmp sgt {self.i64} {size}, {top}")
+        grows = code.do(f"icmp sgt {self.i64} {found}, {top}")
         here = code.splat(I64, at, LANES)
         steps = "<" + ", ".join(f"i64 {k}" for k in range(LANES)) + ">"
         here = code.do(f"add {self.i64} {here}, {steps}")
-        for a, b in ((size, top), (here, place)):
+        for a, b in ((found, top), (here, place)):
             new.append(code.do(f"select {self.i1} {grows}, {self.i64} {a}, {self.i64} {b}"))
-        return new, u
+        return [*new, u]
+
+    def _classified(self, bounds: Any) -> tuple[Node, ...]:
+        """Return the flags and errors of an event, as nodes of the numbers before and after it."""
+        graph = self.w.graph
+        classify = build_classify(
+            graph.where, lambda e: graph.unary("number", graph.of(e << 52), F64), lambda f: f
+        )
+        sizes = self.sizes
+        if bounds is not None:
+            sizes = [
+                graph.node("copy", (y,), kind=I64, data=b, bounds=b)
+                for y, b in zip(sizes, bounds, strict=True)
+            ]
+        results: tuple[Node, ...] = classify(self.before, self.after, *sizes, self.format)
+        if self.is_exact:
+            *flags, _, _ = results
+            never, no_error = graph.constant(False), graph.constant(0.0)
+            kept = ("subnormal", "nan")
+            named = zip(COUNTS[1:], flags, strict=True)
+            return *(y if name in kept else never for name, y in named), no_error, no_error
+        return results
 
     def _terms(self, carried: list[str], e: str, u: str) -> list[str]:
         """Return the sums after the terms of one vector, from its errors and those in ulps."""
@@ -192,9 +238,7 @@ class Summary:
         """Write counts, sums, the peak and its place from what the loops carried."""
         code, out = self.code, self.out
         for n, count in enumerate(results[: FLAGS + 1]):
-            wide = code.do(f"zext {self.i32} {count} to {self.i64}")
-            total = code.call("i64", f"llvm.vector.reduce.add.v{LANES}i64", (self.i64, wide))
-            self._put(I64, out[0], n, total)
+            self._put(I64, out[0], n, count)
         zero = literal(F64, 0.0)
         for n, lanes in enumerate(results[FLAGS + 1 : FLAGS + 6]):
             total = zero
@@ -221,3 +265,13 @@ class Summary:
     def _put(self, kind: str, pointer: str, n: int, value: str) -> None:
         address = self.w.address(Place(pointer, kind, n, ()), [])
         self.code.plain(f"store {SCALARS[kind]} {value}, ptr {address}")
+
+
+def _computed(entries: Entries, nodes: Sequence[Node]) -> None:
+    """Compute nodes, and what they depend on, where that is not done yet."""
+    for y in needed(nodes):
+        if (
+            y.op not in ("placeholder", "constant")
+            and (y.number, entries.own(y)) not in entries.values
+        ):
+            entries.compute(y)

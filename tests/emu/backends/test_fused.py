@@ -42,12 +42,12 @@ def _numbers(shape: tuple[int, ...], *, narrow: bool) -> np.ndarray:
 def _agree(function: Callable[..., Any], *arrays: np.ndarray, narrow: bool = True) -> None:
     """Check that a program of function(ops, arrays) gives the bits that NumPy gives."""
     run, form = program(function, (arrays,), ((narrow,) * len(arrays),))
-    results = run(*arrays)
-    assert results is not None
+    results, void = run(1, [x[None] for x in arrays])
+    assert not void.any()
     with np.errstate(all="ignore"):
         wanted = function(numpy_ops(), arrays)
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-    got = form(results)
+    got = form([x[0] for x in results])
     for a, b in zip(got if isinstance(got, tuple) else (got,), wanted, strict=True):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_array_equal(np.signbit(a[a == 0]), np.signbit(np.asarray(b)[b == 0]))
@@ -137,9 +137,28 @@ def test_a_program_says_where_it_has_no_result(bad: float, where: int) -> None:
     arrays[where][3, 5] = bad
     total = _total(Accumulator.tensor_core("hopper", "bf16"))
     run, _ = program(total, (tuple(arrays),), ((True,) * 3,))
-    assert run(*arrays) is None
-    arrays[where][3, 5] = 1.0
-    assert run(*arrays) is not None  # the flag is of one call
+    given = [x[None] for x in arrays]
+    given[where] = np.stack(
+        [np.ones_like(x) if n else x for n, x in enumerate([arrays[where]] * 3)]
+    )
+    results, void = run(3, given)
+    assert void.tolist() == [True, False, False]  # the flag is of one run
+    assert (results[0][1:] == 17.0).all()
+
+
+def test_runs_of_a_call() -> None:
+    """Each run has its own entries of an array, or shares the array with the others."""
+    each, shared = RNG.normal(size=(5, 2, 16, 8)), RNG.normal(size=(16, 1))
+    parts = each[:, 1]  # with gaps between the runs
+    like = ((parts[0], shared),)
+    run, form = program(lambda _, xs: (xs[0] * xs[1], xs[1] + 1.0), like, ((False, False),))
+    results, void = run(5, [parts, shared[None]])
+    products, sums = form(results)
+    assert not void.any() and products.shape == (5, 16, 8) and sums.shape == (5, 16, 1)
+    np.testing.assert_array_equal(products, parts * shared)
+    np.testing.assert_array_equal(sums, np.broadcast_to(shared + 1.0, (5, 16, 1)))
+    for x in run(5, [parts.astype("f4"), shared[None]])[0][:1]:  # copied into the right type
+        np.testing.assert_array_equal(x, parts.astype("f4") * shared)
 
 
 def test_row_sums() -> None:
