@@ -82,7 +82,9 @@ class Programs:
             return None if void[0] else form([x[0] for x in results])
         found = form([Heads(x) for x in results])
         if void.any():
-            found = together([plain(h) if void[h] else of_head(found, h) for h in range(heads)])
+            again = [h for h in range(heads) if void[h]]
+            new = dict(zip(again, on_threads(lambda n: plain(again[n]), len(again)), strict=True))
+            found = together([new[h] if h in new else of_head(found, h) for h in range(heads)])
         return found
 
     def _known(

@@ -55,7 +55,9 @@ class Heads(NDArrayOperatorsMixin):
         """Return the entries of each head, in the same order, in another shape."""
         return Heads(self.each.reshape(len(self.each), *shape))
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> "Heads":
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            return NotImplemented
         axes = max(x.ndim if isinstance(x, Heads) else np.ndim(x) for x in inputs)
         return Heads(getattr(ufunc, method)(*(_widened(x, axes) for x in inputs), **kwargs))
 
@@ -63,9 +65,9 @@ class Heads(NDArrayOperatorsMixin):
         self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> "Heads":
         count = len(self.each)
-        if function is np.stack:  # the one that loops over tiles do most
+        if function is np.stack and len(args) == 1 and not kwargs:  # what loops do most
             parts = [x.each if isinstance(x, Heads) else x for x in args[0]]
-            stacked = np.empty((count, len(parts), *self.shape), self.each.dtype)
+            stacked = np.empty((count, len(parts), *self.shape), np.result_type(*parts))
             for n, part in enumerate(parts):
                 stacked[:, n] = part
             return Heads(stacked)

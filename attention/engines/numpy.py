@@ -24,7 +24,7 @@ from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
 from roundscope.emu.backends.ops import Ops
-from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 
 Floats: TypeAlias = NDArray[np.float64]
 Results: TypeAlias = NDArray[np.float64] | NDArray[np.float32]
@@ -73,7 +73,9 @@ def _runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
     plan, has_programs = setup.plan, _ops(setup, heads).programs is not None
     from_out = plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
     is_same = all(x is None for x in own)
-    return has_programs and is_same and from_out and not plan.split_tiles
+    is_random = any(r.mode is RoundingMode.STOCHASTIC for r in plan.roundings)
+    has_steps = not (plan.split_tiles or plan.blocks or is_random)
+    return has_programs and is_same and from_out and has_steps
 
 
 def _in_step(function: Callable[[None], Any], heads: int) -> Any:

@@ -67,10 +67,10 @@ def new(
     asked = settings(words, arms=arms, at=at, seeds=seeds)
     # with decay_steps given, a later steps= leaves the schedule as it is
     asked = replace(asked, config=replace(asked.config, decay_steps=asked.config.cosine_end))
-    _check(asked, 0, asked.at)
     if asked.config.parts is None:  # kept, so that the run goes on with the same bits elsewhere
         parts = devices.parts_here(asked.config, groups.numbers(asked))
         asked = replace(asked, config=replace(asked.config, parts=parts))
+    _check(asked, 0, asked.at)
     return Origin(settings=asked, beginning=partial(_first, asked), in_place=False, words={})
 
 
@@ -147,16 +147,23 @@ def earlier(
 
 
 def _notes(before: Settings, found: Settings, step: int, folder: Path) -> tuple[str, ...]:
-    """Return the note that the rate's end stays where it was although there are more steps now."""
-    end, steps = found.config.cosine_end, found.config.steps
-    if not (steps > before.config.steps and end < steps and end == before.config.cosine_end):
-        return ()
-    note = (
-        f"decay_steps stays {end}: from there to step {steps} the learning rate is min_lr ="
-        f" {found.config.min_lr:g}; for a longer schedule: roundscope train --resume {folder}"
-        f" --from {step} --out NEW steps={steps} decay_steps={steps}"
-    )
-    return (note,)
+    """Return what a user would not expect of a run that goes on, each with what to do about it."""
+    end, steps, notes = found.config.cosine_end, found.config.steps, []
+    again = f"roundscope train --resume {folder} --from {step} --out NEW"
+    if steps > before.config.steps and end < steps and end == before.config.cosine_end:
+        notes.append(
+            f"decay_steps stays {end}: from there to step {steps} the learning rate is min_lr ="
+            f" {found.config.min_lr:g}; for a longer schedule: {again} steps={steps}"
+            f" decay_steps={steps}"
+        )
+    if found.config.parts is None:
+        parts = devices.parts_here(found.config, groups.numbers(found))
+        if parts > 1:
+            notes.append(
+                "the run was begun by a version whose batches had no parts, so it goes on on one"
+                f" device; to use more: {again} parts={parts}"
+            )
+    return tuple(notes)
 
 
 def recorded(origin: Origin) -> dict[str, Any]:

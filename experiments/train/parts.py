@@ -76,7 +76,8 @@ class InParts:
         """
         split, turns, mesh = _split(tokens, self.parts), self.parts // self.count, self.mesh
         each = by_device((state, lr, data), mesh)
-        key = jax.tree.structure(data)
+        leaves, form = jax.tree.flatten((state, data))
+        key = form, tuple(np.shape(x) for x in leaves)
 
         def first(device: int) -> Any:
             state, _, data = each[device]
@@ -91,7 +92,7 @@ class InParts:
 
         sums = self._on_each(("gradients", key), first)
         means = by_device(self._mean(self._joined(sums, OWN)), mesh)
-        done: step.Seen = self._joined(self._on_each("update", last), ALL)
+        done: step.Seen = self._joined(self._on_each(("update", key), last), ALL)
         return done
 
     def _on_each(self, key: Hashable, run: Callable[[int], Any]) -> list[Any]:
@@ -100,8 +101,9 @@ class InParts:
         A thread for each launches its programs; what is compiled first is compiled in turn.
         """
         at = self._threads.map if self.count > 1 and key in self._known else map
+        found = list(at(run, range(self.count)))
         self._known.add(key)
-        return list(at(run, range(self.count)))
+        return found
 
     def _joined(self, each: Sequence[Any], spec: PartitionSpec) -> Any:
         """Return arrays of devices as one over the mesh: each is all of it, or its own stretch."""

@@ -3,6 +3,7 @@ promise.
 """
 
 import math
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -182,3 +183,25 @@ def test_round_with_stats_is_both_at_once(mode: str) -> None:
     z = x.copy()
     assert emu.round_with_stats(z, "e4m3fn", mode, seed=4, out=z)[1].as_dict() == seen.as_dict()
     assert np.array_equal(bits(z), bits(y))
+
+
+FORKED = """
+import os
+import numpy as np
+from roundscope.emu import round_to
+
+x = np.ones(1 << 22, np.float32)
+round_to(x, "bf16")
+child = os.fork()
+if child == 0:
+    round_to(x, "bf16")
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_threads_of_its_own():
+    """A worker of a data loader that waits forever for threads of its parent."""
+    run = [sys.executable, "-W", "ignore", "-c", FORKED]
+    subprocess.run(run, check=True, timeout=60, env={**os.environ, "NUMBA_NUM_THREADS": "2"})

@@ -89,12 +89,14 @@ class Program:
             0,
         ]
         table = np.array(addresses) + np.arange(count)[:, None] * np.array(steps)
+        written_to = held, memory, void  # a thread that still runs after an error keeps them alive
 
         def run(begin: int, end: int) -> None:
+            assert written_to
             table[begin:end, -1] = self._workspace()
             self.function(address_of(table) + begin * table.strides[0], end - begin)
 
-        over_threads(run, count, count * self.memory)  # all of its arrays must outlive it
+        over_threads(run, count, count * self.memory)
         results: list[Any] = [
             np.ndarray((count, *shape), dtype, memory, start + offset, (self.memory, *strides))
             for (shape, dtype, strides), offset in zip(self.outputs, self.offsets, strict=True)

@@ -4,6 +4,7 @@ Kernels take flat contiguous arrays of the carrier's bits and release the interp
 `parallel` cuts an array into one piece per thread.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -149,6 +150,10 @@ def stochastic64(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) ->
 def pool() -> ThreadPoolExecutor:
     """Return the pool of threads, one for each core of this process; it is made on first use."""
     return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="roundscope")
+
+
+if hasattr(os, "register_at_fork"):  # a child has no threads but its own
+    os.register_at_fork(after_in_child=pool.cache_clear)
 
 
 _PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves

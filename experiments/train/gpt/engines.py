@@ -92,7 +92,8 @@ def only_plan(config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | Non
 def _try(config: Config, plan: Plan | None) -> None:
     """Trace attention and its derivative without numbers: what they refuse, they refuse here."""
     x = jax.ShapeDtypeStruct(
-        (config.batch, config.context, config.heads, config.head_width), jnp.float32
+        (config.batch // (config.parts or 1), config.context, config.heads, config.head_width),
+        jnp.float32,
     )
 
     def total(q: Array, k: Array, v: Array) -> Array:

@@ -165,7 +165,7 @@ class Run:
                 params,
                 tokens,
                 tables,
-                self.number,
+                self.number * (self.settings.config.parts or 1),  # the bits of the first part
                 offset,
                 linears,
                 group.fused(self.number),

@@ -99,7 +99,6 @@ TF32 = Accumulator.tensor_core("hopper", "tf32", "fp32")
         (FA2.adding("S", TF32), (128, 128), 2),  # its factors are bf16, its tensor core is not
         (FA2.changed("log2_e=none"), (64, 64), 0),  # log2 e in binary64
         (FA2.at("M", "bf16").at("DM", "bf16"), (64, 64), 0),  # vectors of 16-bit numbers
-        (FA2.changed("gradient_scale=operand").at("SDS", "fp32"), (64, 64), 1),
         (FA2.changed("gradient_scale=operand").at("SDS", "bf16"), (64, 64), 3),
         (FA2.at("P", "bf16", "toward-zero"), (64, 64), 2),
         (FA2.at("X_B", "fp64", overflow="saturate"), (64, 64), 1),

@@ -8,6 +8,27 @@ from roundscope.attention import examine
 PARTS = ("out", "lse", "dq", "dk", "dv")
 
 
+@pytest.mark.parametrize("engine", ["numpy", "xla", "pallas"])
+def test_queries_before_the_first_key_of_a_causal_call_have_no_output(engine):
+    """0 times an infinite V in rows whose keys are padding on the left, or in the future."""
+    q, k, v, _ = (np.ones((1, 32, 1, 16), np.float32) for _ in range(4))
+    v[0, 20] = np.inf
+    mask = np.arange(32) >= 18
+    found = examine(
+        q,
+        k,
+        v,
+        plan="fa2-bf16",
+        block_q=16,
+        block_k=16,
+        is_causal=True,
+        mask=mask,
+        engine=engine,
+        record=None,
+    )
+    assert not found.out[0, :18].any() and np.isneginf(found.lse[0, :18]).all()
+
+
 @pytest.mark.parametrize(
     "is_causal", [False, True]
 )  # a causal call skips tiles, whose size then decides which keys meet an infinity

@@ -80,11 +80,14 @@ def test_causal_and_in_parts(monkeypatch, plan):
     jax.clear_caches()
 
 
-def test_infinite_values_of_masked_keys():
-    """0 times infinity where a tile is computed, and nothing where it is passed over."""
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_infinite_values_of_masked_keys(is_causal):
+    """0 times infinity where a tile is computed, and nothing where it is passed over, or where no
+    key is both unmasked and not in the future.
+    """
     q, k, v, do = inputs()
     k[:, 20:40], v[:, 20:40] = np.inf, -np.inf
-    assert_equal(HOPPER, MASKS["padding"], arrays=(q, k, v, do))
+    assert_equal(HOPPER, MASKS["padding"], arrays=(q, k, v, do), is_causal=is_causal)
 
 
 def test_injections_hit_the_same_scores():
@@ -96,6 +99,7 @@ def test_injections_hit_the_same_scores():
     assert_equal(HOPPER.at("P_B", "bf16", "stochastic"), MASKS["half"], inject=inject)
 
 
+@pytest.mark.thorough
 def test_a_traced_mask_and_a_plan_for_each_head():
     """A mask that is a constant, and the mask of another head."""
     plans = head_plans([HOPPER, HOPPER.at("O", "bf16")])

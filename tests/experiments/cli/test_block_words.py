@@ -57,8 +57,8 @@ def test_a_traces_option():
     [
         (lambda: plans_of(SMALL, ("site=S -> mxfp8_e4m3",)), ("S", "Q K V DO P P_B DS")),
         (
-            lambda: plans_of(SMALL, ("layer=0 site=P -> mxfp8_e4m3",)),
-            ("leave layer= and head= out",),
+            lambda: plans_of(SMALL, ("head=0 site=P -> mxfp8_e4m3",)),
+            ("between heads of a layer", "leave head= out"),
         ),
         (lambda: changed(Plan.preset("fp32"), "O=mxfp4"), ("O", "Q K V DO P P_B DS")),
     ],

@@ -168,24 +168,32 @@ def on_devices(*asked):
     return json.loads(done.stdout)
 
 
-def test_devices_change_no_bit():
+@pytest.mark.parametrize(
+    ("parts", "arms", "counts"),
+    [
+        (4, {}, [1, 4]),
+        pytest.param(4, {}, [1, 2, 4], marks=pytest.mark.thorough),
+        pytest.param(
+            2,
+            {"arms": ["a=", "b=lr=1e-3"], "seeds": "0,3"},
+            [1, 2, 4],
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_devices_change_no_bit(parts, arms, counts):
     """A program of several devices that fuses otherwise, a sum in the order of messages, a state
     that is not on every device.
     """
-    jax_own = [*SMALL, "plan=jax"]
-    seeds = {"arms": ["a=", "b=lr=1e-3"], "seeds": "0,3"}
-    counts = [1, 2, 4]
-    one, arms = on_devices(
-        ([*jax_own, "parts=4"], {}, counts), ([*jax_own, "parts=2"], seeds, counts)
-    )
-    for rows, parts in ((one, 4), (arms, 2)):
-        assert len({bits for bits, *_ in rows}) == 1
-        places = [f"{n} devices" for n in (2, min(4, parts))]
-        assert [words for _, words, *_ in rows] == [
-            f"batch in {parts} parts over {place}" for place in ("one device", *places)
-        ]
-        assert [count for _, _, count, _ in rows] == [1, 2, min(4, parts)]
-        assert all(alone for *_, alone in rows)
+    (rows,) = on_devices(([*SMALL, "plan=jax", f"parts={parts}"], arms, counts))
+    assert len({bits for bits, *_ in rows}) == 1
+    used = [min(n, parts) for n in counts]
+    places = ["one device" if n == 1 else f"{n} devices" for n in used]
+    assert [words for _, words, *_ in rows] == [
+        f"batch in {parts} parts over {place}" for place in places
+    ]
+    assert [count for _, _, count, _ in rows] == used
+    assert all(alone for *_, alone in rows)
 
 
 @pytest.mark.thorough

@@ -67,6 +67,7 @@ def apart(tables, axis=0):
     return tuple(HeadPlans(tables.like, tables.table.take(n, axis)) for n in range(count))
 
 
+@pytest.mark.thorough
 def test_the_same_plan_in_every_layer_is_the_one_plan():
     """A layer that has another plan, or another loop that changes bits."""
     one = plans.uniform(CONFIG)
@@ -129,6 +130,7 @@ def test_a_plan_holds_in_its_layer():
     assert same(x[0], y[0]) and not same(x[1], y[1])
 
 
+@pytest.mark.thorough
 def test_random_bits_and_monitors_know_the_layer():
     """Layers that draw the same bits, or whose numbers are another layer's."""
     config = replace(CONFIG, changes=("site=O -> bf16:stochastic",))
@@ -152,6 +154,7 @@ def _rows(seen):
     return mask, CONFIG.tile, q, k, v, do
 
 
+@pytest.mark.thorough
 def test_an_offset_is_where_delta_reads_an_output():
     """An offset of one layer that another layer's plan forbids."""
     own = settings_of("layer=0 -> delta_from=P_DP ; layer=1 -> offset=16:bias")

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.train import checkpoint, record
+from roundscope.experiments.train import checkpoint, origins, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.run import live
 from roundscope.experiments.train.run.training import View
@@ -229,6 +230,21 @@ def test_sigterm_saves_and_says_by_its_code_what_ended_it(tmp_path):
     said, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in err
     assert f"roundscope train --resume {out}" in said
+
+
+def test_a_run_from_before_parts_says_that_it_stays_on_one_device(tmp_path, capsys, monkeypatch):
+    """A run of four GPUs that goes on with one of them, without a word."""
+    train(capsys, *words(PLAIN, steps=6), "--out", tmp_path / "run")
+    settings_of = origins.settings_of
+
+    def before(meta):
+        found = settings_of(meta)
+        return replace(found, config=replace(found.config, parts=None))
+
+    monkeypatch.setattr(origins, "settings_of", before)
+    monkeypatch.setattr(origins.devices, "parts_here", lambda *_: 4)
+    _, err = train(capsys, "--resume", tmp_path / "run", "steps=8")
+    assert "goes on on one device" in err and "--out NEW parts=4" in err
 
 
 def test_more_steps_with_the_old_schedule_are_said(tmp_path, capsys):

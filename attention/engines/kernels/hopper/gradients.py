@@ -15,7 +15,7 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_queries
+from roundscope.attention.engines.kernels.hopper.spans import is_cut, over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
     exists_by_key,
@@ -90,8 +90,9 @@ def _by_batch(x: Array, batch: int) -> Array:
 
 
 def _read(call: Call, sites: Sequence[Site], memory: Sequence[Any], place: Placement) -> list[Held]:
-    """Return what shared memory has of some sites: matrices as factors, and vectors, which are read
-    again wherever they are needed.
+    """Return what shared memory has of some sites: matrices as factors, and vectors.
+
+    Where tiles are masked, no register is left to keep a vector: it is read wherever it is needed.
     """
     found = []
     for site, x in zip(sites, memory, strict=True):
@@ -99,7 +100,8 @@ def _read(call: Call, sites: Sequence[Site], memory: Sequence[Any], place: Place
         if len(x.shape) == 2:
             found.append(factor(x, name))
         else:
-            vector = Later(made=partial(place.loaded, x), shape=x.shape, dtype=x.dtype)
+            later = Later(made=partial(place.loaded, x), shape=x.shape, dtype=x.dtype)
+            vector = later if is_cut(call.setup) else place.loaded(x)
             found.append(Held(array=vector, format=name))
     return found
 

@@ -31,7 +31,7 @@ def over_keys(call: Call, ahead: int, *, descends: bool) -> Walk:
         size=setup.block_k,
         step=1,
         descends=descends,
-        is_cut=_is_cut(setup),
+        is_cut=is_cut(setup),
         span=span,
         ahead=ahead,
     )
@@ -56,11 +56,12 @@ def over_queries(call: Call, ahead: int) -> Walk:
         size=ROWS,
         step=step,
         descends=setup.plan.query_order is QueryOrder.DESCENDING,
-        is_cut=_is_cut(setup),
+        is_cut=is_cut(setup),
         span=span,
         ahead=ahead,
     )
 
 
-def _is_cut(setup: Setup) -> bool:
+def is_cut(setup: Setup) -> bool:
+    """Return whether some tile has scores that do not exist."""
     return bool(setup.is_causal or setup.keys % setup.block_k or setup.queries % setup.block_q)
