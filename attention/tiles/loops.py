@@ -154,7 +154,7 @@ def whole_head(
     s = xp.arange(setup.key_tiles * setup.block_k)
     rows, keys = _before(xp, t, setup.queries), _before(xp, s, setup.keys)
     if mask is not None and setup.is_causal:
-        mask = mask & (s[None, :] <= t[:, None])
+        mask = mask & (t[:, None] >= s[None, :])
     seeing = rows if mask is None else rows & mask.any(axis=1)
     if setup.plan.window:
         near = _in_window(setup, t, s) & keys

@@ -80,7 +80,7 @@ def test_causal_and_in_parts(monkeypatch, plan):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("is_causal", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_infinite_values_of_masked_keys(is_causal):
     """0 times infinity where a tile is computed, and nothing where it is passed over, or where no
     key is both unmasked and not in the future.
