@@ -75,6 +75,7 @@ gpu-check:  ## on a machine with a GPU, jax, Triton and PyTorch: digests of ever
 	$(PYTHON) -m tests.checks.gpu_check
 	$(PYTHON) -m tests.checks.gpu_check --engine pallas
 	$(PYTHON) -m tests.checks.gpu_hopper
+	$(PYTHON) -m tests.checks.gpu_masks
 	$(PYTHON) -m tests.checks.gpu_trace
 	$(PYTHON) -m tests.checks.gpu_exp
 	$(PYTHON) -m tests.checks.gpu_sixteen

@@ -158,10 +158,15 @@ def _compiled(size: Size, name: str, tile: tuple[int, int]) -> dict[tuple[Size, 
         is_causal=size.is_causal,
         engine="pallas",
     )
-    gradients = jax.grad(lambda *x: call(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    gradients = of_the_sum(call)
     told = f"{name} {tile[0]} x {tile[1]}"
     named = ((told, call), (f"{told}, both", gradients))
     return {(size, name): jax.jit(f).lower(*arrays).compile() for name, f in named}
+
+
+def of_the_sum(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function of q, k and v that gives the gradients of the sum of the output."""
+    return jax.grad(lambda *x: call(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
 
 
 def race_all(size: Size, field: list[Contestant], rivals: int = 2) -> None:

@@ -8,7 +8,7 @@ by those without, and by torch's SDPA with a mask; --only-time leaves the compar
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from roundscope.attention import attend
 from roundscope.experiments.bench.attention import Size, inputs
-from tests.checks.gpu_hopper import NAMES, differing, race_all
+from tests.checks.gpu_hopper import NAMES, differing, of_the_sum, race_all
 
 SIZES = (2, 300, 4, 2, 64)  # B, T, N, key heads, H: a tail, and shared key heads
 PLANS = ("fa2-bf16@hopper", "qiu-yao@hopper", "fa2-bf16", "cudnn")
@@ -87,7 +87,7 @@ def times() -> None:
         for told, masked in (("the mask", mask), ("no mask", None)):
             call = partial(attend, plan=plan, block_q=64, block_k=64, engine="pallas", mask=masked)
             jobs[f"{plan}, {told}"] = call
-            jobs[f"{plan}, {told}, both"] = jax.grad(partial(_sum, call), argnums=(0, 1, 2))
+            jobs[f"{plan}, {told}, both"] = of_the_sum(call)
     with ThreadPoolExecutor(8) as pool:
         made = pool.map(lambda f: jax.jit(f).lower(*arrays).compile(), jobs.values())
         field = [
@@ -95,10 +95,6 @@ def times() -> None:
             for name, f in zip(jobs, made, strict=True)
         ]
     race_all(LONG, _torch_with(mask) + field, rivals=1)
-
-
-def _sum(call: Callable[..., Any], *x: Any) -> Any:
-    return call(*x).astype(jnp.float32).sum()
 
 
 def _torch_with(mask: np.ndarray) -> list[Any]:

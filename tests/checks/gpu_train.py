@@ -30,7 +30,7 @@ CHANGES = ["6: -> plan=qiu-yao@hopper", "9: layer=1 -> plan=fa2-bf16@hopper"]
 
 
 def trained(name: str, asked: Any, there: Sequence[Any]) -> tuple[list[np.ndarray], float]:
-    """What a training ends with, and the seconds of a step."""
+    """Return the arrays of weights and optimiser after a training, and the seconds of a step."""
     (batches,) = batches_of(asked).values()
     group = Group(asked, [0], step.start(asked.config, 1), there=there)
     begin = time.perf_counter()

@@ -81,9 +81,10 @@ def backward(
     q, k, v, do, lse, delta = (call.stored(site, x) for site, x in inputs)
     rows = q, do, lse, delta
     is_final = may_be_final and setup.record is None and call.group == 1
-    made = _on_hopper(call, rows, k, v, is_final) if mask is None else None
+    exists = masks(setup, mask)
+    made = _on_hopper(call, rows, k, v, is_final) if exists is None else None
     is_final = is_final and made is not None
-    dq, dk, dv = made or _by_parts(call, rows, k, v, None if mask is None else masks(setup, mask))
+    dq, dk, dv = made or _by_parts(call, rows, k, v, exists)
     seen = {} if setup.record is None else _looked_at(setup, call, rows, k, v)
     return (wide(dq), wide(dk), wide(dv)), seen, is_final
 

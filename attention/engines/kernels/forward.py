@@ -61,9 +61,9 @@ def forward(
         out = q.shape[0], rows, v.shape[2]
         return [(out, Site.OUT), (out[:2], Site.LSE), *([(out, None)] if is_read else [])]
 
-    made = _on_hopper(call, q, k, v) if mask is None else None
+    exists = masks(setup, mask)
+    made = _on_hopper(call, q, k, v) if exists is None else None
     if made is None:
-        exists = None if mask is None else masks(setup, mask)
         found, _ = run(
             kernel,
             call,

@@ -62,8 +62,13 @@ class Reader:
     exists: Callable[[Sequence[Any], Index], Exists]
 
 
-def masks(setup: Setup, mask: Array) -> Masks:
-    """Return what exists where a mask (heads, T, S) of bool, causality and the sizes allow it."""
+def masks(setup: Setup, mask: Array | None) -> Masks | None:
+    """Return what exists where a mask (heads, T, S) of bool, causality and the sizes allow it.
+
+    The result is None in a call without a mask.
+    """
+    if mask is None:
+        return None
     heads, rows, keys = mask.shape
     t, s = jnp.arange(rows)[:, None], jnp.arange(keys)[None, :]
     here = (t < setup.queries) & (s < setup.keys)

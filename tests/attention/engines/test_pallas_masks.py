@@ -73,7 +73,7 @@ def test_other_plans(name, plan, is_causal):
 
 @pytest.mark.parametrize("plan", [HOPPER, "qiu-yao"], ids=["one kernel", "by way of scores"])
 def test_causal_and_in_parts(monkeypatch, plan):
-    """What exists of the keys of another part, or above the diagonal."""
+    """A program that reads the mask of another part's keys, or scores above the diagonal."""
     jax.clear_caches()  # what was compiled has its own room
     monkeypatch.setattr(pallas_backward, "SCORE_BYTES", 4 * (2 * 64 * 16) * 8)
     assert_equal(plan, MASKS["half"], is_causal=True)
@@ -139,6 +139,7 @@ def test_what_exists_is_what_a_tile_says(is_causal):
     mask[:, :40, :56] = MASKS["half"].reshape(4, 40, 56) & (np.arange(56) != 20)
     mask[:, 10, :16] = False
     found = masks(setup, jnp.asarray(mask))
+    assert found is not None
     for h in range(4):
         for i in range(2):
             for j in range(4):

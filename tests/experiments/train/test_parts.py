@@ -155,7 +155,11 @@ SMALL = ["layers=1", "heads=1", "width=8", "context=8", "batch=8"]
 
 
 def on_devices(*asked):
-    """What runs end with on each of the numbers of devices that are asked for."""
+    """Return, for each run and each number of devices: a hash of its final arrays, where they are
+    in words, on how many devices, and whether one device's copy of the state is on that one alone.
+
+    asked: (words of the configuration, arms and seeds, numbers of devices) of each run.
+    """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(asked)],
