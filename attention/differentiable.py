@@ -23,8 +23,8 @@ from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.ops import Array as CarrierArray
 
 Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks if the call has them
-# what the forward keeps for the backward: the plans of heads (or None); q, k, v rounded; the mask;
-# the output, the output before its last rounding, and L; (sinks,) or (); the error of the output
+# what the forward keeps for the backward: the plans of heads (or None); the mask; (sinks,) or ();
+# the error of the output; and q, k, v and the results as the engine's `stored` returns them
 Residuals: TypeAlias = tuple[Any, ...]
 Each: TypeAlias = Any  # the plans of heads, as the engine's `by_head` returns them, or None
 
@@ -114,9 +114,9 @@ def _forward(
     inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
     rounded = [_rounded(engine, setup, site, x, block, each) for site, x, block in inputs]
     of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
-    (out, wide, lse), _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
-    result = run.leave(out, q.shape[0], setup.queries, output)
-    return result, (each, *rounded, mask, out, wide, lse, of_sinks, error)
+    results, _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
+    result = run.leave(results[0], q.shape[0], setup.queries, output)
+    return result, (each, mask, of_sinks, error, engine.stored(setup, each, (*rounded, *results)))
 
 
 def _rounded(
@@ -126,12 +126,14 @@ def _rounded(
 
     The event is left out where it keeps every number of the input's 16-bit type.
     """
-    heads, r, own = run.enter(x, block), setup.plan[site], SIXTEEN_BITS.get(x.dtype)
+    r = setup.plan[site]
     is_plain = (
         each is None
         and setup.plan.block(site) is None
         and all(injection.site is not site for injection in setup.inject)
     )
+    x = engine.cast(r, jnp.asarray(x)) if is_plain else x
+    heads, own = run.enter(x, block), SIXTEEN_BITS.get(x.dtype)
     if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
         return heads
     found: Array = engine.round_inputs(setup, site, heads, each)[0]
@@ -158,7 +160,8 @@ def _gradients(
     types: the types of q, k and v. A gradient has this type if it is a 16-bit type that holds all
     its numbers; otherwise it has the type that do calls for.
     """
-    each, q, k, v, mask, out, wide, lse, sinks, error = residuals
+    each, mask, sinks, error, stored = residuals
+    q, k, v, out, wide, lse = engine.loaded(stored)
     if error is not None:  # the backward reads the output for delta alone
         out, wide = run.moved(setup, (out, wide), error)
     do_heads = _rounded(engine, setup, Site.DO, do, setup.block_q, each)
@@ -256,5 +259,5 @@ def pulled(
     out, residuals = _forward(run, setup, dtype, each, q, k, v, None)
     dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
     return Pulled(
-        out, run.leave(residuals[-3], q.shape[0], setup.queries, dtype), dq, dk, dv, delta
+        out, run.leave(residuals[-1][-1], q.shape[0], setup.queries, dtype), dq, dk, dv, delta
     )

@@ -27,7 +27,7 @@ from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.formats.codes import encode
-from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.roundings.modes import BINARY32, Rounding
 
 Gradients: TypeAlias = tuple[Array, Array, Array, Array]  # dQ, dK, dV and delta
 Result = TypeVar("Result")
@@ -268,6 +268,24 @@ def enter(x: AnyArray, block: int) -> Array:
     with jax.enable_x64(True):
         heads: Array = _enter(jnp.asarray(x), block)
     return heads
+
+
+def cast(rounding: Rounding, x: Array) -> Array:
+    """Return an input after a rounding if the device has an instruction for it, else unchanged."""
+    return x
+
+
+def stored(setup: Setup, each: Each | None, x: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return q, k, v, out, wide and lse as they are kept between forward and backward: unchanged.
+
+    The arguments are those of `backward`.
+    """
+    return x
+
+
+def loaded(x: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Return the arguments of `stored` from its result."""
+    return x
 
 
 def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, ...]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 
 from roundscope.attention.engines.kernels.backward import backward as run_backward
+from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.kernels.several import (
     Several,
@@ -25,6 +26,8 @@ from roundscope.attention.engines.kernels.several import (
 )
 from roundscope.attention.engines.xla import enter, leave, moved, own_setup, per_head
 from roundscope.attention.events.recorder import Seen
+from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import (
     deltas,
     round_key_gradients,
@@ -32,18 +35,24 @@ from roundscope.attention.tiles.backward import (
 )
 from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
+from roundscope.emu.roundings.modes import BF16, FP16, Rounding
 
+# the events whose results are q, k, v, out, wide (which is not rounded) and lse
+STORED = Site.Q, Site.K, Site.V, Site.OUT, None, Site.LSE
 AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 
 __all__ = [
     "backward",
     "by_head",
+    "cast",
     "enter",
     "forward",
     "leave",
+    "loaded",
     "moved",
     "prepare",
     "round_inputs",
+    "stored",
 ]
 
 
@@ -77,6 +86,49 @@ def _of_queries(setup: Setup, q: Array, *x: Array, on_gpu: bool) -> Any:
     """Return what the kernel of the forward returns; x: the mask if there is one, k and v."""
     *mask, k, v = x
     return run_forward(setup, q, k, v, on_gpu, *mask)
+
+
+def cast(rounding: Rounding, x: Array) -> Array:
+    """Return an input after a rounding if the device has an instruction for it, else unchanged.
+
+    A GPU has those from float32 to the nearest BF16 and FP16 number. The barrier keeps XLA from
+    removing a conversion to a narrower type and back.
+    """
+    types = {BF16: jnp.bfloat16, FP16: jnp.float16}
+    if jax.default_backend() != "gpu" or x.dtype != jnp.float32 or rounding not in types:
+        return x
+    rounded: Array = lax.optimization_barrier(x.astype(types[rounding]))
+    return rounded
+
+
+def stored(setup: Setup, several: Several | None, x: tuple[Array, ...]) -> tuple[Array | None, ...]:
+    """Return q, k, v, out, wide and lse as they are kept between forward and backward.
+
+    They have the narrowest types that hold them: a model keeps those of all its layers, and writing
+    and reading binary64 would take longer than a kernel. None stands for an output that delta does
+    not read. With several plans they are unchanged.
+    """
+    if several is not None:
+        return x
+    on_gpu = jax.default_backend() == "gpu"
+    call = Call(setup=setup, on_gpu=on_gpu, group=x[0].shape[0] // x[1].shape[0])
+    reads = setup.plan.delta_from
+    read = (True, True, True, reads is DeltaFrom.OUT, reads is DeltaFrom.WIDE_O, True)
+    with jax.enable_x64(True):
+        sites = zip(STORED, x, read, strict=True)
+        return tuple(
+            None if not is_read else a if site is None else call.stored(site, a)
+            for site, a, is_read in sites
+        )
+
+
+def loaded(x: tuple[Array | None, ...]) -> tuple[Array, ...]:
+    """Return the arguments of `stored` from its result; an output that delta does not read is 0."""
+    q, _, v, *_ = x
+    assert q is not None and v is not None
+    with jax.enable_x64(True):
+        unread = jnp.zeros((*q.shape[:2], v.shape[2]))
+        return tuple(unread if a is None else a.astype(jnp.float64) for a in x)
 
 
 def _kernels(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
