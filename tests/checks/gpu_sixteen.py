@@ -5,7 +5,8 @@ gpu-check`.
 
 Sums, differences and products of every pair of bfloat16 numbers and of every pair of float16 ones
 (`convert.combined16`); products of random binary32 numbers, ones among them, with such numbers
-(`scaled16`). Prints how many results differ; exit code 1 if any does.
+(`scaled16`); every binary32 number rounded to them, as inputs are (`engine.cast`). Prints how many
+results differ; exit code 1 if any does.
 """
 
 import sys
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from roundscope.attention.engines.kernels.engine import cast
 from roundscope.emu.backends.kernels.convert import NARROW, combined16, scaled16
 from roundscope.emu.backends.xla.rounding import round_wide
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
@@ -36,6 +38,7 @@ def main() -> int:
             for r in (BF16, FP16)
         }
         found |= {f"binary32 times {r}": _scaled(r) for r in (BF16, FP16)}
+        found |= {f"binary32 as an input in {r}": _cast(r) for r in (BF16, FP16)}
     for name, wrong in found.items():
         print(f"16-bit numbers in kernels, {name}: {wrong} results differ")
     print(f"{jax.devices()[0].device_kind}, {time.perf_counter() - began:.0f} s")
@@ -78,6 +81,21 @@ def _wrong_of_scaled(r: Rounding, key: Any) -> Any:
     )
 
 
+def _cast(r: Rounding) -> int:
+    """Return how many of all 2^32 binary32 numbers are rounded to other bits."""
+    size = 1 << 24
+    return sum(int(_wrong_of_cast(r, jnp.uint32(n))) for n in range(0, 1 << 32, size))
+
+
+@partial(jax.jit, static_argnums=0)
+def _wrong_of_cast(r: Rounding, first: Any) -> Any:
+    codes = first + jnp.arange(1 << 24, dtype=jnp.uint32)
+    x = lax.optimization_barrier(lax.bitcast_convert_type(codes, jnp.float32))
+    ours = cast(r, x)
+    assert ours.dtype == NARROW[r], "the engine has no conversion of its own"
+    return _wrong(ours.astype(jnp.float64), round_wide(x.astype(jnp.float64), r))
+
+
 def _numbers(codes: Any, r: Rounding) -> Any:
     return lax.bitcast_convert_type(codes, NARROW[r])
 
@@ -97,8 +115,12 @@ def _differing(by_kernel: Any, operation: Any, a: Any, b: Any, r: Rounding) -> A
         out_specs=tile,
         out_shape=jax.ShapeDtypeStruct(a.shape, NARROW[r]),
     )
-    ours = call(a, b).astype(jnp.float64)
     theirs = round_wide(operation(a.astype(jnp.float64), b.astype(jnp.float64)), r)
+    return _wrong(call(a, b).astype(jnp.float64), theirs)
+
+
+def _wrong(ours: Any, theirs: Any) -> Any:
+    """How many binary64 numbers differ in a bit; NaN equals NaN."""
     x, y = (lax.bitcast_convert_type(v, jnp.int64) for v in (ours, theirs))
     return ((x != y) & ~(jnp.isnan(ours) & jnp.isnan(theirs))).sum()
 
