@@ -142,6 +142,8 @@ class Recorder:
             event if unit is None else _in_units(self.ops, event, unit)
             for _, event, unit in self.kept
         ]
+        if not own:
+            return self.others
         found = self.ops.stats([*own, *in_blocks])
         summaries, numbers = found[: len(own)], iter(found[len(own) :])
         for n, (_, _, unit) in enumerate(self.kept):
@@ -174,7 +176,10 @@ class Recorder:
         side = self.tile.looked_at(site)
         if side is not None and side.rows is not None:
             x, y, valid, unit = (v if v is None else v[side.rows] for v in (x, y, valid, unit))
-        self.kept.append((name, (x, y, f, valid), unit))
+        if self.ops.seen is not None:
+            self.others[name] = self.ops.seen(name, (x, y, f, valid))
+        else:
+            self.kept.append((name, (x, y, f, valid), unit))
 
     def _seen(self, site: Site) -> Array:
         """Return which entries of an event exist and are looked at, (rows, columns or 1)."""

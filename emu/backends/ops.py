@@ -63,6 +63,8 @@ class Ops:
         absent: x -> x at entries where an event does not exist, which are only multiplied by 0
             later. So a library may round them toward zero, which makes none infinite; None if it
             keeps them as they are.
+        seen: (name, event) -> what stands for a summary of an event that is summarized where it
+            happens; None if `stats` summarizes the events of a tile together.
         programs: (step, ...) -> the results of a step that runs as one compiled program, or None
             if it has none; None if the library has no such programs.
     """
@@ -88,4 +90,5 @@ class Ops:
     in_lanes: Callable[[Array], Array] | None = None
     in_pairs: Callable[[Array, bool, Rounding], Array] | None = None
     absent: Callable[[Array], Array] | None = None
+    seen: Callable[[str, Event], Array] | None = None
     programs: Callable[..., Any] | None = None

@@ -18,8 +18,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from roundscope.attention.engines.kernels.by_row import scratch
 from roundscope.attention.engines.kernels.masks import Reader, reading
-from roundscope.attention.engines.kernels.record import Kept, Recorder
+from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
 from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
@@ -39,6 +40,7 @@ ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores 
 NUMBERS = 256  # that a thread with 255 registers can hold and still be fast, as measured
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 FOUR = 4  # lanes of a row
+WATCHED = 16  # warps of a program that is watched: its instructions must fit a cache
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
@@ -200,57 +202,51 @@ def run(
     """
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
-    buffers = _buffers(call, passed, grid, inputs)
+    side = max(
+        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
+    )
+    own_memory = _buffers(call, passed, grid, side), watch and scratch(grid, side)
+    buffers, memory = jax.tree.flatten(own_memory)
     zero = (
         jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
     )  # the interpreter is XLA, which would fold constants
     kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
-    counts = [
-        jnp.zeros(x.shape, x.dtype) for x in kept if x.dtype == jnp.int32
-    ]  # where a program writes nothing, nothing exists
     own = [watch[0].numbers(watch[1])] if watch else []
     masks = mask.inputs if mask else []
     _check_counts(
         [*(x for x, _ in (*inputs, *masks)), *shapes, *buffers, *kept], grid[0], watch is not None
     )
-    sizes = len(inputs), len(masks), 1, len(own), len(counts)
-    parts = *sizes, len(shapes), len(buffers), len(kept)
+    parts = len(inputs), len(masks), 1, len(own), len(shapes), len(buffers), len(kept)
 
     warps = _warps(
         call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], watch is not None
     )
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what
     # it wrote, one turn at a time
-    stages = 1 if passed else _stages(call, kernel, inputs, [site for _, site in results])
+    is_apart = passed or watch is not None
+    stages = 1 if is_apart else _stages(call, kernel, inputs, [site for _, site in results])
     batch = grid[0] // call.setup.heads if kernel.in_batches else None
     read = [_by_batch(x, spec, batch) for x, spec in inputs]
     written = [
         _by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes
     ]
-    first = len(shapes) + len(buffers)
-    aliases = dict(
-        zip(
-            range(sum(sizes[:-1]), sum(sizes)),
-            (first + n for n, x in enumerate(kept) if x.dtype == jnp.int32),
-            strict=True,
-        )
-    )
     found = pl.pallas_call(
-        _program(kernel, call, passed, LANES * warps, parts, tree, watch and watch[0], mask),
+        _program(
+            kernel, call, passed, LANES * warps, parts, (memory, tree), watch and watch[0], mask
+        ),
         grid=grid,
         in_specs=[
             *(spec for _, spec in (*read, *masks)),
             _all(zero[None]),
-            *map(_own, (*own, *counts)),
+            *map(_own, own),
         ],
         out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
         out_shape=[*(x for x, _ in written), *buffers, *kept],
-        input_output_aliases=aliases,
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in (*read, *masks)), zero[None], *own, *counts)
-    made, _, seen = _split(found, parts[5:])
+    )(*(x for x, _ in (*read, *masks)), zero[None], *own)
+    made, _, seen = _split(found, parts[4:])
     return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(
         tree, seen
     ) or []
@@ -262,22 +258,24 @@ def _program(
     passed: list[str],
     threads: int,
     parts: Sequence[int],
-    tree: Any,
+    trees: tuple[Any, Any],
     recorder: Recorder | None,
     mask: Reader | None,
 ) -> Callable[..., None]:
     """Return what Pallas traces: the kernel's body, given what it sees of the arrays.
 
     parts  how many arrays there are of each kind
-    tree   the tree that the arrays of kept events are the leaves of
+    trees  the trees whose leaves are the memory of a program, and the arrays of kept events
     """
 
     def program(*refs: Any) -> None:
-        given, masks, (zero,), number, _, to_write, memory, to_keep = _split(refs, parts)
+        given, masks, (zero,), number, to_write, *own = _split(refs, parts)
+        (buffers, own_scratch), kept = map(jax.tree.unflatten, trees, own)
         exps = table(zero[0], threads) if _has_table(call, kernel) else None
-        watch = (recorder, number[0][1], jax.tree.unflatten(tree, to_keep)) if recorder else None
+        memory = Memory(kept, own_scratch, call.on_gpu, {})
+        watch = (recorder, number[0][1], memory) if recorder else None
         tile = number[0][0] if recorder else pl.program_id(1)
-        machine = _machine(call, kernel, passed, zero, memory, exps)
+        machine = _machine(call, kernel, passed, zero, buffers, exps)
         kernel.body(
             call,
             Work(
@@ -361,16 +359,13 @@ def _has_table(call: Call, kernel: Kernel) -> bool:
 
 
 def _buffers(
-    call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]
+    call: Call, passed: list[str], grid: tuple[int, int], side: int
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of the memory of programs.
 
-    For each format that is passed through memory there are two squares, as large as any array that
-    a program has.
+    For each format that is passed through memory there are two squares, with a side as long as that
+    of any array that a program has.
     """
-    side = max(
-        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
-    )
     dtypes = types(call.on_gpu)
     return [
         jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)
@@ -382,16 +377,19 @@ def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: boo
 
     If exps come from a table and nothing is recorded, a warp has twice the rows, provided that a
     thread has room for their scores, P V and O. The operands that are read for the products then
-    serve twice as many rows.
+    serve twice as many rows. A program that is watched has more warps: with half as many entries of
+    a tile, a thread has half as many instructions.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
+    if is_watched:
+        return max(warps, WATCHED)
     half = max(4, warps // 2)
     numbers = (
         rows
         * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4)
         // (LANES * half)
     )
-    return half if _has_table(call, kernel) and not is_watched and numbers <= NUMBERS else warps
+    return half if _has_table(call, kernel) and numbers <= NUMBERS else warps
 
 
 def _stages(

@@ -139,7 +139,10 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
 
         return if_any(exists, computed, state)
 
-    last, whole = seen_tiles(setup, i), 0 if seeing else whole_tiles(setup, i)
+    last, whole = (
+        seen_tiles(setup, i),
+        0 if seeing else whole_tiles(setup, i, work.watch is not None),
+    )
     start = algorithm.start(np, setup.plan, setup.block_q, v.shape[1])
     state = tuple(
         jnp.full(x.shape, x.flat[0], work.machine.types[name])

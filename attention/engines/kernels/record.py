@@ -3,7 +3,8 @@
 A program owns a tile of queries, or of keys for dK and dV. It walks over the tiles of the other
 side: it computes them one after the other. The kernels that compute results record nothing. For a
 trace, a kernel runs a second time for the own tiles that the trace looks at, and its programs write
-the events to memory. `summary` adds them up.
+a summary of each row of a tile to memory (`by_row`), and single events where they are asked for.
+`summary` adds the rows up.
 """
 
 from collections.abc import Sequence
@@ -15,30 +16,42 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from roundscope.attention.engines.kernels.by_row import FIELDS, Scratch, write_by_row, write_columns
 from roundscope.attention.engines.kernels.tiles import head_number
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import features_of
+from roundscope.emu.backends.ops import Event
 
 ONCE = (Site.INV, Site.OUT, Site.LSE)  # events that happen once per own tile
 
 
-class Kept(NamedTuple):
-    """The events of all sites that have the same `Shape`, as kernels write them.
+class Single(NamedTuple):
+    """The single events of sites that have the same `Shape`, as kernels write them.
 
-    The arrays are (heads, own tiles, tiles recorded, sites, rows, ...). A program sees them without
-    the first two axes.
-
-    before, after  (..., columns), float64: the values before and after the rounding
-    valid          (...), int32: how many columns of each row exist; these are the first ones
+    before, after  (heads, own tiles, tiles recorded, sites, rows, columns), float64: the values
+                   before and after the rounding
     """
 
     before: Any
     after: Any
-    valid: Any
+
+
+class Kept(NamedTuple):
+    """What kernels write of all sites that have the same `Shape`.
+
+    The arrays are (heads, own tiles, tiles recorded, sites, ...). A program sees them without the
+    first two axes.
+
+    rows     the summaries of rows: of several columns as by `write_by_row`, of one column as by
+             `write_columns`
+    singles  the events of those sites whose single events a trace keeps; None without such sites
+    """
+
+    rows: Any
+    singles: Single | None
 
 
 class Shape(NamedTuple):
@@ -46,10 +59,12 @@ class Shape(NamedTuple):
 
     columns  how many columns an event has in each row
     met      at how many of the tiles walked over the event is recorded
+    is_once  whether it happens once per own tile
     """
 
     columns: int
     met: int
+    is_once: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +99,28 @@ class Recorder:
         """Return the index of an own tile, counted through the own tiles of all heads."""
         return head * self.tiles[0] + own
 
+    def singles(self, shape: Shape) -> list[Site]:
+        """Return the sites of a shape whose single events are kept."""
+        assert self.setup.record is not None
+        return [site for site in self.sites[shape] if site in self.setup.record.events]
+
     def shapes(self, grid: tuple[int, int]) -> list[Kept]:
         """Return the shapes and types of the recorded arrays, for a grid of (heads, own tiles)."""
-        found = []
-        for shape, sites in self.sites.items():
-            lead = *grid, shape.met, len(sites), self.rows
-            event = jax.ShapeDtypeStruct((*lead, shape.columns), jnp.float64)
-            found.append(Kept(event, event, jax.ShapeDtypeStruct(lead, jnp.int32)))
-        return found
+        return [self._shape(shape, (*grid, shape.met)) for shape in self.sites]
+
+    def _shape(self, shape: Shape, lead: tuple[int, ...]) -> Kept:
+        """Return the shapes and types of the arrays of sites of one shape."""
+        count = len(self.sites[shape])
+        own = (
+            (FIELDS, self.rows, 1 << (count - 1).bit_length())
+            if shape.columns == 1
+            else (count, self.rows, FIELDS)
+        )
+        rows = jax.ShapeDtypeStruct((*lead, *own), jnp.float64)
+        if not (count := len(self.singles(shape))):
+            return Kept(rows, None)
+        event = jax.ShapeDtypeStruct((*lead, count, self.rows, shape.columns), jnp.float64)
+        return Kept(rows, Single(event, event))
 
     def numbers(self, own: Array) -> Array:
         """Return two numbers for each program: its own tile, and where its sample begins.
@@ -116,16 +145,52 @@ class Recorder:
         beyond = jnp.where(beyond < 0, beyond + tiles, beyond)
         return jnp.where(lax.rem(beyond, every) == 0, lax.div(beyond, every), np.int32(-1))
 
-    def keep(self, kept: Sequence[Kept], seen: Seen, place: Index) -> None:
-        """Write the events of one tile to memory, inside a kernel."""
-        for part, sites in zip(kept, self.sites.values(), strict=True):
-            for n, site in enumerate(sites):
-                if site in seen:
-                    (
-                        part.before[place, n, :, :],
-                        part.after[place, n, :, :],
-                        part.valid[place, n, :],
-                    ) = seen[site]
+    def keep(
+        self, to: "Memory", place: Index, name: str, before: Array, after: Array, exists: Array
+    ) -> None:
+        """Write what is recorded of an event of one tile to memory, inside a kernel.
+
+        What has one column waits in `Memory.waiting` for `keep_columns`.
+
+        place   the index of the tile among those that are recorded
+        name    the name of the event's site
+        exists  which entries exist; this and `before` and `after` are (rows, columns)
+        """
+        site, record = Site[name], self.setup.record
+        assert record is not None
+        event = before, after, self.setup.plan[site].format, exists
+        for kept, (shape, sites) in zip(to.kept, self.sites.items(), strict=True):
+            if site not in sites:
+                continue
+            if shape.columns == 1:
+                to.waiting[site] = event
+            else:
+                at = place, sites.index(site)
+                write_by_row(kept.rows, at, event, to.scratch, to.on_gpu, site in record.ones)
+            if kept.singles is not None and site in (singles := self.singles(shape)):
+                for ref, x in zip(kept.singles, (before, after), strict=True):
+                    ref[place, singles.index(site), :, :] = x.astype(jnp.float64)
+
+    def keep_columns(self, to: "Memory", place: Index) -> None:
+        """Write what waits after the events of a tile to memory, inside a kernel."""
+        assert self.setup.record is not None
+        for kept, (shape, sites) in zip(to.kept, self.sites.items(), strict=True):
+            if shape.columns == 1 and any(site in to.waiting for site in sites):
+                with_ones = any(site in self.setup.record.ones for site in sites)
+                write_columns(kept.rows, place, [to.waiting[site] for site in sites], with_ones)
+
+
+class Memory(NamedTuple):
+    """What a program sees of the memory for its events.
+
+    on_gpu   whether it has several threads
+    waiting  the events of one column of a tile, in registers
+    """
+
+    kept: Sequence[Kept]
+    scratch: Scratch
+    on_gpu: bool
+    waiting: dict[Site, Event]
 
 
 def recorder(
@@ -139,8 +204,13 @@ def recorder(
     by_shape: dict[Shape, list[Site]] = {}
     for site in sites:
         columns = {Axes.TS: setup.block_k, Axes.T: 1}.get(site.axes, features_of(site, features))
-        by_shape.setdefault(Shape(columns, 1 if site in ONCE else met), []).append(site)
+        by_shape.setdefault(_shape_of(site, columns, met), []).append(site)
     return Recorder(setup=setup, sites=by_shape, by_key=by_key)
+
+
+def _shape_of(site: Site, columns: int, met: int) -> Shape:
+    is_once = site in ONCE
+    return Shape(columns, 1 if is_once else met, is_once)
 
 
 def silent(setup: Setup) -> Setup:

@@ -1,10 +1,11 @@
 """Summaries of the events that fused kernels record, first by tile and then by head.
 
-Events need much memory, so the own tiles are recorded and summarized in several parts, one after
-the other. A program of a kernel owns one tile and walks over the tiles of the other side
+What kernels write needs much memory, so the own tiles are recorded and summarized in several parts,
+one after the other. A program of a kernel owns one tile and walks over the tiles of the other side
 (`record`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from roundscope.attention.engines.kernels.by_row import Written
 from roundscope.attention.engines.kernels.record import ONCE, Kept, Recorder, Shape
 from roundscope.attention.engines.kernels.tiles import seen_tiles
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
+from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import flat_place
-from roundscope.emu.backends.xla.ops import judged_stats
-from roundscope.emu.stats.classify import Judged, judged
+from roundscope.emu.stats.classify import COUNTS, SUMS
 
-EVENTS = 2**28  # in memory at once, 16 bytes each, or more if one tile of every head has more
+BYTES = 2**32  # in memory at once, or more if one tile of every head has more
 LAST = np.iinfo(np.int64).max
 
 
@@ -72,13 +74,10 @@ def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
     kernel: a function from the numbers of own tiles (heads, n) to the events that it recorded.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
-    events = (
-        heads
-        * recorder.rows
-        * sum(shape.columns * shape.met * len(sites) for shape, sites in recorder.sites.items())
-    )
+    own = jax.tree.leaves(recorder.shapes((heads, 1)))
+    size_of_tiles = sum(math.prod(x.shape) * x.dtype.itemsize for x in own)
     wanted = sample.count(every, tiles)
-    parts = -(-wanted // max(1, EVENTS // events))
+    parts = -(-wanted // max(1, BYTES // size_of_tiles))
     size = -(-wanted // parts)
 
     def part(first: Array) -> Any:
@@ -116,34 +115,48 @@ def _of_tiles(
     own     the numbers of the tiles that programs owned, (heads, n)
     is_new  (n,) of bool: whether a tile was not summarized before; other tiles do not count
     """
-    setup, lead = recorder.setup, kept.valid.shape[:4]
+    setup, written = recorder.setup, Written(kept.rows, len(sites), shape.columns == 1)
     assert setup.record is not None
-    valid = jnp.where(is_new[:, None, None, None], kept.valid, 0)
-    exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
-    formats = Judged(*np.array([judged(setup.plan[site].format) for site in sites], np.int64).T)
-    stats: Any = jax.vmap(judged_stats, (0, 0, Judged(0, 0, 0, 0), 0))
-    for _ in range(3):
-        stats = jax.vmap(stats, (0, 0, None, 0))
-    summaries = stats(kept.before, kept.after, formats, exists)
+    walked = [_walked(recorder, site, own, shape.met) for site in sites]
+    each = [(n, own[..., None]) if recorder.by_key else (own[..., None], n) for n in walked]
+    is_met = [_is_met(setup, i.astype(jnp.int32), j.astype(jnp.int32)) for i, j in each]
+    numbers = written.flag("n")
+    is_written = jnp.broadcast_to(jnp.stack(is_met, -1), numbers.shape[:4])  # else any bits
+    counted = (is_written & is_new[:, None, None])[..., None]
+    exists = counted & (numbers > 0)
+    peak, column = written.worst()
+    size = jnp.where(exists, peak, -1.0)
+    worst = jnp.argmax(size, -1, keepdims=True)
+    peak, column = (jnp.take_along_axis(x, worst, -1)[..., 0] for x in (size, column))
+    place = jnp.where(peak < 0.0, -1, worst[..., 0] * shape.columns + column.astype(jnp.int64))
+    summaries = (
+        jnp.stack([jnp.where(counted, written.flag(x), 0).sum(-1) for x in COUNTS], -1),
+        jnp.stack([jnp.where(exists, written.sum(x), 0.0).sum(-1) for x in SUMS], -1),
+        peak,
+        place,
+        jnp.where(exists, written.sum("ulps"), 0.0),
+    )
     result: dict[str, Any] = {}
-    for n, site in enumerate(sites):
-        counts, sums, peak, local, rows = (x[:, :, :, n] for x in summaries)
-        walked = _walked(recorder, site, own, lead[2])
-        i, j = (walked, own[..., None]) if recorder.by_key else (own[..., None], walked)
+    for n, (site, (i, j)) in enumerate(zip(sites, each, strict=True)):
+        number, total, peak, local, row = (x[:, :, :, n] for x in summaries)
         place = jnp.where(local < 0, -1, flat_place(setup, site, i, j, local, shape.columns))
-        by_tile = _Tiles(
-            counts, sums, jnp.where(local < 0, -1.0, peak), i * setup.key_tiles + j, place, rows
-        )
-        result[str(site)] = _Tiles(counts.sum(2), sums.sum(2), *_worst(by_tile, 2), rows.sum(2))
+        by_tile = _Tiles(number, total, peak, i * setup.key_tiles + j, place, row)
+        result[str(site)] = _Tiles(number.sum(2), total.sum(2), *_worst(by_tile, 2), row.sum(2))
         if site in setup.record.ones:
-            ones = (kept.after[:, :, :, n] == 1.0) & exists[:, :, :, n]
-            result[f"{site}.ones"] = _Ones(ones.sum(-1), walked)
-        if site in setup.record.events:
-            is_met = (j.astype(jnp.int32) < seen_tiles(setup, i.astype(jnp.int32)))[..., None, None]
+            ones = jnp.where(counted, written.flag("ones"), 0)
+            result[f"{site}.ones"] = _Ones(ones[:, :, :, n], walked[n])
+        if site in setup.record.events and kept.singles is not None:
+            single = recorder.singles(shape).index(site)
+            there = is_written[:, :, :, n, None, None]
             result[f"{site}.events"] = _Events(
-                *(jnp.where(is_met, x[:, :, :, n], 0.0) for x in (kept.before, kept.after))
+                *(jnp.where(there, x[:, :, :, single], 0.0) for x in kept.singles)
             )
     return result
+
+
+def _is_met(setup: Setup, i: Array, j: Array) -> Array:
+    """Return whether some query of tile i sees a key of tile j, so that a kernel computes it."""
+    return jnp.asarray(j < seen_tiles(setup, i))
 
 
 def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:

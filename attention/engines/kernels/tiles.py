@@ -1,7 +1,7 @@
 """The tiles that a program of a fused kernel walks over, one after the other, and their hooks.
 
 A tile is whole if all its scores exist, as in most tiles. Whole tiles have a loop of their own,
-since they need no mask.
+since they need no mask. What records events has one loop, which compiles in less time.
 """
 
 from collections.abc import Callable
@@ -66,8 +66,13 @@ def seen_tiles(setup: Setup, i: Array) -> Index:
     return jnp.minimum(lax.div(last, np.int32(setup.block_k)) + 1, np.int32(setup.key_tiles))
 
 
-def whole_tiles(setup: Setup, i: Array) -> Index:
-    """Return how many key tiles, from the first on, are whole for query tile i."""
+def whole_tiles(setup: Setup, i: Array, at_once: bool = False) -> Index:
+    """Return how many key tiles, from the first on, are whole for query tile i.
+
+    at_once: whether one loop runs over all tiles; none counts as whole then, unless all are
+    """
+    if at_once and not _are_whole(setup):
+        return 0
     whole: Index = setup.keys // setup.block_k
     if setup.is_causal:
         whole = jnp.minimum(
@@ -81,6 +86,12 @@ def whole_tiles(setup: Setup, i: Array) -> Index:
             (i + 1) * setup.block_q <= setup.queries, jnp.asarray(whole, jnp.int32), np.int32(0)
         )
     )
+
+
+def _are_whole(setup: Setup) -> bool:
+    """Return whether all tiles of a call are whole."""
+    tails = setup.queries % setup.block_q, setup.keys % setup.block_k
+    return not setup.is_causal and not any(tails)
 
 
 def query_tiles_that_see(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
@@ -112,14 +123,18 @@ def walk_queries(
     tile: Callable[[bool, Array, State], State],
     state: State,
     slices: int = 1,
+    at_once: bool = False,
 ) -> State:
     """Return the state after all query tiles that see key tile j, in the plan's order.
 
     tile    a function (whether all scores of the tile exist, its number, state) -> state
     slices  into how many slices each tile is divided; if it is above 1, the number that `tile` gets
             is that of a slice
+    at_once  whether one loop runs over all tiles, as in `whole_tiles`
     """
     first, whole, end = (n * slices for n in query_tiles_that_see(setup, j))
+    if at_once and not _are_whole(setup):
+        whole = end = setup.query_tiles * slices
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
     if setup.plan.query_order is QueryOrder.ASCENDING:
         for is_whole, lo, hi in parts:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from jax import Array, lax
 
 from roundscope.attention.engines.kernels.masks import Exists
-from roundscope.attention.engines.kernels.record import Kept, Recorder
+from roundscope.attention.engines.kernels.record import Memory, Recorder
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
@@ -28,8 +28,8 @@ class Work:
     setup    the setup of the call, without its record
     head     the number of the program's head
     own      the number of the tile that the program owns
-    watch    the recorder, where its sample of tiles begins, and the arrays that events are written
-             to; None if nothing is recorded
+    watch    the recorder, where its sample of tiles begins, and the memory for events; None if
+             nothing is recorded
     exists   number of a tile that is walked over -> what exists of it, None without a mask
     """
 
@@ -37,7 +37,7 @@ class Work:
     setup: Setup
     head: Array
     own: Array
-    watch: tuple[Recorder, Array, Sequence[Kept]] | None
+    watch: tuple[Recorder, Array, Memory] | None
     exists: Callable[[Index], Exists | None]
 
     def tile(
@@ -76,9 +76,10 @@ class Work:
     ) -> tuple[Array, ...]:
         """Return the numbers of a tile, and write its events at index `place` of the sample."""
         assert self.watch is not None
-        recorder, _, kept = self.watch
-        found, seen = narrowed(
-            self.machine, partial(f, replace(self.setup, record=Record())), formats
-        )(*args)
-        recorder.keep(kept, seen, place)
+        recorder, _, memory = self.watch
+        own = memory._replace(waiting={})
+        machine = replace(self.machine, seen=partial(recorder.keep, own, place))
+        recorded = partial(f, replace(self.setup, record=Record()))
+        found = narrowed(machine, recorded, formats)(*args)[0]
+        recorder.keep_columns(own, place)
         return found

@@ -98,6 +98,8 @@ class Machine:
         bound: (operation, arrays) -> the results of a traced operation on other arrays.
         toward_zero: (operation, x, y) -> the sum, difference or product of two float32 arrays,
             rounded toward zero; None where binary64 serves instead.
+        seen: (name, before, after, which exist) -> None, where an event happens (`marks.seen`), its
+            numbers as arrays for fp32 or fp64; None if no events are recorded.
         pairs: (lanes, whether they are crossed) -> two arrays whose sum is the row sum, each
             rounded to binary32 (`marks.in_pairs`); None if a row's lanes are an axis of an array.
     """
@@ -121,6 +123,7 @@ class Machine:
     bound: Callable[[Any, list[Any]], list[Any]] = bind_again
     toward_zero: Callable[[str, Array, Array], Array] | None = None
     pairs: Callable[[Array, bool], tuple[Array, Array]] | None = None
+    seen: Callable[[str, Array, Array, Array], None] | None = None
 
 
 def format_of(f: Format) -> str:

@@ -12,6 +12,7 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.typing import ArrayLike
 
+from roundscope.emu.backends.ops import Event
 from roundscope.emu.roundings.modes import Rounding
 from roundscope.emu.sums.accumulator import Accumulator
 
@@ -33,6 +34,7 @@ TOTAL = _marked("sum_of_products", lambda a, b, init: (a[0], b[1]))
 IN_LANES = _marked("in_lanes", lambda x: (4 * x[0], x[1] // 4))
 IN_PAIRS = _marked("in_pairs", lambda x: x[:1])
 ABSENT = _marked("absent", lambda x: x)
+SEEN = _marked("seen", lambda before, after, exists: ())
 TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 
@@ -79,6 +81,16 @@ def transposed(x: Array) -> Array:
 def absent(x: Array) -> Array:
     """Return x, whose numbers are only multiplied by 0 later (`Ops.absent`)."""
     result: Array = ABSENT.bind(x)
+    return result
+
+
+def seen(name: str, event: Event) -> Array:
+    """Return a number that stands for the summary of an event, which `Machine.seen` gets.
+
+    name: the name of the event's site.
+    """
+    before, after, _, exists = event
+    result: Array = SEEN.bind(before, after, exists, name=name)
     return result
 
 

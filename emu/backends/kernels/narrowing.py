@@ -164,6 +164,13 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
         return x
     if eqn.primitive is marks.ABSENT:
         return [_absent(machine, x[0])]
+    if eqn.primitive is marks.SEEN:
+        assert machine.seen is not None
+        before, after = (
+            held_as(machine, y, FP32 if y.format in WITHIN_FP32 else FP64) for y in x[:2]
+        )
+        machine.seen(params["name"], before, after, x[2])
+        return [np.float64(0.0)]
     if eqn.primitive is marks.IN_LANES:
         return [computed(machine, x[0])]
     if eqn.primitive is marks.IN_PAIRS:

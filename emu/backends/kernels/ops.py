@@ -6,7 +6,7 @@ array. So an ascending sum writes its factors to buffers of its program and read
 lines at a time. 64-bit types must be enabled while the kernel is traced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ from roundscope.emu.backends.kernels.held import (
     in_binary64,
 )
 from roundscope.emu.backends.kernels.instructions import instructions
-from roundscope.emu.backends.ops import Event, Ops
+from roundscope.emu.backends.ops import Ops
 from roundscope.emu.backends.xla.ops import bits_of, guarded, number_of, rounded, xla_ops
 from roundscope.emu.functions import exp64
 from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
@@ -82,22 +82,13 @@ def kernel_ops(of_warpgroups: bool = False) -> Ops:
         native=_refused("a native sum"),
         aligned=_refused("a sum of other factors"),
         ascending=_refused("a sum of other factors"),
-        stats=_events,
+        stats=_refused("events summarized together"),
+        seen=marks.seen,
         own_sum=marks.total,
         in_lanes=marks.in_lanes if of_warpgroups else None,
         in_pairs=marks.in_pairs if of_warpgroups else None,
         absent=marks.absent if of_warpgroups else None,
     )
-
-
-def _events(events: Sequence[Event]) -> list[tuple[Array, Array, Array]]:
-    """Return the numbers before and after each event, and how many numbers of each row are valid.
-
-    The valid numbers are the first ones of a row, since a kernel has no other masks.
-    """
-    return [
-        (before, after, valid.sum(axis=1).astype(jnp.int32)) for before, after, _, valid in events
-    ]
 
 
 def _refused(what: str) -> Any:

@@ -108,8 +108,9 @@ def test_a_trace_of_some_tiles(monkeypatch):
     Of five query tiles three are looked at, in parts of two, so that the last part has one that
     does not count.
     """
+    of_a_row, tiles, heads, rows, walked = 128, 2, 2, 32, 2  # bytes; 15 sites of a tile, 3 once
     monkeypatch.setattr(
-        pallas_summary, "EVENTS", 2 * 2 * 32 * 2 * (5 * 16 + 2 * 16 + 6) + 2 * 2 * 32 * (16 + 2)
+        pallas_summary, "BYTES", of_a_row * tiles * heads * rows * (walked * 15 + 3)
     )
     assert_traces_are_equal(HOPPER, False, [(1, n, 2, 16) for n in (160, 48, 48, 160)], SAMPLED)
 
@@ -313,14 +314,9 @@ def test_kernels_lower_for_a_gpu(plan, record, some, masks):
         ("qiu-yao@hopper", None, 256, 32, 4096 // 256),
         ("qiu-yao@hopper", None, 128, 128, 4096 // 128),
         (Plan.preset("qiu-yao@hopper").at("O", "fp32"), None, 128, 128, 4096 // 256),
-        ("qiu-yao@hopper", COUNTED, 64, 32, 2 * 4096 // 128),
-        (
-            "qiu-yao@hopper",
-            COUNTED,
-            128,
-            32,
-            4096 // 128 + 4096 // 256,
-        ),  # a program that is looked at has 16
+        # a program that is looked at has 16 warps
+        ("qiu-yao@hopper", COUNTED, 64, 32, 4096 // 128 + 4096 // 512),
+        ("qiu-yao@hopper", COUNTED, 128, 32, 4096 // 128 + 4096 // 512),
         (HOPPER, None, 64, 32, 0),
         (Plan.preset("qiu-yao@hopper").at("EXP", "bf16"), None, 64, 32, 0),
     ],
@@ -369,11 +365,11 @@ def test_heads_of_several_batch_entries():
 @pytest.mark.parametrize("record", [None, Record()], ids=["plain", "traced"])
 def test_what_32_bits_do_not_count_is_refused(record):
     """An offset that wraps round: results of other heads, or another program's memory."""
-    heads, tokens = (300, 131072) if record is None else (64, 131072)
-    like = jax.ShapeDtypeStruct((1, tokens, heads, 64), jnp.float32)
+    heads, tokens, width = (300, 131072, 64) if record is None else (600, 131072, 16)
+    like = jax.ShapeDtypeStruct((1, tokens, heads, width), jnp.float32)
     setup, _ = _setup(like, like, like, HOPPER, 64, 64, None, False, None, (), record, "xla")
     with jax.enable_x64(True):
-        x = jax.ShapeDtypeStruct((heads, tokens, 64), jnp.float64)
+        x = jax.ShapeDtypeStruct((heads, tokens, width), jnp.float64)
         said = (
             f"q: {heads} heads need an array of shape.*heads at a"
             f" time{', or record a sample' if record else ''}"
