@@ -54,8 +54,8 @@ class Record:
     still contains all. The sample is the same on every engine. The field n of `Stats` is the number
     of events in it. Under a mask, including a causal one, a tile has fewer events or none, so this
     number can be 0 for a single head. With engine="pallas", the fused kernels run a second time for
-    one query tile in `every`, over all its key tiles, and write the events of the sampled tiles to
-    memory.
+    one query tile in `every`, over all its key tiles. They write the events of a sample of the
+    tiles to memory, or of all tiles a summary of each row.
 
     Raises:
         TypeError: `events`, `ones` or `steps` is not a collection of sites but, for example, a

@@ -1,6 +1,6 @@
 """The rounding events of a tile, summarized by row inside a fused kernel.
 
-A row's summary takes 76 bytes, its events 16 bytes each, and memory is what limits a trace.
+A row's summary takes 128 bytes, its events 16 bytes each, and memory limits the speed of a trace.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from roundscope.emu.backends.ops import Event
 from roundscope.emu.backends.xla.ops import judged_events
 from roundscope.emu.stats.classify import COUNTS, SUMS, Judged, judged
 
-BITS, IN_A_WORD = 10, 3  # a word has three counts, of rows of fewer than 2^10 columns
+BITS, IN_A_WORD = 10, 3  # of a count, and counts in a word
+LONG = 2**BITS  # columns of which a count has no number
 FLAGS = (*COUNTS, "ones")  # `ones` counts the results that equal 1
 WORDS = -(-len(FLAGS) // IN_A_WORD)
 # the summary of a row: counts in words, sums, the largest error in ulps and its first column; as

@@ -40,7 +40,7 @@ ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores 
 NUMBERS = 256  # that a thread with 255 registers can hold and still be fast, as measured
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 FOUR = 4  # lanes of a row
-WATCHED = 16  # warps of a program that is watched: its instructions must fit a cache
+WATCHED = 16  # warps of a program that summarizes events: its instructions must fit a cache
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
@@ -205,7 +205,8 @@ def run(
     side = max(
         call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
     )
-    own_memory = _buffers(call, passed, grid, side), watch and scratch(grid, side)
+    by_row = watch is not None and watch[0].summarizes
+    own_memory = _buffers(call, passed, grid, side), scratch(grid, side) if by_row else None
     buffers, memory = jax.tree.flatten(own_memory)
     zero = (
         jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
@@ -218,13 +219,10 @@ def run(
     )
     parts = len(inputs), len(masks), 1, len(own), len(shapes), len(buffers), len(kept)
 
-    warps = _warps(
-        call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], watch is not None
-    )
+    warps = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], by_row)
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what
     # it wrote, one turn at a time
-    is_apart = passed or watch is not None
-    stages = 1 if is_apart else _stages(call, kernel, inputs, [site for _, site in results])
+    stages = 1 if passed or by_row else _stages(call, kernel, inputs, [site for _, site in results])
     batch = grid[0] // call.setup.heads if kernel.in_batches else None
     read = [_by_batch(x, spec, batch) for x, spec in inputs]
     written = [
@@ -372,16 +370,16 @@ def _buffers(
     ]
 
 
-def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
+def _warps(call: Call, kernel: Kernel, rows: int, features: int, by_row: bool) -> int:
     """Return how many warps a program has that owns a tile of `rows` rows.
 
     If exps come from a table and nothing is recorded, a warp has twice the rows, provided that a
     thread has room for their scores, P V and O. The operands that are read for the products then
-    serve twice as many rows. A program that is watched has more warps: with half as many entries of
-    a tile, a thread has half as many instructions.
+    serve twice as many rows. A program that summarizes events by row has more warps: with half as
+    many entries of a tile, a thread has half as many instructions.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
-    if is_watched:
+    if by_row:
         return max(warps, WATCHED)
     half = max(4, warps // 2)
     numbers = (

@@ -141,7 +141,7 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
 
     last, whole = (
         seen_tiles(setup, i),
-        0 if seeing else whole_tiles(setup, i, work.watch is not None),
+        0 if seeing else whole_tiles(setup, i, work.summarizes),
     )
     start = algorithm.start(np, setup.plan, setup.block_q, v.shape[1])
     state = tuple(

@@ -62,7 +62,7 @@ def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> 
         y, z = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
         return work.tile(tile, [name], j, *held((total,), [name]), *own, y, z)[0]
 
-    whole = whole_tiles(setup, i, work.watch is not None)
+    whole = whole_tiles(setup, i, work.summarizes)
     total = walk(partial(key_tile, True), 0, whole, jnp.zeros(dq.shape, dq.dtype))
     dq[...] = walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
 
@@ -224,7 +224,7 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
         return if_any(exists, computed, totals)
 
     zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros, at_once=work.watch is not None)
+    dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros, at_once=work.summarizes)
 
 
 def _as_it_lies(tile: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,9 +2,10 @@
 
 A program owns a tile of queries, or of keys for dK and dV. It walks over the tiles of the other
 side: it computes them one after the other. The kernels that compute results record nothing. For a
-trace, a kernel runs a second time for the own tiles that the trace looks at, and its programs write
-a summary of each row of a tile to memory (`by_row`), and single events where they are asked for.
-`summary` adds the rows up.
+trace, a kernel runs a second time for the own tiles that the trace looks at. Its programs write a
+summary of each row of a tile to memory (`by_row`), or of a sample of the tiles the events: the
+instructions that summarize them would slow down the tiles of which nothing is recorded. `summary`
+adds them up.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.engines.kernels.by_row import FIELDS, Scratch, write_by_row, write_columns
+from roundscope.attention.engines.kernels.by_row import (
+    FIELDS,
+    LONG,
+    Scratch,
+    write_by_row,
+    write_columns,
+)
 from roundscope.attention.engines.kernels.tiles import head_number
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
@@ -28,30 +35,33 @@ from roundscope.emu.backends.ops import Event
 ONCE = (Site.INV, Site.OUT, Site.LSE)  # events that happen once per own tile
 
 
-class Single(NamedTuple):
-    """The single events of sites that have the same `Shape`, as kernels write them.
+class Events(NamedTuple):
+    """The events of some sites that have the same `Shape`, as kernels write them.
 
-    before, after  (heads, own tiles, tiles recorded, sites, rows, columns), float64: the values
-                   before and after the rounding
+    The arrays are (heads, own tiles, tiles recorded, sites, rows, ...).
+
+    before, after  (..., columns), float64: the values before and after the rounding
+    valid          (...), int32: how many columns of each row exist; these are the first ones
     """
 
     before: Any
     after: Any
+    valid: Any
 
 
 class Kept(NamedTuple):
     """What kernels write of all sites that have the same `Shape`.
 
-    The arrays are (heads, own tiles, tiles recorded, sites, ...). A program sees them without the
-    first two axes.
+    The arrays are (heads, own tiles, tiles recorded, ...). A program sees them without the first
+    two axes. Of a tile that no program computes they have any bits.
 
-    rows     the summaries of rows: of several columns as by `write_by_row`, of one column as by
-             `write_columns`
-    singles  the events of those sites whose single events a trace keeps; None without such sites
+    rows    the summaries of rows, if kernels summarize: of several columns as by
+            `write_by_row`, of one column as by `write_columns`; else None
+    events  the events of the sites `Recorder.written`; None without such sites
     """
 
     rows: Any
-    singles: Single | None
+    events: Events | None
 
 
 class Shape(NamedTuple):
@@ -99,10 +109,16 @@ class Recorder:
         """Return the index of an own tile, counted through the own tiles of all heads."""
         return head * self.tiles[0] + own
 
-    def singles(self, shape: Shape) -> list[Site]:
-        """Return the sites of a shape whose single events are kept."""
+    @property
+    def summarizes(self) -> bool:
+        """Whether kernels summarize events by row: those of all tiles, whose rows fit a count."""
+        return self.setup.every == 1 and all(shape.columns < LONG for shape in self.sites)
+
+    def written(self, shape: Shape) -> list[Site]:
+        """Return the sites of a shape whose events are written to memory, in their order."""
         assert self.setup.record is not None
-        return [site for site in self.sites[shape] if site in self.setup.record.events]
+        own, asked = self.sites[shape], self.setup.record.events
+        return [site for site in own if site in asked] if self.summarizes else own
 
     def shapes(self, grid: tuple[int, int]) -> list[Kept]:
         """Return the shapes and types of the recorded arrays, for a grid of (heads, own tiles)."""
@@ -110,17 +126,16 @@ class Recorder:
 
     def _shape(self, shape: Shape, lead: tuple[int, ...]) -> Kept:
         """Return the shapes and types of the arrays of sites of one shape."""
-        count = len(self.sites[shape])
-        own = (
-            (FIELDS, self.rows, 1 << (count - 1).bit_length())
-            if shape.columns == 1
-            else (count, self.rows, FIELDS)
-        )
-        rows = jax.ShapeDtypeStruct((*lead, *own), jnp.float64)
-        if not (count := len(self.singles(shape))):
-            return Kept(rows, None)
-        event = jax.ShapeDtypeStruct((*lead, count, self.rows, shape.columns), jnp.float64)
-        return Kept(rows, Single(event, event))
+        count, rows, events = len(self.sites[shape]), None, None
+        if self.summarizes:
+            of_columns = FIELDS, self.rows, 1 << (count - 1).bit_length()
+            own = of_columns if shape.columns == 1 else (count, self.rows, FIELDS)
+            rows = jax.ShapeDtypeStruct((*lead, *own), jnp.float64)
+        if count := len(self.written(shape)):
+            of_rows = *lead, count, self.rows
+            event = jax.ShapeDtypeStruct((*of_rows, shape.columns), jnp.float64)
+            events = Events(event, event, jax.ShapeDtypeStruct(of_rows, jnp.int32))
+        return Kept(rows, events)
 
     def numbers(self, own: Array) -> Array:
         """Return two numbers for each program: its own tile, and where its sample begins.
@@ -164,18 +179,21 @@ class Recorder:
                 continue
             if shape.columns == 1:
                 to.waiting[site] = event
-            else:
+            elif to.scratch is not None:
                 at = place, sites.index(site)
                 write_by_row(kept.rows, at, event, to.scratch, to.on_gpu, site in record.ones)
-            if kept.singles is not None and site in (singles := self.singles(shape)):
-                for ref, x in zip(kept.singles, (before, after), strict=True):
-                    ref[place, singles.index(site), :, :] = x.astype(jnp.float64)
+            if kept.events is not None and site in (written := self.written(shape)):
+                at = place, written.index(site)
+                for ref, x in zip(kept.events, (before, after), strict=False):
+                    ref[*at, :, :] = x.astype(jnp.float64)
+                kept.events.valid[*at, :] = exists.sum(axis=1, dtype=jnp.int32)
 
     def keep_columns(self, to: "Memory", place: Index) -> None:
         """Write what waits after the events of a tile to memory, inside a kernel."""
         assert self.setup.record is not None
         for kept, (shape, sites) in zip(to.kept, self.sites.items(), strict=True):
-            if shape.columns == 1 and any(site in to.waiting for site in sites):
+            is_here = any(site in to.waiting for site in sites)
+            if kept.rows is not None and shape.columns == 1 and is_here:
                 with_ones = any(site in self.setup.record.ones for site in sites)
                 write_columns(kept.rows, place, [to.waiting[site] for site in sites], with_ones)
 
@@ -183,12 +201,13 @@ class Recorder:
 class Memory(NamedTuple):
     """What a program sees of the memory for its events.
 
+    scratch  None if events are not summarized by row
     on_gpu   whether it has several threads
     waiting  the events of one column of a tile, in registers
     """
 
     kept: Sequence[Kept]
-    scratch: Scratch
+    scratch: Scratch | None
     on_gpu: bool
     waiting: dict[Site, Event]
 

@@ -22,7 +22,8 @@ from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import flat_place
-from roundscope.emu.stats.classify import COUNTS, SUMS
+from roundscope.emu.backends.xla.ops import judged_stats
+from roundscope.emu.stats.classify import COUNTS, SUMS, Judged, judged
 
 BYTES = 2**32  # in memory at once, or more if one tile of every head has more
 LAST = np.iinfo(np.int64).max
@@ -115,43 +116,78 @@ def _of_tiles(
     own     the numbers of the tiles that programs owned, (heads, n)
     is_new  (n,) of bool: whether a tile was not summarized before; other tiles do not count
     """
-    setup, written = recorder.setup, Written(kept.rows, len(sites), shape.columns == 1)
+    setup = recorder.setup
     assert setup.record is not None
     walked = [_walked(recorder, site, own, shape.met) for site in sites]
     each = [(n, own[..., None]) if recorder.by_key else (own[..., None], n) for n in walked]
     is_met = [_is_met(setup, i.astype(jnp.int32), j.astype(jnp.int32)) for i, j in each]
-    numbers = written.flag("n")
-    is_written = jnp.broadcast_to(jnp.stack(is_met, -1), numbers.shape[:4])  # else any bits
-    counted = (is_written & is_new[:, None, None])[..., None]
-    exists = counted & (numbers > 0)
-    peak, column = written.worst()
-    size = jnp.where(exists, peak, -1.0)
-    worst = jnp.argmax(size, -1, keepdims=True)
-    peak, column = (jnp.take_along_axis(x, worst, -1)[..., 0] for x in (size, column))
-    place = jnp.where(peak < 0.0, -1, worst[..., 0] * shape.columns + column.astype(jnp.int64))
-    summaries = (
-        jnp.stack([jnp.where(counted, written.flag(x), 0).sum(-1) for x in COUNTS], -1),
-        jnp.stack([jnp.where(exists, written.sum(x), 0.0).sum(-1) for x in SUMS], -1),
-        peak,
-        place,
-        jnp.where(exists, written.sum("ulps"), 0.0),
-    )
+    is_written = jnp.broadcast_to(jnp.stack(is_met, -1), (*own.shape, shape.met, len(sites)))
+    counted = is_written & is_new[:, None, None]
+    found = (_from_rows if recorder.summarizes else _from_events)(recorder, shape, kept, counted)
     result: dict[str, Any] = {}
     for n, (site, (i, j)) in enumerate(zip(sites, each, strict=True)):
-        number, total, peak, local, row = (x[:, :, :, n] for x in summaries)
+        counts, sums, peak, local, rows, ones = (x[:, :, :, n] for x in found)
         place = jnp.where(local < 0, -1, flat_place(setup, site, i, j, local, shape.columns))
-        by_tile = _Tiles(number, total, peak, i * setup.key_tiles + j, place, row)
-        result[str(site)] = _Tiles(number.sum(2), total.sum(2), *_worst(by_tile, 2), row.sum(2))
+        size = jnp.where(local < 0, -1.0, peak)
+        by_tile = _Tiles(counts, sums, size, i * setup.key_tiles + j, place, rows)
+        result[str(site)] = _Tiles(counts.sum(2), sums.sum(2), *_worst(by_tile, 2), rows.sum(2))
         if site in setup.record.ones:
-            ones = jnp.where(counted, written.flag("ones"), 0)
-            result[f"{site}.ones"] = _Ones(ones[:, :, :, n], walked[n])
-        if site in setup.record.events and kept.singles is not None:
-            single = recorder.singles(shape).index(site)
-            there = is_written[:, :, :, n, None, None]
+            result[f"{site}.ones"] = _Ones(ones, walked[n])
+        if site in setup.record.events and kept.events is not None:
+            at, there = recorder.written(shape).index(site), is_written[:, :, :, n, None, None]
             result[f"{site}.events"] = _Events(
-                *(jnp.where(there, x[:, :, :, single], 0.0) for x in kept.singles)
+                *(jnp.where(there, x[:, :, :, at], 0.0) for x in kept.events[:2])
             )
     return result
+
+
+class _Found(NamedTuple):
+    """Summaries by tile, (heads, own tiles, tiles recorded, sites, ...).
+
+    counts, sums, peak, local  as `Ops.stats` returns them, `local` the place in the tile
+    rows, ones                 the signed errors in ulps, and how many results equal 1, of each row
+    """
+
+    counts: Array
+    sums: Array
+    peak: Array
+    local: Array
+    rows: Array
+    ones: Array
+
+
+def _from_rows(recorder: Recorder, shape: Shape, kept: Kept, counted: Array) -> _Found:
+    """Return the summaries of tiles from those of their rows; counted: which tiles count."""
+    own, is_counted = Written(kept.rows, counted.shape[3], shape.columns == 1), counted[..., None]
+    exists = is_counted & (own.flag("n") > 0)
+    size, column = own.worst()
+    size = jnp.where(exists, size, -1.0)
+    worst = jnp.argmax(size, -1, keepdims=True)
+    peak, column = (jnp.take_along_axis(x, worst, -1)[..., 0] for x in (size, column))
+    place = worst[..., 0] * shape.columns + column.astype(jnp.int64)
+    return _Found(
+        jnp.stack([jnp.where(is_counted, own.flag(name), 0).sum(-1) for name in COUNTS], -1),
+        jnp.stack([jnp.where(exists, own.sum(name), 0.0).sum(-1) for name in SUMS], -1),
+        peak,
+        jnp.where(peak < 0.0, -1, place),
+        jnp.where(exists, own.sum("ulps"), 0.0),
+        jnp.where(is_counted, own.flag("ones"), 0),
+    )
+
+
+def _from_events(recorder: Recorder, shape: Shape, kept: Kept, counted: Array) -> _Found:
+    """Return the summaries of tiles from their events; counted: which tiles count."""
+    assert kept.events is not None
+    valid = jnp.where(counted[..., None], kept.events.valid, 0)
+    exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
+    plan, sites = recorder.setup.plan, recorder.sites[shape]
+    formats = Judged(*np.array([judged(plan[site].format) for site in sites], np.int64).T)
+    stats: Any = jax.vmap(judged_stats, (0, 0, Judged(0, 0, 0, 0), 0))
+    for _ in range(3):
+        stats = jax.vmap(stats, (0, 0, None, 0))
+    ones = (kept.events.after == 1.0) & exists
+    found = stats(kept.events.before, kept.events.after, formats, exists)
+    return _Found._make((*found, ones.sum(-1)))
 
 
 def _is_met(setup: Setup, i: Array, j: Array) -> Array:

@@ -40,6 +40,11 @@ class Work:
     watch: tuple[Recorder, Array, Memory] | None
     exists: Callable[[Index], Exists | None]
 
+    @property
+    def summarizes(self) -> bool:
+        """Whether events of all tiles are summarized by row."""
+        return self.watch is not None and self.watch[0].summarizes
+
     def tile(
         self, f: Callable[..., Any], formats: Sequence[str], tile: Index | None, *args: Any
     ) -> tuple[Array, ...]:

@@ -108,10 +108,10 @@ def test_a_trace_of_some_tiles(monkeypatch):
     Of five query tiles three are looked at, in parts of two, so that the last part has one that
     does not count.
     """
-    of_a_row, tiles, heads, rows, walked = 128, 2, 2, 32, 2  # bytes; 15 sites of a tile, 3 once
-    monkeypatch.setattr(
-        pallas_summary, "BYTES", of_a_row * tiles * heads * rows * (walked * 15 + 3)
-    )
+    of_columns, of_one, tiles, heads, rows = 16 * 16 + 4, 16 + 4, 2, 2, 32  # bytes of a row
+    walked = 2 * (7 * of_columns + 6 * of_one)
+    size = tiles * heads * rows * (walked + of_columns + 2 * of_one)
+    monkeypatch.setattr(pallas_summary, "BYTES", size)
     assert_traces_are_equal(HOPPER, False, [(1, n, 2, 16) for n in (160, 48, 48, 160)], SAMPLED)
 
 
@@ -123,6 +123,11 @@ def test_traces_with_all_that_a_tile_can_be(plan, record):
     sums.
     """
     assert_traces_are_equal(plan, True, record=record)
+
+
+def test_rows_with_more_columns_than_a_count_has_numbers():
+    """A count that wraps into the next one, where three share a word."""
+    assert_traces_are_equal(HOPPER, False, [(1, 16, 1, n) for n in (16, 16, 1024, 1024)], COUNTED)
 
 
 @pytest.mark.thorough
