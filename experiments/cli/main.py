@@ -5,6 +5,8 @@ usage; an error prints one line and never a traceback. Nothing heavy is imported
 runs.
 """
 
+import atexit
+import gc
 import sys
 from typing import Annotated
 
@@ -19,6 +21,8 @@ from roundscope.experiments.cli import trace as cli_trace
 from roundscope.experiments.cli import train as cli_train
 from roundscope.experiments.cli.options import NumberCommand, TrainCommand, WordsCommand
 from roundscope.experiments.errors import ExecutorError, StorageError, one_line
+
+ALLOCATIONS = 100_000  # after how many new objects a command looks for garbage; Python: 700
 
 app = typer.Typer(
     name="roundscope",
@@ -69,6 +73,17 @@ app.command()(cli_look.bench)
 app.command()(cli_look.doctor)
 
 
+def process() -> None:
+    """Run the command line as this process, which looks for garbage seldom, and not at its end.
+
+    Most objects of a command (modules, graphs, pictures) live until its end. To go through them
+    takes a fifth of the processor time of a trace.
+    """
+    gc.set_threshold(ALLOCATIONS)
+    atexit.register(gc.freeze)
+    main()
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the command line; every error that we raise ends as one line on stderr.
 
@@ -90,4 +105,4 @@ def _fail(error: Exception, code: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process()

@@ -42,7 +42,6 @@ from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.served import options, settled, visible
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
-OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since they often have few distinct arguments
 INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
 CHUNK_BYTES = 128 << 20  # size of the events that are held at once
@@ -70,8 +69,7 @@ class Observed:
     ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
                too large to keep
     exists     whether a row has events in a key tile, (tiles, T), or (B or 1, N or 1, tiles, T)
-    held       (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into
-               memory at once
+    held       (before, after) of the sites of FOCUS, if all heads fitted into memory at once
     """
 
     layer: Layer
@@ -210,13 +208,13 @@ def _chunks(
     """Yield (number of key heads, `examine` of them), as many at a time as memory allows.
 
     All heads are taken at once where the request depends on their numbers. focused: whether to
-    record the sites of FOCUS and OFTEN_SHARED too.
+    record the sites of FOCUS too.
     """
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
+    # before and after, 8 bytes each, which the engine holds twice while it puts tiles together
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
-    wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
-    fitting = [x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
+    fitting = [x for x in FOCUS if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
     sites = [x for x in fitting if in_traces(request.plan, x)]
     record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
     groups = g

@@ -41,6 +41,17 @@ def test_help_imports_nothing_heavy():
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "[]")
 
 
+def test_a_process_looks_for_garbage_seldom():
+    """Objects that live until the end are passed over by the collections at the end."""
+    code = (
+        "import atexit, gc, sys\nfrom roundscope.experiments.cli.main import process\n"
+        "atexit.register(lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 1000))\n"
+        "sys.argv[1:] = ['--version']\nprocess()"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "100000 True")
+
+
 def test_help_is_quick():
     """Below half a second; the fastest of three, since the machine is shared."""
     times = []
