@@ -22,8 +22,6 @@ from roundscope.experiments.cli import train as cli_train
 from roundscope.experiments.cli.options import NumberCommand, TrainCommand, WordsCommand
 from roundscope.experiments.errors import ExecutorError, StorageError, one_line
 
-ALLOCATIONS = 100_000  # after how many new objects a command looks for garbage; Python: 700
-
 app = typer.Typer(
     name="roundscope",
     help="A microscope for low-precision arithmetic in attention.",
@@ -74,12 +72,7 @@ app.command()(cli_look.doctor)
 
 
 def process() -> None:
-    """Run the command line as this process, which looks for garbage seldom, and not at its end.
-
-    Most objects of a command (modules, graphs, pictures) live until its end. To go through them
-    takes a fifth of the processor time of a trace.
-    """
-    gc.set_threshold(ALLOCATIONS)
+    """Run the command line as this process, which does not look for garbage when it ends."""
     atexit.register(gc.freeze)
     main()
 
