@@ -36,6 +36,7 @@ from roundscope.experiments.trace.focus import (
     existing,
     focus,
     merged,
+    of_heads,
     ones_of,
 )
 from roundscope.experiments.trace.options import Request
@@ -118,7 +119,7 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         budget=_budget(layer, request, scale, progress) if request.budget else None,
         trace=trace,
         ones=_join([p[2] for p in parts], 1),
-        focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
+        focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
         exists=existing(
             queries, keys, block_q, block_k, bool(request.causal), visible(layer, request)
         ),
@@ -339,11 +340,7 @@ def _reduced(
     """
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
-    focused = {
-        str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH)
-        for s in FOCUS
-        if str(s) in events
-    }
+    focused = {str(s): _focused(s, *events[str(s)], plan) for s in FOCUS if str(s) in events}
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
@@ -354,17 +351,17 @@ def _reduced(
     return Examined(**arrays, trace=trace), focused, ones
 
 
+def _focused(site: Site, before: np.ndarray, after: np.ndarray, plan: Plan) -> Focus:
+    """Return the reduced errors of a site, head by head, whose numbers fit into a cache."""
+    heads = [slice(h, h + 1) for h in range(before.shape[1])]
+    how: Any = {"f": plan[site].format, "per_feature": site.axes is Axes.TH}
+    return of_heads([focus(before[:, h], after[:, h], **how) for h in heads])
+
+
 def _join(parts: list[Any], axis: int) -> Any:
     if parts[0] is None:
         return None
     return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=axis)
-
-
-def _sum(parts: list[Focus]) -> Focus:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def _joined(traces: list[Trace]) -> Trace:
