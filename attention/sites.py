@@ -196,6 +196,17 @@ In some plans other events take the place of these two; `Plan.factors` returns t
 # events that rescale the results of earlier tiles; the first tile of a row has none of them
 RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
 
+# events whose entries that do not exist are 0, infinite or NaN, since exp of a masked score is 0,
+# and so are the sums of rows without a visible key so far
+SPECIAL_IF_MISSING = RESCALES | {
+    Site.EXP,
+    Site.P,
+    Site.EXP_B,
+    Site.P_B,
+    Site.PD,
+    Site.DS,
+}
+
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
 REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
 

@@ -1,6 +1,6 @@
 """`python -m roundscope`: the command line."""
 
-from roundscope.experiments.cli.main import main
+from roundscope.experiments.cli.main import process
 
 if __name__ == "__main__":
-    main()
+    process()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from roundscope.attention.engines.heads import Heads, count, of_head, on_threads, together
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import SPECIAL_IF_MISSING, Site
 from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.fused.graph import Untraceable
@@ -111,6 +111,7 @@ class Programs:
     ) -> Any:
         """Return the program of a step, and the form of its results; None if there is none."""
         setup = self.setup
+        keeps_events = setup.record is not None and bool(setup.record.events)
 
         def function(ops: Ops, existing: Any, *arrays: Any) -> Any:
             there = dict(zip(EXISTING, existing, strict=True))
@@ -122,7 +123,7 @@ class Programs:
                 **dict.fromkeys(("head", "i", "j", "row0", "key0"), NOWHERE),
                 **there,
                 is_whole=is_whole,
-                is_unrecorded=setup.record is None or not setup.record.events,
+                anywhere=SPECIAL_IF_MISSING if keeps_events else frozenset(Site),
             )
             return computed(ops, setup, own, step, arrays)
 

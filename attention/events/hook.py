@@ -100,11 +100,11 @@ class Events:
     def _may_happen_everywhere(self, site: Site, r: Rounding, kept: Array | None) -> bool:
         """Return whether the event may be applied to all entries, also those that do not exist.
 
-        It may if all entries exist. In a tile that is not recorded, it also may if the rounding
-        does not change the entries that do not exist; these are 0, -inf or NaN, or scores that are
-        masked later. Two kinds of events may not. DP and DPD are multiplied by P = 0 at masked
-        scores, and the product would be NaN if the rounding made them infinite. Events with `kept`,
-        a sum so far, would turn its -0 into +0.
+        It may if all entries exist. At the sites that the tile lists as `anywhere`, it also may if
+        the rounding does not change the entries that do not exist; these are 0, infinite or NaN, or
+        scores that are masked later and recorded nowhere. Two kinds of events may not. DP and DPD
+        are multiplied by P = 0 at masked scores, and the product would be NaN if the rounding made
+        them infinite. Events with `kept`, a sum so far, would turn its -0 into +0.
         """
         if self.tile.is_whole and site not in RESCALES:
             return True
@@ -113,7 +113,7 @@ class Events:
         disturbed = site in (Site.DP, Site.DPD) or any(
             injection.site is site for injection in self.inject
         )
-        return self.tile.is_unrecorded and r.keeps_specials and not disturbed
+        return site in self.tile.anywhere and r.keeps_specials and not disturbed
 
     def _rounded_in_blocks(
         self, site: Site, value: Array, block: BlockFormat, random: Array | None

@@ -30,8 +30,8 @@ class Tile:
                is_flushed whether O is flushed to its second sum before this tile, in plans with
                `flushed_tiles`
     is_whole   whether all scores exist
-    is_unrecorded    whether the tile's events are not recorded; an event may then also be applied
-                     to entries that do not exist, if it does not change them
+    anywhere   the sites whose events may also be applied to entries that do not exist, if that does
+               not change them or if nothing records them
     """
 
     head: Index
@@ -48,7 +48,7 @@ class Tile:
     is_cut: bool | Array = False
     is_flushed: bool | Array = False
     is_whole: bool = False
-    is_unrecorded: bool = False
+    anywhere: frozenset[Site] = frozenset()
 
     def valid(self, site: Site) -> Array:
         """Return which entries of a site's event exist, (rows, columns or 1) of bool."""

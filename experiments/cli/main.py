@@ -5,6 +5,8 @@ usage; an error prints one line and never a traceback. Nothing heavy is imported
 runs.
 """
 
+import atexit
+import gc
 import sys
 from typing import Annotated
 
@@ -69,6 +71,12 @@ app.command()(cli_look.bench)
 app.command()(cli_look.doctor)
 
 
+def process() -> None:
+    """Run the command line as this process, which does not look for garbage when it ends."""
+    atexit.register(gc.freeze)
+    main()
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the command line; every error that we raise ends as one line on stderr.
 
@@ -90,4 +98,4 @@ def _fail(error: Exception, code: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process()

@@ -31,20 +31,17 @@ class Focus:
     beyond: int
     value: np.ndarray | None
 
-    def __add__(self, other: "Focus") -> "Focus":
-        """Return the errors of both, the heads of `other` after these."""
 
-        def join(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-            return np.concatenate([a, b], axis=1)
-
-        value = None if self.value is None or other.value is None else join(self.value, other.value)
-        return Focus(
-            signed=join(self.signed, other.signed),
-            away=join(self.away, other.away),
-            value=value,
-            histogram=self.histogram + other.histogram,
-            beyond=self.beyond + other.beyond,
-        )
+def of_heads(parts: list[Focus]) -> Focus:
+    """Return the errors of different heads of a site as one, in this order."""
+    values = [p.value for p in parts if p.value is not None]
+    return Focus(
+        signed=np.concatenate([p.signed for p in parts], axis=1),
+        away=np.concatenate([p.away for p in parts], axis=1),
+        value=np.concatenate(values, axis=1) if values else None,
+        histogram=sum((p.histogram for p in parts), np.zeros(BINS, np.int64)),
+        beyond=sum(p.beyond for p in parts),
+    )
 
 
 def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:

@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from roundscope.attention.budget.table import ErrorBudget, Line
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas, hover
+from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, bars, canvas, hover
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
@@ -217,13 +217,8 @@ def histogram(focus: dict[str, Focus]) -> Figure:
     for ax, (name, f) in zip(axes[0], focus.items(), strict=True):
         total = max(int(f.histogram.sum()) + f.beyond, 1)
         inside = np.flatnonzero(f.histogram)
-        ax.bar(
-            CENTRES,
-            f.histogram / total,
-            width=1 / 40,
-            color=np.where(CENTRES > 0, UP, DOWN),
-            alpha=0.85,
-        )
+        colours = np.where(CENTRES > 0, UP, DOWN)
+        bars(ax, CENTRES, f.histogram / total, 1 / 40, facecolors=colours, alpha=0.85)
         reach = max(0.55, float(np.abs(CENTRES[inside]).max(initial=0.0)) + 0.05)
         ax.set_xlim(-reach, reach)
         ax.axvline(0.0, color=INK, lw=0.6)

@@ -36,13 +36,13 @@ from roundscope.experiments.trace.focus import (
     existing,
     focus,
     merged,
+    of_heads,
     ones_of,
 )
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.served import options, settled, visible
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
-OFTEN_SHARED = (Site.EXP, Site.ALPHA)  # kept as well, since they often have few distinct arguments
 INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
 CHUNK_BYTES = 128 << 20  # size of the events that are held at once
@@ -70,8 +70,7 @@ class Observed:
     ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
                too large to keep
     exists     whether a row has events in a key tile, (tiles, T), or (B or 1, N or 1, tiles, T)
-    held       (before, after) of the sites of FOCUS and OFTEN_SHARED, if all heads fitted into
-               memory at once
+    held       (before, after) of the sites of FOCUS, if all heads fitted into memory at once
     """
 
     layer: Layer
@@ -120,7 +119,7 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         budget=_budget(layer, request, scale, progress) if request.budget else None,
         trace=trace,
         ones=_join([p[2] for p in parts], 1),
-        focus={name: _sum([p[1][name] for p in parts]) for name in parts[0][1]},
+        focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
         exists=existing(
             queries, keys, block_q, block_k, bool(request.causal), visible(layer, request)
         ),
@@ -210,13 +209,13 @@ def _chunks(
     """Yield (number of key heads, `examine` of them), as many at a time as memory allows.
 
     All heads are taken at once where the request depends on their numbers. focused: whether to
-    record the sites of FOCUS and OFTEN_SHARED too.
+    record the sites of FOCUS too.
     """
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
+    # before and after, 8 bytes each, which the engine holds twice while it puts tiles together
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
-    wanted = FOCUS if per_head > HEAD_BYTES else FOCUS + OFTEN_SHARED
-    fitting = [x for x in wanted if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
+    fitting = [x for x in FOCUS if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
     sites = [x for x in fitting if in_traces(request.plan, x)]
     record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
     groups = g
@@ -341,11 +340,7 @@ def _reduced(
     """
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
-    focused = {
-        str(s): focus(*events[str(s)], plan[s].format, per_feature=s.axes is Axes.TH)
-        for s in FOCUS
-        if str(s) in events
-    }
+    focused = {str(s): _focused(s, *events[str(s)], plan) for s in FOCUS if str(s) in events}
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
@@ -356,17 +351,17 @@ def _reduced(
     return Examined(**arrays, trace=trace), focused, ones
 
 
+def _focused(site: Site, before: np.ndarray, after: np.ndarray, plan: Plan) -> Focus:
+    """Return the reduced errors of a site, head by head, whose numbers fit into a cache."""
+    heads = [slice(h, h + 1) for h in range(before.shape[1])]
+    how: Any = {"f": plan[site].format, "per_feature": site.axes is Axes.TH}
+    return of_heads([focus(before[:, h], after[:, h], **how) for h in heads])
+
+
 def _join(parts: list[Any], axis: int) -> Any:
     if parts[0] is None:
         return None
     return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=axis)
-
-
-def _sum(parts: list[Focus]) -> Focus:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def _joined(traces: list[Trace]) -> Trace:

@@ -16,6 +16,7 @@ from jax import Array, lax
 from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import QueryOrder
+from roundscope.attention.sites import Site
 from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.attention.tiles.tile import Tile
@@ -173,7 +174,7 @@ def events_of_tile(
         tile_at(kernel_ops(), setup, head_number(setup, h), i, j, None, before),
         heads=_heads(setup),
         is_whole=is_whole and exists is None,
-        is_unrecorded=setup.record is None,
+        anywhere=frozenset(Site) if setup.record is None else frozenset(),
     )
     if is_whole and setup.record is not None:
         rows, keys = jnp.ones(setup.block_q, bool), jnp.ones(setup.block_k, bool)
@@ -208,6 +209,6 @@ def events_of_rows(setup: Setup, h: Array, i: Array, seeing: Array | None = None
         rows=rows,
         rescaled=rows,
         keys=rows,
-        is_unrecorded=setup.record is None,
+        anywhere=frozenset(Site) if setup.record is None else frozenset(),
     )
     return events_at(kernel_ops(), setup, tile)

@@ -1,7 +1,8 @@
 """Functions of arrays that run as one program where that is possible."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -9,6 +10,8 @@ from roundscope.emu.backends.fused.graph import F32, F64, I1, I64, Graph, Node
 from roundscope.emu.backends.fused.narrow import graph_ops
 from roundscope.emu.backends.fused.program import Program
 from roundscope.emu.backends.ops import Ops
+
+_made: WeakValueDictionary[Any, Program] = WeakValueDictionary()  # by all operations of a graph
 
 
 def program(
@@ -40,7 +43,16 @@ def program(
     result = function(ops, *args)
     leaves: list[Node] = []
     form = _form(graph, result, leaves)
-    return Program(graph, inputs, leaves), lambda arrays: _filled(form, arrays)
+    return _of(graph, inputs, leaves), lambda arrays: _filled(form, arrays)
+
+
+def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> Program:
+    """Return the program of a graph: one that is in use, if it has the same operations."""
+    key = tuple(graph.known), *(tuple(x.number for x in xs) for xs in (inputs, outputs))
+    program = _made.get(key)
+    if program is None:
+        program = _made[key] = Program(graph, inputs, outputs)
+    return program
 
 
 def _form(graph: Graph, x: Any, leaves: list[Node]) -> Any:

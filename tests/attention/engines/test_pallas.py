@@ -125,9 +125,17 @@ def test_traces_with_all_that_a_tile_can_be(plan, record):
     assert_traces_are_equal(plan, True, record=record)
 
 
-def test_rows_with_more_columns_than_a_count_has_numbers():
-    """A count that wraps into the next one, where three share a word."""
-    assert_traces_are_equal(HOPPER, False, [(1, 16, 1, n) for n in (16, 16, 1024, 1024)], COUNTED)
+@pytest.mark.parametrize("width", [16, 1024])
+def test_a_trace_of_a_forward(width):
+    """A tile that no program computes, of which memory has any bits; a count that wraps into the
+    next one, where three share a word: of 1,024 columns.
+    """
+    q, k, v, _ = inputs([(1, 48, 1, n) for n in (16, 16, width, width)])
+    ours, theirs = (
+        examine(q, k, v, plan=HOPPER, is_causal=True, record=COUNTED, engine=engine, **TILES)
+        for engine in ("pallas", "numpy")
+    )
+    assert differences(ours, theirs) == []
 
 
 @pytest.mark.thorough

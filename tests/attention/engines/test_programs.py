@@ -59,6 +59,18 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_tiles
 
 
+@pytest.mark.parametrize("plan", USUAL)
+def test_kept_events_need_no_other_code(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events that a page shows are kept by programs, also in tiles that are cut."""
+    made = _made(monkeypatch)
+    case = {"plan": plan, "shape": (1, 40, 48, 2, 1, 16, 24), "seed": 5, "tiles": (16, 16)}
+    record = {"events": ("P", "O", "OUT", "EXP", "ALPHA", "P_B")}
+    for more in ({}, {"is_causal": True}):
+        for kind in ("normal", "huge", "nan"):
+            assert not differences(case | more | {"record": record}, kind)
+    assert len(made) > 8 and all(is_made for _, is_made in made)
+
+
 def test_random_calls() -> None:
     assert fuzz(27, 6) is None
 

@@ -211,3 +211,25 @@ def test_views_and_rows() -> None:
 def test_what_depends_on_numbers_is_not_traced() -> None:
     with pytest.raises(Untraceable, match="a decision"):
         program(lambda o, a: a[0] if a[0] > 0 else -a[0], ((np.ones(3),),), ((True,),))
+
+
+def test_equal_operations_share_a_program() -> None:
+    """A program of another constant, shape, type or result in place of the right one."""
+
+    def made(
+        function: Callable[..., Any], shape: tuple[int, ...] = (3, 4), narrow: Any = True
+    ) -> Any:
+        return program(function, ((np.ones(shape),),), ((narrow,),))
+
+    first, _ = made(lambda _, a: a[0] + 0.0)
+    again, form = made(lambda _, a: {"sum": a[0] + 0.0})
+    assert again is first and form([5]) == {"sum": 5}
+    others = [
+        made(lambda _, a: a[0] + -0.0),
+        made(lambda _, a: a[0] + True),
+        made(lambda _, a: (a[0] + 0.0, a[0])),
+        made(lambda _, a: (a[0], a[0] + 0.0)),
+        made(lambda _, a: a[0] + 0.0, (4, 3)),
+        made(lambda _, a: a[0] + 0.0, narrow=False),
+    ]
+    assert len({id(found) for found, _ in (*others, (first, None))}) == 7

@@ -41,6 +41,16 @@ def test_help_imports_nothing_heavy():
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "[]")
 
 
+def test_a_process_does_not_look_for_garbage_at_its_end():
+    code = (
+        "import atexit, gc, sys\nfrom roundscope.experiments.cli.main import process\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
+        "sys.argv[1:] = ['--version']\nprocess()"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "True")
+
+
 def test_help_is_quick():
     """Below half a second; the fastest of three, since the machine is shared."""
     times = []

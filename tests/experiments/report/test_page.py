@@ -18,7 +18,18 @@ from roundscope.experiments.report.page import (
     grid,
     verdict,
 )
-from roundscope.experiments.report.pictures import DENSE, INK, TOGETHER, UP, canvas, hover, png, svg
+from roundscope.experiments.report.pictures import (
+    DENSE,
+    DOWN,
+    INK,
+    TOGETHER,
+    UP,
+    bars,
+    canvas,
+    hover,
+    png,
+    svg,
+)
 
 
 def test_long_cells_break_and_short_ones_do_not():
@@ -28,6 +39,16 @@ def test_long_cells_break_and_short_ones_do_not():
     assert f"<td class=text>{long}" in html and "<td>9 of 12" in html
     assert re.search(r"td\.text\{[^}]*white-space:normal", CSS)
     assert re.search(r"@media print\{[^@]*td\{white-space:normal\}", CSS)
+
+
+def test_bars_of_one_artist_look_like_those_of_many():
+    x, heights = np.arange(5) / 40, np.array([0.0, 0.3, 1.0, 0.2, 0.1])
+    colours = [UP, UP, DOWN, DOWN, INK]
+    one, axes = canvas(2.0)
+    bars(axes[0, 0], x, heights, 1 / 40, facecolors=colours, alpha=0.85)
+    many, axes = canvas(2.0)
+    axes[0, 0].bar(x, heights, 1 / 40, color=colours, alpha=0.85)
+    assert png(one) == png(many)
 
 
 def test_opening_has_the_answer_the_number_and_a_command_that_a_click_marks():

@@ -1,7 +1,9 @@
 """`roundscope trace` as a whole: the sample, files, every preset, records, injections, seeds."""
 
+import gc
 import json
 import re
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,6 +13,15 @@ from roundscope.attention.sites import OF_KERNELS
 from roundscope.experiments.trace import command as trace_command
 from roundscope.experiments.trace import data as trace_json
 from tests.experiments.trace.inputs import PRESETS
+
+
+def test_garbage_is_looked_for_as_before_when_a_trace_is_done():
+    """A Python whose caller's objects are never freed, since a trace failed."""
+    before = gc.get_threshold()
+    with suppress(ZeroDivisionError), trace_command._few_collections():
+        assert gc.get_threshold()[0] == trace_command.ALLOCATIONS
+        raise ZeroDivisionError
+    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
 
 
 @pytest.mark.pictures

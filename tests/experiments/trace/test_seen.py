@@ -23,6 +23,21 @@ def test_reduced_events_agree_with_the_trace(sample):
         np.testing.assert_allclose(focus.signed.sum(2), seen.trace.rows[site], rtol=0, atol=1e-9)
 
 
+def test_reduced_events_of_heads_are_those_of_all_heads():
+    """A head twice, in another place, or in a histogram alone."""
+    before = np.random.default_rng(3).normal(size=(2, 3, 4, 20, 5))
+    after, f = np.round(before, 1), format_named("bf16")
+    whole = trace_focus.focus(before, after, f, per_feature=True)
+    heads = [
+        trace_focus.focus(before[:, h : h + 1], after[:, h : h + 1], f, per_feature=True)
+        for h in range(3)
+    ]
+    parts = trace_focus.of_heads(heads)
+    for name in ("signed", "away", "value", "histogram"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name), strict=True)
+    assert parts.beyond == whole.beyond > 0
+
+
 def test_ones_are_counted_tile_by_tile():
     p = np.zeros((1, 1, 2, 6))
     p[0, 0, 0, [0, 1, 4]] = 1.0

@@ -12,6 +12,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.events.hook import Events
+from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.ops import kernel_ops
@@ -46,7 +47,7 @@ def events(
         rescaled=rows,
         keys=of_keys,
         is_whole=exists is None,
-        is_unrecorded=True,
+        anywhere=frozenset(Site),
     )
     return events_at(ops, own, tile)
 
