@@ -18,7 +18,6 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from roundscope.attention.engines.kernels.by_row import scratch
 from roundscope.attention.engines.kernels.masks import Reader, reading
 from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
 from roundscope.attention.engines.kernels.work import Work
@@ -202,11 +201,8 @@ def run(
     """
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
-    side = max(
-        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
-    )
     by_row = watch is not None and watch[0].summarizes
-    own_memory = _buffers(call, passed, grid, side), scratch(grid, side) if by_row else None
+    own_memory = _buffers(call, passed, grid, inputs), watch and watch[0].scratch(grid)
     buffers, memory = jax.tree.flatten(own_memory)
     zero = (
         jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
@@ -357,13 +353,16 @@ def _has_table(call: Call, kernel: Kernel) -> bool:
 
 
 def _buffers(
-    call: Call, passed: list[str], grid: tuple[int, int], side: int
+    call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]
 ) -> list[jax.ShapeDtypeStruct]:
     """Return the shapes of the memory of programs.
 
-    For each format that is passed through memory there are two squares, with a side as long as that
-    of any array that a program has.
+    For each format that is passed through memory there are two squares, as large as any array that
+    a program has.
     """
+    side = max(
+        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
+    )
     dtypes = types(call.on_gpu)
     return [
         jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)

@@ -21,6 +21,7 @@ from roundscope.attention.engines.kernels.by_row import (
     FIELDS,
     LONG,
     Scratch,
+    scratch,
     write_by_row,
     write_columns,
 )
@@ -123,6 +124,11 @@ class Recorder:
     def shapes(self, grid: tuple[int, int]) -> list[Kept]:
         """Return the shapes and types of the recorded arrays, for a grid of (heads, own tiles)."""
         return [self._shape(shape, (*grid, shape.met)) for shape in self.sites]
+
+    def scratch(self, grid: tuple[int, int]) -> Scratch | None:
+        """Return the shapes and types of the memory through which events pass; None without it."""
+        side = max(self.rows, *(shape.columns for shape in self.sites))
+        return scratch(grid, side) if self.summarizes else None
 
     def _shape(self, shape: Shape, lead: tuple[int, ...]) -> Kept:
         """Return the shapes and types of the arrays of sites of one shape."""

@@ -75,7 +75,8 @@ def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
     kernel: a function from the numbers of own tiles (heads, n) to the events that it recorded.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
-    own = jax.tree.leaves(recorder.shapes((heads, 1)))
+    grid = heads, 1
+    own = jax.tree.leaves((recorder.shapes(grid), recorder.scratch(grid)))
     size_of_tiles = sum(math.prod(x.shape) * x.dtype.itemsize for x in own)
     wanted = sample.count(every, tiles)
     parts = -(-wanted // max(1, BYTES // size_of_tiles))
