@@ -132,7 +132,7 @@ def _rounded(
         and setup.plan.block(site) is None
         and all(injection.site is not site for injection in setup.inject)
     )
-    x = engine.cast(r, jnp.asarray(x)) if is_plain else x
+    x = engine.cast(r, x) if is_plain else x
     heads, own = run.enter(x, block), SIXTEEN_BITS.get(x.dtype)
     if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
         return heads

@@ -197,7 +197,7 @@ In some plans other events take the place of these two; `Plan.factors` returns t
 RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
 
 # events whose entries that do not exist are 0, infinite or NaN, since exp of a masked score is 0,
-# and so are the sums of rows without a visible key so far
+# and so are the sums of rows without a visible key so far; with a sink, that of padding is 2^offset
 SPECIAL_IF_MISSING = RESCALES | {
     Site.EXP,
     Site.P,

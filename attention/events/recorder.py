@@ -55,7 +55,8 @@ class Record:
     of events in it. Under a mask, including a causal one, a tile has fewer events or none, so this
     number can be 0 for a single head. With engine="pallas", the fused kernels run a second time for
     one query tile in `every`, over all its key tiles. They write the events of a sample of the
-    tiles to memory, or of all tiles a summary of each row.
+    tiles to memory, or of all tiles a summary of each row (of fewer than 1,024 columns; else the
+    events), and the events that are asked for.
 
     Raises:
         TypeError: `events`, `ones` or `steps` is not a collection of sites but, for example, a

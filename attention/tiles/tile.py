@@ -30,8 +30,8 @@ class Tile:
                is_flushed whether O is flushed to its second sum before this tile, in plans with
                `flushed_tiles`
     is_whole   whether all scores exist
-    anywhere   the sites whose events may also be applied to entries that do not exist, if that does
-               not change them or if nothing records them
+    anywhere   the sites whose events may also be applied to entries that do not exist, if they are
+               as `Events` says: that changes no such entry, or none that anybody reads
     """
 
     head: Index

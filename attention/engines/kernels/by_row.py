@@ -1,6 +1,7 @@
 """The rounding events of a tile, summarized by row inside a fused kernel.
 
-A row's summary takes 128 bytes, its events 16 bytes each, and memory limits the speed of a trace.
+A row's summary takes 128 bytes, the events of 64 columns 1,024, and memory limits the speed of a
+trace. (An event of one column takes less than its summary; there are few of those.)
 """
 
 from collections.abc import Sequence

@@ -39,7 +39,9 @@ ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores 
 NUMBERS = 256  # that a thread with 255 registers can hold and still be fast, as measured
 SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
 FOUR = 4  # lanes of a row
-WATCHED = 16  # warps of a program that summarizes events: its instructions must fit a cache
+# of a program that summarizes events by row: with fewer entries of a tile, a thread has fewer
+# instructions, which must fit a cache
+WARPS_BY_ROW = 16
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
@@ -215,7 +217,10 @@ def run(
     )
     parts = len(inputs), len(masks), 1, len(own), len(shapes), len(buffers), len(kept)
 
-    warps = _warps(call, kernel, shapes[0].shape[1] // grid[1], shapes[0].shape[-1], by_row)
+    rows, features = shapes[0].shape[1] // grid[1], shapes[0].shape[-1]
+    warps = _warps(call, kernel, rows, features, is_watched=watch is not None)
+    if by_row:
+        warps = max(warps, WARPS_BY_ROW)
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what
     # it wrote, one turn at a time
     stages = 1 if passed or by_row else _stages(call, kernel, inputs, [site for _, site in results])
@@ -369,24 +374,21 @@ def _buffers(
     ]
 
 
-def _warps(call: Call, kernel: Kernel, rows: int, features: int, by_row: bool) -> int:
+def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
     """Return how many warps a program has that owns a tile of `rows` rows.
 
     If exps come from a table and nothing is recorded, a warp has twice the rows, provided that a
     thread has room for their scores, P V and O. The operands that are read for the products then
-    serve twice as many rows. A program that summarizes events by row has more warps: with half as
-    many entries of a tile, a thread has half as many instructions.
+    serve twice as many rows.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
-    if by_row:
-        return max(warps, WATCHED)
     half = max(4, warps // 2)
     numbers = (
         rows
         * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4)
         // (LANES * half)
     )
-    return half if _has_table(call, kernel) and numbers <= NUMBERS else warps
+    return half if _has_table(call, kernel) and not is_watched and numbers <= NUMBERS else warps
 
 
 def _stages(

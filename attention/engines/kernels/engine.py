@@ -34,6 +34,7 @@ from roundscope.attention.tiles.backward import (
     round_query_gradients,
 )
 from roundscope.attention.tiles.loops import Setup, whole_events
+from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
 
@@ -88,7 +89,7 @@ def _of_queries(setup: Setup, q: Array, *x: Array, on_gpu: bool) -> Any:
     return run_forward(setup, q, k, v, on_gpu, *mask)
 
 
-def cast(rounding: Rounding, x: Array) -> Array:
+def cast(rounding: Rounding, x: AnyArray) -> AnyArray:
     """Return an input after a rounding if the device has an instruction for it, else unchanged.
 
     A GPU has those from float32 to the nearest BF16 and FP16 number. The barrier keeps XLA from
@@ -97,7 +98,7 @@ def cast(rounding: Rounding, x: Array) -> Array:
     types = {BF16: jnp.bfloat16, FP16: jnp.float16}
     if jax.default_backend() != "gpu" or x.dtype != jnp.float32 or rounding not in types:
         return x
-    rounded: Array = lax.optimization_barrier(x.astype(types[rounding]))
+    rounded: Array = lax.optimization_barrier(jnp.asarray(x).astype(types[rounding]))
     return rounded
 
 
@@ -106,7 +107,8 @@ def stored(setup: Setup, several: Several | None, x: tuple[Array, ...]) -> tuple
 
     They have the narrowest types that hold them: a model keeps those of all its layers, and writing
     and reading binary64 would take longer than a kernel. None stands for an output that delta does
-    not read. With several plans they are unchanged.
+    not read. Arrays stay binary64 with several plans, after an injection or a block format, and
+    where delta reads the output before its last rounding.
     """
     if several is not None:
         return x

@@ -229,13 +229,9 @@ def recorder(
     by_shape: dict[Shape, list[Site]] = {}
     for site in sites:
         columns = {Axes.TS: setup.block_k, Axes.T: 1}.get(site.axes, features_of(site, features))
-        by_shape.setdefault(_shape_of(site, columns, met), []).append(site)
+        shape = Shape(columns, 1 if site in ONCE else met, site in ONCE)
+        by_shape.setdefault(shape, []).append(site)
     return Recorder(setup=setup, sites=by_shape, by_key=by_key)
-
-
-def _shape_of(site: Site, columns: int, met: int) -> Shape:
-    is_once = site in ONCE
-    return Shape(columns, 1 if is_once else met, is_once)
 
 
 def silent(setup: Setup) -> Setup:

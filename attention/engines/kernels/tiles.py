@@ -1,7 +1,7 @@
 """The tiles that a program of a fused kernel walks over, one after the other, and their hooks.
 
 A tile is whole if all its scores exist, as in most tiles. Whole tiles have a loop of their own,
-since they need no mask. What records events has one loop, which compiles in less time.
+since they need no mask. What summarizes events has one loop, which compiles in less time.
 """
 
 from collections.abc import Callable

@@ -330,6 +330,7 @@ def test_kernels_lower_for_a_gpu(plan, record, some, masks):
         # a program that is looked at has 16 warps
         ("qiu-yao@hopper", COUNTED, 64, 32, 4096 // 128 + 4096 // 512),
         ("qiu-yao@hopper", COUNTED, 128, 32, 4096 // 128 + 4096 // 512),
+        ("qiu-yao@hopper", SAMPLED, 128, 32, 4096 // 128 + 4096 // 256),
         (HOPPER, None, 64, 32, 0),
         (Plan.preset("qiu-yao@hopper").at("EXP", "bf16"), None, 64, 32, 0),
     ],
@@ -342,6 +343,7 @@ def test_kernels_lower_for_a_gpu(plan, record, some, masks):
         "fp32 O",
         "traced",
         "traced twice",
+        "sampled",
         "fp32",
         "rounded",
     ],

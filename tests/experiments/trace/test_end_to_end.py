@@ -15,13 +15,35 @@ from roundscope.experiments.trace import data as trace_json
 from tests.experiments.trace.inputs import PRESETS
 
 
-def test_garbage_is_looked_for_as_before_when_a_trace_is_done():
-    """A Python whose caller's objects are never freed, since a trace failed."""
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_garbage_is_looked_for_as_before_when_a_trace_is_done(is_frozen):
+    """A Python whose caller's objects are never freed, since a trace failed; objects of the caller
+    that a trace thaws.
+    """
     before = gc.get_threshold()
-    with suppress(ZeroDivisionError), trace_command._few_collections():
-        assert gc.get_threshold()[0] == trace_command.ALLOCATIONS
-        raise ZeroDivisionError
-    assert gc.get_threshold() == before and gc.get_freeze_count() == 0
+    try:
+        gc.unfreeze()  # what the tests froze
+        if is_frozen:
+            gc.freeze()
+        count = gc.get_freeze_count()
+        with suppress(ZeroDivisionError), trace_command._few_collections():
+            assert gc.get_threshold()[0] == trace_command.ALLOCATIONS
+            raise ZeroDivisionError
+        assert (gc.get_threshold(), gc.get_freeze_count()) == (before, count)
+    finally:
+        gc.freeze()
+
+
+def test_a_caller_that_looks_for_no_garbage_keeps_that():
+    """A collection that a trace switches on."""
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with trace_command._few_collections():
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
 
 
 @pytest.mark.pictures
