@@ -139,10 +139,8 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
 
         return if_any(exists, computed, state)
 
-    last, whole = (
-        seen_tiles(setup, i),
-        0 if seeing else whole_tiles(setup, i, work.summarizes),
-    )
+    last = seen_tiles(setup, i)
+    whole = 0 if seeing else whole_tiles(setup, i, work.summarizes)
     start = algorithm.start(np, setup.plan, setup.block_q, v.shape[1])
     state = tuple(
         jnp.full(x.shape, x.flat[0], work.machine.types[name])

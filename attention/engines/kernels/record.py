@@ -112,7 +112,10 @@ class Recorder:
 
     @property
     def summarizes(self) -> bool:
-        """Whether kernels summarize events by row: those of all tiles, whose rows fit a count."""
+        """True if kernels write a summary of each row of a tile, False if they write its events.
+
+        They summarize if all tiles are recorded, and if no row has more events than a count holds.
+        """
         return self.setup.every == 1 and all(shape.columns < LONG for shape in self.sites)
 
     def written(self, shape: Shape) -> list[Site]:

@@ -42,7 +42,7 @@ class Work:
 
     @property
     def summarizes(self) -> bool:
-        """Whether events of all tiles are summarized by row."""
+        """True if the program writes a summary of each row of its tiles, and not their events."""
         return self.watch is not None and self.watch[0].summarizes
 
     def tile(

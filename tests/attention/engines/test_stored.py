@@ -98,7 +98,7 @@ def test_other_roundings_are_not(r: Rounding):
 
 
 def test_binary64_is_rounded_once():
-    """By way of binary32 a number may be rounded twice."""
+    """The device's conversion used for binary64 numbers, which it would round to binary32 first."""
     with jax.enable_x64(True):
         x = jnp.ones(3, jnp.float64)
         assert engine.cast(BF16, x) is x
