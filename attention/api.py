@@ -139,8 +139,11 @@ def attend(
             sees no key gives 0. Under engine "xla" it may be an argument of a jitted function.
         inject: An `Injection`, its text (docs/reference/grammar.md), such as "O:ulps=0.5", or
             several of them. Each causes its error at the events that it selects.
-        engine: "numpy", "xla" or "pallas"; by default "xla" for JAX arrays and "numpy" for others.
-            "pallas" runs fused kernels on a GPU, for plans that
+        engine: "numpy", "xla" or "pallas"; by default "numpy" for NumPy arrays. For JAX arrays the
+            default is "xla", or on a CPU, where this is faster, NumPy's engine, which the JAX
+            program calls (`attention.engines.host.is_faster`): mask, sinks and injections are left
+            to XLA, as are small calls. Inside jit, "numpy" needs a CPU, and a program with it
+            cannot be exported. "pallas" runs fused kernels on a GPU, for plans that
             `attention.engines.kernels.fit.check` accepts; elsewhere it is interpreted, slowly.
         delta_error: An error e (B, T, N, Hv), under engine "xla" only. Unlike `inject`, which is
             part of the compiled program, it is data. It is added in binary64 to the output that
@@ -191,7 +194,7 @@ def attend(
     check_shapes(q, k, v)
     like = plan_given(plan) if heads is None else _of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2])
-    is_fused = heads is not None and engine == "pallas"
+    is_fused, asked = heads is not None and engine == "pallas", engine
     setup, engine = _setup(
         q,
         k,
@@ -220,11 +223,18 @@ def attend(
         if heads is not None
         else output_type(setup.plan, setup.inject, q, k, v)
     )
-    if engine == "numpy":
+    if engine == "numpy" and not any(map(is_traced, (q, k, v, mask, sinks))):
         return _examine(setup, engine, q, k, v, None, mask, sinks).out.astype(dtype, copy=False)
     from roundscope.attention.differentiable import attend_jax
+    from roundscope.attention.engines import host
 
-    return attend_jax(_engine(engine), setup, heads, dtype, q, k, v, mask, delta_error, sinks)
+    has_choice = asked is None and heads is None and delta_error is None
+    if engine == "numpy":
+        host.check()
+    elif has_choice and host.is_faster(setup, q.shape[0], mask, sinks):
+        engine = "numpy"
+    run = host if engine == "numpy" else _engine(engine)
+    return attend_jax(run, setup, heads, dtype, q, k, v, mask, delta_error, sinks)
 
 
 def examine(
@@ -312,6 +322,11 @@ def examine(
     setup, engine = setups[0]
     if do is None:
         check_forward_record(setup.record)
+    if engine == "numpy" and any(map(is_traced, (q, k, v, do, mask))):
+        raise ValueError(
+            "engine='numpy': examine has no numbers inside jit, grad or vmap; call it outside, or"
+            " attend, which NumPy computes there too"
+        )
     if many:
         _check_many(q, plans, setup.inject, engine)
     if do is not None:
@@ -470,11 +485,6 @@ def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine |
         raise ValueError(
             "record: inside jit, grad or vmap there are no numbers to look at; call examine"
             " outside, or attend, which records nothing"
-        )
-    if engine == "numpy" and traced:
-        raise ValueError(
-            f"{traced[0]}: has no numbers inside jit, grad or vmap, which engine='numpy' needs; use"
-            " engine='xla'"
         )
     if engine == "pallas":
         from roundscope.attention.engines.kernels.fit import check

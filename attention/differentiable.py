@@ -43,7 +43,7 @@ def attend_jax(
 ) -> Array:
     """Return the output (B, T, N, Hv), differentiable; gradients have the types of the inputs.
 
-    engine       the module that runs heads: `attention.engines.xla`, or `kernels.engine` there
+    engine       the module that runs heads: `attention.engines.xla`, `host` or `kernels.engine`
     setup        the setup of the call, already checked
     plans        a plan for each head as data, or None for the plan of the setup
     output       the dtype of the output
@@ -115,7 +115,7 @@ def _forward(
     rounded = [_rounded(engine, setup, site, x, block, each) for site, x, block in inputs]
     of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
     results, _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
-    result = run.leave(results[0], q.shape[0], setup.queries, output)
+    result = engine.leave(results[0], q.shape[0], setup.queries, output)
     return result, (each, mask, of_sinks, error, engine.stored(setup, each, (*rounded, *results)))
 
 
@@ -133,10 +133,9 @@ def _rounded(
         and all(injection.site is not site for injection in setup.inject)
     )
     x = engine.cast(r, x) if is_plain else x
-    heads, own = run.enter(x, block), SIXTEEN_BITS.get(x.dtype)
-    if is_plain and own is not None and r.keeps_specials and r.format.holds(own):
-        return heads
-    found: Array = engine.round_inputs(setup, site, heads, each)[0]
+    heads, own = engine.enter(x, block), SIXTEEN_BITS.get(x.dtype)
+    is_kept = is_plain and own is not None and r.keeps_specials and r.format.holds(own)
+    found: Array = heads if is_kept else engine.round_inputs(setup, site, heads, each)[0]
     return found
 
 
@@ -175,7 +174,7 @@ def _gradients(
     if types is not None and each is None:
         own = [_held_by(setup, *x, dtype) for x in zip(sites, types, strict=False)]
     gradients = tuple(
-        run.leave(x, do.shape[0], size, left)
+        engine.leave(x, do.shape[0], size, left)
         for x, size, left in zip(found, sizes, (*own, dtype), strict=True)
     )
     if not sinks:

@@ -183,7 +183,7 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
     for turn in range(LOOKS + 1):
         began = time.perf_counter()
         _, seen = monitor.look(
-            config, group.state.params, tokens, tables, STEPS, fused=group.fused(STEPS)
+            config, group.state.params, tokens, tables, STEPS, sole=group.sole(STEPS)
         )
         looks.append(time.perf_counter() - began)
         if seen is not None:

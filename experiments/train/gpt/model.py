@@ -210,8 +210,8 @@ def attended(
 ) -> Array:
     """Return the causal attention of one layer.
 
-    It is computed by its heads' plans, by one plan (on the config's engine), or, without any, by
-    JAX's own attention (Config.plan = "jax").
+    It is computed by its heads' plans, by one plan (in the config's fused kernels, else on the
+    engine that `attend` chooses), or, without any, by JAX's own attention (Config.plan = "jax").
     """
     if plans is None:
         return _jax_attention(q, k, v, config)
@@ -224,7 +224,7 @@ def attended(
         block_k=config.tile,
         is_causal=True,
         delta_error=delta_error,
-        engine="pallas" if isinstance(plans, Plan) and config.engine == PALLAS else "xla",
+        engine="pallas" if isinstance(plans, Plan) and config.engine == PALLAS else None,
     )
     return out
 

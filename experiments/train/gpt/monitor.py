@@ -77,7 +77,7 @@ def look(
     step: int,
     offset: Offset | None = None,
     linears: LinearPlans | None = None,
-    fused: Fixed | None = None,
+    sole: Fixed | None = None,
 ) -> tuple[dict[str, np.ndarray], Any]:
     """Return the numbers above, and q, k, v, dO of the sequence.
 
@@ -87,12 +87,12 @@ def look(
     params   of arms, (A, ...);  tokens (1, T + 1), or (A, 1, T + 1);  plans of arms
     offset   the error of what delta reads, of arms; noise has the distribution of the step's, but
              not its signs;  linears: of arms
-    fused    the plan of fused kernels, or those of layers, where the run has them
+    sole     the plan that is part of the step, or those of its layers, where there is one
     """
     found = {"w_q_norm": np.asarray(query_norms(params["layers"]["qkv"]))}
     if config.plan == JAX or plans is None:
         return found, None
-    seen, wrong, x = _reading(numbers_only(config), fused)(
+    seen, wrong, x = _reading(numbers_only(config), sole)(
         params, tokens, plans, np.int32(step), offset, linears
     )
     with jax.enable_x64(True):
@@ -211,7 +211,7 @@ def _means(found: Sequence[dict[str, Stats]]) -> dict[str, tuple[float, float]]:
 
 
 @lru_cache(64)
-def _reading(config: Config, fused: Fixed | None) -> Any:
+def _reading(config: Config, sole: Fixed | None) -> Any:
     """Return a function of the arms' weights and a sequence that returns what is read there.
 
     It returns q, k, v and dO, (A, L, 1, T, N, H); the error of the output as delta reads it, or
@@ -228,7 +228,7 @@ def _reading(config: Config, fused: Fixed | None) -> Any:
     ) -> tuple[tuple[Array, ...], Array | None, Array]:
         shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
         offset = offset and offset._replace(step=step)
-        own = fused or plans_at(plans, step)
+        own = sole or plans_at(plans, step)
 
         def run(taps: Array) -> tuple[Array, model.Seen]:
             return model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))

@@ -168,7 +168,7 @@ class Run:
                 self.number * (self.settings.config.parts or 1),  # the bits of the first part
                 offset,
                 linears,
-                group.fused(self.number),
+                group.sole(self.number),
             )
             self.log.add("heads", observe.heads(names, self.number, found, self.running))
             if "drift" in found:

@@ -111,16 +111,14 @@ def test_every_broadcastable_shape(shape):
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"engine": "numpy"}, "mask: .* inside jit.*engine='xla'"),
-    ],
-)
-def test_what_cannot_read_a_traced_mask_refuses_it(options, told):
+def test_numpy_reads_a_traced_mask():
+    mask = MASKS["lengths"]
+    found = jax.jit(lambda m: attend(Q, K, V, mask=m, engine="numpy", **OPTIONS))(mask)
+    assert same(found, attend(Q, K, V, mask=mask, engine="numpy", **OPTIONS))
+
+
+def test_what_cannot_read_a_traced_mask_refuses_it():
     """JAX's own words of tracers, which do not say what to do."""
-    with pytest.raises(ValueError, match=told):
-        jax.jit(lambda mask: attend(Q, K, V, mask=mask, **OPTIONS, **options))(MASKS["lengths"])
     with pytest.raises(ValueError, match="record: inside jit"):
         jax.jit(lambda mask: examine(Q, K, V, mask=mask, **OPTIONS).out)(MASKS["lengths"])
 
@@ -133,8 +131,3 @@ def test_a_traced_mask_is_checked(mask, told):
     """A message of JAX's, or a mask of numbers."""
     with pytest.raises(ValueError, match=f"mask: {told}"):
         jax.jit(lambda m: attend(Q, K, V, mask=m, **OPTIONS))(mask)
-
-
-def test_tensors_inside_jit_are_refused_by_numpy():
-    with pytest.raises(ValueError, match=r"q: .* inside jit.*engine='xla'"):
-        jax.jit(lambda q: attend(q, K, V, engine="numpy", **OPTIONS))(Q)

@@ -1,0 +1,242 @@
+"""Functions of NumPy arrays as parts of JAX programs on a CPU.
+
+XLA calls them through its foreign function interface (xla/ffi/api/c_api.h in the folder
+`jax.ffi.include_dir()`, whose structures are below). A function gets the program's own arrays,
+with their types. Nothing of JAX runs meanwhile: `jax.pure_callback` would make JAX arrays of the
+arguments first, which may wait for the very thread that it blocks and loses half of 64-bit numbers.
+"""
+
+import atexit
+import ctypes
+import hashlib
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from functools import cache
+from typing import Any
+
+import jax
+import llvmlite.binding as llvm
+import ml_dtypes
+import numpy as np
+from jax import Array
+
+TARGET = "roundscope_numpy"
+VERSION = 0, 3  # of the interface, whose structures are these; XLA refuses what it does not know
+EXECUTE = 3  # the stage of an execution in which a function runs
+INTERNAL = 13  # the code of an error
+TYPES = {1: bool, 5: np.int64, 10: np.float16, 11: np.float32, 12: np.float64} | {
+    16: ml_dtypes.bfloat16
+}
+_functions: dict[str, tuple[Callable[..., Any], tuple[bool, ...]]] = {}
+
+
+def call(
+    function: Callable[..., Any], results: Sequence[tuple[int, ...]], dtype: Any, *arrays: Any
+) -> tuple[Array, ...]:
+    """Return function(*arrays), which a program of JAX calls when it runs on a CPU.
+
+    A program may be mapped by `jax.vmap`, which calls the function for one entry after the other.
+
+    Args:
+        function: A function of NumPy arrays that can be pickled. It must return the same arrays for
+            the same arguments, and may not change the arguments.
+        results: The shapes of the arrays that it returns.
+        dtype: The type of these arrays.
+        arrays: The arguments: JAX arrays, of which some may be None.
+    """
+    is_given = tuple(x is not None for x in arrays)
+    # of what the function is, not of where it is, so that compilations can be kept on disk
+    key = hashlib.sha256(pickle.dumps((function, is_given))).hexdigest()
+    _functions[key] = function, is_given
+    _register()
+    like = [jax.ShapeDtypeStruct(shape, dtype) for shape in results]
+    own = jax.ffi.ffi_call(TARGET, like, vmap_method="sequential")
+    return tuple(own(*(x for x in arrays if x is not None), function=key))
+
+
+# What XLA calls: it counts the calls that run, and lets none begin once Python ends, when a thread
+# that asks for Python never gets it. Nobody reads the results of such a call.
+ENTRY = """
+@running = global i64 0
+@ended = global i64 0
+define ptr @entry(ptr %frame) {{
+  %n = atomicrmw add ptr @running, i64 1 seq_cst
+  %ended = load atomic i64, ptr @ended seq_cst, align 8
+  %is_over = icmp ne i64 %ended, 0
+  br i1 %is_over, label %over, label %call
+call:
+  %handler = inttoptr i64 {handler} to ptr
+  %error = call ptr %handler(ptr %frame)
+  br label %over
+over:
+  %result = phi ptr [ null, %0 ], [ %error, %call ]
+  %m = atomicrmw sub ptr @running, i64 1 seq_cst
+  ret ptr %result
+}}
+"""
+
+
+@cache
+def _register() -> Any:
+    """Let XLA know the handler, once in a process; return what owns the machine code."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    address = ctypes.cast(_handler, c_void_p).value
+    module = llvm.parse_assembly(ENTRY.format(handler=address))
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    code = llvm.create_mcjit_compiler(module, machine)
+    code.finalize_object()
+    entry = ctypes.CFUNCTYPE(c_void_p, c_void_p)(code.get_function_address("entry"))
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(entry), platform="cpu")
+    running, ended = (
+        c_int64.from_address(code.get_global_value_address(name)) for name in ("running", "ended")
+    )
+
+    def end() -> None:
+        ended.value = 1
+        while running.value:
+            time.sleep(0.001)
+
+    atexit.register(end)
+    return code
+
+
+class _Span(Structure):
+    _fields_ = (("start", c_void_p), ("size", c_size_t))
+
+
+class _Version(Structure):
+    _fields_ = (("size", c_size_t), ("next", c_void_p), ("major", c_int), ("minor", c_int))
+
+
+class _Metadata(Structure):
+    _fields_ = (("size", c_size_t), ("version", _Version), ("traits", c_uint32))
+
+
+class _Extension(Structure):
+    """What asks for metadata in place of a call."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("type", c_int),
+        ("next", c_void_p),
+        ("metadata", POINTER(_Metadata)),
+    )
+
+
+class _Buffer(Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("next", c_void_p),
+        ("dtype", c_int),
+        ("data", c_void_p),
+        ("rank", c_int64),
+        ("dims", POINTER(c_int64)),
+    )
+
+
+class _Buffers(Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("next", c_void_p),
+        ("count", c_int64),
+        ("types", c_void_p),
+        ("each", POINTER(POINTER(_Buffer))),
+    )
+
+
+class _Attributes(Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("next", c_void_p),
+        ("count", c_int64),
+        ("types", c_void_p),
+        ("names", c_void_p),
+        ("each", POINTER(POINTER(_Span))),
+    )
+
+
+class _ErrorArguments(Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("next", c_void_p),
+        ("message", c_char_p),
+        ("code", c_int),
+    )
+
+
+class _Api(Structure):
+    """The start of XLA's own functions."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("next", c_void_p),
+        ("version", _Version),
+        ("internal", c_void_p),
+        ("error", ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))),
+    )
+
+
+class _Frame(Structure):
+    """A call of the handler."""
+
+    _fields_ = (
+        ("size", c_size_t),
+        ("extension", POINTER(_Extension)),
+        ("api", POINTER(_Api)),
+        ("context", c_void_p),
+        ("stage", c_int),
+        ("arguments", _Buffers),
+        ("results", _Buffers),
+        ("attributes", _Attributes),
+        ("future", c_void_p),
+    )
+
+
+def _handle(pointer: Any) -> int | None:
+    """Run the function that a call names. Return None, or an error that XLA gives to the caller."""
+    frame = pointer.contents
+    if frame.extension:
+        version = frame.extension.contents.metadata.contents.version
+        version.major, version.minor = VERSION
+        return None
+    try:
+        _run(frame)
+    except BaseException as error:
+        told = f"{type(error).__name__}: {error}".encode()
+        own = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, told, INTERNAL)
+        made: int | None = frame.api.contents.error(own)
+        return made
+    return None
+
+
+_handler = ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))(_handle)
+
+
+def _run(frame: Any) -> None:
+    """Compute the results of a call."""
+    name = frame.attributes.each[0].contents
+    function, is_given = _functions[ctypes.string_at(name.start, name.size).decode()]
+    arrays = iter(_arrays(frame.arguments))
+    found = function(*(next(arrays) if given else None for given in is_given))
+    for result, own in zip(_arrays(frame.results), found, strict=True):
+        if result.shape != own.shape:
+            raise ValueError(f"a result has shape {own.shape}, and the program {result.shape}")
+        result[...] = own
+
+
+def _arrays(buffers: Any) -> list[np.ndarray]:
+    """Return arrays in the memory of a program."""
+    return [_array(buffers.each[n].contents) for n in range(buffers.count)]
+
+
+def _array(buffer: Any) -> np.ndarray:
+    shape = tuple(buffer.dims[: buffer.rank])
+    dtype = np.dtype(TYPES[buffer.dtype])
+    size = dtype.itemsize * int(np.prod(shape))
+    if not size:
+        return np.empty(shape, dtype)
+    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    return np.ndarray(shape, dtype, memory)

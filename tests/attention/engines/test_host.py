@@ -1,0 +1,190 @@
+"""The NumPy engine inside JAX programs on a CPU: the bits of XLA's engine, under every
+transformation, and where it is chosen.
+"""
+
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from roundscope.attention import Plan, attend
+from roundscope.attention.engines import custom_call, fused, host, xla
+from roundscope.attention.plans.traced import head_plans
+from tests.checks.engines import normal
+
+SHAPES = (2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 8)
+Q, K, V = (normal(240 + i, *s) for i, s in enumerate(SHAPES))
+TILES = {"block_q": 8, "block_k": 8, "is_causal": True}
+
+
+def same(found, expected):
+    leaves = [jax.tree.leaves(x) for x in (found, expected)]
+    return all(
+        x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+        for x, y in zip(*leaves, strict=True)
+    )
+
+
+def attention(engine, **options):
+    return partial(attend, engine=engine, **{"plan": "fa2-bf16"} | TILES | options)
+
+
+def gradients(engine, **options):
+    """All gradients of a sum whose entries weigh differently."""
+    run = attention(engine, **options)
+
+    def loss(*x):
+        out = run(*x).astype(jnp.float32)
+        return (out * jnp.arange(out.size, dtype=jnp.float32).reshape(out.shape)).sum()
+
+    return jax.grad(loss, (0, 1, 2))
+
+
+def arrays(dtype=jnp.float32):
+    return [jnp.asarray(x, dtype) for x in (Q, K, V)]
+
+
+CASES = {
+    "float32": {},
+    "bfloat16": {"dtype": jnp.bfloat16},
+    "float16": {"dtype": jnp.float16},
+    "whole rows": {"plan": "qiu-yao-compiled"},
+    "blocks": {"plan": "fa3-fp8-scaled"},
+    "random": {"plan": Plan.preset("fa2-bf16").changed("P=bf16:stochastic")},
+    "rounded keys again": {"plan": "triton-tutorial"},
+    "injection": {"inject": "P:ulps=0.5"},
+    "mask": {"mask": np.random.default_rng(0).random((2, 1, 20, 24)) < 0.7},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bits_are_those_of_xla(case):
+    """Results in other types, arguments in another order, streams of other heads."""
+    options = dict(CASES[case])
+    x = arrays(options.pop("dtype", jnp.float32))
+    assert same(jax.jit(attention("numpy", **options))(*x), attention("xla", **options)(*x))
+    assert same(gradients("numpy", **options)(*x), gradients("xla", **options)(*x))
+
+
+def test_sinks_have_their_gradient():
+    sinks = jnp.linspace(-1.0, 1.0, 4)
+
+    def gradient(engine):
+        run = attention(engine, plan="qiu-yao")
+        return jax.grad(lambda s: (run(*arrays(), sinks=s) ** 2).sum())(sinks)
+
+    assert same(gradient("numpy"), gradient("xla"))
+
+
+def mapped(engine):
+    entries = [x[:, None] for x in arrays()]
+    return jax.jit(jax.vmap(gradients(engine)))(*entries)
+
+
+def mapped_queries(engine):
+    """Keys and values have no axis of the map."""
+    q, k, v = arrays()
+    return jax.vmap(attention(engine), (0, None, None))(jnp.stack([q, 2 * q]), k, v)
+
+
+def in_layers(engine):
+    """A scan over layers that are computed again for the gradient."""
+
+    def loss(x):
+        layer = jax.checkpoint(lambda x: attention(engine)(x, x, x))
+        return jax.lax.scan(lambda x, _: (layer(x), None), x, None, length=3)[0].sum()
+
+    return jax.jit(jax.grad(loss))(arrays()[0])
+
+
+def sharded(engine):
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("batch")
+    return jax.jit(jax.shard_map(attention(engine), mesh=mesh, in_specs=spec, out_specs=spec))(
+        *arrays()
+    )
+
+
+def in_64_bits(engine):
+    with jax.enable_x64(True):
+        return jax.jit(gradients(engine))(*arrays(jnp.float64))
+
+
+@pytest.mark.parametrize("run", [mapped, mapped_queries, in_layers, sharded, in_64_bits])
+def test_under_transformations(run):
+    assert same(run("numpy"), run("xla"))
+
+
+def test_a_large_call_on_a_cpu_is_numpys(monkeypatch):
+    """A user who waits for XLA, six times as long; a call whose bits or speed are XLA's."""
+    used = []
+    monkeypatch.setattr(host, "forward", lambda *x: used.append("host") or xla.forward(*x))
+    plan = Plan.preset("fa2-bf16")
+    with fused.from_scores(0):
+        out = attention(None)(*arrays())
+        assert used.pop() == "host" and isinstance(out, jax.Array)
+        for options in (
+            {"engine": "xla"},
+            {"plan": plan.changed("PV.sum=native")},
+            {"plan": head_plans([plan] * 4)},
+            {"inject": "P:ulps=0.5"},
+            {"mask": np.ones((1, 1, 20, 24), bool)},
+        ):
+            attend(*arrays(), **{"plan": plan} | TILES | options)
+            assert not used, options
+    attention(None)(*arrays())  # it is too small
+    assert not used
+
+
+def test_on_a_gpu_numpy_is_refused_inside_jit(monkeypatch):
+    """XLA's own words of a target that it does not know."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match="needs JAX on a CPU, not on a gpu; use engine='xla'"):
+        jax.jit(attention("numpy"))(*arrays())
+
+
+def _twice(x, y):
+    if y is not None:
+        raise ValueError("no y, please")
+    return (x + x,)
+
+
+TYPES = [bool, np.int64, np.float16, np.float32, np.float64, ml_dtypes.bfloat16]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 3)])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_arrays_of_a_call(dtype, shape):
+    """The memory of a program, read in another type or shape."""
+    with jax.enable_x64(True):
+        x = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        (found,) = jax.jit(lambda x: custom_call.call(_twice, [shape], dtype, x, None))(x)
+    assert same(found, x + x) and found.shape == shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "said"),
+    [((4,), (None,), r"shape \(3,\), and the program \(4,\)"), ((3,), (1.0,), "no y, please")],
+)
+def test_an_error_of_the_function_reaches_the_caller(shape, more, said):
+    """A result that nobody computed."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match=said):
+        jax.jit(lambda x: custom_call.call(_twice, [shape], np.float32, x, *more))(jnp.ones(3))
+
+
+def test_a_process_that_does_not_wait_ends():
+    """A thread of XLA that wants Python when there is none any more."""
+    code = (
+        "import jax.numpy as jnp; from roundscope.attention import attend\n"
+        "x = jnp.ones((1, 64, 2, 8))\n"
+        "print([attend(x + n, x, x, plan='qiu-yao', engine='numpy') is x for n in range(20)][0])\n"
+        "import jax; f = jax.jit(lambda x: attend(x, x, x, plan='qiu-yao', engine='numpy'))\n"
+        "outs = [f(x + n) for n in range(20)]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, text=True)
+    assert done.returncode == 0 and done.stdout == "False\n", done.stderr
