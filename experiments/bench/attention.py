@@ -28,9 +28,10 @@ LEGEND = """
 both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where
 causal) per second. times: our time over that of {first}. fused: engine pallas, tile sizes behind
 its name; @hopper: sums by the tensor core, else pinned in ascending order. xla: the engine that
-runs everywhere. numpy: the NumPy engine, traced: with the statistics of every event; without
-programs: each operation of a tile by itself. native sums round the same events, but add in the
-device's own order (not reproducible).
+runs everywhere. numpy: the NumPy engine, in jit: as a part of a JAX program; traced: with the
+statistics of every event; without programs: each operation of a tile by itself. native sums round
+the same events, but add in the device's own order (not reproducible). compile: seconds in which JAX
+traces and compiles both.
 """
 
 
@@ -63,6 +64,7 @@ class Contestant(NamedTuple):
     both: Callable[[], Any]
     wait: Callable[[Any], Any]
     is_ours: bool = False
+    compiled: float = 0.0  # seconds that it took to compile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class Row:
     """One measurement.
 
     Seconds are medians. `times` and `times_both` are times over those of the first contestant.
+    `compiled`: seconds in which JAX traced and compiled both calls; 0 where it did not.
     """
 
     size: str
@@ -80,6 +83,7 @@ class Row:
     tflops: float
     times: float
     times_both: float
+    compiled: float = 0.0
 
 
 SIZES = {
@@ -130,9 +134,13 @@ def _on_cpu(size: Size) -> list[Contestant]:
     arrays = inputs(size, "float32")
     plain = partial(jax.nn.dot_product_attention, is_causal=size.is_causal)
     rival = of_jax("jax.nn, FP32", plain, arrays, is_ours=False)
+    named = {
+        **{f"xla: {name}": (plan, "xla") for name, plan in plans.items()},
+        **{f"numpy in jit: {name}": (Plan.preset(name), "numpy") for name in ("fa2-bf16", "fa2")},
+    }
     ours = [
-        of_jax(name, emulated(plan, size, "xla", (128, 128)), arrays, is_ours=True)
-        for name, plan in plans.items()
+        of_jax(name, emulated(plan, size, engine, (128, 128)), arrays, is_ours=True)
+        for name, (plan, engine) in named.items()
     ]
     return [rival, *ours, *_of_numpy(size)]
 
@@ -204,9 +212,16 @@ def of_jax(
     import jax.numpy as jnp
 
     gradients = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    began = time.perf_counter()
     forward, both = (jax.jit(f).lower(*arrays).compile() for f in (attention, gradients))
+    compiled = time.perf_counter() - began
     return Contestant(
-        name, partial(forward, *arrays), partial(both, *arrays), jax.block_until_ready, is_ours
+        name,
+        partial(forward, *arrays),
+        partial(both, *arrays),
+        jax.block_until_ready,
+        is_ours,
+        compiled,
     )
 
 
@@ -221,7 +236,8 @@ def _rows(
     }
     times = race(runs, repeat, lambda share: None)
     rows, first = [], field[0].name
-    for name, is_ours in ((c.name, c.is_ours) for c in field):
+    for c in field:
+        name = c.name
         ratios = {
             call: float(np.median(times[name, call] / times[first, call]))
             for call in ("forward", "both")
@@ -231,12 +247,13 @@ def _rows(
             Row(
                 size=str(size),
                 what=name,
-                is_ours=is_ours,
+                is_ours=c.is_ours,
                 forward=forward,
                 both=both,
                 tflops=size.operations / forward * 1e-12,
                 times=ratios["forward"],
                 times_both=ratios["both"],
+                compiled=c.compiled,
             )
         )
     return rows
@@ -288,11 +305,12 @@ def _title(rows: list[Row]) -> str:
 
 
 def _print(rows: list[Row]) -> None:
-    heads = ("forward ms", "both ms", "TFLOP/s", "times", "times both")
+    heads = ("forward ms", "both ms", "TFLOP/s", "times", "times both", "compile s")
     lines = [Line(f"B N T H = {r.size}", r.what, _numbers(r)) for r in rows]
     shown.show(heads, lines, LEGEND.format(first=rows[0].what))
 
 
 def _numbers(row: Row) -> list[str]:
     numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
-    return [f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers]
+    compiled = f"{row.compiled:.1f}" if row.compiled else "-"
+    return [*(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers), compiled]

@@ -193,6 +193,16 @@ def test_one_plan_of_all_is_part_of_a_long_run_s_step(words, arms, is_long, has_
         assert (group.sole(0) is not None) == has_one and group.fused(0) is None
 
 
+@pytest.mark.parametrize("sums", ["preset", "native"])
+def test_a_short_run_on_numpy_has_its_plan_in_the_step(sums, monkeypatch):
+    """Minutes of XLA's engine, where NumPy computes what XLA would not compile for so few steps."""
+    monkeypatch.setattr(engines, "SCORES", 0)
+    small = [word for word in WORDS if not word.startswith(("engine=", "sums="))]
+    own = settings([*small, f"sums={sums}"])
+    (group,) = groups.groups(own, step.start(own.config, 1))
+    assert (group.sole(0) is not None) == (sums == "preset")
+
+
 def test_changes_of_all_arms_from_a_step_on_need_plans_as_data():
     """A run that compiles a step anew in its middle."""
     small = [word for word in WORDS if not word.startswith("engine=")]
