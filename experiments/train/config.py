@@ -41,9 +41,10 @@ class Config:
                             plan=qiu-yao", and those of linear layers (linear_words)
     sums                    "native": the device's own sums of products, fast, reproducible on one
                             kind of device only; "preset": as the preset says
-    engine                  "xla"; "pallas": attention in fused kernels on a GPU, one plan for all
-                            heads of a layer, sums="preset"; "cudnn": for plan "jax", in BF16 by
-                            cuDNN on a GPU
+    engine                  "xla", which on a CPU leaves attention to NumPy where that has the same
+                            bits and is faster (sums="preset"); "pallas": attention in fused kernels
+                            on a GPU, one plan for all heads of a layer, sums="preset"; "cudnn": for
+                            plan "jax", in BF16 by cuDNN on a GPU
     block                   tile of queries and of keys; None: the whole context as one tile
     data                    "stdlib", "repeat", "sink" or a folder of train.bin and val.bin
     data_seed, init_seed    seeds of batches and of weights
