@@ -59,6 +59,8 @@ def build_classify(
     compiled: Callable[..., Any],
     carrier: Carrier = C64,
     arithmetic: Carrier = C64,
+    *,
+    is_exact: bool = False,
 ) -> Any:
     """Return the function classify(before, after, a, b, format).
 
@@ -74,24 +76,26 @@ def build_classify(
         compiled: a decorator for the function, as in `emu.roundings.rule`.
         carrier: binary32 if it holds all numbers that are judged; it has the narrower words.
         arithmetic: binary32 if it also holds all errors and all 1 / ulp.
+        is_exact: all 1 / ulp are numbers, and an error of half an ulp is exact; nothing tests it.
+            So it is where binary32 holds both numbers, since two whose difference binary64 rounds
+            are no half ulp apart, and where both are normal numbers.
     """
-    IS_WIDE = carrier is C64
     M, INFINITY = carrier.fraction, carrier.infinity
     ONE = carrier.bias + arithmetic.bias  # the sum of the biased exponents of 2^n and 2^-n
 
     @compiled
     def classify(before: Any, after: Any, a: Any, b: Any, f: Judged) -> tuple[Any, ...]:
         finite = (a < INFINITY) & (b < INFINITY)
-        e = where(a >> M > f.emin, a >> M, f.emin)
+        e = where(a >> M < f.emin, f.emin, a >> M)
         per_ulp = power_of_two(ONE - e + f.precision - 1)  # 1 / ulp
         error = where(finite, after - before, 0.0)
         ulps = error * per_ulp
-        if IS_WIDE:  # 1 / ulp is not a number where the argument is infinite or NaN
+        if not is_exact:  # 1 / ulp is not a number where the argument is infinite or NaN
             ulps = where(error != 0.0, ulps, 0.0)
         size = abs(ulps)
         away, toward = finite & (b > a), finite & (b < a)
         tie = size == 0.5
-        if IS_WIDE:  # two binary32 numbers whose difference is rounded are no half ulp apart
+        if not is_exact:
             tie = tie & (after - error == before)
         # the argument is beyond the largest finite number, and the result is infinite, NaN or over
         # half an ulp away (see `Stats`)

@@ -32,9 +32,11 @@ def _power_of_two(exponent: int) -> float:
 
 
 _classify = build_classify(where, _power_of_two, closure("classify"))
-_classify_wide = build_classify(lanes.where, lanes.power_of_two, closure("lanes"), C32)
+_classify_wide = build_classify(
+    lanes.where, lanes.power_of_two, closure("wide"), C32, is_exact=True
+)
 _classify_narrow = build_classify(
-    lanes.where, lanes.single_power_of_two, closure("narrow"), C32, C32
+    lanes.where, lanes.single_power_of_two, closure("narrow"), C32, C32, is_exact=True
 )
 _round_even, _round_any, _round_stochastic = LOOPS32
 BLOCK = 1024
