@@ -67,10 +67,12 @@ class Heads(NDArrayOperatorsMixin):
         count = len(self.each)
         if function is np.stack and len(args) == 1 and not kwargs:  # what loops do most
             parts = [x.each if isinstance(x, Heads) else x for x in args[0]]
-            stacked = np.empty((count, len(parts), *self.shape), np.result_type(*parts))
+            dtype = np.result_type(*parts)
+            plain = f"V{dtype.itemsize}" if dtype.names else dtype  # not copied field by field
+            stacked = np.empty((count, len(parts), *self.shape), plain)
             for n, part in enumerate(parts):
-                stacked[:, n] = part
-            return Heads(stacked)
+                stacked[:, n] = part.view(plain) if dtype.names else part
+            return Heads(stacked.view(dtype))
         return Heads(np.stack([function(*of_head(args, h), **kwargs) for h in range(count)]))
 
 
@@ -99,7 +101,8 @@ def together(xs: Sequence[Any]) -> Any:
 def arrays(x: Any, count: int) -> Any:
     """Return a structure of `Heads` as one of arrays (heads, ...); None stays None.
 
-    Sums of NumPy depend on the order of axes in memory, so it is the usual one.
+    Sums of NumPy depend on the order of axes in memory, so it is the usual one. Records become
+    tuples of their fields.
 
     count: how many heads there are.
     """
@@ -109,9 +112,14 @@ def arrays(x: Any, count: int) -> Any:
             return None
         is_own = isinstance(part, Heads)
         each = part.each if is_own else np.broadcast_to(part, (count, *np.shape(part)))
-        return np.ascontiguousarray(each)
+        return fields(each) if each.dtype.names else np.ascontiguousarray(each)
 
     return mapped(one, x)
+
+
+def fields(x: Any) -> tuple[np.ndarray, ...]:
+    """Return the fields of records, each without gaps."""
+    return tuple(np.ascontiguousarray(x[name]).reshape(x[name].shape) for name in x.dtype.names)
 
 
 def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:

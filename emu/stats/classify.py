@@ -1,11 +1,12 @@
 """Classification of one rounding event from the numbers before and after it and the format.
 
-The function is written once; Numba compiles it for scalars, and XLA traces it on arrays. All
-arithmetic is in binary64. The error, `after - before`, is exact where the two are within a factor
-of two of each other (Sterbenz' lemma) or one of them is zero. One of the two always holds for
-rounding to nearest, unless a number saturates. Elsewhere, as for a tiny number that is rounded away
-from zero, the difference is rounded to nearest. It may then seem to be half an ulp when it is not;
-the test `after - error == before` tells true ties from these.
+The function is written once; Numba compiles it for scalars and for vectors, and XLA traces it on
+arrays. All arithmetic is in binary64, or in binary32 where that is exact. The error, `after -
+before`, is exact where the two are within a factor of two of each other (Sterbenz' lemma) or one of
+them is zero. One of the two always holds for rounding to nearest, unless a number saturates.
+Elsewhere, as for a tiny number that is rounded away from zero, the difference is rounded to
+nearest. It may then seem to be half an ulp when it is not; the test `after - error == before` tells
+true ties from these.
 """
 
 from collections.abc import Callable
@@ -57,35 +58,45 @@ def build_classify(
     power_of_two: Callable[..., Any],
     compiled: Callable[..., Any],
     carrier: Carrier = C64,
+    arithmetic: Carrier = C64,
+    *,
+    is_exact: bool = False,
 ) -> Any:
     """Return the function classify(before, after, a, b, format).
 
-    Its arguments before and after are binary64 numbers; a and b are the carrier's bits of |before|
-    and |after|, and the format has the carrier's parameters. It returns the flags in the order of
-    COUNTS without `n`, then the error and the error in ulps of the format. Both errors are 0 where
-    the result or the argument is not finite. An ulp is the distance between neighboring numbers of
-    the format in the binade of `before`.
+    Its arguments before and after are numbers of the arithmetic; a and b are the carrier's bits of
+    |before| and |after|, and the format has the carrier's parameters. It returns the flags in the
+    order of COUNTS without `n`, then the error and the error in ulps of the format. Both errors are
+    0 where the result or the argument is not finite. An ulp is the distance between neighboring
+    numbers of the format in the binade of `before`.
 
     Args:
         where: the elementwise choice, as in `emu.roundings.rule`.
-        power_of_two: the function from a biased exponent to the float64 number.
+        power_of_two: the function from a biased exponent to the number.
         compiled: a decorator for the function, as in `emu.roundings.rule`.
         carrier: binary32 if it holds all numbers that are judged; it has the narrower words.
+        arithmetic: binary32 if it also holds all errors and all 1 / ulp.
+        is_exact: all 1 / ulp are numbers, and an error of half an ulp is exact; nothing tests it.
+            So it is where binary32 holds both numbers, since two whose difference binary64 rounds
+            are no half ulp apart, and where both are normal numbers.
     """
     M, INFINITY = carrier.fraction, carrier.infinity
-    ONE = carrier.bias + 1023  # the sum of the biased exponents of a power of two and its inverse
+    ONE = carrier.bias + arithmetic.bias  # the sum of the biased exponents of 2^n and 2^-n
 
     @compiled
     def classify(before: Any, after: Any, a: Any, b: Any, f: Judged) -> tuple[Any, ...]:
         finite = (a < INFINITY) & (b < INFINITY)
-        e = where(a >> M > f.emin, a >> M, f.emin)
+        e = where(a >> M < f.emin, f.emin, a >> M)
         per_ulp = power_of_two(ONE - e + f.precision - 1)  # 1 / ulp
         error = where(finite, after - before, 0.0)
-        # 1 / ulp is not a number where the argument is infinite or NaN
-        ulps = where(error != 0.0, error * per_ulp, 0.0)
-        size = where(ulps < 0.0, -ulps, ulps)
+        ulps = error * per_ulp
+        if not is_exact:  # 1 / ulp is not a number where the argument is infinite or NaN
+            ulps = where(error != 0.0, ulps, 0.0)
+        size = abs(ulps)
         away, toward = finite & (b > a), finite & (b < a)
-        tie = (size == 0.5) & (after - error == before)
+        tie = size == 0.5
+        if not is_exact:
+            tie = tie & (after - error == before)
         # the argument is beyond the largest finite number, and the result is infinite, NaN or over
         # half an ulp away (see `Stats`)
         beyond = (a < INFINITY) & (a > f.largest) & ((b >= INFINITY) | (size > 0.5))
@@ -97,7 +108,7 @@ def build_classify(
             toward,
             away & (b >> M > e),
             beyond,
-            finite & (a > 0) & (b == 0),
+            toward & (b == 0),
             (b > 0) & (b < f.min_normal),
             b > INFINITY,
             error,

@@ -14,6 +14,19 @@ import numpy as np
 from roundscope.emu.stats.classify import COUNTS, SUMS
 
 
+def record_type(rows: int) -> Any:
+    """Return NumPy's type of the statistics of a tile of so many rows as one record."""
+    return np.dtype(
+        [
+            ("counts", np.int64, (len(COUNTS),)),
+            ("sums", np.float64, (len(SUMS),)),
+            ("peak", np.float64),
+            ("place", np.int64),
+            ("rows", np.float64, (rows,)),
+        ]
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """A summary of a set of rounding events: counts, sums of errors, and the largest error.

@@ -447,7 +447,7 @@ def test_a_merged_summary_has_the_place_of_the_larger_error():
 
 
 # ------------------------------------------------------------------------------------- rounding
-# with statistics: eight numbers at once, in binary32 where it holds their errors
+# with statistics: sixteen numbers at once
 
 
 def in_order(x: np.ndarray, y: np.ndarray, f: Format) -> tuple[dict[str, float], np.ndarray]:
@@ -509,9 +509,9 @@ def format_of(precision: int, emin: int, largest: float) -> Format:
     ids=lambda f: getattr(f, "name", f),
 )
 @pytest.mark.parametrize("mode", ["ties-to-even", "away-from-zero", "toward-zero", "stochastic"])
-def test_eight_at_once_are_judged_as_one_is(f: str | Format, mode: str) -> None:
-    """An error that binary32 does not hold, sums in another order, a flag that is not counted, a
-    peak's place in another vector.
+def test_sixteen_at_once_are_judged_as_one_is(f: str | Format, mode: str) -> None:
+    """A rounded error or square, sums in another order, a flag that is not counted, a peak's place
+    in another vector.
     """
     r, rng = rounding(f, mode, seed=1), np.random.default_rng(3)
     size = (1 << 15) + 5 * 1024 + 13  # one thread, two pieces, an end of eight and of five

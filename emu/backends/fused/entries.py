@@ -43,9 +43,9 @@ def is_small(x: Node) -> bool:
 class Entries:
     """The values of nodes for one vector of entries."""
 
-    def __init__(self, code: Code, width: int) -> None:
-        """Make an empty set of values."""
-        self.code, self.width = code, width
+    def __init__(self, code: Code, width: int, *, keeps_width: bool = False) -> None:
+        """Make an empty set of values; keeps_width: small integers also stay 64 bits wide."""
+        self.code, self.width, self.keeps_width = code, width, keeps_width
         self.values: dict[tuple[int, str], str] = {}
 
     def type(self, kind: str) -> str:
@@ -54,7 +54,7 @@ class Entries:
 
     def own(self, x: Node) -> str:
         """Return the kind of the vector that a node is computed in."""
-        return I32 if is_small(x) else x.kind
+        return I32 if is_small(x) and not self.keeps_width else x.kind
 
     def set(self, x: Node, value: str) -> None:
         """Keep the vector of a node, of its own kind."""
@@ -122,7 +122,7 @@ class Entries:
         elif a.kind == I1:
             kind, how = I1, f"icmp {INTEGER_ORDER[x.op]}"
         else:
-            small = a.kind == I32 or (is_small(a) and is_small(b))
+            small = self.own(a) == I32 and self.own(b) == I32
             kind, how = (I32 if small else I64), f"icmp {INTEGER_ORDER[x.op]}"
         return self.code.do(f"{how} {self.type(kind)} {self.get(a, kind)}, {self.get(b, kind)}")
 

@@ -6,7 +6,7 @@ import math
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from roundscope.emu.backends.fused.loops import written
 from roundscope.emu.backends.fused.schedule import scheduled
 from roundscope.emu.backends.numba.jit import cache_directory
 from roundscope.emu.backends.numba.rounding import over_threads
+from roundscope.emu.stats.summary import record_type
 
 _LINE = 64  # bytes of a line of the cache
 _building = threading.Lock()
@@ -30,15 +31,20 @@ class Program:
     Calls may run in several threads at once; each thread has a workspace of its own.
     """
 
-    def __init__(self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
-        """Compile the program that computes the outputs from the inputs."""
-        made = [_left(graph, x, n) for n, x in enumerate(outputs)]
-        types = [np.dtype(DTYPES[x.kind]) for x in (*inputs, *made)]
-        forms = [
-            (x.shape, t, _strides(x.shape, t.itemsize))
-            for x, t in zip((*inputs, *made), types, strict=True)
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]]
+    ) -> None:
+        """Compile the program that computes the outputs from the inputs.
+
+        An output is one node, or the parts of a summary, which the caller gets as one record.
+        """
+        n = count()
+        groups = [[_left(graph, x, next(n)) for x in xs] for xs in outputs]
+        made = [*chain.from_iterable(groups)]
+        self.inputs = [_form(x) for x in inputs]
+        self.outputs = [
+            _form(*xs) if len(xs) == 1 else ((), record_type(xs[-1].size), ()) for xs in groups
         ]
-        self.inputs, self.outputs = forms[: len(inputs)], forms[len(inputs) :]
         code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
         text = module(code, len(inputs) + len(made) + len(self.tables) + 2)
         with _building:
@@ -49,6 +55,11 @@ class Program:
             for shape, dtype, _ in self.outputs
         ]
         self.offsets, self.memory = [0, *accumulate(sizes)][:-1], sum(sizes)
+        self.parts = [
+            offset + part
+            for offset, (_, dtype, _) in zip(self.offsets, self.outputs, strict=True)
+            for part in ([dtype.fields[name][1] for name in dtype.names] if dtype.names else [0])
+        ]
         self.addresses = [address_of(x) for x in self.tables]
         self.own = threading.local()
 
@@ -76,14 +87,14 @@ class Program:
         first = address_of(memory) + start
         addresses = [
             *map(address_of, held),
-            *(first + offset for offset in self.offsets),
+            *(first + offset for offset in self.parts),
             *self.addresses,
             address_of(void),
             0,
         ]
         steps = [
             *(x.strides[0] if len(x) > 1 else 0 for x in held),
-            *[self.memory] * len(self.outputs),
+            *[self.memory] * len(self.parts),
             *[0] * len(self.addresses),
             void.itemsize,
             0,
@@ -110,9 +121,11 @@ class Program:
         return -(-address_of(self.own.space) // _LINE) * _LINE
 
 
-def _strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return the distances in bytes between entries, of this size, of an array without gaps."""
-    return tuple(math.prod(shape[n + 1 :]) * size for n in range(len(shape)))
+def _form(x: Node) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
+    """Return shape, NumPy's type, and the distances in bytes between entries without gaps."""
+    dtype = np.dtype(DTYPES[x.kind])
+    gaps = (math.prod(x.shape[n + 1 :]) * dtype.itemsize for n in range(x.ndim))
+    return x.shape, dtype, tuple(gaps)
 
 
 def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...]) -> np.ndarray:

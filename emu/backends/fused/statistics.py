@@ -14,7 +14,7 @@ from roundscope.emu.roundings.rule import C64
 from roundscope.emu.stats.classify import COUNTS, build_classify, judged
 
 LANES = 8
-FLAGS = 10
+FLAGS = 9  # that are counted; `inexact` is the sum of `away` and `toward`
 
 
 class Summary:
@@ -109,7 +109,7 @@ class Summary:
         """Return what is carried after one vector of events, and their errors in ulps."""
         code = self.code
         before, after, valid = (self._read(x, row, column) for x in self.args)
-        entries = Entries(code, LANES)
+        entries = Entries(code, LANES, keeps_width=True)
         normal, (least, most) = np.float64(1.0).view(np.int64), self.usual[0]
         other = self._all(F64, 1.0 if least <= normal <= most else 0.0)
         for node, value in ((self.before, before), (self.after, after)):
@@ -145,9 +145,9 @@ class Summary:
 
         bounds: those of the bits of |before| and |after|; None if they may be anything.
         """
-        code, entries = self.code, Entries(self.code, LANES)
+        code, entries = self.code, Entries(self.code, LANES, keeps_width=True)
         entries.values = dict(before.values)
-        *flags, error, ulps = self._classified(bounds)
+        _, *flags, error, ulps = self._classified(bounds)
         size = self.w.graph.unary("bits", ulps, I64) & (2**63 - 1)
         _computed(entries, [*flags, error, size])
         new = []
@@ -165,24 +165,39 @@ class Summary:
             new.append(code.do(f"add i64 {count}, {ones}"))
         e, u = entries.get(error, F64), entries.get(ulps, F64)
         new.extend(carried[FLAGS + 1 : FLAGS + 6] if self.is_exact else self._terms(carried, e, u))
-        none = self._all(I64, -1)
-        found = code.do(
-            f"select {self.i1} {valid}, {self.i64} {entries.get(size, I64)}, {self.i64} {none}"
-        )
-        top, place = carried[-2:]
-        grows = code.do(f"icmp sgt {self.i64} {found}, {top}")
-        here = code.splat(I64, at, LANES)
+        return [*new, *self._peak(valid, entries.get(size, I64), at, *carried[-2:]), u]
+
+    def _peak(self, valid: str, size: str, at: str, top: str, place: str) -> list[str]:
+        """Return the bits of the largest errors and their places, after one vector of errors.
+
+        It is rare that one of them grows.
+        """
+        code, none = self.code, self._all(I64, -1)
         steps = "<" + ", ".join(f"i64 {k}" for k in range(LANES)) + ">"
-        here = code.do(f"add {self.i64} {here}, {steps}")
-        for a, b in ((found, top), (here, place)):
-            new.append(code.do(f"select {self.i1} {grows}, {self.i64} {a}, {self.i64} {b}"))
-        return [*new, u]
+        if self.is_exact and self.args[2].is_constant and self.args[2].data:
+            return [self._all(I64, 0), steps]  # no error, and the first event has it
+        found = code.do(f"select {self.i1} {valid}, {self.i64} {size}, {self.i64} {none}")
+        grows = code.do(f"icmp sgt {self.i64} {found}, {top}")
+        one_grows = code.call("i1", f"llvm.vector.reduce.or.v{LANES}i1", (self.i1, grows))
+
+        def grown() -> list[str]:
+            here = code.splat(I64, at, LANES)
+            here = code.do(f"add {self.i64} {here}, {steps}")
+            return [
+                code.do(f"select {self.i1} {grows}, {self.i64} {a}, {self.i64} {b}")
+                for a, b in ((found, top), (here, place))
+            ]
+
+        return code.choice(one_grows, [self.i64] * 2, grown, lambda: [top, place])
 
     def _classified(self, bounds: Any) -> tuple[Node, ...]:
         """Return the flags and errors of an event, as nodes of the numbers before and after it."""
         graph = self.w.graph
         classify = build_classify(
-            graph.where, lambda e: graph.unary("number", graph.of(e << 52), F64), lambda f: f
+            graph.where,
+            lambda e: graph.unary("number", graph.of(e << 52), F64),
+            lambda f: f,
+            is_exact=bounds is not None,
         )
         sizes = self.sizes
         if bounds is not None:
@@ -237,8 +252,11 @@ class Summary:
     def _finish(self, results: list[str], rows: int) -> None:
         """Write counts, sums, the peak and its place from what the loops carried."""
         code, out = self.code, self.out
-        for n, count in enumerate(results[: FLAGS + 1]):
-            self._put(I64, out[0], n, count)
+        total, *flags = results[: FLAGS + 1]
+        away, toward = (flags[COUNTS.index(name) - 2] for name in ("away", "toward"))
+        inexact = code.do(f"add i64 {away}, {toward}")
+        for index, count in enumerate((total, inexact, *flags)):
+            self._put(I64, out[0], index, count)
         zero = literal(F64, 0.0)
         for n, lanes in enumerate(results[FLAGS + 1 : FLAGS + 6]):
             total = zero

@@ -19,6 +19,7 @@ def program(
 ) -> tuple[Program, Callable[[list[Any]], Any]]:
     """Return function(ops, *like) as a program, and what gives its outputs the form of its result.
 
+    A summary of an event is one output, a record whose fields are its parts.
     Raises `graph.Untraceable` if the function does something that programs do not have.
 
     Args:
@@ -41,28 +42,34 @@ def program(
     )
     ops: Ops = graph_ops(graph)
     result = function(ops, *args)
-    leaves: list[Node] = []
+    leaves: list[tuple[Node, ...]] = []
     form = _form(graph, result, leaves)
     return _of(graph, inputs, leaves), lambda arrays: _filled(form, arrays)
 
 
-def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[Node]) -> Program:
+def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]]) -> Program:
     """Return the program of a graph: one that is in use, if it has the same operations."""
-    key = tuple(graph.known), *(tuple(x.number for x in xs) for xs in (inputs, outputs))
+    key = tuple(graph.known), *(tuple(x.number for x in xs) for xs in (inputs, *outputs))
     program = _made.get(key)
     if program is None:
         program = _made[key] = Program(graph, inputs, outputs)
     return program
 
 
-def _form(graph: Graph, x: Any, leaves: list[Node]) -> Any:
-    """Return a result with the number of an output in place of each node."""
+def _form(graph: Graph, x: Any, leaves: list[tuple[Node, ...]]) -> Any:
+    """Return a result with the number of an output in place of each node and each summary."""
     if isinstance(x, dict):
         return {name: _form(graph, part, leaves) for name, part in x.items()}
-    if isinstance(x, tuple):
+    if isinstance(x, tuple) and not _is_summary(graph, x):
         return tuple(_form(graph, part, leaves) for part in x)
-    leaves.append(graph.of(x))
+    leaves.append(x if isinstance(x, tuple) else (graph.of(x),))
     return len(leaves) - 1
+
+
+def _is_summary(graph: Graph, x: tuple[Any, ...]) -> bool:
+    """Return whether a tuple has the parts of a summary, and nothing else."""
+    first = x[0] if x else None
+    return isinstance(first, Node) and graph.parts.get(first.number) == x
 
 
 def _filled(form: Any, arrays: list[Any]) -> Any:

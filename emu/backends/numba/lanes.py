@@ -1,9 +1,9 @@
-"""Vectors of eight numbers, on which a compiled function computes as it does on single numbers.
+"""Vectors of numbers, on which a compiled function computes as it does on single numbers.
 
 LLVM forms vectors by itself where it may choose the order of additions; sums whose order is part of
 their bits need vectors that are written down. A function that is compiled for `Lanes` computes in
 each lane what it computes for single numbers, such as the classification of `emu.stats`.
-`+ - * & | << >>`, comparisons, unary minus, `abs` and `where` act lane by lane. Where one operand
+`+ - * & | << >>`, comparisons, `abs` and `where` act lane by lane. Where one operand
 is a single number, every lane meets it.
 """
 
@@ -19,19 +19,20 @@ from numba.extending import lower_builtin, lower_cast, models, register_model
 
 from roundscope.emu.backends.numba.jit import intrinsic, njit
 
-LANES = 8
+WIDTH = 16  # numbers of a vector
+LANES = 8  # parts of a sum whose order is defined
 
 
 class Lanes(numba.types.Type):  # type: ignore[misc]  # Numba has no types
     """Numba's type of a vector of numbers of one type."""
 
-    def __init__(self, scalar: Any, word: ir.Type, width: int = LANES) -> None:
+    def __init__(self, scalar: Any, word: ir.Type, width: int = WIDTH) -> None:
         super().__init__(name=f"Lanes({scalar}, {width})")
         self.scalar, self.vector = scalar, ir.VectorType(word, width)
 
     def can_convert_from(self, context: Any, other: Any) -> Any:
         """Accept a single number where a vector is needed."""
-        kinds = {F64: numba.types.Float, I32: numba.types.Integer}
+        kinds = {F64: numba.types.Float, F32: numba.types.Float, I32: numba.types.Integer}
         takes = isinstance(other, kinds.get(self, ()))
         return numba.core.typeconv.Conversion.unsafe if takes else None
 
@@ -40,7 +41,8 @@ F64 = Lanes(numba.float64, ir.DoubleType())
 F32 = Lanes(numba.float32, ir.FloatType())
 I32 = Lanes(numba.int32, ir.IntType(32))
 I1 = Lanes(numba.boolean, ir.IntType(1))
-HALF = Lanes(numba.float64, ir.DoubleType(), LANES // 2)
+PARTS = Lanes(numba.float64, ir.DoubleType(), LANES)
+FOUR = Lanes(numba.float64, ir.DoubleType(), 4)
 _INDEX = ir.IntType(32)
 
 
@@ -95,9 +97,8 @@ _ARITHMETIC = {
         "rshift": "ashr",
     },
     I1: {"and_": "and_", "or_": "or_"},
-    F64: {"add": "fadd", "sub": "fsub", "mul": "fmul"},
+    F64: {"sub": "fsub", "mul": "fmul"},
     F32: {"sub": "fsub", "mul": "fmul"},
-    HALF: {"add": "fadd"},
 }
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
@@ -107,9 +108,10 @@ for _kind, _operations in _ARITHMETIC.items():
 for _name, _sign in _ORDER.items():
     _test = "fcmp_unordered" if _name == "ne" else "fcmp_ordered"
     _define(getattr(operator, _name), I1, I32, 2, _instruction("icmp_signed", _sign))
+    _define(getattr(operator, _name), I1, F32, 2, _instruction(_test, _sign))
     _define(getattr(operator, _name), I1, F64, 2, _instruction(_test, _sign))
-_define(operator.neg, F64, F64, 1, _instruction("fneg"))
-_define(abs, F64, F64, 1, _called(f"llvm.fabs.v{LANES}f64", F64))
+_define(abs, F32, F32, 1, _called(f"llvm.fabs.v{WIDTH}f32", F32))
+_define(abs, F64, F64, 1, _called(f"llvm.fabs.v{WIDTH}f64", F64))
 for _operation, _signatures in _CASES.items():
     infer_global(_operation)(type("_Operation", (ConcreteTemplate,), {"cases": _signatures}))
 
@@ -132,11 +134,7 @@ def where(typing: Any, condition: Any, yes: Any, no: Any) -> Any:
     return kind(I1, kind, kind), lambda context, builder, signature, args: builder.select(*args)
 
 
-@intrinsic
-def load(typing: Any, array: Any, first: Any) -> Any:
-    """Return eight numbers of a contiguous array of int32 or float64 numbers."""
-    kind = I32 if array.dtype == numba.int32 else F64
-
+def _loads(kind: Lanes, array: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = _place(context, builder, array, kind, *args)
         return builder.load(place, align=array.dtype.bitwidth // 8)
@@ -145,14 +143,26 @@ def load(typing: Any, array: Any, first: Any) -> Any:
 
 
 @intrinsic
+def words(typing: Any, array: Any, first: Any) -> Any:
+    """Return a vector of integers from a contiguous array of int32."""
+    return _loads(I32, array)
+
+
+@intrinsic
+def load(typing: Any, array: Any, first: Any) -> Any:
+    """Return eight numbers of a contiguous array of float64."""
+    return _loads(PARTS, array)
+
+
+@intrinsic
 def store(typing: Any, array: Any, first: Any, vector: Any) -> Any:
     """Write eight float64 numbers to a contiguous array."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _place(context, builder, array, F64, *args[:2]), align=8)
+        builder.store(args[2], _place(context, builder, array, PARTS, *args[:2]), align=8)
         return context.get_dummy_value()
 
-    return numba.void(array, numba.intp, F64), emit
+    return numba.void(array, numba.intp, PARTS), emit
 
 
 def _place(
@@ -174,30 +184,32 @@ def numbers(typing: Any, vector: Any) -> Any:
     return kind(vector), emit
 
 
-def _half(first: int) -> Any:
-    chosen = ir.Constant(ir.VectorType(_INDEX, LANES // 2), [*range(first, first + LANES // 2)])
-    return HALF(F64), lambda context, builder, signature, args: builder.shuffle_vector(
-        args[0], args[0], chosen
-    )
+@intrinsic
+def four_zeros(typing: Any) -> Any:
+    """Return four numbers that are 0."""
+    return FOUR(), lambda context, builder, signature, args: ir.Constant(FOUR.vector, [0.0] * 4)
 
 
 @intrinsic
-def lower_half(typing: Any, vector: Any) -> Any:
-    """Return the first four numbers of a vector."""
-    return _half(0)
+def plus_parts(typing: Any, total: Any, terms: Any) -> Any:
+    """Return a vector plus each part of a longer one that is as long, one after the other."""
+    size = total.vector.count
 
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        result, every = args
+        for first in range(0, terms.vector.count, size):
+            chosen = ir.Constant(ir.VectorType(_INDEX, size), [*range(first, first + size)])
+            result = builder.fadd(result, builder.shuffle_vector(every, every, chosen))
+        return result
 
-@intrinsic
-def upper_half(typing: Any, vector: Any) -> Any:
-    """Return the last four numbers of a vector."""
-    return _half(LANES // 2)
+    return total(total, terms), emit
 
 
 @intrinsic
 def flagged(typing: Any, flags: Any) -> Any:
     """Return an integer with the bits that are the flags of a vector."""
     return numba.int64(I1), lambda context, builder, signature, args: builder.zext(
-        builder.bitcast(args[0], ir.IntType(LANES)), ir.IntType(64)
+        builder.bitcast(args[0], ir.IntType(WIDTH)), ir.IntType(64)
     )
 
 
@@ -222,10 +234,10 @@ def float_of_word(typing: Any, vector: Any) -> Any:
     return F32(I32), lambda context, builder, signature, args: builder.bitcast(args[0], F32.vector)
 
 
-@intrinsic
-def word_of_float(typing: Any, vector: Any) -> Any:
-    """Return the bits of binary32 numbers."""
-    return I32(F32), lambda context, builder, signature, args: builder.bitcast(args[0], I32.vector)
+@njit
+def single_power_of_two(exponent: Any) -> Any:
+    """Return the positive binary32 powers of two with these biased exponents."""
+    return float_of_word(exponent << 23)
 
 
 @intrinsic
@@ -237,22 +249,26 @@ def widened(typing: Any, vector: Any) -> Any:
 @intrinsic
 def power_of_two(typing: Any, exponent: Any) -> Any:
     """Return the positive binary64 powers of two with these biased exponents."""
-    words = ir.VectorType(ir.IntType(64), LANES)
+    words = ir.VectorType(ir.IntType(64), WIDTH)
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bits = builder.shl(builder.zext(args[0], words), ir.Constant(words, [52] * LANES))
+        bits = builder.shl(builder.zext(args[0], words), ir.Constant(words, [52] * WIDTH))
         return builder.bitcast(bits, F64.vector)
 
     return F64(I32), emit
 
 
 @intrinsic
-def plus_square(typing: Any, total: Any, vector: Any) -> Any:
-    """Return total + vector * vector, rounded once if the processor can and else twice.
+def prefetch(typing: Any, array: Any, place: Any) -> Any:
+    """Ask for the line of the cache that an entry is in; the entry need not exist."""
+    kinds = [ir.IntType(8).as_pointer(), *[ir.IntType(32)] * 3]
 
-    Both are the same where the squares need no rounding.
-    """
-    add = _called(f"llvm.fmuladd.v{LANES}f64", F64)
-    return F64(F64, F64), lambda context, builder, signature, args: add(
-        builder, args[1], args[1], args[0]
-    )
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = context.make_array(array)(context, builder, args[0]).data
+        declared = ir.FunctionType(ir.VoidType(), kinds)
+        ask = get_or_insert_function(builder.module, declared, "llvm.prefetch.p0i8")
+        at = builder.bitcast(builder.gep(data, [args[1]]), kinds[0])
+        builder.call(ask, [at, _INDEX(0), _INDEX(3), _INDEX(1)])
+        return context.get_dummy_value()
+
+    return numba.void(array, numba.intp), emit

@@ -1,13 +1,14 @@
 """Statistics of rounding events: the Numba kernels of the NumPy executor."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from roundscope.emu.backends.numba import lanes
 from roundscope.emu.backends.numba.jit import closure, compiled, njit
-from roundscope.emu.backends.numba.lanes import LANES
+from roundscope.emu.backends.numba.lanes import LANES, WIDTH
 from roundscope.emu.backends.numba.rounding import (
     LOOPS32,
     bits_of_float,
@@ -31,11 +32,15 @@ def _power_of_two(exponent: int) -> float:
 
 
 _classify = build_classify(where, _power_of_two, closure("classify"))
-_classify_lanes = build_classify(lanes.where, lanes.power_of_two, closure("lanes"), C32)
+_classify_wide = build_classify(
+    lanes.where, lanes.power_of_two, closure("wide"), C32, is_exact=True
+)
+_classify_narrow = build_classify(
+    lanes.where, lanes.single_power_of_two, closure("narrow"), C32, C32, is_exact=True
+)
 _round_even, _round_any, _round_stochastic = LOOPS32
 BLOCK = 1024
 PIECE = 1 << 15  # in `round_with_stats`, the sums of so many events are added to those before
-_HALF = bits_of(0.5, C32)
 
 
 @compiled
@@ -169,29 +174,29 @@ def stats(before: np.ndarray, after: np.ndarray, f: Format, valid: np.ndarray) -
     return counts, sums, peak, place, rows
 
 
-class Plain(NamedTuple):
-    """Where the errors of a rounding are binary32 numbers, and nothing else is to be noticed.
+class Narrow(NamedTuple):
+    """Where the errors of a rounding are binary32 numbers, as arithmetic in binary32 has them.
 
     least   bits of the smallest positive such number
-    most    bits of the largest such number; up to it nothing overflows
-    floor   the biased exponent from which on 1 / ulp is a binary32 number; it is that of 2^emin if
-            it can be
+    most    bits of the largest such number; larger ones than infinity are NaN
+    format  the format; its smallest exponent is raised until 1 / ulp is a binary32 number
     """
 
     least: int
     most: int
-    floor: int
+    format: Judged
 
 
-def plain_of(r: Rounding) -> Plain:
-    """Return where the errors of a rounding are binary32 numbers, as `_judge` computes them.
+def narrow_of(r: Rounding) -> Narrow:
+    """Return where the errors of a rounding are binary32 numbers.
 
     From the smallest number of the format on, an error is a multiple of the argument's last bit,
     and has at most 23 bits. Below, it is the argument or, by Sterbenz' lemma, exact in rounding to
     nearest. In other modes it may be the smallest number less a tiny one. In ulps it has as many
-    bits; binary32 holds them unless 1 / ulp is below 1 and the argument is tiny.
+    bits; binary32 holds them unless 1 / ulp is below 1 and the argument is tiny. A number that
+    becomes infinite or NaN has no error, and one that saturates may have one of many bits.
     """
-    f = r.format
+    f, t = r.format, target_of(r, C32)
     inward = r.mode in (
         RoundingMode.TIES_TO_EVEN,
         RoundingMode.TIES_TO_AWAY,
@@ -201,11 +206,11 @@ def plain_of(r: Rounding) -> Plain:
     lowest = max(f.emin, f.precision - C32.bias - 1)  # 1 / ulp is at most 2^127
     if lowest > f.emin:
         least = max(least, 2.0**lowest)
-    ulp = 2.0 ** (max(f.emax, f.emin) - f.precision + 1)
-    most = f.max_finite // ulp * ulp  # the largest number may lie between two of the format
     if f.precision == 1:  # 1 / ulp may be below binary32's normal numbers
-        most = 0.0
-    return Plain(bits_of(least, C32), bits_of(most, C32), lowest + C32.bias)
+        least = math.inf
+    saturates = min(t.over_positive, t.over_negative) < C32.infinity
+    most = bits_of(f.max_finite, C32) if saturates else C32.magnitude
+    return Narrow(bits_of(least, C32), most, judged(f, C32)._replace(emin=lowest + C32.bias))
 
 
 @njit
@@ -213,66 +218,43 @@ def _judge(
     x: np.ndarray,
     y: np.ndarray,
     f: Judged,
-    plain: Plain,
+    narrow: Narrow,
     counts: np.ndarray,
     sums: np.ndarray,
 ) -> tuple[int, float]:
     """Add BLOCK events to counts and to the sums in LANES parts, as `_count` and `_sum` do.
 
-    The arrays hold bits of binary32 numbers. Returns the bits of the largest |ulps| and the sum of
-    signed ulps, added up as in `_row_sum`. Eight numbers that are all plain, as nearly all are in
-    practice, are judged in binary32, which gives the same errors and flags in half the time.
+    The arrays x and y hold bits of binary32 numbers. Returns the bits of the largest |ulps| and the
+    sum of signed ulps, added up as in `_row_sum`. The next block is fetched meanwhile, since the
+    processor reads ahead by itself only where a loop waits for memory.
     """
-    ties = ties_away = away = toward = carries = overflow = underflow = subnormal = nan = 0
-    top = lanes.spread(0.0)
-    row = lanes.lower_half(top)
+    flags = (0, 0, 0, 0, 0, 0, 0, 0, 0)
+    top, row = lanes.spread(0.0), lanes.four_zeros()
     total, absolute = lanes.load(sums, 0), lanes.load(sums, LANES)
     squares, absolute_ulps = lanes.load(sums, 2 * LANES), lanes.load(sums, 3 * LANES)
     square_ulps = lanes.load(sums, 4 * LANES)
-    for j in range(0, BLOCK, LANES):
-        before, after = lanes.load(x, j), lanes.load(y, j)
-        a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
-        x32, y32 = lanes.float_of_word(before), lanes.float_of_word(after)
-        if lanes.flagged((a > plain.most) | ((a > 0) & (a < plain.least))):
-            e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
-            ties += lanes.counted(e[1])
-            ties_away += lanes.counted(e[2])
-            away += lanes.counted(e[3])
-            toward += lanes.counted(e[4])
-            carries += lanes.counted(e[5])
-            overflow += lanes.counted(e[6])
-            underflow += lanes.counted(e[7])
-            subnormal += lanes.counted(e[8])
-            nan += lanes.counted(e[9])
-            error, ulps = e[10], e[11]
-            squares = squares + error * error
-            square_ulps = square_ulps + ulps * ulps
+    for j in range(0, BLOCK, WIDTH):
+        lanes.prefetch(x, j + BLOCK)
+        lanes.prefetch(y, j + BLOCK)
+        before, after = lanes.words(x, j), lanes.words(y, j)
+        if _are_narrow(before, narrow):
+            e32 = _judged_narrow(before, after, narrow.format)
+            flags = _plus_flags(flags, e32)
+            error, ulps = lanes.widened(e32[10]), lanes.widened(e32[11])
         else:
-            exponent = lanes.where(a >> 23 > plain.floor, a >> 23, plain.floor)
-            error32 = y32 - x32
-            ulps32 = error32 * lanes.float_of_word((253 + f.precision - exponent) << 23)
-            size = lanes.word_of_float(ulps32) & _MAGNITUDE32
-            up, down = lanes.flagged(b > a), lanes.flagged(b < a)
-            tie, zero = lanes.flagged(size == _HALF), lanes.flagged(b == 0)
-            ties += lanes.ones(tie)
-            ties_away += lanes.ones(tie & up)
-            away += lanes.ones(up)
-            toward += lanes.ones(down)
-            carries += lanes.counted(b >> 23 > exponent)
-            underflow += lanes.ones(down & zero)
-            subnormal += lanes.counted(b < f.min_normal) - lanes.ones(zero)
-            error, ulps = lanes.widened(error32), lanes.widened(ulps32)
-            squares = lanes.plus_square(squares, error)
-            square_ulps = lanes.plus_square(square_ulps, ulps)
-        size_of_ulps = abs(ulps)
-        total, absolute = total + error, absolute + abs(error)
-        absolute_ulps = absolute_ulps + size_of_ulps
-        row = row + lanes.lower_half(ulps)
-        row = row + lanes.upper_half(ulps)
-        top = lanes.where(size_of_ulps > top, size_of_ulps, top)
-    flags = (ties, ties_away, away, toward, carries, overflow, underflow, subnormal, nan)
+            e = _judged_wide(before, after, f)
+            flags = _plus_flags(flags, e)
+            error, ulps = e[10], e[11]
+        size = abs(ulps)
+        total = lanes.plus_parts(total, error)
+        absolute = lanes.plus_parts(absolute, abs(error))
+        squares = lanes.plus_parts(squares, error * error)
+        absolute_ulps = lanes.plus_parts(absolute_ulps, size)
+        square_ulps = lanes.plus_parts(square_ulps, ulps * ulps)
+        row = lanes.plus_parts(row, ulps)
+        top = lanes.where(size > top, size, top)
     counts[0] += BLOCK
-    counts[1] += away + toward
+    counts[1] += flags[2] + flags[3]
     for c in range(9):
         counts[2 + c] += flags[c]
     lanes.store(sums, 0, total)
@@ -281,20 +263,55 @@ def _judge(
     lanes.store(sums, 3 * LANES, absolute_ulps)
     lanes.store(sums, 4 * LANES, square_ulps)
     largest = 0.0
-    for size in lanes.numbers(top):
-        largest = max(largest, size)
+    for one_size in lanes.numbers(top):
+        largest = max(largest, one_size)
     p, q, r, s = lanes.numbers(row)
     return bits_of_float(largest), (p + q) + (r + s)
 
 
 @njit
+def _are_narrow(before: Any, narrow: Narrow) -> bool:
+    """Return whether arithmetic in binary32 has the errors of all numbers of a vector."""
+    a = before & _MAGNITUDE32
+    return lanes.counted((a > narrow.most) | ((a > 0) & (a < narrow.least))) == 0
+
+
+@njit
+def _judged_wide(before: Any, after: Any, f: Judged) -> Any:
+    """Return what `classify` returns, for vectors of bits of binary32 numbers."""
+    x, y = lanes.float_of_word(before), lanes.float_of_word(after)
+    a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
+    return _classify_wide(lanes.widened(x), lanes.widened(y), a, b, f)
+
+
+@njit
+def _judged_narrow(before: Any, after: Any, f: Judged) -> Any:
+    """Return the same with binary32 errors, for numbers that are narrow."""
+    x, y = lanes.float_of_word(before), lanes.float_of_word(after)
+    return _classify_narrow(x, y, before & _MAGNITUDE32, after & _MAGNITUDE32, f)
+
+
+@njit
+def _plus_flags(counts: Any, e: Any) -> Any:
+    """Return counts of all flags of `classify` but the first, with those of a vector added."""
+    return (
+        counts[0] + lanes.counted(e[1]),
+        counts[1] + lanes.counted(e[2]),
+        counts[2] + lanes.counted(e[3]),
+        counts[3] + lanes.counted(e[4]),
+        counts[4] + lanes.counted(e[5]),
+        counts[5] + lanes.counted(e[6]),
+        counts[6] + lanes.counted(e[7]),
+        counts[7] + lanes.counted(e[8]),
+        counts[8] + lanes.counted(e[9]),
+    )
+
+
+@njit
 def _find_at_once(x: np.ndarray, y: np.ndarray, f: Judged, top: float) -> int:
     """Return the index of the first of BLOCK events whose |ulps| is `top`, as `_find` does."""
-    for j in range(0, BLOCK, LANES):
-        before, after = lanes.load(x, j), lanes.load(y, j)
-        a, b = before & _MAGNITUDE32, after & _MAGNITUDE32
-        x32, y32 = lanes.float_of_word(before), lanes.float_of_word(after)
-        e = _classify_lanes(lanes.widened(x32), lanes.widened(y32), a, b, f)
+    for j in range(0, BLOCK, WIDTH):
+        e = _judged_wide(lanes.words(x, j), lanes.words(y, j), f)
         found = lanes.flagged(abs(e[11]) == top)
         if found:
             first: int = lanes.ones((found & -found) - 1)
@@ -310,7 +327,7 @@ def _round_and_collect(
     t: Target,
     f: Judged,
     f32: Judged,
-    plain: Plain,
+    narrow: Narrow,
     counts: np.ndarray,
     sums: np.ndarray,
 ) -> tuple[float, int]:
@@ -335,7 +352,7 @@ def _round_and_collect(
         else:
             _round_any(part, rounded, t)
         if size == BLOCK:
-            top, row = _judge(part, rounded, f32, plain, counts, parts)
+            top, row = _judge(part, rounded, f32, narrow, counts, parts)
             if top > peak:
                 peak, place = top, lo + _find_at_once(part, rounded, f32, float_of_bits(top))
         else:
@@ -374,7 +391,7 @@ def rounded_with_stats(
     source, target = flat.view(np.int32), rounded.view(np.int32)
     lots = np.empty(0, np.int32) if random is None else np.ascontiguousarray(random).reshape(-1)
     f = r.format
-    asked = (target_of(r, C32), judged(f), judged(f, C32), plain_of(r))
+    asked = (target_of(r, C32), judged(f), judged(f, C32), narrow_of(r))
 
     def piece(lo: int, hi: int) -> Stats:
         counts, sums = np.zeros(11, np.int64), np.zeros(6)

@@ -443,8 +443,8 @@ OF_STATS = (
         kind="statistics",
         imitates="The sign of the mean error in ulps is flipped.",
         file="emu/stats/classify.py",
-        old="ulps = where(error != 0.0, error * per_ulp, 0.0)",
-        new="ulps = where(error != 0.0, -error * per_ulp, 0.0)",
+        old="ulps = error * per_ulp",
+        new="ulps = (error - error - error) * per_ulp",
         tests=STATS,
     ),
     Fault(
@@ -452,8 +452,8 @@ OF_STATS = (
         kind="statistics",
         imitates="A tiny number that is rounded away from zero counts as a tie.",
         file="emu/stats/classify.py",
-        old="tie = (size == 0.5) & (after - error == before)",
-        new="tie = size == 0.5",
+        old="tie = tie & (after - error == before)",
+        new="tie = tie & (after == after)",
         tests=STATS,
     ),
     Fault(
@@ -463,6 +463,25 @@ OF_STATS = (
         file="emu/backends/numba/stats.py",
         old="0.0 if inward and f.emin < f.precision else",
         new="0.0 if f.emin < f.precision else",
+        tests=STATS,
+    ),
+    Fault(
+        name="saturated-errors-in-binary32",
+        kind="statistics",
+        imitates="The error of a number that saturates, which may have many bits, is taken in"
+        " binary32.",
+        file="emu/backends/numba/stats.py",
+        old="most = bits_of(f.max_finite, C32) if saturates else C32.magnitude",
+        new="most = C32.magnitude",
+        tests=STATS,
+    ),
+    Fault(
+        name="parts-of-a-vector-exchanged",
+        kind="statistics",
+        imitates="Sums whose order is part of their bits add the last part of a vector first.",
+        file="emu/backends/numba/lanes.py",
+        old="for first in range(0, terms.vector.count, size):",
+        new="for first in range(terms.vector.count - size, -1, -size):",
         tests=STATS,
     ),
     Fault(

@@ -190,6 +190,41 @@ def test_statistics(shape: tuple[int, int], name: str) -> None:
     _agree(both, x, y, valid.astype(float), narrow=False)
 
 
+@pytest.mark.parametrize("kind", ["normal", "near ties", "nothing"])
+def test_statistics_where_every_event_exists(kind: str) -> None:
+    """What is certain of normal numbers taken for certain of others, a place of no first event."""
+    f, nearly = rounding("e4m3fn").format, (0.5 - 2.0**-54) * 2.0**-9
+    x = RNG.normal(size=(8, 16)) if kind == "normal" else np.zeros((8, 16))
+    y = numpy_ops().round(x, rounding("e4m3fn"), None)
+    if kind == "near ties":  # see `test_a_rounded_difference_is_no_tie`
+        x[2:4, 3:9], y[2:4, 3:9] = nearly, 2.0**-9
+
+    def both(o: Ops, a: Any) -> Any:
+        there = o.xp.ones((8, 16), bool)
+        some, exact = o.stats([(a[0], a[1], f, there), (a[1], a[1], f, there)])
+        return (*some, *exact)
+
+    _agree(both, x, y, narrow=False)
+
+
+def test_a_summary_is_one_record() -> None:
+    """Fields of a record in other places than the program writes them to."""
+    f, x = rounding("bf16").format, RNG.normal(size=(5, 16, 8))
+    y = numpy_ops().round(x, rounding("bf16"), None)
+
+    def summary(o: Ops, a: Any) -> Any:
+        return a[1] + 1.0, o.stats([(a[0], a[1], f, a[1] > 0.0)])[0], a[0] * 2.0
+
+    run, form = program(summary, ((x[0], y[0]),), ((False, False),))
+    more, records, twice = form(run(5, [x, y])[0])
+    np.testing.assert_array_equal(more, y + 1.0)
+    np.testing.assert_array_equal(twice, x * 2.0)
+    for one, before, after in zip(records, x, y, strict=True):
+        wanted = numpy_ops().stats([(before, after, f, after > 0.0)])[0]
+        for name, part in zip(one.dtype.names, wanted, strict=True):
+            np.testing.assert_array_equal(one[name], part)
+
+
 def test_a_row_of_one_number() -> None:
     total = _total(Accumulator())
     a, wide = (RNG.normal(size=(8, 1)).astype("f4").astype("f8") for _ in range(2))
