@@ -295,7 +295,7 @@ def examine(
         32
     """
     check_shapes(q, k, v)
-    plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
+    plans, many, asked = plans_given(plan), not isinstance(plan, (Plan, str)), engine
     plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]
     batch = 1 if many else None  # a batch entry with its own plan is a separate call
     setups = [
@@ -322,7 +322,8 @@ def examine(
     setup, engine = setups[0]
     if do is None:
         check_forward_record(setup.record)
-    if engine == "numpy" and any(map(is_traced, (q, k, v, do, mask))):
+    inside = any(map(is_traced, (q, k, v, do, mask, sinks)))
+    if engine == "numpy" and inside:
         raise ValueError(
             "engine='numpy': examine has no numbers inside jit, grad or vmap; call it outside, or"
             " attend, which NumPy computes there too"
@@ -331,6 +332,11 @@ def examine(
         _check_many(q, plans, setup.inject, engine)
     if do is not None:
         check_like_output("do", do, (*q.shape[:3], v.shape[3]))
+    if engine == "xla" and asked is None and not (many or inside):
+        from roundscope.attention.engines import host
+
+        if host.is_faster(setup, q.shape[0], mask, sinks):
+            return host.of_jax(_examine(setup, "numpy", q, k, v, do, mask, sinks))
     return _examine(
         tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask, sinks
     )

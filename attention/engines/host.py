@@ -5,8 +5,9 @@ are the same bits. The functions are those that `attention.differentiable` calls
 data, which only XLA's engine takes.
 """
 
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
 
+Found = TypeVar("Found", bound=Any)
 __all__ = ["backward", "cast", "enter", "forward", "leave", "loaded", "round_inputs", "stored"]
 
 
@@ -43,6 +45,14 @@ def is_faster(setup: Setup, batch: int, mask: Any, sinks: Any) -> bool:
         and setup.plan.is_reproducible
         and numpy.runs_in_step(setup, batch * setup.heads, mask, sinks)
     )
+
+
+def of_jax(found: Found) -> Found:
+    """Return a dataclass of results, with a JAX array in place of each NumPy array."""
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    with jax.enable_x64(True):
+        own = {n: jnp.asarray(x) for n, x in values.items() if isinstance(x, np.ndarray)}
+    return replace(found, **own)
 
 
 def _wide(function: Any, shapes: Any, *arrays: Any) -> tuple[Array, ...]:

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from roundscope.attention import Plan, attend
+from roundscope.attention import Plan, attend, examine
 from roundscope.attention.engines import custom_call, fused, host, xla
 from roundscope.attention.plans.traced import head_plans
 from tests.checks.engines import normal
@@ -139,6 +139,22 @@ def test_a_large_call_on_a_cpu_is_numpys(monkeypatch):
             assert not used, options
     attention(None)(*arrays())  # it is too small
     assert not used
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_large_call_of_examine_is_numpys(dtype, monkeypatch):
+    """Results of another type than those of XLA's engine; one of its calls."""
+    do = normal(250, 2, 20, 4, 8)
+    with jax.enable_x64(dtype == np.float64):
+        x = [jnp.asarray(x, dtype) for x in (Q, K, V, do)]
+        expected = examine(*x, plan="fa2-bf16", engine="xla", **TILES)
+        monkeypatch.delattr(xla, "forward")
+        with fused.from_scores(0):
+            found = examine(*x, plan="fa2-bf16", **TILES)
+    for name in ("out", "lse", "dq", "dk", "dv", "delta"):
+        assert isinstance(getattr(found, name), jax.Array)
+        assert same(getattr(found, name), getattr(expected, name)), name
+    assert found.dsinks is None and found.trace.stats["P"].total().n == 1680
 
 
 def test_on_a_gpu_numpy_is_refused_inside_jit(monkeypatch):
