@@ -77,22 +77,28 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Fixed:
 
 def only_plan(
     config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | None, *, is_long: bool
-) -> Plan | None:
+) -> Fixed | None:
     """Return the plan of all arms, layers and heads that becomes part of a step on a CPU.
 
-    The step has the same bits as with the plan as data. None where there is no such plan: where
-    some differ; where a step needs its plan as data, since random bits are drawn from the step's
-    number, or since delta reads an error; on a GPU, whose own order of native sums may depend on
-    the program around them; and in a run that is not long, where XLA would compile the plan for
-    more time than that saves. NumPy compiles nothing for a plan.
+    Where layers differ, it is a plan for each. The step has the same bits as with plans as data.
+    None where there is no such plan: where arms differ, or heads of a layer; where a step needs its
+    plan as data, since random bits are drawn from the step's number, or since delta reads an error;
+    on a GPU, whose own order of native sums may depend on the program around them; and where it
+    would take XLA longer to compile plans than that saves: in a run that is not long, and for
+    layers that differ. NumPy compiles nothing for a plan.
     """
-    plans = {plan for arm in arms for layer in arm or () for plan in layer}
-    is_possible = config.engine == XLA and jax.default_backend() == "cpu"
-    if not is_possible or len(plans) != 1 or wrongs is not None:
+    found = {tuple(frozenset(layer) for layer in arm or ()) for arm in arms}
+    is_possible = config.engine == XLA and jax.default_backend() == "cpu" and wrongs is None
+    if not is_possible or len(found) != 1:
         return None
-    (plan,) = plans
-    has_gain = is_long or _is_of_numpy(config, plan)
-    return plan if has_gain and not is_stochastic(plan) else None
+    (layers,) = found
+    own = tuple(plan for layer in layers for plan in layer)
+    has_one_each = bool(own) and len(own) == len(layers)
+    if not has_one_each or any(map(is_stochastic, own)):
+        return None
+    is_one = len(set(own)) == 1
+    has_gain = (is_long and is_one) or all(_is_of_numpy(config, plan) for plan in own)
+    return (own[0] if is_one else own) if has_gain else None
 
 
 def _is_of_numpy(config: Config, plan: Plan) -> bool:
