@@ -228,10 +228,10 @@ def attend(
     from roundscope.attention.differentiable import attend_jax
     from roundscope.attention.engines import host
 
-    has_choice = asked is None and heads is None and delta_error is None
+    is_open, has_heads = asked is None and delta_error is None, heads is not None
     if engine == "numpy":
         host.check()
-    elif has_choice and host.is_faster(setup, q.shape[0], mask, sinks):
+    elif is_open and host.is_faster(setup, q.shape[0], mask, sinks, has_head_plans=has_heads):
         engine = "numpy"
     run = host if engine == "numpy" else _engine(engine)
     return attend_jax(run, setup, heads, dtype, q, k, v, mask, delta_error, sinks)

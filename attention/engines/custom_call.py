@@ -26,7 +26,7 @@ TARGET = "roundscope_numpy"
 VERSION = 0, 3  # of the interface, whose structures are these; XLA refuses what it does not know
 EXECUTE = 3  # the stage of an execution in which a function runs
 INTERNAL = 13  # the code of an error
-TYPES = {1: bool, 5: np.int64, 10: np.float16, 11: np.float32, 12: np.float64} | {
+TYPES = {1: bool, 5: np.int64, 8: np.uint32, 10: np.float16, 11: np.float32, 12: np.float64} | {
     16: ml_dtypes.bfloat16
 }
 _functions: dict[str, tuple[Callable[..., Any], tuple[bool, ...]]] = {}

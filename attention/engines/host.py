@@ -1,12 +1,13 @@
 """The NumPy engine inside programs of JAX on a CPU, where it is faster than XLA's engine.
 
 The program calls NumPy for each step, so nothing of the emulation is compiled by XLA; the results
-are the same bits. The functions are those that `attention.differentiable` calls, without plans as
-data, which only XLA's engine takes.
+are the same bits. The functions are those that `attention.differentiable` calls. `table`: the plans
+of heads as data (`attention.plans.traced.HeadPlans`), or None for the plan of the setup.
 """
 
+from collections.abc import Callable
 from dataclasses import fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +19,7 @@ from roundscope.attention.engines import numpy
 from roundscope.attention.engines.custom_call import call
 from roundscope.attention.engines.xla import cast, loaded, stored
 from roundscope.attention.events.recorder import Seen
+from roundscope.attention.plans.traced import HeadPlans, is_stochastic, plan_in
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
@@ -35,16 +37,59 @@ def check() -> None:
         )
 
 
-def is_faster(setup: Setup, batch: int, mask: Any, sinks: Any) -> bool:
+def is_faster(
+    setup: Setup, batch: int, mask: Any, sinks: Any, *, has_head_plans: bool = False
+) -> bool:
     """Return whether this engine is faster than XLA's for a call, with the same bits.
 
-    It is on a CPU, where compiled programs of the NumPy engine compute all heads of a large call.
+    It is on a CPU, where compiled programs of the NumPy engine compute all heads of a large call,
+    or, if heads have plans, each head of one that is large for a single head.
     """
-    return (
-        jax.default_backend() == "cpu"
-        and setup.plan.is_reproducible
-        and numpy.runs_in_step(setup, batch * setup.heads, mask, sinks)
-    )
+    if jax.default_backend() != "cpu" or not setup.plan.is_reproducible:
+        return False
+    if has_head_plans and (is_stochastic(setup.plan) or setup.heads != setup.key_heads):
+        return False
+    together = batch if has_head_plans else batch * setup.heads
+    return numpy.runs_in_step(setup, together, mask, sinks)
+
+
+def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Array:
+    """Return the plans of query heads as data."""
+    return jnp.asarray(plans.table)
+
+
+def _by_plan(
+    function: Callable[..., tuple[np.ndarray, ...]],
+    setup: Setup,
+    table: np.ndarray | None,
+    *arrays: np.ndarray | None,
+) -> tuple[np.ndarray, ...]:
+    """Return function(setup, *arrays) of all heads, by calls for the heads of each plan."""
+    if table is None:
+        return function(setup, *arrays)
+    kinds = [own.tobytes() for own in table]
+    setups = {kind: _with_plan(setup, kind, table.shape[1:]) for kind in dict.fromkeys(kinds)}
+    if len(setups) == 1:
+        return function(setups[kinds[0]], *arrays)
+    found: list[np.ndarray] = []
+    number = np.array([list(setups).index(kind) for kind in kinds])
+    all_heads = next(len(x) for x in arrays if x is not None)
+    for n, own in enumerate(setups.values()):
+        heads = np.resize(number == n, all_heads)
+        results = function(own, *(None if x is None else x[heads] for x in arrays))
+        found = found or [np.empty((all_heads, *x.shape[1:]), x.dtype) for x in results]
+        for whole, part in zip(found, results, strict=True):
+            whole[heads] = part
+    return tuple(found)
+
+
+@lru_cache(256)
+def _with_plan(setup: Setup, table: bytes, shape: tuple[int, ...]) -> Setup:
+    """Return the setup with the plan of a table, as `xla.own_setup` does."""
+    plan = plan_in(setup.plan, np.frombuffer(table, np.uint32).reshape(shape))
+    is_wide = plan[Site.SCALED].format.precision > 24
+    scale = setup.scale if is_wide else float(np.float32(setup.scale))
+    return replace(setup, plan=plan, scale=scale)
 
 
 def of_jax(found: Found) -> Found:
@@ -62,15 +107,20 @@ def _wide(function: Any, shapes: Any, *arrays: Any) -> tuple[Array, ...]:
 
 
 def round_inputs(
-    setup: Setup, site: Site, x: Array, each: None = None
+    setup: Setup, site: Site, x: Array, table: Array | None = None
 ) -> tuple[Array, dict[str, Seen]]:
     """Return an input tensor (heads, rows, features) after its event, and nothing recorded."""
-    (found,) = _wide(partial(_round_inputs, setup, site), [x.shape], x)
+    (found,) = _wide(partial(_round_inputs, setup, site), [x.shape], table, x)
     return found, {}
 
 
-def _round_inputs(setup: Setup, site: Site, x: np.ndarray) -> tuple[np.ndarray]:
-    return (numpy.round_inputs(setup, site, x)[0],)
+def _round_inputs(
+    setup: Setup, site: Site, table: np.ndarray | None, x: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    def run(setup: Setup, x: np.ndarray) -> tuple[np.ndarray]:
+        return (numpy.round_inputs(setup, site, x)[0],)
+
+    return _by_plan(run, setup, table, x)
 
 
 def forward(
@@ -79,17 +129,19 @@ def forward(
     k: Array,
     v: Array,
     mask: Array | None,
-    each: None = None,
+    table: Array | None = None,
     sinks: Array | None = None,
 ) -> tuple[tuple[Array, ...], dict[str, Seen]]:
     """Return what `numpy.forward` returns, without what was recorded."""
     out, lse = (*q.shape[:2], v.shape[2]), q.shape[:2]
-    return _wide(partial(_forward, setup), [out, out, lse], q, k, v, mask, sinks), {}
+    return _wide(partial(_forward, setup), [out, out, lse], table, q, k, v, mask, sinks), {}
 
 
-def _forward(setup: Setup, *arrays: Any) -> tuple[np.ndarray, ...]:
-    q, k, v, mask, sinks = arrays
-    return numpy.forward(setup, q, k, v, mask, None, sinks)[0]
+def _forward(setup: Setup, table: np.ndarray | None, *arrays: Any) -> tuple[np.ndarray, ...]:
+    def run(setup: Setup, q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> tuple[np.ndarray, ...]:
+        return numpy.forward(setup, q, k, v, mask, None, sinks)[0]
+
+    return _by_plan(run, setup, table, *arrays)
 
 
 def backward(
@@ -102,18 +154,21 @@ def backward(
     wide: Array,
     lse: Array,
     do: Array,
-    each: None = None,
+    table: Array | None = None,
     sinks: Array | None = None,
 ) -> tuple[tuple[Array, ...], dict[str, Seen]]:
     """Return what `numpy.backward` returns, without what was recorded."""
     arrays = q, k, v, mask, out, wide, lse, do, sinks
     shapes = [q.shape, k.shape, v.shape, lse.shape]
-    return _wide(partial(_backward, setup), shapes, *arrays), {}
+    return _wide(partial(_backward, setup), shapes, table, *arrays), {}
 
 
-def _backward(setup: Setup, *arrays: Any) -> tuple[np.ndarray, ...]:
-    q, k, v, mask, out, wide, lse, do, sinks = arrays
-    return numpy.backward(setup, q, k, v, mask, out, wide, lse, do, None, sinks)[0]
+def _backward(setup: Setup, table: np.ndarray | None, *arrays: Any) -> tuple[np.ndarray, ...]:
+    def run(setup: Setup, *arrays: Any) -> tuple[np.ndarray, ...]:
+        q, k, v, mask, out, wide, lse, do, sinks = arrays
+        return numpy.backward(setup, q, k, v, mask, out, wide, lse, do, None, sinks)[0]
+
+    return _by_plan(run, setup, table, *arrays)
 
 
 def enter(x: AnyArray, block: int) -> Array:

@@ -36,8 +36,8 @@ from roundscope.experiments.train.state import pick
 class Group:
     """The arms of one executable: their numbers, their state on the devices, their peak rates.
 
-    is_long: whether the run has so many steps that it pays to compile a plan into the step, where
-    all arms, layers and heads have one at all steps (`engines.only_plan`). there: devices, by
+    is_long: whether the run has so many steps that a step with the plan as part of it pays, where
+    all arms, layers and heads have one plan at all steps (`engines.only_plan`). there: devices, by
     default all of this machine.
     """
 
@@ -51,7 +51,7 @@ class Group:
         there: Sequence[Any] | None = None,
     ) -> None:
         self.settings, self.arms = settings, arms
-        self.is_long = is_long
+        self.is_long = is_long and not settings.at
         self.place = devices.place(settings.config, arms, there)
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
@@ -91,8 +91,8 @@ class Group:
             config, arm = self.settings.config, self.settings.arms[self.arms[0]]
             plans, wrongs = self.plans(number)[1], wrongs_at(self.settings, arm, number)
             own = _fused(config, plans[0], wrongs)
-            if own is None and not self.settings.at:
-                own = only_plan(config, plans, wrongs, is_long=self.is_long)
+            if self.is_long and own is None:
+                own = only_plan(config, plans, wrongs)
             self._executables[stage] = one_step.advance(config, own, self.place.mesh), own
         return self._executables[stage]
 

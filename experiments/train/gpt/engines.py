@@ -1,8 +1,7 @@
 """The engines of a training's attention, what each of them refuses, and whose plan is no data.
 
 Beside XLA's there are fused kernels, whose plan is part of the executable, and cuDNN. XLA's plans
-are data, so that many share an executable; one plan alone may be part of it, which is faster, and
-on a CPU NumPy then computes attention, unless sums are native.
+are data, so that many share an executable; one plan alone may be part of it, which is faster.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from roundscope.attention import Plan
-from roundscope.attention.engines.fused import SCORES
 from roundscope.attention.plans.traced import is_stochastic
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import CUDNN, PALLAS, XLA, Config
@@ -75,36 +73,20 @@ def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Fixed:
     return own if len(set(own)) > 1 else own[0]
 
 
-def only_plan(
-    config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | None, *, is_long: bool
-) -> Fixed | None:
-    """Return the plan of all arms, layers and heads that becomes part of a step on a CPU.
+def only_plan(config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | None) -> Plan | None:
+    """Return the plan of all arms, layers and heads that the XLA engine may compile into a step.
 
-    Where layers differ, it is a plan for each. The step has the same bits as with plans as data.
-    None where there is no such plan: where arms differ, or heads of a layer; where a step needs its
-    plan as data, since random bits are drawn from the step's number, or since delta reads an error;
-    on a GPU, whose own order of native sums may depend on the program around them; and where it
-    would take XLA longer to compile plans than that saves: in a run that is not long, and for
-    layers that differ. NumPy compiles nothing for a plan.
+    The step has the same bits as with the plan as data. None where there is no such plan: where
+    some differ; where a step needs its plan as data, since random bits are drawn from the step's
+    number, or since delta reads an error; and on a GPU, whose own order of native sums may depend
+    on the program around them.
     """
-    found = {tuple(frozenset(layer) for layer in arm or ()) for arm in arms}
-    is_possible = config.engine == XLA and jax.default_backend() == "cpu" and wrongs is None
-    if not is_possible or len(found) != 1:
+    plans = {plan for arm in arms for layer in arm or () for plan in layer}
+    is_possible = config.engine == XLA and jax.default_backend() == "cpu"
+    if not is_possible or len(plans) != 1 or wrongs is not None:
         return None
-    (layers,) = found
-    own = tuple(plan for layer in layers for plan in layer)
-    has_one_each = bool(own) and len(own) == len(layers)
-    if not has_one_each or any(map(is_stochastic, own)):
-        return None
-    is_one = len(set(own)) == 1
-    has_gain = (is_long and is_one) or all(_is_of_numpy(config, plan) for plan in own)
-    return (own[0] if is_one else own) if has_gain else None
-
-
-def _is_of_numpy(config: Config, plan: Plan) -> bool:
-    """Return whether NumPy computes a step's attention (`attention.engines.host`)."""
-    scores = config.batch // (config.parts or 1) * config.heads * config.context**2
-    return plan.is_reproducible and not plan.blocks and scores >= SCORES
+    (plan,) = plans
+    return None if is_stochastic(plan) else plan
 
 
 def _try(config: Config, plan: Plan | None) -> None:

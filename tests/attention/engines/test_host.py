@@ -4,6 +4,7 @@ transformation, and where it is chosen.
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -81,6 +82,39 @@ def test_sinks_have_their_gradient():
     assert same(gradient("numpy"), gradient("xla"))
 
 
+def plans_of_heads():
+    """Plans that differ in formats and modes, the last one the first again; one has wide scores."""
+    plan = Plan.preset("fa2-bf16")
+    changed = plan.changed("P=fp16; O=bf16:toward-zero"), plan.changed("SCALED=fp64")
+    return head_plans([plan, *changed, plan])
+
+
+@pytest.mark.parametrize("arms", [None, 2])
+def test_plans_of_heads_are_data(arms, monkeypatch):
+    """Heads with the plan of another head, or whose results are at another's place."""
+    plans, key = plans_of_heads(), jnp.asarray([1.0, 0.5])
+    k, v = (normal(260 + i, 2, 24, 4, 8) for i in range(2))  # as many heads as q
+
+    def run(engine, table, weight):
+        own = partial(attend, plan=replace(plans, table=table), engine=engine, **TILES)
+        out, pull = jax.vjp(own, jnp.asarray(Q), k, v)
+        return out, pull(weight * jnp.arange(out.size, dtype=jnp.float32).reshape(out.shape))
+
+    used, by_plan = [], host._by_plan
+    monkeypatch.setattr(host, "_by_plan", lambda *x: used.append(1) or by_plan(*x))
+    tables = plans.table if arms is None else np.stack([plans.table, plans.table[::-1]])
+    weights = key[0] if arms is None else key
+    with fused.from_scores(0):
+        found, expected = (
+            (jax.jit(partial(run, engine)) if arms is None else jax.vmap(partial(run, engine)))(
+                tables, weights
+            )
+            for engine in (None, "xla")
+        )
+        jax.block_until_ready(found)
+    assert used and same(found, expected)
+
+
 def mapped(engine):
     entries = [x[:, None] for x in arrays()]
     return jax.jit(jax.vmap(gradients(engine)))(*entries)
@@ -131,7 +165,7 @@ def test_a_large_call_on_a_cpu_is_numpys(monkeypatch):
         for options in (
             {"engine": "xla"},
             {"plan": plan.changed("PV.sum=native")},
-            {"plan": head_plans([plan] * 4)},
+            {"plan": head_plans([plan] * 4)},  # which share key heads
             {"inject": "P:ulps=0.5"},
             {"mask": np.ones((1, 1, 20, 24), bool)},
         ):

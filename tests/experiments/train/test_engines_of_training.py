@@ -193,28 +193,6 @@ def test_one_plan_of_all_is_part_of_a_long_run_s_step(words, arms, is_long, has_
         assert (group.sole(0) is not None) == has_one and group.fused(0) is None
 
 
-@pytest.mark.parametrize(
-    ("sums", "arm", "plans_found"),
-    [
-        ("preset", "run=", 1),
-        ("native", "run=", 0),
-        ("preset", "run=layer=1 -> P=fp16", 2),
-        ("preset", "run=layer=1 head=0 -> P=fp16", 0),
-        ("preset", "run=layer=1 -> P=bf16:stochastic", 0),
-        ("preset", "run=layer=1 -> PV.sum=native", 0),
-    ],
-)
-def test_plans_on_numpy_are_part_of_a_short_run_s_step(sums, arm, plans_found, monkeypatch):
-    """Minutes of XLA's engine, where NumPy computes what XLA would not compile for so few steps."""
-    monkeypatch.setattr(engines, "SCORES", 0)
-    small = [word for word in WORDS if not word.startswith(("engine=", "sums="))]
-    own = settings([*small, f"sums={sums}"], arms=(arm,))
-    (group,) = groups.groups(own, step.start(own.config, 1))
-    sole = group.sole(0)
-    of_layers = sole if isinstance(sole, tuple) else () if sole is None else (sole,)
-    assert len(of_layers) == len(set(of_layers)) == plans_found  # there are two layers
-
-
 def test_changes_of_all_arms_from_a_step_on_need_plans_as_data():
     """A run that compiles a step anew in its middle."""
     small = [word for word in WORDS if not word.startswith("engine=")]
