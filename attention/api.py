@@ -136,15 +136,17 @@ def attend(
             `jax.nn.dot_product_attention`. FlashAttention counts from the end since version 2.1,
             which differs if T is not S; pass a mask for that.
         mask: Booleans that broadcast to (B, N, T, S), True where a query sees a key. A row that
-            sees no key gives 0. Under engine "xla" it may be an argument of a jitted function.
+            sees no key gives 0. Under engine "xla" and "numpy" it may be an argument of a
+            jitted function.
         inject: An `Injection`, its text (docs/reference/grammar.md), such as "O:ulps=0.5", or
             several of them. Each causes its error at the events that it selects.
         engine: "numpy", "xla" or "pallas"; by default "numpy" for NumPy arrays. For JAX arrays the
             default is "xla", or on a CPU, where this is faster, NumPy's engine, which the JAX
-            program calls (`attention.engines.host.is_faster`): mask, sinks and injections are left
-            to XLA, as are small calls. Inside jit, "numpy" needs a CPU, and a program with it
-            cannot be exported. "pallas" runs fused kernels on a GPU, for plans that
-            `attention.engines.kernels.fit.check` accepts; elsewhere it is interpreted, slowly.
+            program calls (`attention.engines.host.is_faster`). Injections, random bits, formats in
+            blocks and small calls are left to XLA, and all calls where JAX has several devices.
+            Inside jit, "numpy" needs a CPU, and a program with it cannot be exported. "pallas" runs
+            fused kernels on a GPU, for plans that `attention.engines.kernels.fit.check` accepts;
+            elsewhere it is interpreted, slowly.
         delta_error: An error e (B, T, N, Hv), under engine "xla" only. Unlike `inject`, which is
             part of the compiled program, it is data. It is added in binary64 to the output that
             delta reads, before the event OD rounds it. With OD in binary64, delta changes by
@@ -231,7 +233,7 @@ def attend(
     is_open, has_heads = asked is None and delta_error is None, heads is not None
     if engine == "numpy":
         host.check()
-    elif is_open and host.is_faster(setup, q.shape[0], mask, sinks, has_head_plans=has_heads):
+    elif is_open and host.is_faster(setup, q.shape[0], has_head_plans=has_heads):
         engine = "numpy"
     run = host if engine == "numpy" else _engine(engine)
     return attend_jax(run, setup, heads, dtype, q, k, v, mask, delta_error, sinks)
@@ -335,7 +337,7 @@ def examine(
     if engine == "xla" and asked is None and not (many or inside):
         from roundscope.attention.engines import host
 
-        if host.is_faster(setup, q.shape[0], mask, sinks):
+        if host.is_faster(setup, q.shape[0]):
             return host.of_jax(_examine(setup, "numpy", q, k, v, do, mask, sinks))
     return _examine(
         tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask, sinks

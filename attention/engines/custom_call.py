@@ -13,7 +13,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
-from functools import cache
+from threading import Lock
 from typing import Any
 
 import jax
@@ -24,10 +24,15 @@ from jax import Array
 
 TARGET = "roundscope_numpy"
 VERSION = 0, 3  # of the interface, whose structures are these; XLA refuses what it does not know
-EXECUTE = 3  # the stage of an execution in which a function runs
 INTERNAL = 13  # the code of an error
-TYPES = {1: bool, 5: np.int64, 8: np.uint32, 10: np.float16, 11: np.float32, 12: np.float64} | {
-    16: ml_dtypes.bfloat16
+TYPES = {
+    1: np.dtype(bool),
+    5: np.dtype(np.int64),
+    8: np.dtype(np.uint32),
+    10: np.dtype(np.float16),
+    11: np.dtype(np.float32),
+    12: np.dtype(np.float64),
+    16: np.dtype(ml_dtypes.bfloat16),
 }
 _functions: dict[str, tuple[Callable[..., Any], tuple[bool, ...]]] = {}
 
@@ -47,6 +52,9 @@ def call(
         arrays: The arguments: JAX arrays, of which some may be None.
     """
     is_given = tuple(x is not None for x in arrays)
+    unknown = [x.dtype for x in arrays if x is not None and x.dtype not in TYPES.values()]
+    if unknown:
+        raise TypeError(f"arrays: type {unknown[0]}, which no call passes on; convert it first")
     # of what the function is, not of where it is, so that compilations can be kept on disk
     key = hashlib.sha256(pickle.dumps((function, is_given))).hexdigest()
     _functions[key] = function, is_given
@@ -56,39 +64,90 @@ def call(
     return tuple(own(*(x for x in arrays if x is not None), function=key))
 
 
-# What XLA calls: it counts the calls that run, and lets none begin once Python ends, when a thread
-# that asks for Python never gets it. Nobody reads the results of such a call.
+# What XLA calls. Around the handler it sets the floating-point environment of Python's threads:
+# XLA's flush subnormal numbers, as would threads that are started meanwhile. It counts the calls
+# that run, and lets none begin once Python ends, when a thread that asks for Python never gets it.
+# A call that does not finish, for that reason or since it was interrupted, is an error.
 ENTRY = """
 @running = global i64 0
 @ended = global i64 0
+@python = global [64 x i8] zeroinitializer
+declare i32 @fegetenv(ptr)
+declare i32 @fesetenv(ptr)
+define void @remember() {{
+  %a = call i32 @fegetenv(ptr @python)
+  ret void
+}}
 define ptr @entry(ptr %frame) {{
+  %own = alloca [64 x i8], align 16
+  %slot = alloca ptr
+  %arguments = alloca {{ i64, ptr, ptr, i32 }}
+  store ptr inttoptr (i64 {unfinished} to ptr), ptr %slot
   %n = atomicrmw add ptr @running, i64 1 seq_cst
   %ended = load atomic i64, ptr @ended seq_cst, align 8
   %is_over = icmp ne i64 %ended, 0
-  br i1 %is_over, label %over, label %call
+  br i1 %is_over, label %unfinished, label %call
 call:
+  %a = call i32 @fegetenv(ptr %own)
+  %b = call i32 @fesetenv(ptr @python)
   %handler = inttoptr i64 {handler} to ptr
-  %error = call ptr %handler(ptr %frame)
+  call void %handler(ptr %frame, ptr %slot)
+  %c = call i32 @fesetenv(ptr %own)
+  %found = load ptr, ptr %slot
+  %is_done = icmp ne ptr %found, inttoptr (i64 {unfinished} to ptr)
+  br i1 %is_done, label %over, label %interrupted
+interrupted:
+  %interrupt = inttoptr i64 {interrupt} to ptr
+  call void %interrupt()
+  br label %unfinished
+unfinished:
+  store {{ i64, ptr, ptr, i32 }}
+    {{ i64 28, ptr null, ptr inttoptr (i64 {told} to ptr), i32 {code} }}, ptr %arguments
+  %api_at = getelementptr i8, ptr %frame, i64 {api}
+  %api = load ptr, ptr %api_at
+  %error_at = getelementptr i8, ptr %api, i64 {error}
+  %error = load ptr, ptr %error_at
+  %made = call ptr %error(ptr %arguments)
   br label %over
 over:
-  %result = phi ptr [ null, %0 ], [ %error, %call ]
+  %result = phi ptr [ %found, %call ], [ %made, %unfinished ]
   %m = atomicrmw sub ptr @running, i64 1 seq_cst
   ret ptr %result
 }}
 """
+UNFINISHED = 1  # no address of an error
+TOLD = c_char_p(b"the NumPy engine was interrupted, or the process is ending")
+_registering = Lock()
 
 
-@cache
-def _register() -> Any:
-    """Let XLA know the handler, once in a process; return what owns the machine code."""
+def _register() -> None:
+    """Let XLA know the handler, once in a process."""
+    with _registering:
+        if not _code:
+            _code.append(_entered())
+
+
+_code: list[Any] = []  # what owns the machine code
+
+
+def _entered() -> Any:
+    """Compile and register what XLA calls; return what owns the machine code."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    address = ctypes.cast(_handler, c_void_p).value
-    module = llvm.parse_assembly(ENTRY.format(handler=address))
+    text = ENTRY.format(
+        unfinished=UNFINISHED,
+        handler=ctypes.cast(_handler, c_void_p).value,
+        interrupt=ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, c_void_p).value,
+        told=ctypes.cast(TOLD, c_void_p).value,
+        code=INTERNAL,
+        api=_Frame.api.offset,
+        error=_Api.error.offset,
+    )
     machine = llvm.Target.from_default_triple().create_target_machine()
-    code = llvm.create_mcjit_compiler(module, machine)
+    code = llvm.create_mcjit_compiler(llvm.parse_assembly(text), machine)
     code.finalize_object()
     entry = ctypes.CFUNCTYPE(c_void_p, c_void_p)(code.get_function_address("entry"))
+    ctypes.CFUNCTYPE(None)(code.get_function_address("remember"))()
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(entry), platform="cpu")
     running, ended = (
         c_int64.from_address(code.get_global_value_address(name)) for name in ("running", "ended")
@@ -195,24 +254,25 @@ class _Frame(Structure):
     )
 
 
-def _handle(pointer: Any) -> int | None:
-    """Run the function that a call names. Return None, or an error that XLA gives to the caller."""
+def _handle(pointer: Any, slot: Any) -> None:
+    """Run the function that a call names, and write None or an error of XLA's to the slot."""
     frame = pointer.contents
     if frame.extension:
         version = frame.extension.contents.metadata.contents.version
         version.major, version.minor = VERSION
-        return None
+        slot[0] = None
+        return
     try:
         _run(frame)
+        slot[0] = None
+    except KeyboardInterrupt:  # which is raised again where Python goes on
+        return
     except BaseException as error:
-        told = f"{type(error).__name__}: {error}".encode()
-        own = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, told, INTERNAL)
-        made: int | None = frame.api.contents.error(own)
-        return made
-    return None
+        told = f"{type(error).__name__}: {error}".encode(errors="replace")
+        slot[0] = frame.api.contents.error(_ErrorArguments(28, None, told, INTERNAL))
 
 
-_handler = ctypes.CFUNCTYPE(c_void_p, POINTER(_Frame))(_handle)
+_handler = ctypes.CFUNCTYPE(None, POINTER(_Frame), POINTER(c_void_p))(_handle)
 
 
 def _run(frame: Any) -> None:
@@ -234,7 +294,7 @@ def _arrays(buffers: Any) -> list[np.ndarray]:
 
 def _array(buffer: Any) -> np.ndarray:
     shape = tuple(buffer.dims[: buffer.rank])
-    dtype = np.dtype(TYPES[buffer.dtype])
+    dtype = TYPES[buffer.dtype]
     size = dtype.itemsize * int(np.prod(shape))
     if not size:
         return np.empty(shape, dtype)

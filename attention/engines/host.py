@@ -37,20 +37,20 @@ def check() -> None:
         )
 
 
-def is_faster(
-    setup: Setup, batch: int, mask: Any, sinks: Any, *, has_head_plans: bool = False
-) -> bool:
+def is_faster(setup: Setup, batch: int, *, has_head_plans: bool = False) -> bool:
     """Return whether this engine is faster than XLA's for a call, with the same bits.
 
-    It is on a CPU, where compiled programs of the NumPy engine compute all heads of a large call,
-    or, if heads have plans, each head of one that is large for a single head.
+    It is on a CPU, where compiled programs of the NumPy engine compute the tiles of a large call,
+    or, if heads have plans, of one that is large for a single head. Where JAX has several devices
+    it may be told to spread a call, and XLA does not spread what it does not know.
     """
-    if jax.default_backend() != "cpu" or not setup.plan.is_reproducible:
+    is_here = jax.default_backend() == "cpu" and jax.device_count() == 1
+    if not is_here or not setup.plan.is_reproducible:
         return False
     if has_head_plans and (is_stochastic(setup.plan) or setup.heads != setup.key_heads):
         return False
     together = batch if has_head_plans else batch * setup.heads
-    return numpy.runs_in_step(setup, together, mask, sinks)
+    return numpy.has_programs(setup, together)
 
 
 def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Array:
@@ -174,7 +174,9 @@ def _backward(setup: Setup, table: np.ndarray | None, *arrays: Any) -> tuple[np.
 def enter(x: AnyArray, block: int) -> Array:
     """Return what `numpy.enter` returns."""
     b, t, n, h = x.shape
-    (found,) = _wide(partial(_enter, block), [(b * n, t + -t % block, h)], jnp.asarray(x))
+    x = jnp.asarray(x)
+    x = x if x.dtype.itemsize > 1 else x.astype(np.float32)  # of an 8-bit type, exactly
+    (found,) = _wide(partial(_enter, block), [(b * n, t + -t % block, h)], x)
     return found
 
 

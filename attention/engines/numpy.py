@@ -65,17 +65,22 @@ def _ops(setup: Setup, heads: int) -> Ops:
     return replace(numpy_ops(), programs=fused.programs(setup))
 
 
-def runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
+def has_programs(setup: Setup, heads: int) -> bool:
+    """Return whether programs compute the tiles of a call with so many heads."""
+    plan = setup.plan
+    is_random = any(r.mode is RoundingMode.STOCHASTIC for r in plan.roundings)
+    has_steps = not (plan.split_tiles or plan.blocks or is_random)
+    return has_steps and _ops(setup, heads).programs is not None
+
+
+def _runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
     """Return whether so many heads run in step (`engines.heads`): if programs compute all of them.
 
     own: what a head or a batch entry has of its own: a mask, a sink, a plan; or None.
     """
-    plan, has_programs = setup.plan, _ops(setup, heads).programs is not None
-    from_out = plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
+    from_out = setup.plan.delta_from in (DeltaFrom.OUT, DeltaFrom.WIDE_O)
     is_same = all(x is None for x in own)
-    is_random = any(r.mode is RoundingMode.STOCHASTIC for r in plan.roundings)
-    has_steps = not (plan.split_tiles or plan.blocks or is_random)
-    return has_programs and is_same and from_out and has_steps
+    return is_same and from_out and has_programs(setup, heads)
 
 
 def _in_step(function: Callable[[None], Any], heads: int) -> Any:
@@ -100,7 +105,7 @@ def round_inputs(
         own, number = _own(setup, each, h or 0, x.shape[0])
         return loops.round_inputs(_ops(own, x.shape[0]), own, number, site, _of(x, h))
 
-    over = _in_step if runs_in_step(setup, x.shape[0], each) else _each
+    over = _in_step if _runs_in_step(setup, x.shape[0], each) else _each
     return over(one, x.shape[0])
 
 
@@ -128,7 +133,7 @@ def forward(
         ops = _ops(own, q.shape[0])
         return forward_of.forward(ops, own, number, own_q, own_k, own_v, m, sink)
 
-    over = _in_step if runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
+    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
     results, seen = over(one, q.shape[0])
     return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
 
@@ -169,7 +174,7 @@ def backward(
             _ops(own, q.shape[0]), own, number, _of(dk, g), _of(dv, g)
         )
 
-    over = _in_step if runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
+    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
     (dq, dk, dv, delta), seen = over(one, q.shape[0])
     dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
     (dk, dv), seen_keys = over(rounded, k.shape[0])
