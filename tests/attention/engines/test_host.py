@@ -300,7 +300,7 @@ def test_an_interruption_is_one():
         """
         import atexit
         def last():
-            try: f(x + 1)
+            try: f(x + 1).block_until_ready()
             except ValueError as error: print("is ending" in str(error))
         atexit.register(last)
         f(x).block_until_ready()
