@@ -41,7 +41,8 @@ class Events(NamedTuple):
 
     The arrays are (heads, own tiles, tiles recorded, sites, rows, ...).
 
-    before, after  (..., columns), float64: the values before and after the rounding
+    before, after  (..., columns), float64: the values before and after the rounding, 0 where none
+                   exists
     valid          (...), int32: how many columns of each row exist; these are the first ones
     """
 
@@ -194,7 +195,7 @@ class Recorder:
             if kept.events is not None and site in (written := self.written(shape)):
                 at = place, written.index(site)
                 for ref, x in zip(kept.events, (before, after), strict=False):
-                    ref[*at, :, :] = x.astype(jnp.float64)
+                    ref[*at, :, :] = jnp.where(exists, x, jnp.zeros_like(x)).astype(jnp.float64)
                 kept.events.valid[*at, :] = exists.sum(axis=1, dtype=jnp.int32)
 
     def keep_columns(self, to: "Memory", place: Index) -> None:
