@@ -42,7 +42,6 @@ FOUR = 4  # lanes of a row
 # of a program that summarizes events by row: with fewer entries of a tile, a thread has fewer
 # instructions, which must fit a cache
 WARPS_BY_ROW = 16
-WARPS_OF_SAMPLE = 8
 AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
@@ -220,8 +219,8 @@ def run(
 
     rows, features = shapes[0].shape[1] // grid[1], shapes[0].shape[-1]
     warps = _warps(call, kernel, rows, features, is_watched=watch is not None)
-    if watch is not None:
-        warps = max(warps, WARPS_BY_ROW if by_row else WARPS_OF_SAMPLE)
+    if by_row:
+        warps = max(warps, WARPS_BY_ROW)
     # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what
     # it wrote, one turn at a time
     stages = 1 if passed or by_row else _stages(call, kernel, inputs, [site for _, site in results])

@@ -41,8 +41,7 @@ class Events(NamedTuple):
 
     The arrays are (heads, own tiles, tiles recorded, sites, rows, ...).
 
-    before, after  (..., columns), float64: the values before and after the rounding, 0 where none
-                   exists
+    before, after  (..., columns), float64: the values before and after the rounding
     valid          (...), int32: how many columns of each row exist; these are the first ones
     """
 
@@ -195,7 +194,7 @@ class Recorder:
             if kept.events is not None and site in (written := self.written(shape)):
                 at = place, written.index(site)
                 for ref, x in zip(kept.events, (before, after), strict=False):
-                    ref[*at, :, :] = jnp.where(exists, x, jnp.zeros_like(x)).astype(jnp.float64)
+                    ref[*at, :, :] = x.astype(jnp.float64)
                 kept.events.valid[*at, :] = exists.sum(axis=1, dtype=jnp.int32)
 
     def keep_columns(self, to: "Memory", place: Index) -> None:

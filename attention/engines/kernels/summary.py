@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.engines.kernels.by_row import Written
-from roundscope.attention.engines.kernels.record import ONCE, Kept, Recorder, Shape
+from roundscope.attention.engines.kernels.by_row import LONG, Written, summarized_by_row
+from roundscope.attention.engines.kernels.record import ONCE, Events, Kept, Recorder, Shape
 from roundscope.attention.engines.kernels.tiles import seen_tiles
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
@@ -63,13 +63,16 @@ class _Found(NamedTuple):
     events: dict[str, tuple[Array, ...]]
 
 
-def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> Seen:
+def summarized(
+    recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]], on_gpu: bool
+) -> Seen:
     """Return what was recorded of all heads, by name.
 
     The result has what an `attention.trace.summary.Part` has in its fields `whole` and `tiles`
     together. The caller separates them: only single events are by tile.
 
-    kernel: a function from the numbers of own tiles (heads, n) to the events that it recorded.
+    kernel  a function from the numbers of own tiles (heads, n) to the events that it recorded
+    on_gpu  whether kernels are compiled, not interpreted
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     grid = heads, 1
@@ -85,7 +88,7 @@ def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
         own = sample.chosen(every, tiles, number, jnp.minimum(k, wanted - 1))
         own = jnp.broadcast_to(own, (heads, size))
         kept = zip(recorder.sites, kernel(own), strict=True)
-        return own, [_of_tiles(recorder, shape, x, own, k < wanted) for shape, x in kept]
+        return own, [_of_tiles(recorder, shape, x, own, k < wanted, on_gpu) for shape, x in kept]
 
     own, found = lax.map(part, jnp.arange(parts) * size)
     seen: Seen = {}
@@ -103,11 +106,14 @@ def tiles_of(x: Array, own: Array, rows: int) -> Array:
     return tiles[heads * x.shape[0] // own.shape[0], own].reshape(own.shape[0], -1, *x.shape[2:])
 
 
-def _of_tiles(recorder: Recorder, shape: Shape, kept: Kept, own: Array, is_new: Array) -> _Found:
+def _of_tiles(
+    recorder: Recorder, shape: Shape, kept: Kept, own: Array, is_new: Array, on_gpu: bool
+) -> _Found:
     """Return what was recorded of the sites of one shape.
 
     own     the numbers of the tiles that programs owned, (heads, n)
     is_new  (n,) of bool: whether a tile was not summarized before; other tiles do not count
+    on_gpu  whether kernels are compiled, not interpreted
     """
     setup, record = recorder.setup, recorder.setup.record
     assert record is not None
@@ -116,7 +122,11 @@ def _of_tiles(recorder: Recorder, shape: Shape, kept: Kept, own: Array, is_new: 
     is_met = _is_met(setup, i.astype(jnp.int32), j.astype(jnp.int32))
     is_written = jnp.broadcast_to(is_met, walked.shape)
     counted = (is_written & is_new[:, None])[..., None, None]
-    rows, ones = (_from_rows if recorder.summarizes else _from_events)(recorder, shape, kept)
+    if recorder.summarizes:
+        rows, ones = _from_rows(recorder, shape, kept.rows)
+    else:
+        assert kept.events is not None
+        rows, ones = _from_events(recorder, shape, kept.events, on_gpu)
     exists = counted & (rows.counts[0] > 0)
     tile = (i * setup.key_tiles + j)[..., None, None]
     of_rows = _Total(
@@ -152,36 +162,40 @@ def _together(x: _Total, *axes: int) -> _Total:
     return _Total(added[: len(COUNTS)], added[len(COUNTS) :], peak, key)
 
 
-def _from_rows(recorder: Recorder, shape: Shape, kept: Kept) -> tuple[_Total, Array]:
+def _from_rows(recorder: Recorder, shape: Shape, rows: Array) -> tuple[_Total, Array]:
     """Return what kernels summarized of rows, and how many results of each row equal 1.
 
     All arrays are (heads, own tiles, tiles recorded, sites, rows), and keys are places in the tile.
     Where there is no event, only the counts have a meaning.
     """
-    own = Written(kept.rows, len(recorder.sites[shape]), shape.columns == 1)
+    own = Written(rows, len(recorder.sites[shape]), shape.columns == 1)
     peak, column = own.worst()
     place = jnp.arange(recorder.rows) * shape.columns + column.astype(jnp.int64)
     counts, sums = [own.flag(x) for x in COUNTS], [own.sum(x) for x in SUMS]
     return _Total(counts, sums, peak, place), own.flag("ones")
 
 
-def _from_events(recorder: Recorder, shape: Shape, kept: Kept) -> tuple[_Total, Array]:
-    """Return what `_from_rows` returns, from the events that kernels wrote.
-
-    Entries that do not exist are 0 before and after the rounding, and so is what they add. They
-    are the last columns, so the first column of the largest error exists.
-    """
-    assert kept.events is not None
-    (before, after, valid), plan = kept.events, recorder.setup.plan
-    own = [judged(plan[site].format) for site in recorder.sites[shape]]
-    formats = Judged(*np.array(own, np.int64).T[..., None, None])
-    (_, *flags), sums = judged_events(before, after, formats, jnp.bool_(True))
+def _from_events(
+    recorder: Recorder, shape: Shape, events: Events, on_gpu: bool
+) -> tuple[_Total, Array]:
+    """Return what `_from_rows` returns, from the events that kernels wrote."""
+    formats = [recorder.setup.plan[site].format for site in recorder.sites[shape]]
+    if 1 < shape.columns < LONG:
+        lead, rest = events.valid.shape[:3], events.before.shape[3:]
+        x, y = (v.reshape(-1, *rest) for v in (events.before, events.after))
+        valid = events.valid.reshape(-1, *rest[:-1])
+        found = summarized_by_row(x, y, valid, formats, on_gpu)
+        return _from_rows(recorder, shape, found.reshape(*lead, *found.shape[1:]))
+    before, after, valid = events
+    exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
+    each = Judged(*np.array([judged(f) for f in formats], np.int64).T[..., None, None])
+    flags, sums = judged_events(before, after, each, exists)
+    size = jnp.where(exists, sums[SUMS.index("abs_ulps")], -1.0)
     place = jnp.arange(recorder.rows * shape.columns).reshape(-1, shape.columns)
-    counts, sums, peak, place = row_stats(
-        flags, sums, sums[SUMS.index("abs_ulps")], jnp.broadcast_to(place, before.shape)
+    found_rows = row_stats(
+        [flag & exists for flag in flags], sums, size, jnp.broadcast_to(place, before.shape)
     )
-    ones = (after == 1.0).sum(-1)
-    return _Total([valid.astype(jnp.int64), *counts], sums, peak, place), ones
+    return _Total(*found_rows), ((after == 1.0) & exists).sum(-1)
 
 
 def _is_met(setup: Setup, i: Array, j: Array) -> Array:
