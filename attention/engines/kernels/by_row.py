@@ -1,4 +1,4 @@
-"""The rounding events of a tile, summarized by row inside a fused kernel.
+"""The rounding events of a tile, summarized by row inside a kernel.
 
 A row's summary takes 128 bytes, the events of 64 columns 1,024, and memory limits the speed of a
 trace. (An event of one column takes less than its summary; there are few of those.)
