@@ -287,4 +287,6 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
         ]
         return run(_own_keys(call), call, (heads, size), inputs, results, (by_key, own))[1]
 
-    return summarized(by_query, heads, of_queries) | summarized(by_key, heads, of_keys)
+    return summarized(by_query, heads, of_queries, call.on_gpu) | summarized(
+        by_key, heads, of_keys, call.on_gpu
+    )

@@ -1,10 +1,10 @@
-"""The rounding events of a tile, summarized by row inside a fused kernel.
+"""The rounding events of a tile, summarized by row inside a kernel.
 
 A row's summary takes 128 bytes, the events of 64 columns 1,024, and memory limits the speed of a
 trace. (An event of one column takes less than its summary; there are few of those.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 from roundscope.emu.backends.kernels.ops import barrier
 from roundscope.emu.backends.ops import Event
@@ -27,6 +28,7 @@ WORDS = -(-len(FLAGS) // IN_A_WORD)
 FIELDS = 16
 PEAK, COLUMN = WORDS + len(SUMS), WORDS + len(SUMS) + 1
 TOGETHER = FIELDS  # columns that are summarized at a time: no thread gives a field to another
+THREADS = 256  # of a program that summarizes events in memory
 LAST = np.int32(np.iinfo(np.int32).max)
 
 
@@ -71,20 +73,86 @@ def write_by_row(
     x[:rows, :columns], y[:rows, :columns] = before, after
     own.exists[:rows, :columns] = exists.astype(jnp.int8)
     barrier(on_gpu)  # every thread reads what others wrote
+
+    def read(here: Any, _: Array) -> tuple[Array, ...]:
+        return x[:rows, here], y[:rows, here], own.exists[:rows, here] != np.int8(0)
+
     some = min(TOGETHER, columns)
+    to[*at, :, :] = _by_row(read, (rows, columns), some, judged(f), with_ones)
+    barrier(on_gpu)  # before the memory is written again
+
+
+def summarized_by_row(
+    before: Array, after: Array, valid: Array, formats: Sequence[Any], on_gpu: bool
+) -> Array:
+    """Return the summaries of the rows of events that are in memory, by a kernel of its own.
+
+    The result is (tiles, sites, rows, FIELDS). XLA would write an array with a number for every
+    event on the way.
+
+    before, after  (tiles, sites, rows, columns), float64
+    valid          (tiles, sites, rows), int32: how many columns of each row exist, the first ones
+    formats        of the sites
+    on_gpu         whether the kernel is compiled, not interpreted
+    """
+    tiles, sites, *shape = before.shape
+    each = jnp.array([judged(f) for f in formats], jnp.int64)
+
+    def own(*size: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, None, *size), lambda n, site: (n, site, *(0 for _ in size)))
+
+    of_site = pl.BlockSpec((None, len(Judged._fields)), lambda n, site: (site, 0))
+    made = jax.ShapeDtypeStruct((tiles, sites, shape[0], FIELDS), jnp.float64)
+    found: Array = pl.pallas_call(
+        _summarize,
+        grid=(tiles, sites),
+        in_specs=[own(*shape), own(*shape), own(shape[0]), of_site],
+        out_specs=own(shape[0], FIELDS),
+        out_shape=made,
+        compiler_params=triton.CompilerParams(num_warps=THREADS // 32, num_stages=1),
+        interpret=not on_gpu,
+        name="summarize",
+    )(before, after, valid, each)
+    return found
+
+
+def _summarize(before: Any, after: Any, valid: Any, each: Any, to: Any) -> None:
+    """Write the summaries of the rows of the events that a program sees."""
+    exists = valid[...][:, None]
+    f = Judged(*(each[n] for n in range(len(Judged._fields))))
+
+    def read(here: Any, column: Array) -> tuple[Array, ...]:
+        return before[:, here], after[:, here], column < exists
+
+    some = max(1, THREADS // before.shape[0])  # a thread has one event: more programs at once
+    to[...] = _by_row(read, before.shape, min(some, before.shape[1]), f, True)
+
+
+def _by_row(
+    read: Callable[[Any, Array], tuple[Array, ...]],
+    shape: tuple[int, int],
+    some: int,
+    f: Judged,
+    with_ones: bool,
+) -> Array:
+    """Return the summaries (rows, FIELDS) of an event of a shape, read `some` columns at a time.
+
+    read: a function from some columns and their numbers to the event before and after the rounding,
+    and which entries exist, each (rows, some).
+    """
+    rows, columns = shape
 
     def part(n: Array, so_far: list[Array]) -> list[Array]:
-        here = pl.ds(n * some, some)
-        found = x[:rows, here], y[:rows, here], judged(f), own.exists[:rows, here] != np.int8(0)
-        return _added(so_far, _fields(*found, with_ones, n * some))
+        column = lax.broadcasted_iota(jnp.int32, (rows, some), 1) + n * some
+        x, y, exists = read(pl.ds(n * some, some), column)
+        return _added(so_far, _fields(x, y, f, exists, with_ones, column))
 
-    shape = rows, some
-    counts = [jnp.zeros(shape, jnp.int32) for _ in range(WORDS)]
-    sums = [jnp.zeros(shape, jnp.float64) for _ in SUMS]
-    nothing = jnp.full(shape, -1.0, jnp.float64), jnp.zeros(shape, jnp.int32)
+    own = rows, some
+    counts = [jnp.zeros(own, jnp.int32) for _ in range(WORDS)]
+    sums = [jnp.zeros(own, jnp.float64) for _ in SUMS]
+    nothing = jnp.full(own, -1.0, jnp.float64), jnp.zeros(own, jnp.int32)
     fields = lax.fori_loop(0, columns // some, part, [*counts, *sums, *nothing])
-    to[*at, :, :] = _side_by_side(_over_columns(fields))
-    barrier(on_gpu)  # before the memory is written again
+    return _side_by_side(_over_columns(fields))
 
 
 def write_columns(to: Any, place: Any, events: Sequence[Event], with_ones: bool) -> None:
@@ -99,7 +167,7 @@ def write_columns(to: Any, place: Any, events: Sequence[Event], with_ones: bool)
     before, after = (_in_columns([_wide(y) for y in x], shape) for x in (befores, afters))
     exists, parameters = _in_columns(existing, shape), zip(*map(judged, formats), strict=True)
     each = Judged._make(_in_columns([*map(np.int64, x)], (1, shape[1])) for x in parameters)
-    fields = _fields(before, after, each, exists, with_ones, np.int32(0))
+    fields = _fields(before, after, each, exists, with_ones, jnp.zeros(shape, jnp.int32))
     for n, x in enumerate(fields[:-1]):
         to[place, n, :, :] = _wide(x)
 
@@ -114,19 +182,18 @@ def _in_columns(x: Sequence[Any], shape: tuple[int, int]) -> Array:
 
 
 def _fields(
-    before: Array, after: Array, f: Judged, exists: Array, with_ones: bool, first: Any
+    before: Array, after: Array, f: Judged, exists: Array, with_ones: bool, column: Array
 ) -> list[Array]:
     """Return the fields of the summaries of single events (rows, columns).
 
-    f      the parameters of the format, numbers or arrays that fit the events
-    first  the number of the first column
+    f       the parameters of the format, numbers or arrays that fit the events
+    column  the numbers of the columns
     """
     before, after = _wide(before), _wide(after)
     flags, terms = judged_events(before, after, f, exists)
     flags.append(exists & (after == 1.0) if with_ones else jnp.zeros_like(exists))
     words = [_word(flags[n : n + IN_A_WORD]) for n in range(0, len(flags), IN_A_WORD)]
     size = jnp.where(exists, terms[SUMS.index("abs_ulps")], -1.0)
-    column = lax.broadcasted_iota(jnp.int32, before.shape, 1) + first
     return [*words, *terms, size, column]
 
 

@@ -5,7 +5,6 @@ of `attention.tiles.loops`, and the equations are those of `attention.algorithm`
 in types as narrow as their events allow (`emu.backends.kernels.narrowing`).
 """
 
-from dataclasses import replace
 from functools import partial
 
 import jax.numpy as jnp
@@ -23,7 +22,6 @@ from roundscope.attention.engines.kernels.tiles import (
     events_of_rows,
     events_of_tile,
     seen_tiles,
-    walk,
     whole_tiles,
 )
 from roundscope.attention.engines.kernels.work import Refs, Work
@@ -78,16 +76,16 @@ def forward(
         return made, {}
     absent = OF_KERNELS | ({Site.PV} if setup.plan.pv_into_o else set())  # see `fit.check`
     sites = [site for site in Site if site.stage == "forward" and site not in absent]
-    who, alone = recorder(setup, sites, (q.shape[2], v.shape[2])), replace(kernel, in_batches=False)
+    who = recorder(setup, sites, (q.shape[2], v.shape[2]))
 
     def look(own: Array) -> list[Kept]:
         inputs = [call.own(tiles_of(q, own, setup.block_q)), call.whole(k), call.whole(v)]
         size = own.shape[1]
         return run(
-            alone, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own)
+            kernel, call, (q.shape[0], size), inputs, results(size * setup.block_q), (who, own)
         )[1]
 
-    return made, summarized(who, q.shape[0], look)
+    return made, summarized(who, q.shape[0], look, call.on_gpu)
 
 
 def _of_rows(call: Call, exists: Masks | None) -> list[Input]:
@@ -114,11 +112,10 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     rows = call.read(Site.Q, q)
 
-    def key_tile(is_whole: bool, n: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        j = last - 1 - n if setup.plan.key_order is KeyOrder.DESCENDING else n
-        keys = pl.ds(j * setup.block_k, setup.block_k)
-
-        exists = work.exists(j)
+    def key_tile(
+        is_whole: bool, work: Work, j: Array, state: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        keys, exists = pl.ds(j * setup.block_k, setup.block_k), work.exists(j)
 
         def tile(
             setup: Setup,
@@ -146,12 +143,12 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         jnp.full(x.shape, x.flat[0], work.machine.types[name])
         for x, name in zip(start, formats, strict=True)
     )
-    if setup.plan.key_order is KeyOrder.DESCENDING:
-        state = walk(partial(key_tile, False), 0, last - whole, state)
-        state = walk(partial(key_tile, True), last - whole, last, state)
-    else:
-        state = walk(partial(key_tile, True), 0, whole, state)
-        state = walk(partial(key_tile, False), whole, last, state)
+    parts, is_down = (
+        [(True, 0, whole), (False, whole, last)],
+        setup.plan.key_order is KeyOrder.DESCENDING,
+    )
+    for is_whole, lo, hi in reversed(parts) if is_down else parts:
+        state = work.walk(partial(key_tile, is_whole), lo, hi, state, is_down)
 
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i, seeing[0][...] != 0 if seeing else None)

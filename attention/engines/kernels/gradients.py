@@ -21,7 +21,6 @@ from roundscope.attention.engines.kernels.masks import Exists, if_any
 from roundscope.attention.engines.kernels.tiles import (
     events_of_tile,
     seen_tiles,
-    walk,
     walk_queries,
     whole_tiles,
 )
@@ -43,7 +42,7 @@ def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> 
     name = call.format(Site.DQ)
     own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]
 
-    def key_tile(is_whole: bool, j: Array, total: Array) -> Array:
+    def key_tile(is_whole: bool, work: Work, j: Array, total: Array) -> Array:
         def tile(
             setup: Setup,
             total: Array,
@@ -63,8 +62,8 @@ def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> 
         return work.tile(tile, [name], j, *held((total,), [name]), *own, y, z)[0]
 
     whole = whole_tiles(setup, i, work.summarizes)
-    total = walk(partial(key_tile, True), 0, whole, jnp.zeros(dq.shape, dq.dtype))
-    dq[...] = walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
+    total = work.walk(partial(key_tile, True), 0, whole, jnp.zeros(dq.shape, dq.dtype))
+    dq[...] = work.walk(partial(key_tile, False), whole, seen_tiles(setup, i), total)
 
 
 def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
@@ -73,7 +72,7 @@ def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     j, sites = first[0] + work.own, (Site.P_B, Site.DS)
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
-    def query_tile(is_whole: bool, i: Array, _: Any) -> None:
+    def query_tile(is_whole: bool, work: Work, i: Array, _: Any) -> None:
         own, exists = pl.ds(i * setup.block_q, setup.block_q), work.exists(i)
 
         def tile(
@@ -106,7 +105,7 @@ def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
 
         if_any(exists, computed, None)
 
-    walk_queries(setup, j, query_tile, None)
+    walk_queries(setup, j, query_tile, None, work.walk)
 
 
 def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
@@ -116,7 +115,9 @@ def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     formats = [call.format(Site.DK), call.format(Site.DV)]
     slices = setup.block_q // DEPTH
 
-    def queries(is_whole: bool, n: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+    def queries(
+        is_whole: bool, work: Work, n: Array, totals: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
         i = lax.div(n, np.int32(slices))
         exists = work.exists(i)
 
@@ -147,7 +148,7 @@ def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         return if_any(exists, computed, totals)
 
     zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    dk[...], dv[...] = walk_queries(setup, j, queries, zeros, slices)
+    dk[...], dv[...] = walk_queries(setup, j, queries, zeros, work.walk, slices)
 
 
 def add_keys(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
@@ -156,7 +157,7 @@ def add_keys(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     name, depth = call.format(Site.DQ), DEPTH if call.sums_in_slices else setup.block_k
     tiles, slices = k.shape[0] // setup.block_k, setup.block_k // depth
 
-    def keys(is_whole: bool, n: Array, total: Array) -> Array:
+    def keys(is_whole: bool, work: Work, n: Array, total: Array) -> Array:
         j = lax.div(n, np.int32(slices))  # of the part
         exists = work.exists(j)
 
@@ -179,8 +180,8 @@ def add_keys(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         for n in (whole_tiles(setup, i), seen_tiles(setup, i))
     )
     whole, end = (n * np.int32(slices) for n in ends)
-    total = walk(partial(keys, True), 0, whole, so_far[...])
-    dq[...] = walk(partial(keys, False), whole, end, total)
+    total = work.walk(partial(keys, True), 0, whole, so_far[...])
+    dq[...] = work.walk(partial(keys, False), whole, end, total)
 
 
 def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
@@ -190,7 +191,9 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
     formats = [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: len(results)]
     keys = call.read(Site.K, k), call.read(Site.V, v)
 
-    def query_tile(is_whole: bool, i: Array, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+    def query_tile(
+        is_whole: bool, work: Work, i: Array, totals: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
         def tile(
             setup: Setup,
             dk: Array,
@@ -224,7 +227,7 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
         return if_any(exists, computed, totals)
 
     zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
-    dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros, at_once=work.summarizes)
+    dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros, work.walk, at_once=work.summarizes)
 
 
 def _as_it_lies(tile: Callable[..., Any]) -> Callable[..., Any]:

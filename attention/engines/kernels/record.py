@@ -3,9 +3,8 @@
 A program owns a tile of queries, or of keys for dK and dV. It walks over the tiles of the other
 side: it computes them one after the other. The kernels that compute results record nothing. For a
 trace, a kernel runs a second time for the own tiles that the trace looks at. Its programs write a
-summary of each row of a tile to memory (`by_row`), or of a sample of the tiles the events: the
-instructions that summarize them would slow down the tiles of which nothing is recorded. `summary`
-adds them up.
+summary of each row of a tile to memory (`by_row`), or of a sample of the tiles the events: a sample
+has few programs, and more of them summarize the events afterwards. `summary` adds them up.
 """
 
 from collections.abc import Sequence

@@ -7,72 +7,72 @@ one after the other. A program of a kernel owns one tile and walks over the tile
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.attention.engines.kernels.by_row import Written
-from roundscope.attention.engines.kernels.record import ONCE, Kept, Recorder, Shape
+from roundscope.attention.engines.kernels.by_row import LONG, Written, summarized_by_row
+from roundscope.attention.engines.kernels.record import ONCE, Events, Kept, Recorder, Shape
 from roundscope.attention.engines.kernels.tiles import seen_tiles
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import flat_place
-from roundscope.emu.backends.xla.ops import judged_stats
+from roundscope.emu.backends.xla.ops import events_reduced, judged_events, row_stats
 from roundscope.emu.stats.classify import COUNTS, SUMS, Judged, judged
 
 BYTES = 2**32  # in memory at once, or more if one tile of every head has more
-LAST = np.iinfo(np.int64).max
 
 
-class _Tiles(NamedTuple):
-    """The summaries of a site by tile: the fields of `events.recorder.Summary`, and an order.
+class _Total(NamedTuple):
+    """What was recorded of some events of each site of a shape; all arrays have the same axes.
 
-    peak   the largest error in ulps, -1 without events
-    order  the position of the tile in the other engines; of tiles with equal peaks the first counts
-    place  the flat index of the peak in its head
+    counts  in the order of COUNTS
+    sums    in the order of SUMS
+    peak    the largest error in ulps, -1 without events
+    key     the number of the first event with this error: number of the tile, times the entries of
+            a tile, plus the place in the tile. Tiles count as in the other engines
     """
 
-    counts: Array
-    sums: Array
+    counts: list[Array]
+    sums: list[Array]
     peak: Array
-    order: Array
-    place: Array
+    key: Array
+
+
+class _Found(NamedTuple):
+    """What was recorded of the sites of one shape, of some own tiles.
+
+    total   of all these tiles, (heads, sites)
+    rows    the signed errors in ulps of each row, (heads, own tiles, sites, rows)
+    walked  the numbers of the tiles walked over, (heads, own tiles, tiles recorded)
+    ones    by the name of a site: how many results of each row equal 1, (heads, own tiles, tiles
+            recorded, rows)
+    events  by the name of a site: its events before and after the rounding, which are 0 in tiles in
+            which no query sees a key
+    """
+
+    total: _Total
     rows: Array
-
-
-class _Ones(NamedTuple):
-    """The ones of a site by tile.
-
-    ones    how many results of each row equal 1
-    walked  the number of the tile walked over
-    """
-
-    ones: Array
     walked: Array
+    ones: dict[str, Array]
+    events: dict[str, tuple[Array, ...]]
 
 
-class _Events(NamedTuple):
-    """The events of a site by tile, before and after the rounding.
-
-    They are 0 in tiles in which no query sees a key.
-    """
-
-    before: Array
-    after: Array
-
-
-def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]]) -> Seen:
+def summarized(
+    recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]], on_gpu: bool
+) -> Seen:
     """Return what was recorded of all heads, by name.
 
     The result has what an `attention.trace.summary.Part` has in its fields `whole` and `tiles`
     together. The caller separates them: only single events are by tile.
 
-    kernel: a function from the numbers of own tiles (heads, n) to the events that it recorded.
+    kernel  a function from the numbers of own tiles (heads, n) to the events that it recorded
+    on_gpu  whether kernels are compiled, not interpreted
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     grid = heads, 1
@@ -82,22 +82,19 @@ def summarized(recorder: Recorder, heads: int, kernel: Callable[[Array], Sequenc
     parts = -(-wanted // max(1, BYTES // size_of_tiles))
     size = -(-wanted // parts)
 
-    def part(first: Array) -> Any:
+    def part(first: Array) -> tuple[Array, list[_Found]]:
         k = first + jnp.arange(size)
         number = recorder.heads(heads)[:, None]
         own = sample.chosen(every, tiles, number, jnp.minimum(k, wanted - 1))
         own = jnp.broadcast_to(own, (heads, size))
-        kept = zip(recorder.sites.items(), kernel(own), strict=True)
-        found = [_of_tiles(recorder, *sites, x, own, k < wanted) for sites, x in kept]
-        return {name: x for part in found for name, x in part.items()}, own
+        kept = zip(recorder.sites, kernel(own), strict=True)
+        return own, [_of_tiles(recorder, shape, x, own, k < wanted, on_gpu) for shape, x in kept]
 
-    found = lax.map(part, jnp.arange(parts) * size)
-    return _of_heads(
-        recorder,
-        *jax.tree.map(
-            lambda x: jnp.moveaxis(x, 0, 1).reshape(heads, parts * size, *x.shape[3:]), found
-        ),
-    )
+    own, found = lax.map(part, jnp.arange(parts) * size)
+    seen: Seen = {}
+    for shape, of_parts in zip(recorder.sites, found, strict=True):
+        seen |= _of_heads(recorder, shape, _parts_joined(own), of_parts)
+    return seen
 
 
 def tiles_of(x: Array, own: Array, rows: int) -> Array:
@@ -110,85 +107,95 @@ def tiles_of(x: Array, own: Array, rows: int) -> Array:
 
 
 def _of_tiles(
-    recorder: Recorder, shape: Shape, sites: Sequence[Site], kept: Kept, own: Array, is_new: Array
-) -> dict[str, Any]:
-    """Return `_Tiles` for each site of one shape, and `_Ones` and `_Events` if they are recorded.
+    recorder: Recorder, shape: Shape, kept: Kept, own: Array, is_new: Array, on_gpu: bool
+) -> _Found:
+    """Return what was recorded of the sites of one shape.
 
     own     the numbers of the tiles that programs owned, (heads, n)
     is_new  (n,) of bool: whether a tile was not summarized before; other tiles do not count
+    on_gpu  whether kernels are compiled, not interpreted
     """
-    setup = recorder.setup
-    assert setup.record is not None
-    walked = [_walked(recorder, site, own, shape.met) for site in sites]
-    each = [(n, own[..., None]) if recorder.by_key else (own[..., None], n) for n in walked]
-    is_met = [_is_met(setup, i.astype(jnp.int32), j.astype(jnp.int32)) for i, j in each]
-    is_written = jnp.broadcast_to(jnp.stack(is_met, -1), (*own.shape, shape.met, len(sites)))
-    counted = is_written & is_new[:, None, None]
-    found = (_from_rows if recorder.summarizes else _from_events)(recorder, shape, kept, counted)
-    result: dict[str, Any] = {}
-    for n, (site, (i, j)) in enumerate(zip(sites, each, strict=True)):
-        counts, sums, peak, local, rows, ones = (x[:, :, :, n] for x in found)
-        place = jnp.where(local < 0, -1, flat_place(setup, site, i, j, local, shape.columns))
-        size = jnp.where(local < 0, -1.0, peak)
-        by_tile = _Tiles(counts, sums, size, i * setup.key_tiles + j, place, rows)
-        result[str(site)] = _Tiles(counts.sum(2), sums.sum(2), *_worst(by_tile, 2), rows.sum(2))
-        if site in setup.record.ones:
-            result[f"{site}.ones"] = _Ones(ones, walked[n])
-        if site in setup.record.events and kept.events is not None:
-            at, there = recorder.written(shape).index(site), is_written[:, :, :, n, None, None]
-            result[f"{site}.events"] = _Events(
-                *(jnp.where(there, x[:, :, :, at], 0.0) for x in kept.events[:2])
-            )
-    return result
-
-
-class _Found(NamedTuple):
-    """Summaries by tile, (heads, own tiles, tiles recorded, sites, ...).
-
-    counts, sums, peak, local  as `Ops.stats` returns them, `local` the place in the tile
-    rows, ones                 the signed errors in ulps, and how many results equal 1, of each row
-    """
-
-    counts: Array
-    sums: Array
-    peak: Array
-    local: Array
-    rows: Array
-    ones: Array
-
-
-def _from_rows(recorder: Recorder, shape: Shape, kept: Kept, counted: Array) -> _Found:
-    """Return the summaries of tiles from those of their rows; counted: which tiles count."""
-    own, is_counted = Written(kept.rows, counted.shape[3], shape.columns == 1), counted[..., None]
-    exists = is_counted & (own.flag("n") > 0)
-    size, column = own.worst()
-    size = jnp.where(exists, size, -1.0)
-    worst = jnp.argmax(size, -1, keepdims=True)
-    peak, column = (jnp.take_along_axis(x, worst, -1)[..., 0] for x in (size, column))
-    place = worst[..., 0] * shape.columns + column.astype(jnp.int64)
+    setup, record = recorder.setup, recorder.setup.record
+    assert record is not None
+    walked = _walked(recorder, shape, own)
+    i, j = (walked, own[..., None]) if recorder.by_key else (own[..., None], walked)
+    is_met = _is_met(setup, i.astype(jnp.int32), j.astype(jnp.int32))
+    is_written = jnp.broadcast_to(is_met, walked.shape)
+    counted = (is_written & is_new[:, None])[..., None, None]
+    if recorder.summarizes:
+        rows, ones = _from_rows(recorder, shape, kept.rows)
+    else:
+        assert kept.events is not None
+        rows, ones = _from_events(recorder, shape, kept.events, on_gpu)
+    exists = counted & (rows.counts[0] > 0)
+    tile = (i * setup.key_tiles + j)[..., None, None]
+    of_rows = _Total(
+        [jnp.where(counted, x, 0) for x in rows.counts],
+        [jnp.where(exists, x, 0.0) for x in rows.sums],
+        jnp.where(exists, rows.peak, -1.0),
+        tile * (recorder.rows * shape.columns) + rows.key,
+    )
+    names = {str(site): n for n, site in enumerate(recorder.sites[shape])}
+    written, there = recorder.written(shape), is_written[..., None, None]
     return _Found(
-        jnp.stack([jnp.where(is_counted, own.flag(name), 0).sum(-1) for name in COUNTS], -1),
-        jnp.stack([jnp.where(exists, own.sum(name), 0.0).sum(-1) for name in SUMS], -1),
-        peak,
-        jnp.where(peak < 0.0, -1, place),
-        jnp.where(exists, own.sum("ulps"), 0.0),
-        jnp.where(is_counted, own.flag("ones"), 0),
+        _together(_together(of_rows, 4), 1, 2),
+        of_rows.sums[SUMS.index("ulps")].sum(2),
+        walked,
+        {
+            x: jnp.where(counted[..., 0], ones[:, :, :, names[x]], 0)
+            for x in names
+            if x in record.ones
+        },
+        {
+            site: tuple(
+                jnp.where(there, x[:, :, :, written.index(site)], 0.0) for x in kept.events[:2]
+            )
+            for site in written
+            if kept.events is not None and site in record.events
+        },
     )
 
 
-def _from_events(recorder: Recorder, shape: Shape, kept: Kept, counted: Array) -> _Found:
-    """Return the summaries of tiles from their events; counted: which tiles count."""
-    assert kept.events is not None
-    valid = jnp.where(counted[..., None], kept.events.valid, 0)
+def _together(x: _Total, *axes: int) -> _Total:
+    """Return what was recorded of all events along some axes."""
+    *added, peak, key = events_reduced([*x.counts, *x.sums], x.peak, x.key, axes)
+    return _Total(added[: len(COUNTS)], added[len(COUNTS) :], peak, key)
+
+
+def _from_rows(recorder: Recorder, shape: Shape, rows: Array) -> tuple[_Total, Array]:
+    """Return what kernels summarized of rows, and how many results of each row equal 1.
+
+    All arrays are (heads, own tiles, tiles recorded, sites, rows), and keys are places in the tile.
+    Where there is no event, only the counts have a meaning.
+    """
+    own = Written(rows, len(recorder.sites[shape]), shape.columns == 1)
+    peak, column = own.worst()
+    place = jnp.arange(recorder.rows) * shape.columns + column.astype(jnp.int64)
+    counts, sums = [own.flag(x) for x in COUNTS], [own.sum(x) for x in SUMS]
+    return _Total(counts, sums, peak, place), own.flag("ones")
+
+
+def _from_events(
+    recorder: Recorder, shape: Shape, events: Events, on_gpu: bool
+) -> tuple[_Total, Array]:
+    """Return what `_from_rows` returns, from the events that kernels wrote."""
+    formats = [recorder.setup.plan[site].format for site in recorder.sites[shape]]
+    if 1 < shape.columns < LONG:
+        lead, rest = events.valid.shape[:3], events.before.shape[3:]
+        x, y = (v.reshape(-1, *rest) for v in (events.before, events.after))
+        valid = events.valid.reshape(-1, *rest[:-1])
+        found = summarized_by_row(x, y, valid, formats, on_gpu)
+        return _from_rows(recorder, shape, found.reshape(*lead, *found.shape[1:]))
+    before, after, valid = events
     exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
-    plan, sites = recorder.setup.plan, recorder.sites[shape]
-    formats = Judged(*np.array([judged(plan[site].format) for site in sites], np.int64).T)
-    stats: Any = jax.vmap(judged_stats, (0, 0, Judged(0, 0, 0, 0), 0))
-    for _ in range(3):
-        stats = jax.vmap(stats, (0, 0, None, 0))
-    ones = (kept.events.after == 1.0) & exists
-    found = stats(kept.events.before, kept.events.after, formats, exists)
-    return _Found._make((*found, ones.sum(-1)))
+    each = Judged(*np.array([judged(f) for f in formats], np.int64).T[..., None, None])
+    flags, sums = judged_events(before, after, each, exists)
+    size = jnp.where(exists, sums[SUMS.index("abs_ulps")], -1.0)
+    place = jnp.arange(recorder.rows * shape.columns).reshape(-1, shape.columns)
+    found_rows = row_stats(
+        [flag & exists for flag in flags], sums, size, jnp.broadcast_to(place, before.shape)
+    )
+    return _Total(*found_rows), ((after == 1.0) & exists).sum(-1)
 
 
 def _is_met(setup: Setup, i: Array, j: Array) -> Array:
@@ -196,44 +203,59 @@ def _is_met(setup: Setup, i: Array, j: Array) -> Array:
     return jnp.asarray(j < seen_tiles(setup, i))
 
 
-def _walked(recorder: Recorder, site: Site, own: Array, met: int) -> Array:
+def _walked(recorder: Recorder, shape: Shape, own: Array) -> Array:
     """Return the numbers of the recorded tiles of each own tile, (heads, n, met)."""
-    if site in ONCE:
+    if shape.is_once:
         return jnp.zeros((*own.shape, 1), jnp.int64)
     number = recorder.number(recorder.heads(own.shape[0])[:, None], own)
     found = sample.chosen(
-        recorder.setup.every, recorder.tiles[1], number[..., None], jnp.arange(met)
+        recorder.setup.every, recorder.tiles[1], number[..., None], jnp.arange(shape.met)
     )
-    return jnp.broadcast_to(found, (*own.shape, met))
+    return jnp.broadcast_to(found, (*own.shape, shape.met))
 
 
-def _of_heads(recorder: Recorder, found: dict[str, Any], own: Array) -> Seen:
-    """Return what was recorded of heads, from what was recorded of their own tiles (heads, n)."""
-    (tiles, walked), heads = recorder.tiles, jnp.arange(own.shape[0])[:, None]
-    whole: dict[str, Any] = {}
-    for name, tile in found.items():
-        if isinstance(tile, _Ones):
-            met = 1 if name.removesuffix(".ones") in ONCE else walked
-            ones = jnp.zeros((own.shape[0], met, tiles, recorder.rows), jnp.int64)
-            whole[name] = _joined(
-                ones.at[heads[..., None], tile.walked, own[..., None]].add(tile.ones)
-            )
-        elif isinstance(tile, _Events):
-            whole[name] = tuple(
-                _as_engines_have(recorder, Site[name.removesuffix(".events")], x[:, :tiles])
-                for x in tile
-            )
-        else:
-            peak, _, place = _worst(tile, 1)
-            rows = jnp.zeros((own.shape[0], tiles, recorder.rows)).at[heads, own].add(tile.rows)
-            whole[name] = (
-                tile.counts.sum(1),
-                tile.sums.sum(1),
-                jnp.maximum(peak, 0.0),
-                place,
-                _joined(rows),
-            )
-    return whole
+def _of_heads(recorder: Recorder, shape: Shape, own: Array, found: _Found) -> Seen:
+    """Return what was recorded of heads at the sites of one shape, by name.
+
+    own    the numbers of the own tiles, (heads, n)
+    found  what was recorded, with an axis of parts first
+    """
+    setup, total = recorder.setup, _together(found.total, 0)
+    counts, sums = jnp.stack(total.counts, -1), jnp.stack(total.sums, -1)
+    order, local = jnp.divmod(total.key, recorder.rows * shape.columns)
+    i, j = jnp.divmod(order, setup.key_tiles)
+    rows = _of_all_tiles(recorder, _parts_joined(found.rows))
+    seen: Seen = {}
+    for n, site in enumerate(recorder.sites[shape]):
+        place = flat_place(setup, site, i[:, n], j[:, n], local[:, n], shape.columns)
+        place = jnp.where(total.peak[:, n] < 0.0, -1, place)
+        peak = jnp.maximum(total.peak[:, n], 0.0)
+        seen[str(site)] = counts[:, n], sums[:, n], peak, place, _joined(rows[:, :, n])
+    heads = jnp.arange(own.shape[0])[:, None, None]
+    shape_of_ones = own.shape[0], 1 if shape.is_once else recorder.tiles[1], recorder.tiles[0]
+    for name, x in found.ones.items():
+        ones = jnp.zeros((*shape_of_ones, recorder.rows), jnp.int64)
+        at = heads, _parts_joined(found.walked), own[..., None]
+        seen[f"{name}.ones"] = _joined(ones.at[at].add(_parts_joined(x)))
+    for name, events in found.events.items():
+        own_events = (_parts_joined(x)[:, : recorder.tiles[0]] for x in events)
+        seen[f"{name}.events"] = tuple(
+            _as_engines_have(recorder, Site[name], x) for x in own_events
+        )
+    return seen
+
+
+def _of_all_tiles(recorder: Recorder, rows: Array) -> Array:
+    """Return sums of rows (heads, own tiles, sites, rows) of all tiles, 0 where none is known."""
+    (tiles, _), number = recorder.tiles, recorder.heads(rows.shape[0])[:, None]
+    at = sample.place(jnp, recorder.setup.every, tiles, number, jnp.arange(tiles))
+    at = jnp.broadcast_to(at, (rows.shape[0], tiles))[..., None, None]
+    return jnp.where(at < 0, 0.0, jnp.take_along_axis(rows, jnp.maximum(at, 0), 1))
+
+
+def _parts_joined(x: Array) -> Array:
+    """Return (parts, heads, own tiles, ...) as (heads, own tiles of all parts, ...)."""
+    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1, *x.shape[3:])
 
 
 def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
@@ -245,17 +267,6 @@ def _as_engines_have(recorder: Recorder, site: Site, x: Array) -> Array:
     if site in ONCE:
         return x.reshape(x.shape[0], -1, *x.shape[4:])
     return x if recorder.by_key or site.stage == "forward" else x.swapaxes(1, 2)
-
-
-def _worst(tiles: _Tiles, axis: int) -> tuple[Array, Array, Array]:
-    """Return peak, order and place of the first tile along an axis that has the largest error."""
-    is_top = tiles.peak == tiles.peak.max(axis, keepdims=True)
-    first = jnp.argmin(jnp.where(is_top, tiles.order, LAST), axis, keepdims=True)
-    peak, order, place = (
-        jnp.take_along_axis(x, first, axis).squeeze(axis)
-        for x in (tiles.peak, tiles.order, tiles.place)
-    )
-    return peak, order, place
 
 
 def _joined(x: Array) -> Array:

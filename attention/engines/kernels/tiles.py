@@ -45,8 +45,14 @@ def _heads(setup: Setup) -> int:
     return setup.heads if setup.some is None else setup.some.heads
 
 
-def walk(tile: Callable[[Array, State], State], first: Index, last: Index, state: State) -> State:
-    """Return the state after the tiles from `first` to `last` - 1.
+def walk(
+    tile: Callable[[Array, State], State],
+    first: Index,
+    last: Index,
+    state: State,
+    is_down: bool = False,
+) -> State:
+    """Return the state after the tiles from `first` to `last` - 1, or in the other direction.
 
     If it is known that there is no such tile, the program has no loop.
 
@@ -55,7 +61,12 @@ def walk(tile: Callable[[Array, State], State], first: Index, last: Index, state
     if isinstance(first, int) and isinstance(last, int) and first >= last:
         return state
     first, last = jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32)
-    found: State = lax.fori_loop(first, last, tile, state)
+    ends = first + last - 1
+
+    def step(n: Array, state: State) -> State:
+        return tile(ends - n if is_down else n, state)
+
+    found: State = lax.fori_loop(first, last, step, state)
     return found
 
 
@@ -121,14 +132,16 @@ def query_tiles_that_see(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
 def walk_queries(
     setup: Setup,
     j: Array,
-    tile: Callable[[bool, Array, State], State],
+    tile: Callable[..., State],
     state: State,
+    walk: Callable[..., State],
     slices: int = 1,
     at_once: bool = False,
 ) -> State:
     """Return the state after all query tiles that see key tile j, in the plan's order.
 
-    tile    a function (whether all scores of the tile exist, its number, state) -> state
+    tile    a function (whether all scores of the tile exist, what `walk` gives it) -> state
+    walk    a function with the arguments of `walk` of this module
     slices  into how many slices each tile is divided; if it is above 1, the number that `tile` gets
             is that of a slice
     at_once  whether one loop runs over all tiles, as in `whole_tiles`
@@ -137,20 +150,10 @@ def walk_queries(
     if at_once and not _are_whole(setup):
         whole = end = setup.query_tiles * slices
     parts = [(False, first, whole), (True, whole, end), (False, end, setup.query_tiles * slices)]
-    if setup.plan.query_order is QueryOrder.ASCENDING:
-        for is_whole, lo, hi in parts:
-            state = walk(partial(tile, is_whole), lo, hi, state)
-        return state
-    for is_whole, lo, hi in reversed(parts):
-        state = walk(partial(_down, tile, is_whole, lo + hi - 1), lo, hi, state)
+    is_down = setup.plan.query_order is QueryOrder.DESCENDING
+    for is_whole, lo, hi in reversed(parts) if is_down else parts:
+        state = walk(partial(tile, is_whole), lo, hi, state, is_down)
     return state
-
-
-def _down(
-    tile: Callable[[bool, Array, State], State], is_whole: bool, ends: Index, n: Array, state: State
-) -> State:
-    """Return the state after tile `ends` - n, which makes a loop over n run downward."""
-    return tile(is_whole, jnp.asarray(ends, jnp.int32) - n, state)
 
 
 def events_of_tile(

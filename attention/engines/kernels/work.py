@@ -5,18 +5,21 @@ events.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.kernels.record import Memory, Recorder
+from roundscope.attention.engines.kernels.tiles import walk
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.held import Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed
 
+State = TypeVar("State")  # the state that each tile updates: arrays, or tuples of them
 Refs: TypeAlias = Sequence[Any]  # the parts of arrays that a program sees, as references of Pallas
 
 
@@ -52,22 +55,51 @@ class Work:
 
         The arguments are `Held` numbers, and what exists of the tile.
 
-        f also returns what was recorded of the tile. It is written to memory if the trace looks at
-        the tile.
+        f also returns what was recorded of the tile, which is written to memory.
 
         tile: the number of the tile that is walked over; None for a step that a program does once.
         """
         if self.watch is None:
             return self._numbers(f, formats, args)
         recorder, begins, _ = self.watch
-        place = 0 if tile is None else recorder.place(begins, tile)
-        if tile is None or recorder.setup.every == 1:
-            return self._watched(f, formats, args, place)
-        found: tuple[Array, ...] = lax.cond(
-            place >= 0,
-            lambda: self._watched(f, formats, args, place),
-            lambda: self._numbers(f, formats, args),
-        )
+        return self._watched(f, formats, args, 0 if tile is None else recorder.place(begins, tile))
+
+    def walk(
+        self,
+        tile: Callable[..., State],
+        first: Index,
+        last: Index,
+        state: State,
+        is_down: bool = False,
+    ) -> State:
+        """Return what `tiles.walk` returns, after recording what the trace looks at.
+
+        A loop over tiles that may record is slow, since nothing is loaded ahead in it. So the tiles
+        of a sample stand between loops over the others, which record nothing.
+
+        tile: a function (work, number, state) -> state, given the work that its tile takes.
+        """
+        if self.watch is None or self.watch[0].setup.every == 1:
+            return walk(partial(tile, self), first, last, state, is_down)
+        if isinstance(first, int) and isinstance(last, int) and first >= last:
+            return state
+        recorder, begins, _ = self.watch
+        lo, hi = jnp.asarray(first, jnp.int32), jnp.asarray(last, jnp.int32)
+        others = partial(tile, replace(self, watch=None))
+
+        def number(n: Array) -> Array:
+            return lo + hi - 1 - n if is_down else n
+
+        def is_other(n: Array) -> Array:
+            return (n < hi) & (recorder.place(begins, number(n)) < 0)
+
+        def some(x: tuple[Array, State]) -> tuple[Array, State]:
+            n, state = x
+            to = lax.while_loop(is_other, lambda n: n + 1, n)
+            state = walk(lambda n, state: others(number(n), state), n, to, state)
+            return to + 1, lax.cond(to < hi, lambda: tile(self, number(to), state), lambda: state)
+
+        found: State = lax.while_loop(lambda x: x[0] < hi, some, (lo, state))[1]
         return found
 
     def _numbers(

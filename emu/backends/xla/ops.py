@@ -303,19 +303,8 @@ def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[
     place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(
         jnp.int64, shape, 1
     )
-    shared = IN_A_WORD if shape[1] < 2**BITS else 1
-    words = [
-        _word([flag & valid for flag in flags[n : n + shared]])
-        for n in range(0, len(flags), shared)
-    ]
-    per_row = _reduce_rows([*words, *sums], jnp.where(valid, size, -1.0), place)
-    counted, parts, (peak, place) = per_row[: len(words)], per_row[len(words) : -2], per_row[-2:]
-    counts = (
-        counted
-        if shared == 1
-        else [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)][
-            : len(flags)
-        ]
+    counts, parts, peak, place = row_stats(
+        [flag & valid for flag in flags], sums, jnp.where(valid, size, -1.0), place
     )
     worst = jnp.argmax(peak)
     place = jnp.where(peak[worst] < 0.0, -1, place[worst])
@@ -328,13 +317,36 @@ def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[
     )
 
 
+def row_stats(
+    flags: Sequence[Array], sums: Sequence[Array], size: Array, place: Array
+) -> tuple[list[Array], list[Array], Array, Array]:
+    """Return counts, sums, the largest size and its first place of each row, the last axis."""
+    shared = IN_A_WORD if size.shape[-1] < 2**BITS else 1
+    words = [_word(flags[n : n + shared]) for n in range(0, len(flags), shared)]
+    *added, peak, place = events_reduced([*words, *sums], size, place, (size.ndim - 1,))
+    counted, parts = added[: len(words)], added[len(words) :]
+    counts = (
+        counted
+        if shared == 1
+        else [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)][
+            : len(flags)
+        ]
+    )
+    return counts, parts, peak, place
+
+
 def _word(flags: Sequence[Array]) -> Array:
     """Return up to three flags in separate bits of one number, so that one sum counts them all."""
     return sum((flag.astype(jnp.int64) << BITS * k for k, flag in enumerate(flags)), jnp.int64(0))
 
 
-def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
-    """Return the row sums of every array in `added`, and each row's largest size with its place."""
+def events_reduced(
+    added: Sequence[Array], size: Array, place: Array, axes: Sequence[int]
+) -> list[Array]:
+    """Return the sums of every array in `added`, and the largest size with its first place.
+
+    One reduction along these axes computes them all.
+    """
 
     def combine(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
         first = (left[-2] > right[-2]) | ((left[-2] == right[-2]) & (left[-1] < right[-1]))
@@ -346,4 +358,4 @@ def _reduce_rows(added: list[Array], size: Array, place: Array) -> list[Array]:
 
     operands = (*added, size, place)
     zeros = (*(jnp.zeros((), v.dtype) for v in added), jnp.float64(-2.0), jnp.int64(2**62))
-    return list(lax.reduce(operands, zeros, combine, (1,)))
+    return list(lax.reduce(operands, zeros, combine, axes))
