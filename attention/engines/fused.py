@@ -9,20 +9,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from roundscope.attention.engines.heads import Heads, count, fields, of_head, on_threads, together
+from roundscope.attention.engines.heads import Heads, apart, count, of_head, on_threads, together
+from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import SPECIAL_IF_MISSING, Site
 from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
 from roundscope.attention.tiles.tile import Tile
+from roundscope.attention.trace.summary import summaries
 from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.traced import program
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
-from roundscope.emu.stats.summary import record_type
+from roundscope.emu.stats.summary import records_type
 
 EXISTING = ("mask", "rows", "rescaled", "keys")  # which entries of a tile's events exist
 SCORES = 2**18  # with fewer scores, a call ends before a program is compiled
@@ -63,8 +65,8 @@ class Programs:
     def __call__(self, step: Step, tile: Tile, arrays: TileArrays, sites: Any) -> Any:
         """Return what `computed` returns for a tile, of one head or of `Heads`.
 
-        The result is None if no program covers the tile of one head. The statistics of an event of
-        `Heads` are one array of records, which loops over tiles stack at once.
+        The result is None if no program covers the tile of one head. The summaries of the events of
+        `Heads` are one array of records, which loops over tiles stack at once (`heads.apart`).
         """
         existing = tuple(getattr(tile, name) for name in EXISTING)
         given = [x for group in (existing, *arrays) for x in group]
@@ -74,7 +76,8 @@ class Programs:
         def plain(h: int) -> Any:
             own = {name: of_head(getattr(tile, name), h) for name in EXISTING}
             one = replace(tile, head=tile.head + h, **own)
-            return computed(_plain_ops(), self.setup, one, step, of_head(arrays, h))
+            result, seen = computed(numpy_ops(), self.setup, one, step, of_head(arrays, h))
+            return result, _packed(seen)
 
         if made is None:
             return together(on_threads(plain, heads)) if heads else None
@@ -83,7 +86,7 @@ class Programs:
             heads or 1, [x.each if isinstance(x, Heads) else x[None] for x in given]
         )
         if not heads:
-            return None if void[0] else form([_of_one(x[0]) for x in results])
+            return None if void[0] else apart(form([x[0] for x in results]))
         found = form([Heads(x) for x in results])
         if void.any():
             again = [h for h in range(heads) if void[h]]
@@ -146,20 +149,14 @@ class Programs:
         )
 
 
-@cache
-def _plain_ops() -> Ops:
-    """Return NumPy's operations, whose statistics are records."""
-    ops = numpy_ops()
-
-    def stats(events: Any) -> list[Any]:
-        return [np.array(tuple(parts), record_type(len(parts[-1]))) for parts in ops.stats(events)]
-
-    return replace(ops, stats=stats)
-
-
-def _of_one(x: Any) -> Any:
-    """Return an output of a program; a record as a tuple of its fields."""
-    return fields(x) if x.dtype.names else x
+def _packed(seen: Seen) -> dict[Any, Any]:
+    """Return what was recorded of a tile with its summaries as one record, as programs do."""
+    own = summaries(seen)
+    if not own:
+        return seen
+    record = np.array(tuple(own.values()), records_type([len(rows) for *_, rows in own.values()]))
+    others = {name: part for name, part in seen.items() if name not in own}
+    return {tuple(own): record} | others
 
 
 class _Nowhere:

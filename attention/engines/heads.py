@@ -67,7 +67,8 @@ class Heads(NDArrayOperatorsMixin):
         count = len(self.each)
         if function is np.stack and len(args) == 1 and not kwargs:  # what loops do most
             parts = [x.each if isinstance(x, Heads) else x for x in args[0]]
-            dtype = np.result_type(*parts)
+            first = parts[0].dtype
+            dtype = first if first.names else np.result_type(*parts)
             plain = f"V{dtype.itemsize}" if dtype.names else dtype  # not copied field by field
             stacked = np.empty((count, len(parts), *self.shape), plain)
             for n, part in enumerate(parts):
@@ -101,8 +102,8 @@ def together(xs: Sequence[Any]) -> Any:
 def arrays(x: Any, count: int) -> Any:
     """Return a structure of `Heads` as one of arrays (heads, ...); None stays None.
 
-    Sums of NumPy depend on the order of axes in memory, so it is the usual one. Records become
-    tuples of their fields.
+    Sums of NumPy depend on the order of axes in memory, so it is the usual one. Records are taken
+    `apart`.
 
     count: how many heads there are.
     """
@@ -110,15 +111,30 @@ def arrays(x: Any, count: int) -> Any:
     def one(part: Any) -> Any:
         if part is None:
             return None
-        is_own = isinstance(part, Heads)
-        each = part.each if is_own else np.broadcast_to(part, (count, *np.shape(part)))
-        return fields(each) if each.dtype.names else np.ascontiguousarray(each)
+        if isinstance(part, Heads):
+            return part.each if part.each.dtype.names else np.ascontiguousarray(part.each)
+        return np.ascontiguousarray(np.broadcast_to(part, (count, *np.shape(part))))
 
-    return mapped(one, x)
+    return apart(mapped(one, x))
 
 
-def fields(x: Any) -> tuple[np.ndarray, ...]:
-    """Return the fields of records, each without gaps."""
+def apart(x: Any) -> Any:
+    """Return a structure with a tuple of fields for each event of the records in its dicts.
+
+    The name of records in a dict is the tuple of the events' names; no field has gaps.
+    """
+    if isinstance(x, dict):
+        found: dict[Any, Any] = {}
+        for name, part in x.items():
+            if isinstance(name, tuple):
+                found |= {own: _fields(part[str(n)]) for n, own in enumerate(name)}
+            else:
+                found[name] = apart(part)
+        return found
+    return type(x)(map(apart, x)) if isinstance(x, tuple) else x
+
+
+def _fields(x: Any) -> tuple[np.ndarray, ...]:
     return tuple(np.ascontiguousarray(x[name]).reshape(x[name].shape) for name in x.dtype.names)
 
 

@@ -6,6 +6,7 @@ exactly and in any order; sums are binary64 sums of exact errors.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,6 +26,11 @@ def record_type(rows: int) -> Any:
             ("rows", np.float64, (rows,)),
         ]
     )
+
+
+def records_type(rows: Sequence[int]) -> Any:
+    """Return NumPy's type of the records of several events, named by their numbers."""
+    return np.dtype([(str(n), record_type(size)) for n, size in enumerate(rows)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ readers.
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from html import escape
@@ -20,6 +20,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
@@ -60,6 +61,28 @@ def bars(ax: Any, x: np.ndarray, heights: np.ndarray, width: float, **more: Any)
     collection.sticky_edges.y.append(0.0)  # no margin below the bars
     ax.add_collection(collection)
     ax.autoscale_view()
+
+
+class _Texts(Text):
+    """Texts that have all but their places, words and colors in common, as one artist."""
+
+    def __init__(self, each: Sequence[tuple[tuple[float, float], str, str]], **more: Any) -> None:
+        super().__init__(**more)
+        self._each = each
+
+    def draw(self, renderer: Any) -> None:
+        """Draw one after the other, as artists of their own would be drawn."""
+        for place, words, color in self._each:
+            self.update({"position": place, "text": words, "color": color})
+            super().draw(renderer)
+
+
+def texts(ax: Any, each: Sequence[tuple[tuple[float, float], str, str]], **more: Any) -> None:
+    """Write texts (place, words, color) as one artist, which many need to be drawn quickly.
+
+    They take no part in the layout: each is within a cell. more: arguments of a `Text`.
+    """
+    ax.add_artist(_Texts(each, clip_on=False, in_layout=False, **more))
 
 
 def hover(artist: Artist, text: str) -> None:

@@ -9,7 +9,17 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from roundscope.attention.budget.table import ErrorBudget, Line
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, bars, canvas, hover
+from roundscope.experiments.report.pictures import (
+    BAND,
+    DOWN,
+    INK,
+    QUIET,
+    UP,
+    bars,
+    canvas,
+    hover,
+    texts,
+)
 from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
@@ -188,18 +198,15 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
         for i, j in zip(*np.nonzero(np.abs(z) > limit), strict=True):
             ax.add_patch(Rectangle((j - 0.48, i - 0.46), 0.96, 0.92, fill=False, ec=INK, lw=1.2))
     if means.size and means.shape[1] <= 16:
-        for (i, j), mean in np.ndenumerate(means):
-            text = f"{1000 * mean:+.1f}" if abs(mean) < 0.1 else f"{1000 * mean:+.0f}"
-            ax.text(
-                j,
-                i,
-                text,
-                ha="center",
-                va="center",
-                fontsize=6.5,
-                in_layout=False,  # it is within its cell
-                color="white" if abs(z[i, j]) > 1.3 * limit else INK,
+        cells = [
+            (
+                (j, i),
+                f"{1000 * mean:+.1f}" if abs(mean) < 0.1 else f"{1000 * mean:+.0f}",
+                "white" if abs(z[i, j]) > 1.3 * limit else INK,
             )
+            for (i, j), mean in np.ndenumerate(means)
+        ]
+        texts(ax, cells, ha="center", va="center", fontsize=6.5)
     batch, _, heads, _ = summary.seen.layer.q.shape
     labels = [
         str(k % heads) if batch == 1 else f"{k // heads}/{k % heads}" for k in range(batch * heads)

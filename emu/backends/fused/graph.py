@@ -265,7 +265,9 @@ class Graph:
         bounds: tuple[int, int] = WHOLE,
     ) -> Node:
         """Return the node of an operation, which may exist already; its shape is that of args."""
-        shape = np.broadcast_shapes(*(x.shape for x in args)) if shape is None else shape
+        if shape is None:
+            shapes = {x.shape for x in args}
+            shape = shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
         key = (op, tuple(x.number for x in args), shape, kind, _identity(data))
         if key not in self.known:
             self.known[key] = Node(self, op, args, shape, kind, data, bounds, len(self.nodes))
@@ -300,6 +302,8 @@ class Graph:
     def _operands(self, *xs: Any) -> tuple[Node, ...]:
         """Return nodes of one type: all numbers, all integers, or all booleans."""
         nodes = [self.of(x) for x in xs]
+        if len({x.kind for x in nodes}) == 1:
+            return tuple(nodes)
         if any(x.kind in FLOATS for x in nodes):
             nodes = [x if x.kind in FLOATS else self._number_of(x) for x in nodes]
         elif any(x.kind == I32 for x in nodes):

@@ -19,7 +19,7 @@ from roundscope.emu.backends.fused.loops import written
 from roundscope.emu.backends.fused.schedule import scheduled
 from roundscope.emu.backends.numba.jit import cache_directory
 from roundscope.emu.backends.numba.rounding import over_threads
-from roundscope.emu.stats.summary import record_type
+from roundscope.emu.stats.summary import record_type, records_type
 
 _LINE = 64  # bytes of a line of the cache
 _building = threading.Lock()
@@ -36,15 +36,13 @@ class Program:
     ) -> None:
         """Compile the program that computes the outputs from the inputs.
 
-        An output is one node, or the parts of a summary, which the caller gets as one record.
+        An output is one node, or the parts of summaries, which the caller gets as one record.
         """
         n = count()
         groups = [[_left(graph, x, next(n)) for x in xs] for xs in outputs]
         made = [*chain.from_iterable(groups)]
         self.inputs = [_form(x) for x in inputs]
-        self.outputs = [
-            _form(*xs) if len(xs) == 1 else ((), record_type(xs[-1].size), ()) for xs in groups
-        ]
+        self.outputs = [_form(*xs) if len(xs) == 1 else ((), _type_of(xs), ()) for xs in groups]
         code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
         text = module(code, len(inputs) + len(made) + len(self.tables) + 2)
         with _building:
@@ -56,9 +54,9 @@ class Program:
         ]
         self.offsets, self.memory = [0, *accumulate(sizes)][:-1], sum(sizes)
         self.parts = [
-            offset + part
+            part
             for offset, (_, dtype, _) in zip(self.offsets, self.outputs, strict=True)
-            for part in ([dtype.fields[name][1] for name in dtype.names] if dtype.names else [0])
+            for part in _places(dtype, offset)
         ]
         self.addresses = [address_of(x) for x in self.tables]
         self.own = threading.local()
@@ -126,6 +124,20 @@ def _form(x: Node) -> tuple[tuple[int, ...], Any, tuple[int, ...]]:
     dtype = np.dtype(DTYPES[x.kind])
     gaps = (math.prod(x.shape[n + 1 :]) * dtype.itemsize for n in range(x.ndim))
     return x.shape, dtype, tuple(gaps)
+
+
+def _type_of(summaries: Sequence[Node]) -> Any:
+    """Return the type of a record of the summaries with these parts, of which rows are the last."""
+    parts = len(record_type(0))
+    return records_type([rows.size for rows in summaries[parts - 1 :: parts]])
+
+
+def _places(dtype: Any, offset: int) -> list[int]:
+    """Return where the fields of a type, and the fields of these, begin after an offset."""
+    if not dtype.names:
+        return [offset]
+    places = (_places(*dtype.fields[name][:2]) for name in dtype.names)
+    return [offset + place for part in places for place in part]
 
 
 def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...]) -> np.ndarray:

@@ -1,13 +1,14 @@
 """The statistics of rounding events inside a program (`emu.stats`)."""
 
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from roundscope.emu.backends.fused.code import SCALARS, literal, vector, vector_of
 from roundscope.emu.backends.fused.entries import Entries
-from roundscope.emu.backends.fused.graph import F64, I1, I32, I64, Node
+from roundscope.emu.backends.fused.graph import F64, I1, I32, I64, Graph, Node
 from roundscope.emu.backends.fused.loops import Place, Writer
 from roundscope.emu.backends.fused.schedule import needed
 from roundscope.emu.roundings.rule import C64
@@ -28,19 +29,8 @@ class Summary:
         """Trace the classification of one event."""
         self.w, self.code, self.args, self.shape = w, w.code, x.args, shape
         self.out = [w.pointers[part.number] for part in w.graph.parts[x.number]]
-        graph = w.graph
-        self.before, self.after = (
-            graph.node("placeholder", (), (LANES,), F64, (x.number, n)) for n in range(2)
-        )
         self.is_exact = x.args[0] is x.args[1]  # the rounding changes nothing
-        if self.is_exact:
-            self.after = self.before
-        self.format = judged(f)
-        self.sizes = [graph.unary("bits", y, I64) & (2**63 - 1) for y in (self.before, self.after)]
-        normal = self.format.min_normal
-        self.usual = (normal, self.format.largest), (normal, C64.infinity - 1)
-        if self.is_exact:
-            self.usual = self.usual[1:] * 2
+        self.numbers, self.sizes, self.usual, self.classes = classified(judged(f), self.is_exact)
         self.f64, self.i64, self.i32, self.i1 = (
             vector(SCALARS[k], LANES) for k in (F64, I64, I32, I1)
         )
@@ -112,7 +102,7 @@ class Summary:
         entries = Entries(code, LANES, keeps_width=True)
         normal, (least, most) = np.float64(1.0).view(np.int64), self.usual[0]
         other = self._all(F64, 1.0 if least <= normal <= most else 0.0)
-        for node, value in ((self.before, before), (self.after, after)):
+        for node, value in zip(self.numbers, (before, after), strict=True):
             kept = code.do(f"select {self.i1} {valid}, {self.f64} {value}, {self.f64} {other}")
             entries.set(node, kept)
         _computed(entries, self.sizes)
@@ -128,8 +118,7 @@ class Summary:
         *after_turn, ulps = code.choice(
             all_usual,
             types,
-            lambda: self._added(entries, valid, at, carried, self.usual),
-            lambda: self._added(entries, valid, at, carried, None),
+            *(partial(self._added, entries, valid, at, carried, own) for own in self.classes),
         )
         return after_turn, ulps
 
@@ -139,16 +128,15 @@ class Summary:
         return self.code.do(f"icmp ule {self.i64} {shifted}, {self._all(I64, most - least)}")
 
     def _added(
-        self, before: Entries, valid: str, at: str, carried: list[str], bounds: Any
+        self, before: Entries, valid: str, at: str, carried: list[str], classes: Sequence[Node]
     ) -> list[str]:
         """Return what is carried after one vector of events, and their errors in ulps.
 
-        bounds: those of the bits of |before| and |after|; None if they may be anything.
+        classes: what `classified` returns of the events.
         """
         code, entries = self.code, Entries(self.code, LANES, keeps_width=True)
         entries.values = dict(before.values)
-        _, *flags, error, ulps = self._classified(bounds)
-        size = self.w.graph.unary("bits", ulps, I64) & (2**63 - 1)
+        *flags, error, ulps, size = classes
         _computed(entries, [*flags, error, size])
         new = []
         for count, flag in zip(
@@ -189,30 +177,6 @@ class Summary:
             ]
 
         return code.choice(one_grows, [self.i64] * 2, grown, lambda: [top, place])
-
-    def _classified(self, bounds: Any) -> tuple[Node, ...]:
-        """Return the flags and errors of an event, as nodes of the numbers before and after it."""
-        graph = self.w.graph
-        classify = build_classify(
-            graph.where,
-            lambda e: graph.unary("number", graph.of(e << 52), F64),
-            lambda f: f,
-            is_exact=bounds is not None,
-        )
-        sizes = self.sizes
-        if bounds is not None:
-            sizes = [
-                graph.node("copy", (y,), kind=I64, data=b, bounds=b)
-                for y, b in zip(sizes, bounds, strict=True)
-            ]
-        results: tuple[Node, ...] = classify(self.before, self.after, *sizes, self.format)
-        if self.is_exact:
-            *flags, _, _ = results
-            never, no_error = graph.constant(False), graph.constant(0.0)
-            kept = ("subnormal", "nan")
-            named = zip(COUNTS[1:], flags, strict=True)
-            return *(y if name in kept else never for name, y in named), no_error, no_error
-        return results
 
     def _terms(self, carried: list[str], e: str, u: str) -> list[str]:
         """Return the sums after the terms of one vector, from its errors and those in ulps."""
@@ -283,6 +247,51 @@ class Summary:
     def _put(self, kind: str, pointer: str, n: int, value: str) -> None:
         address = self.w.address(Place(pointer, kind, n, ()), [])
         self.code.plain(f"store {SCALARS[kind]} {value}, ptr {address}")
+
+
+@cache
+def classified(f: Any, is_exact: bool) -> tuple[Any, ...]:
+    """Return the classification of the events of a format as nodes of a graph of its own.
+
+    is_exact: whether the rounding changes nothing.
+
+    They are the two numbers of an event and their bits without signs; the usual bounds of these
+    bits; and the flags but `inexact`, the error, that in ulps and its bits without a sign, if the
+    bits are within these bounds and if they may be anything.
+    """
+    graph = Graph()
+    before, after = (graph.node("placeholder", (), (LANES,), F64, n) for n in range(2))
+    numbers = (before, before if is_exact else after)
+    sizes = [_size(graph, x) for x in numbers]
+    bounds = (f.min_normal, f.largest), (f.min_normal, C64.infinity - 1)
+    usual = bounds[1:] * 2 if is_exact else bounds
+    bounded = [
+        graph.node("copy", (x,), kind=I64, data=b, bounds=b)
+        for x, b in zip(sizes, usual, strict=True)
+    ]
+    never, no_error = graph.constant(False), graph.constant(0.0)
+
+    def classes(sizes: Sequence[Node], is_bounded: bool) -> tuple[Node, ...]:
+        classify = build_classify(
+            graph.where,
+            lambda e: graph.unary("number", graph.of(e << 52), F64),
+            lambda f: f,
+            is_exact=is_bounded,
+        )
+        _, *flags, error, ulps = classify(*numbers, *sizes, f)
+        if is_exact:
+            kept = ("subnormal", "nan")
+            named = zip(COUNTS[2:], flags, strict=True)
+            flags, error = [y if name in kept else never for name, y in named], no_error
+            ulps = no_error
+        return *flags, error, ulps, _size(graph, ulps)
+
+    return numbers, sizes, usual, (classes(bounded, True), classes(sizes, False))
+
+
+def _size(graph: Graph, x: Node) -> Node:
+    """Return the bits of |x|."""
+    return graph.unary("bits", x, I64) & (2**63 - 1)
 
 
 def _computed(entries: Entries, nodes: Sequence[Node]) -> None:

@@ -19,7 +19,8 @@ def program(
 ) -> tuple[Program, Callable[[list[Any]], Any]]:
     """Return function(ops, *like) as a program, and what gives its outputs the form of its result.
 
-    A summary of an event is one output, a record whose fields are its parts.
+    The summaries of events in a dict are one output together, a record of records whose fields are
+    the parts of a summary. Its name in the form is the tuple of their names.
     Raises `graph.Untraceable` if the function does something that programs do not have.
 
     Args:
@@ -57,18 +58,23 @@ def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]
 
 
 def _form(graph: Graph, x: Any, leaves: list[tuple[Node, ...]]) -> Any:
-    """Return a result with the number of an output in place of each node and each summary."""
+    """Return a result with the number of an output for each node and for summaries of a dict."""
     if isinstance(x, dict):
-        return {name: _form(graph, part, leaves) for name, part in x.items()}
-    if isinstance(x, tuple) and not _is_summary(graph, x):
+        names = tuple(name for name, part in x.items() if _is_summary(graph, part))
+        others = {name: _form(graph, x[name], leaves) for name in x if name not in names}
+        if not names:
+            return others
+        leaves.append(tuple(part for name in names for part in x[name]))
+        return {names: len(leaves) - 1} | others
+    if isinstance(x, tuple):
         return tuple(_form(graph, part, leaves) for part in x)
-    leaves.append(x if isinstance(x, tuple) else (graph.of(x),))
+    leaves.append((graph.of(x),))
     return len(leaves) - 1
 
 
-def _is_summary(graph: Graph, x: tuple[Any, ...]) -> bool:
-    """Return whether a tuple has the parts of a summary, and nothing else."""
-    first = x[0] if x else None
+def _is_summary(graph: Graph, x: Any) -> bool:
+    """Return whether a result is a tuple of the parts of a summary, and nothing else."""
+    first = x[0] if isinstance(x, tuple) and x else None
     return isinstance(first, Node) and graph.parts.get(first.number) == x
 
 

@@ -207,22 +207,26 @@ def test_statistics_where_every_event_exists(kind: str) -> None:
     _agree(both, x, y, narrow=False)
 
 
-def test_a_summary_is_one_record() -> None:
-    """Fields of a record in other places than the program writes them to."""
+def test_summaries_are_one_record() -> None:
+    """Fields of a record in other places than the program writes them to, names mixed up."""
     f, x = rounding("bf16").format, RNG.normal(size=(5, 16, 8))
     y = numpy_ops().round(x, rounding("bf16"), None)
 
     def summary(o: Ops, a: Any) -> Any:
-        return a[1] + 1.0, o.stats([(a[0], a[1], f, a[1] > 0.0)])[0], a[0] * 2.0
+        one, short = o.stats([(a[0], a[1], f, a[1] > 0.0), (a[0][:2], a[1][:2], f, a[1][:2] > 0.0)])
+        return a[1] + 1.0, {"one": one, "other": a[0] * 2.0, "short": short}
 
     run, form = program(summary, ((x[0], y[0]),), ((False, False),))
-    more, records, twice = form(run(5, [x, y])[0])
+    more, seen = form(run(5, [x, y])[0])
     np.testing.assert_array_equal(more, y + 1.0)
-    np.testing.assert_array_equal(twice, x * 2.0)
-    for one, before, after in zip(records, x, y, strict=True):
-        wanted = numpy_ops().stats([(before, after, f, after > 0.0)])[0]
-        for name, part in zip(one.dtype.names, wanted, strict=True):
-            np.testing.assert_array_equal(one[name], part)
+    np.testing.assert_array_equal(seen["other"], x * 2.0)
+    assert seen.keys() == {("one", "short"), "other"}
+    for record, before, after in zip(seen["one", "short"], x, y, strict=True):
+        for number, rows in (("0", 16), ("1", 2)):
+            b, a = before[:rows], after[:rows]
+            wanted = numpy_ops().stats([(b, a, f, a > 0.0)])[0]
+            for name, part in zip(record[number].dtype.names, wanted, strict=True):
+                np.testing.assert_array_equal(record[number][name], part)
 
 
 def test_a_row_of_one_number() -> None:

@@ -29,6 +29,7 @@ from roundscope.experiments.report.pictures import (
     hover,
     png,
     svg,
+    texts,
 )
 
 
@@ -168,6 +169,25 @@ def test_a_picture_is_laid_out_as_matplotlib_does(monkeypatch):
     figure = drawing()
     theirs = svg(figure, "x"), svg(figure, "x"), png(figure)
     assert ours == theirs
+
+
+@pytest.mark.pictures
+def test_texts_are_drawn_as_artists_of_their_own() -> None:
+    """Numbers of a map in another place, color, size or order, or in its layout."""
+    cells = [((x, y), f"{x - y:+d}", UP if x > y else INK) for x in range(3) for y in range(2)]
+    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
+
+    def drawn(*, together: bool) -> str:
+        figure, axes = canvas(2.0)
+        axes[0, 0].set_xlim(0, 2)  # the texts of the last column leave the axes
+        if together:
+            texts(axes[0, 0], cells, **how)
+        else:
+            for place, words, color in cells:
+                axes[0, 0].text(*place, words, color=color, in_layout=False, **how)
+        return svg(figure, "x")
+
+    assert drawn(together=True) == drawn(together=False)
 
 
 def _drawn_twice(figure: Any) -> Any:
