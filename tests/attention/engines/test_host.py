@@ -273,7 +273,7 @@ def test_an_interruption_is_one():
     def caught():
         try:
             jax.jit(lambda x: custom_call.call(_interrupted, [(3,)], np.float32, x))(jnp.ones(3))
-        except ValueError:
+        except (RuntimeError, ValueError):  # by how JAX calls a program
             time.sleep(0.1)  # Python gets to it
 
     with pytest.raises(KeyboardInterrupt):
@@ -301,7 +301,7 @@ def test_an_interruption_is_one():
         import atexit
         def last():
             try: f(x + 1).block_until_ready()
-            except ValueError as error: print("is ending" in str(error))
+            except Exception as error: print("is ending" in str(error))
         atexit.register(last)
         f(x).block_until_ready()
         """,
