@@ -27,9 +27,9 @@ SUMS = {
 ATTENTION = {  # on the CPU: the speed of attention that emulates nothing is 1
     "numpy: fa2-bf16": 0.34,
     "numpy in jit: fa2-bf16": 0.28,
-    "numpy: fa2-bf16, traced": 0.17,
+    "numpy: fa2-bf16, traced": 0.2,
     "numpy: fa2, Hopper's sums": 0.138,
-    "numpy: fa2, traced": 0.088,
+    "numpy: fa2, traced": 0.095,
 }
 
 
