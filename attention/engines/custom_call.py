@@ -50,6 +50,9 @@ def call(
         results: The shapes of the arrays that it returns.
         dtype: The type of these arrays.
         arrays: The arguments: JAX arrays, of which some may be None.
+
+    Raises:
+        TypeError: An array has a type that is not among `TYPES`.
     """
     is_given = tuple(x is not None for x in arrays)
     unknown = [x.dtype for x in arrays if x is not None and x.dtype not in TYPES.values()]
