@@ -487,8 +487,7 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int]) -> None:
 
 def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine | None) -> Engine:
     """The engine asked for, or that of the arrays. Raises ValueError for what it does not run."""
-    arrays = {"q": q, "k": k, "v": v, "mask": mask}
-    traced = [name for name, x in arrays.items() if is_traced(x)]
+    traced = any(map(is_traced, (q, k, v, mask)))
     if setup.record is not None and traced:
         raise ValueError(
             "record: inside jit, grad or vmap there are no numbers to look at; call examine"
@@ -497,7 +496,7 @@ def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine |
     if engine == "pallas":
         from roundscope.attention.engines.kernels.fit import check
 
-        check(setup, (q.shape[3], v.shape[3]), mask, bool(traced))
+        check(setup, (q.shape[3], v.shape[3]), mask, traced)
     return engine or ("xla" if traced or any(map(is_of_jax, (q, k, v))) else "numpy")
 
 

@@ -105,7 +105,7 @@ interrupted:
   br label %unfinished
 unfinished:
   store {{ i64, ptr, ptr, i32 }}
-    {{ i64 28, ptr null, ptr inttoptr (i64 {told} to ptr), i32 {code} }}, ptr %arguments
+    {{ i64 {size}, ptr null, ptr inttoptr (i64 {told} to ptr), i32 {code} }}, ptr %arguments
   %api_at = getelementptr i8, ptr %frame, i64 {api}
   %api = load ptr, ptr %api_at
   %error_at = getelementptr i8, ptr %api, i64 {error}
@@ -141,6 +141,7 @@ def _entered() -> Any:
         unfinished=UNFINISHED,
         handler=ctypes.cast(_handler, c_void_p).value,
         interrupt=ctypes.cast(ctypes.pythonapi.PyErr_SetInterrupt, c_void_p).value,
+        size=_ErrorArguments.whole(),
         told=ctypes.cast(TOLD, c_void_p).value,
         code=INTERNAL,
         api=_Frame.api.offset,
@@ -178,7 +179,7 @@ class _Metadata(Structure):
 
 
 class _Extension(Structure):
-    """What asks for metadata in place of a call."""
+    """The extension of a call with which XLA asks for the version of a handler and runs nothing."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -228,6 +229,11 @@ class _ErrorArguments(Structure):
         ("code", c_int),
     )
 
+    @classmethod
+    def whole(cls) -> int:
+        """Return the size that XLA expects in `size`: up to the end of the last field."""
+        return cls.code.offset + cls.code.size
+
 
 class _Api(Structure):
     """The start of XLA's own functions."""
@@ -272,7 +278,9 @@ def _handle(pointer: Any, slot: Any) -> None:
         return
     except BaseException as error:
         told = f"{type(error).__name__}: {error}".encode(errors="replace")
-        slot[0] = frame.api.contents.error(_ErrorArguments(28, None, told, INTERNAL))
+        slot[0] = frame.api.contents.error(
+            _ErrorArguments(_ErrorArguments.whole(), None, told, INTERNAL)
+        )
 
 
 _handler = ctypes.CFUNCTYPE(None, POINTER(_Frame), POINTER(c_void_p))(_handle)

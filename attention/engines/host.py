@@ -59,24 +59,24 @@ def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Array:
 
 
 def _by_plan(
-    function: Callable[..., tuple[np.ndarray, ...]],
+    function: Callable[..., tuple[tuple[np.ndarray, ...], Any]],
     setup: Setup,
     table: np.ndarray | None,
     *arrays: np.ndarray | None,
 ) -> tuple[np.ndarray, ...]:
-    """Return function(setup, *arrays) of all heads, by calls for the heads of each plan."""
+    """Return function(setup, *arrays)[0] of all heads, by calls for the heads of each plan."""
     if table is None:
-        return function(setup, *arrays)
+        return function(setup, *arrays)[0]
     kinds = [own.tobytes() for own in table]
     setups = {kind: _with_plan(setup, kind, table.shape[1:]) for kind in dict.fromkeys(kinds)}
     if len(setups) == 1:
-        return function(setups[kinds[0]], *arrays)
+        return function(setups[kinds[0]], *arrays)[0]
     found: list[np.ndarray] = []
     number = np.array([list(setups).index(kind) for kind in kinds])
     all_heads = next(len(x) for x in arrays if x is not None)
     for n, own in enumerate(setups.values()):
         heads = np.resize(number == n, all_heads)
-        results = function(own, *(None if x is None else x[heads] for x in arrays))
+        results, _ = function(own, *(None if x is None else x[heads] for x in arrays))
         found = found or [np.empty((all_heads, *x.shape[1:]), x.dtype) for x in results]
         for whole, part in zip(found, results, strict=True):
             whole[heads] = part
@@ -110,17 +110,13 @@ def round_inputs(
     setup: Setup, site: Site, x: Array, table: Array | None = None
 ) -> tuple[Array, dict[str, Seen]]:
     """Return an input tensor (heads, rows, features) after its event, and nothing recorded."""
-    (found,) = _wide(partial(_round_inputs, setup, site), [x.shape], table, x)
+    (found,) = _wide(partial(_by_plan, partial(_rounded, site), setup), [x.shape], table, x)
     return found, {}
 
 
-def _round_inputs(
-    setup: Setup, site: Site, table: np.ndarray | None, x: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    def run(setup: Setup, x: np.ndarray) -> tuple[np.ndarray]:
-        return (numpy.round_inputs(setup, site, x)[0],)
-
-    return _by_plan(run, setup, table, x)
+def _rounded(site: Site, setup: Setup, x: np.ndarray) -> tuple[tuple[np.ndarray], Seen]:
+    found, seen = numpy.round_inputs(setup, site, x)
+    return (found,), seen
 
 
 def forward(
@@ -134,14 +130,8 @@ def forward(
 ) -> tuple[tuple[Array, ...], dict[str, Seen]]:
     """Return what `numpy.forward` returns, without what was recorded."""
     out, lse = (*q.shape[:2], v.shape[2]), q.shape[:2]
-    return _wide(partial(_forward, setup), [out, out, lse], table, q, k, v, mask, sinks), {}
-
-
-def _forward(setup: Setup, table: np.ndarray | None, *arrays: Any) -> tuple[np.ndarray, ...]:
-    def run(setup: Setup, q: Any, k: Any, v: Any, mask: Any, sinks: Any) -> tuple[np.ndarray, ...]:
-        return numpy.forward(setup, q, k, v, mask, None, sinks)[0]
-
-    return _by_plan(run, setup, table, *arrays)
+    run = partial(_by_plan, numpy.forward, setup)
+    return _wide(run, [out, out, lse], table, q, k, v, mask, None, sinks), {}
 
 
 def backward(
@@ -158,17 +148,9 @@ def backward(
     sinks: Array | None = None,
 ) -> tuple[tuple[Array, ...], dict[str, Seen]]:
     """Return what `numpy.backward` returns, without what was recorded."""
-    arrays = q, k, v, mask, out, wide, lse, do, sinks
+    arrays = q, k, v, mask, out, wide, lse, do, None, sinks
     shapes = [q.shape, k.shape, v.shape, lse.shape]
-    return _wide(partial(_backward, setup), shapes, table, *arrays), {}
-
-
-def _backward(setup: Setup, table: np.ndarray | None, *arrays: Any) -> tuple[np.ndarray, ...]:
-    def run(setup: Setup, *arrays: Any) -> tuple[np.ndarray, ...]:
-        q, k, v, mask, out, wide, lse, do, sinks = arrays
-        return numpy.backward(setup, q, k, v, mask, out, wide, lse, do, None, sinks)[0]
-
-    return _by_plan(run, setup, table, *arrays)
+    return _wide(partial(_by_plan, numpy.backward, setup), shapes, table, *arrays), {}
 
 
 def enter(x: AnyArray, block: int) -> Array:

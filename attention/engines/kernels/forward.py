@@ -143,10 +143,8 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         jnp.full(x.shape, x.flat[0], work.machine.types[name])
         for x, name in zip(start, formats, strict=True)
     )
-    parts, is_down = (
-        [(True, 0, whole), (False, whole, last)],
-        setup.plan.key_order is KeyOrder.DESCENDING,
-    )
+    parts = [(True, 0, whole), (False, whole, last)]
+    is_down = setup.plan.key_order is KeyOrder.DESCENDING
     for is_whole, lo, hi in reversed(parts) if is_down else parts:
         state = work.walk(partial(key_tile, is_whole), lo, hi, state, is_down)
 

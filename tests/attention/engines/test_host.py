@@ -102,8 +102,8 @@ def test_plans_of_heads_are_data(arms, monkeypatch):
         out, pull = jax.vjp(own, jnp.asarray(Q), k, v)
         return out, pull(weight * jnp.arange(out.size, dtype=jnp.float32).reshape(out.shape))
 
-    used, by_plan = [], host._by_plan
-    monkeypatch.setattr(host, "_by_plan", lambda *x: used.append(1) or by_plan(*x))
+    used, with_plan = [], host._with_plan
+    monkeypatch.setattr(host, "_with_plan", lambda *x: used.append(1) or with_plan(*x))
     tables = plans.table if arms is None else np.stack([plans.table, plans.table[::-1]])
     weights = key[0] if arms is None else key
     with fused.from_scores(0):

@@ -192,7 +192,9 @@ def test_statistics(shape: tuple[int, int], name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["normal", "near ties", "nothing"])
 def test_statistics_where_every_event_exists(kind: str) -> None:
-    """What is certain of normal numbers taken for certain of others, a place of no first event."""
+    """A shortcut for normal numbers that is taken for others; an event without an error whose first
+    place is lost.
+    """
     f, nearly = rounding("e4m3fn").format, (0.5 - 2.0**-54) * 2.0**-9
     x = RNG.normal(size=(8, 16)) if kind == "normal" else np.zeros((8, 16))
     y = numpy_ops().round(x, rounding("e4m3fn"), None)
