@@ -43,7 +43,13 @@ from roundscope.attention.softmax.flushed import all_of, empty, flushed
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite, less_maximum
 from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
-from roundscope.attention.softmax.row_sums import added_lanes, inverse, new_row_sum, whole_row_sum
+from roundscope.attention.softmax.row_sums import (
+    added_lanes,
+    inverse,
+    new_row_sum,
+    rescaled_sum,
+    whole_row_sum,
+)
 from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
 from roundscope.emu.backends.ops import Array
@@ -105,7 +111,8 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     if plan.pv_into_o:
         o = at(Site.O, *at.sum(Site.PV, p, v, init=ao, event=Site.O))
     else:
-        o = at(Site.O, ao + at.product(Site.PV, p, v))
+        pv = at.product(Site.PV, p, v)
+        o = at(Site.O, rescaled_sum(at, ao, pv, (Site.AO, Site.O)))
     return m, l, o, *kept
 
 

@@ -12,7 +12,7 @@ from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.instructions.approximate import rcp
 from roundscope.emu.roundings.modes import BINARY32
-from roundscope.emu.sums.odd import sum_to_round
+from roundscope.emu.sums.odd import WIDEST, sum_to_round
 
 
 def new_row_sum(at: Events, al: Array, e: Array) -> Array:
@@ -24,7 +24,7 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
     """
     how = at.plan.row_sum
     if how is RowSum.PLAIN:
-        return at(Site.L, al + row_sum(at, e))
+        return at(Site.L, rescaled_sum(at, al, row_sum(at, e), (Site.AL, Site.L)))
     if how is RowSum.LANES:
         return at(Site.L, *sum_in_lanes(at, e, al, Site.L))
     if how is RowSum.TILE_LANES:
@@ -48,6 +48,23 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
             l + at(Site.ROWSUM, _in_pairs(at, own), None if exact is None else exact.sum(axis=1)),
         )
     return l
+
+
+def rescaled_sum(at: Events, kept: Array, new: Array, events: tuple[Site, Site]) -> Array:
+    """Return kept + new before its event, where kept is a product with alpha.
+
+    In plans with `registers` in which the product is not rounded, the sum is one multiply-add: it
+    is rounded to odd, so that its event is its only rounding.
+
+    events: of the product, and of the sum.
+    """
+    of_product, of_sum = (at.plan[site].format.precision for site in events)
+    if not at.plan.registers or (isinstance(of_product, int) and of_product <= WIDEST):
+        return kept + new
+    once = sum_to_round(at.ops, of_sum, kept, new)
+    if isinstance(of_product, int):
+        return once
+    return at.ops.xp.where(of_product <= WIDEST, kept + new, once)
 
 
 def whole_row_sum(at: Events, al: Array, e: Array) -> Array:

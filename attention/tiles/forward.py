@@ -147,10 +147,14 @@ def _finish(
     at: Events, setup: Setup, state: State, sinks: tuple[Array, ...]
 ) -> tuple[Array, Array, Array]:
     """Return the results of a head from its state; sinks: the sink that is added now, if any."""
-    rows = state[0].shape[0]
-    has_apart = setup.plan.first_tile_apart and setup.query_tiles > 1
-    apart = at.ops.xp.arange(rows) < setup.block_q if has_apart else None
+    rows = at.ops.xp.arange(state[0].shape[0])
+    apart = rows < setup.block_q if has_first_tile_apart(setup) else None
     return algorithm.finish(at, setup.of_scores, state, apart, *sinks)
+
+
+def has_first_tile_apart(setup: Setup) -> bool:
+    """Return whether the rows of the first query tile divide by l before the rounding LANES."""
+    return setup.plan.first_tile_apart and setup.query_tiles > 1
 
 
 def _combined(

@@ -44,6 +44,7 @@ PRESETS = (
     "mxfp8-attention",
     "fa2-bf16@hopper",
     "qiu-yao@hopper",
+    "qiu-yao-compiled",
     "fa3-fp8@hopper",
     "all:fp16@hopper",
     "all:tf32@hopper",

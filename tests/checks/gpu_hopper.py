@@ -47,6 +47,8 @@ def cases() -> Iterator[Case]:
         ("cudnn", 128): (128, 128),
         ("fa2-bf16@hopper", 64): (64, 128),
         ("fa2-bf16@hopper", 128): (64, 64),
+        ("qiu-yao-compiled", 64): (64, 128),
+        ("qiu-yao-compiled", 128): (64, 64),
     }
     for (plan, width), own in tiles.items():
         for causal in (False, True):
@@ -144,7 +146,12 @@ def _all_compiled(*, by_triton: bool) -> dict[tuple[Size, str], Any]:
 def _plans(features: int) -> list[tuple[str, tuple[int, int]]]:
     """Return the plans that are timed, with their tiles."""
     square = (128, 128) if features == 64 else (64, 64)
-    return [("fa2", square), ("cudnn", (128, 128)), ("fa2-bf16@hopper", (64, 64))]
+    return [
+        ("fa2", square),
+        ("cudnn", (128, 128)),
+        ("fa2-bf16@hopper", (64, 64)),
+        ("qiu-yao-compiled", (64, 64)),
+    ]
 
 
 def _compiled(size: Size, name: str, tile: tuple[int, int]) -> dict[tuple[Size, str], Any]:

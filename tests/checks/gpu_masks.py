@@ -2,7 +2,7 @@
 
     python -m tests.checks.gpu_masks [--time]    # about 170 s, most of it XLA's compilation
 
-Output and gradients of four plans, three masks, full and causal. Exit code 1 if a bit differs.
+Output and gradients of five plans, three masks, full and causal. Exit code 1 if a bit differs.
 --time: device time of a padded batch, B = 4, N = 12, T = 4096, H = 64, by kernels with the mask,
 by those without, and by torch's SDPA with a mask; --only-time leaves the comparison out.
 """
@@ -22,7 +22,7 @@ from roundscope.experiments.bench.attention import Size, inputs
 from tests.checks.gpu_hopper import NAMES, differing, of_the_sum, race_all
 
 SIZES = (2, 300, 4, 2, 64)  # B, T, N, key heads, H: a tail, and shared key heads
-PLANS = ("fa2-bf16@hopper", "qiu-yao@hopper", "fa2-bf16", "cudnn")
+PLANS = ("fa2-bf16@hopper", "qiu-yao@hopper", "fa2-bf16", "cudnn", "qiu-yao-compiled")
 LONG = Size(batch=4, heads=12, tokens=4096, features=64)
 LENGTHS = (4096, 3000, 2048, 1000)  # of the sequences of a padded batch
 

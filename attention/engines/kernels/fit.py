@@ -35,13 +35,17 @@ FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site
 # with 2^16 too few registers
 SCORES = 2**14
 RUNS = {  # field of a plan -> the values that a fused kernel has; it has all values of other fields
-    "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2),
+    "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2, Exponential.CUDA),
     "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
     "query_order": (QueryOrder.ASCENDING, QueryOrder.DESCENDING),
-    "log": (Logarithm.CORRECT, Logarithm.LG2),
-    "exponent_again": (BackwardExponent.FORWARD, BackwardExponent.AFTER),
+    "log": (Logarithm.CORRECT, Logarithm.LG2, Logarithm.CUDA),
+    "exponent_again": (
+        BackwardExponent.FORWARD,
+        BackwardExponent.AFTER,
+        BackwardExponent.NATURAL,
+    ),
     "row_sum": (RowSum.PLAIN, RowSum.LANES, RowSum.TILE_LANES),
-    "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ),
+    "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ, GradientsApart.ALL),
     "score_gradient": (ScoreGradient.DIFFERENCE,),
     "scale_roots": (False,),
     "scaled_keys": (False,),
@@ -54,7 +58,6 @@ RUNS = {  # field of a plan -> the values that a fused kernel has; it has all va
     "window": (0,),
     "sinks": (Sinks.NONE,),
     "dp_from_delta": (False,),
-    "kept_state": (False,),
     "saved_p": (False,),
 }
 ELSEWHERE = "; use engine='xla', which gives the same bits"
@@ -177,7 +180,10 @@ def _stays(what: object, r: Rounding) -> bool:
 
 def _unfit(acc: Accumulator, site: Site) -> str:
     """Return why the kernels do not have an accumulator, or an empty string if they have it."""
-    if acc.order is Order.ASCENDING or (acc.order is Order.HALVES and site is Site.ROWSUM):
+    by_halves = acc.order is Order.HALVES or (
+        acc.order is Order.STRIDED and acc.chunk & (acc.chunk - 1) == 0
+    )
+    if acc.order is Order.ASCENDING or (by_halves and site is Site.ROWSUM):
         return (
             ""
             if acc.step.mode != "stochastic"

@@ -28,6 +28,7 @@ from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
+from roundscope.attention.tiles.forward import has_first_tile_apart
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.held import NoSuchArithmetic
 
@@ -150,7 +151,8 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
 
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i, seeing[0][...] != 0 if seeing else None)
-        out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o))
+        is_apart = jnp.full(setup.block_q, i == 0) if has_first_tile_apart(setup) else None
+        out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o), is_apart)
         if seeing or setup.queries % setup.block_q:
             out, wide, lse = algorithm.without_rows_of_no_key(at, out, wide, lse)
         return (out, lse, wide)[: len(results)], at.seen()

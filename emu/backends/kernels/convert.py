@@ -22,6 +22,10 @@ from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 NARROW = {BF16: jnp.bfloat16, FP16: jnp.float16}
 PAIRS = {BF16: "bf16x2", FP16: "f16x2"}
 ONE, NEGATIVE = {BF16: 0x3F80, FP16: 0x3C00}, 0x8000  # the code of 1, and the bit of the sign
+ONE_AT_A_TIME = {
+    BF16: "{ .reg .b16 x, z; mov.b16 z, 0; cvt.rn.bf16.f32 x, $1; mov.b32 $0, {z, x}; }",
+    FP16: "{ .reg .b16 x; cvt.rn.f16.f32 x, $1; cvt.f32.f16 $0, x; }",
+}
 THREADS = 128  # the number of threads of a program that has 64 rows of a tile
 TOGETHER = 32  # the number of elements of a thread that share a branch
 
@@ -80,7 +84,7 @@ def narrowed_to(x: Array, r: Rounding, by: Assembler = by_triton) -> Array:
 def narrowed32(x: Array, r: Rounding, by: Assembler = by_triton) -> Array:
     """Return what `narrowed_to` returns, as a float32 array."""
     if x.ndim < 2:
-        return x.astype(NARROW[r]).astype(jnp.float32)
+        return instruction(ONE_AT_A_TIME[r], jnp.float32, x, by=by)
     text = (
         f"{{ .reg .b32 both; cvt.rn.{PAIRS[r]}.f32 both, $3, $2; {parts(r, '$0', '$1', 'both')} }}"
     )

@@ -1,4 +1,5 @@
-"""The approximate instructions of a GPU inside a kernel, or their model in an interpreted kernel.
+"""The approximate instructions of a GPU and CUDA's expf inside a kernel, or their model in an
+interpreted kernel.
 
 The model is `emu.instructions`. For each instruction it gives the same result as an H200 for all
 2^32 arguments (`python -m tests.checks.gpu_instructions`).
@@ -14,9 +15,20 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.emu.backends.kernels.convert import Assembler, by_triton, instruction
-from roundscope.emu.instructions.approximate import ex2, lg2, rcp
+from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp
 
-PTX = {ex2: "ex2.approx.ftz.f32", rcp: "rcp.approx.ftz.f32", lg2: "lg2.approx.ftz.f32"}
+EXPF = """{ .reg .f32 t, n, r, y; .reg .b32 power;
+    fma.rn.sat.f32 t, $1, 0f3BBB989D, 0f3F000000; fma.rm.f32 n, t, 0f437C0000, 0f4B400001;
+    mov.b32 power, n; shl.b32 power, power, 23; mov.b32 y, power;
+    add.rn.f32 n, n, 0fCB40007F; neg.f32 n, n;
+    fma.rn.f32 r, $1, 0f3FB8AA3B, n; fma.rn.f32 r, $1, 0f32A57060, r;
+    ex2.approx.ftz.f32 r, r; mul.rn.f32 $0, r, y; }"""  # the steps of `approximate.expf`
+PTX = {
+    ex2: "ex2.approx.ftz.f32 $0, $1;",
+    rcp: "rcp.approx.ftz.f32 $0, $1;",
+    lg2: "lg2.approx.ftz.f32 $0, $1;",
+    expf: EXPF,
+}
 Instructions = Mapping[Callable[..., Any], Callable[[Array], Array]]
 
 
@@ -26,8 +38,8 @@ def instructions(on_gpu: bool, by: Assembler = by_triton) -> Instructions:
 
 
 def _own(text: str, by: Assembler, x: Array) -> Array:
-    """Return the result of the GPU's instruction."""
-    return instruction(f"{text} $0, $1;", jnp.float32, x, by=by)
+    """Return the result of the GPU's instructions."""
+    return instruction(text, jnp.float32, x, by=by)
 
 
 def _model(f: Callable[..., Any], x: Array) -> Array:

@@ -200,10 +200,10 @@ def _total(
 ) -> Held:
     """Return init + a @ b, where a has the shape (T, K) and b the shape (K, N).
 
-    In the order HALVES, K must be a power of two and b must be a column of ones, so that the
-    function returns row sums.
+    In the orders HALVES and STRIDED, K must be a power of two and b must be a column of ones, so
+    that the function returns row sums.
     """
-    if acc.order is Order.HALVES:
+    if acc.order in (Order.HALVES, Order.STRIDED):
         return _by_halves(wide, on_gpu, machine, acc, a, computed(machine, init))
     if (
         acc == Accumulator()
@@ -241,9 +241,20 @@ def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: 
 def _by_halves(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
-    """Return the sum of each row, by halves; the number of columns must be a power of two."""
+    """Return the sum of each row, by halves; the number of columns must be a power of two.
+
+    In the order STRIDED columns that are `chunk` apart are added first, from the left to the right.
+    """
     single = acc.step == BINARY32 and FP64 not in (a.format, init.format)
     x = held_as(machine, a, FP32 if single else FP64)
+    if acc.order is Order.STRIDED:
+        x, *others = _cut(on_gpu, x, acc.chunk)
+        for y in others:
+            x = (
+                machine.combined("add", x, y, False)
+                if single
+                else _added(wide, machine, acc.step, x, y)
+            )
     while x.shape[1] > 1:
         if single and on_gpu:
             x = x.reshape(-1, 2, x.shape[1] // 2).sum(axis=1)  # two numbers have only one order
@@ -270,16 +281,22 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
     return jnp.where(is_left, pairs, -0.0).sum(axis=1), jnp.where(is_left, -0.0, pairs).sum(axis=1)
 
 
+def _cut(on_gpu: bool, x: Array, columns: int) -> list[Array]:
+    """Return x in parts of so many columns or fewer, from the left to the right.
+
+    The number of columns is a power of two, and so is that of a part.
+    """
+    parts = [x]
+    while parts[0].shape[1] > columns:
+        parts = [half for part in parts for half in _halves(on_gpu, part)]
+    return parts
+
+
 def _column_by_column(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
-    """Return the ascending sum of each row in registers; its length must be a power of two.
-
-    Rows are cut into halves again and again, until single columns are left.
-    """
-    parts = [held_as(machine, a, FP32)]
-    while parts[0].shape[1] > 1:
-        parts = [half for x in parts for half in _halves(on_gpu, x)]
+    """Return the ascending sum of each row in registers; its length must be a power of two."""
+    parts = _cut(on_gpu, held_as(machine, a, FP32), 1)
     if init.made is not None and init.made[0] == "mul":
         first, second = (held_as(machine, y, FP32) for y in init.made[1])
         total = machine.fused(first, second, parts[0])

@@ -13,12 +13,14 @@ import jax
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import OWNED
 from roundscope.attention.plans.choices import (
+    BackwardExponent,
     DeltaFrom,
     Exponential,
     GradientsApart,
     RowSum,
     ScaleOfGradient,
 )
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Site
 from roundscope.emu.backends.kernels.held import FP32, FP64
 from roundscope.emu.backends.kernels.warpgroups import ROWS
@@ -31,6 +33,8 @@ NUMBERS = 176  # that a thread has registers for, beside addresses and what it c
 SIXTEEN = ("bf16",)  # what was compared with Triton's kernels
 COUNTED = 2**31  # elements of an array; Triton's kernels refuse more with a message
 BLOCKS = 2**16  # the most heads of a batch entry that a grid has
+STRIDES = (8, 16, 32, 64)  # of a row that four threads share; a stride of 8 has two of each
+APPROXIMATE = (Exponential.EX2, Exponential.CUDA)
 FORWARD = (Site.S, Site.PV)
 BACKWARD = (Site.S_B, Site.DP, Site.DV, Site.DK, Site.DQ)
 _used = [True]
@@ -50,6 +54,7 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
     """Return how many key tiles the forward keeps in shared memory, or 0 if it does not fit."""
     setup, width, features = call.setup, q.shape[2], v.shape[2]
     plan = setup.plan
+    sums = 1 if plan.pv_into_o else 2  # O, and the products of a tile
     fits = (
         _is_here(call, q, k)
         and _are_sixteen(call, FORWARD)
@@ -58,11 +63,11 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
         and setup.block_k % ROWS == 0
         and width == features
         and width in (64, 128)
-        and not (plan.unfused_if_cut or plan.first_tile_apart)
+        and not plan.unfused_if_cut
         and plan.stabiliser is None
         and not plan.normalise_first
         and plan.delta_from is not DeltaFrom.WIDE_O
-        and setup.block_k * 3 // 4 + features // 2 <= NUMBERS
+        and setup.block_k * 3 // 4 + sums * features // 2 <= NUMBERS
     )
     own = OWNED * 2 * (width + features)
     tile = setup.block_k * 2 * (width + features)
@@ -104,7 +109,8 @@ def _row_sum_fits(call: Call) -> bool:
     acc = plan.accumulator(Site.ROWSUM)
     if plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
         return acc == Accumulator() and plan[Site.LANES] == plan[Site.L] == BINARY32
-    return plan.row_sum is RowSum.PLAIN and acc.order is Order.HALVES and acc.step == BINARY32
+    by_halves = acc.order is Order.HALVES or (acc.order is Order.STRIDED and acc.chunk in STRIDES)
+    return plan.row_sum is RowSum.PLAIN and by_halves and acc.step == BINARY32
 
 
 def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
@@ -114,12 +120,11 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
     """
     setup, width, features = call.setup, q.shape[2], v.shape[2]
     plan = setup.plan
-    apart = plan.gradients_apart in (GradientsApart.NONE, GradientsApart.DQ)
+    by_key = plan.gradients_apart is GradientsApart.ALL
     return (
         _is_here(call, q, k)
         and _are_sixteen(call, BACKWARD)
-        and apart
-        and (setup.block_q == ROWS or plan[Site.DK] == plan[Site.DV] == BINARY32)
+        and (setup.block_q == ROWS or (_only_adds(plan) and not by_key))
         and (plan.gradient_scale is not ScaleOfGradient.OPERAND or call.format(Site.SDS) in SIXTEEN)
         and q.shape[1] % OWNED == 0
         and k.shape[1] % OWNED == 0
@@ -127,6 +132,16 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
         and setup.block_k in (64, 128)
         and width == features
         and width in (64, 128)
-        and plan.exp is Exponential.EX2  # the others take longer than to write dS once
+        and _is_fast(plan)  # exps that are not take longer than to write dS once
         and all(call.format(site) != FP64 for site in (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT))
     )
+
+
+def _only_adds(plan: Plan) -> bool:
+    """Return whether the event of dK and dV rounds nothing that the tensor core has not rounded."""
+    return plan[Site.DK] == plan[Site.DV] == BINARY32
+
+
+def _is_fast(plan: Plan) -> bool:
+    """Return whether the backward takes a GPU's own exp."""
+    return plan.exponent_again is BackwardExponent.NATURAL or plan.exp in APPROXIMATE

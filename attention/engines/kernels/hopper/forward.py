@@ -14,8 +14,15 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper.fit import APPROXIMATE
 from roundscope.attention.engines.kernels.hopper.spans import over_keys
-from roundscope.attention.engines.kernels.hopper.tile import events, factor, held, scores_by_query
+from roundscope.attention.engines.kernels.hopper.tile import (
+    events,
+    factor,
+    held,
+    numbered,
+    scores_by_query,
+)
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
     Tile,
@@ -23,9 +30,10 @@ from roundscope.attention.engines.kernels.hopper.walk import (
     run,
 )
 from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.plans.choices import Exponential, KeyOrder
+from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
+from roundscope.attention.tiles.forward import has_first_tile_apart
 from roundscope.attention.tiles.loops import Setup, whole_events
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
@@ -120,18 +128,19 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
 
     state = walk(key_tile, _started(start, formats), _takes_turns(setup.plan))
 
-    def finished(m: Array, l: Array, o: Array) -> Any:
+    def finished(m: Array, l: Array, o: Array, apart: Any) -> Any:
         at = events(setup, ROWS, setup.block_k)
-        out, *_ = algorithm.finish(at, setup.scale, (m, l, o))
+        out, *_ = algorithm.finish(at, setup.scale, (m, l, o), apart)
         return (out, m, algorithm.kept_row_sum(at, l)), ()
 
     names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
-    return narrowed(machine, finished, names)(*held(state, formats, seen))[0]
+    apart = numbered(row) < setup.block_q if has_first_tile_apart(setup) else None
+    return narrowed(machine, finished, names)(*held(state, formats, seen), apart)[0]
 
 
 def _takes_turns(plan: Plan) -> bool:
     """Return whether the products of one warp group last as long as the exps of the other."""
-    return plan.exp is Exponential.EX2
+    return plan.exp in APPROXIMATE
 
 
 def _started(start: tuple[Any, ...], formats: list[str]) -> tuple[Array, ...]:

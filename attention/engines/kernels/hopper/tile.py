@@ -54,7 +54,7 @@ def events(
 
 def scores_by_query(setup: Setup, query: Array, key: Array) -> Exists:
     """Return which scores of 64 queries and block_k keys exist; query, key: the first of them."""
-    t = _counted(query)
+    t = numbered(query)
     last = jnp.minimum(t + 1, np.int32(setup.keys)) if setup.is_causal else np.int32(setup.keys)
     last = jnp.where(t < np.int32(setup.queries), last - key, 0)
     return Exists(_scores(None, last, setup.block_k), None, None)
@@ -65,12 +65,12 @@ def exists_by_query(setup: Setup, query: Array, key: Array) -> Exists:
     exists = scores_by_query(setup, query, key)
     if not setup.is_causal or setup.block_k % setup.block_q == 0:
         return exists
-    return exists._replace(rows=_counted(query) >= key)
+    return exists._replace(rows=numbered(query) >= key)
 
 
 def exists_by_key(setup: Setup, query: Array, key: Array) -> Exists:
     """Return what exists of 64 keys and 64 queries; query, key: the first of them."""
-    s, first, last = _counted(key), None, None
+    s, first, last = numbered(key), None, None
     if setup.is_causal:
         first = s - query
     if setup.keys % setup.block_k or setup.queries % setup.block_q:
@@ -88,7 +88,7 @@ def _scores(first: Array | None, last: Array | None, columns: int) -> Any:
     return Later(made=partial(between, first, last, shape), shape=shape, dtype=np.dtype(bool))
 
 
-def _counted(first: Array) -> Array:
+def numbered(first: Array) -> Array:
     """Return the numbers of 64 rows, the first of which is given."""
     rows = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROWWISE.layout(1))
     return rows + first

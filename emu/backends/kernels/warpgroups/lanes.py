@@ -19,6 +19,7 @@ from roundscope.emu.backends.kernels.warpgroups.registers import (
     together,
 )
 
+FOUR = 4  # threads that have a row
 ADD, FMA = "add.rn.f32", "fma.rn.f32"
 
 
@@ -42,13 +43,21 @@ def within_lanes(x: Array, *start: Array) -> Array:
     return ROWWISE.inlined(run, x.shape[:1], jnp.float32, x, *start)
 
 
-def by_halves(x: Array) -> Array:
-    """Return the sum of each row of x (64, n), by halves: x_i + x_(i + n / 2) until one is left."""
+def by_halves(x: Array, lanes: int | None = None) -> Array:
+    """Return the sum of each row of x (64, n), by halves: x_i + x_(i + n / 2) until one is left.
+
+    lanes: columns so far apart are added first, from the left to the right; None for none.
+    """
 
     def run(matrix: np.ndarray) -> np.ndarray:
         sums = []
         for row in _rows(matrix):
             words = _columns(row)  # 8 j + 2 c and 8 j + 2 c + 1, for every j
+            if lanes is not None:
+                own, words = words, words[: lanes // FOUR]
+                for first in range(len(words), len(own), len(words)):
+                    more = own[first : first + len(words)]
+                    words = [instruction(ADD, a, b) for a, b in zip(words, more, strict=True)]
             while len(words) > 2:
                 half = len(words) // 2
                 words = [

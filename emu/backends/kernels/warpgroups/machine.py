@@ -131,7 +131,7 @@ def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE
         combined16=combined16,
         scaled16=scaled16,
         narrow=lambda x, r: convert.narrowed_to(_matrix(x), r, by),
-        narrow32=lambda x, r: convert.narrowed32(_matrix(x), r, by),
+        narrow32=lambda x, r: convert.narrowed32(_made(x), r, by),
         exponential=exp64,
         exp=lambda x, name: exp32(_made(x), name, zero, exps_at_once, by),
         instructions=instructions(True, by),
@@ -171,8 +171,9 @@ def _total(
 
 
 def _row_sum(machine: Machine, acc: Accumulator, x: Array, init: Held) -> Held:
-    if acc.order is Order.HALVES:
-        total = Held(array=by_halves(x), format=FP32)
+    if acc.order in (Order.HALVES, Order.STRIDED):
+        lanes = acc.chunk if acc.order is Order.STRIDED else None
+        total = Held(array=by_halves(x, lanes), format=FP32)
         return narrowing.rounded(
             machine, narrowing.promised(machine, "add", (computed(machine, init), total)), acc.step
         )
