@@ -137,8 +137,9 @@ class Plan:
             same code, compiled.
         registers: True casts from binary32 registers, so a cast is two roundings: first event EI
             and then P, or OI and then OUT, PD and then DS, SDQ and then DQ_OUT, SDK and then
-            DK_OUT. Default False: a cast is one rounding. Source: GPU kernels. Every twin, a plan
-            that gives the bits of a real kernel (`attention.plans.twins`), has True.
+            DK_OUT. A sum with a product that is not rounded (AL or AO in binary64) is one
+            multiply-add. Default False: a cast is one rounding. Source: GPU kernels. Every twin, a
+            plan that gives the bits of a real kernel (`attention.plans.twins`), has True.
 
         window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
             of a causal call and `|t - s|` < window of any other. 0 (default): all. If the argument

@@ -16,7 +16,7 @@ from roundscope.attention.engines.kernels.gradients import (
     own_query_gradients,
     write_scores,
 )
-from roundscope.attention.engines.kernels.hopper.fit import gradients_fit
+from roundscope.attention.engines.kernels.hopper.fit import gradients_fit, wants_scores
 from roundscope.attention.engines.kernels.masks import Masks, by_key, by_query, masks
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
@@ -91,14 +91,22 @@ def backward(
 
 def _on_hopper(call: Call, rows: Rows, k: Array, v: Array, is_final: bool) -> Gradients | None:
     """Return the results of the kernels for Hopper, or None if they do not fit the call."""
-    if not gradients_fit(call, rows[0], k, v):
+    wanted = wants_scores(call.setup.plan, k.shape[2])
+    by_scores = wanted and _score_bytes(call, rows[0], k) <= SCORE_BYTES
+    if not gradients_fit(call, rows[0], k, v, by_scores=by_scores):
         return None
     from roundscope.attention.engines.kernels.hopper.gradients import gradients
 
     try:
-        return gradients(call, rows, (k, v), is_final)
+        return gradients(call, rows, (k, v), is_final=is_final, by_scores=by_scores)
     except NoSuchArithmetic:
         return None
+
+
+def _score_bytes(call: Call, q: Array, k: Array) -> int:
+    """Return how many bytes dS of all heads has."""
+    heads, queries, _ = q.shape
+    return heads * queries * int(k.shape[1]) * call.dtype(Site.DS).itemsize
 
 
 def _by_parts(call: Call, rows: Rows, k: Array, v: Array, exists: Masks | None) -> Gradients:

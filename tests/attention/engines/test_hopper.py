@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType
 
 from roundscope.attention import Plan, attend
+from roundscope.attention.engines.kernels import backward
 from roundscope.attention.engines.kernels import fit as fused
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import fit, walk
@@ -66,6 +67,8 @@ CASES = [
     ("cudnn", (128, 128), 64, {"tokens": 250, "causal": True}, True),
     ("fa2-bf16", (128, 128), 64, {}, False),  # sums in ascending order
     ("qiu-yao@hopper", (128, 128), 64, {}, False),  # exponents in BF16
+    ("qiu-yao-compiled", (64, 128), 64, {"causal": True}, True),
+    ("qiu-yao-compiled", (64, 64), 128, {}, True),
     ("fa2", (128, 32), 64, {}, False),
     ("fa2", (64, 64), 32, {}, False),
     ("fa2", (64, 64), 64, {"tokens": 64}, False),  # fewer rows than a program has
@@ -79,14 +82,38 @@ def test_which_calls_have_them(on_hopper, plan, tiles, features, options, fits):
     assert fits or of_triton > 1
 
 
-def test_a_correctly_rounded_exp_has_the_forward_alone(on_hopper):
-    """Its gradients would compute it twice (docs/notes/measurements.md)."""
-    ours, of_triton = kernels("fa2-bf16@hopper", (64, 64), 64)
-    assert ours == 1
-    assert of_triton > 0
+@pytest.mark.parametrize(("features", "ours"), [(64, 1), (128, 3)])
+def test_without_memory_for_the_gradients_of_scores(on_hopper, monkeypatch, features, ours):
+    """Exps that are rounded correctly would be computed twice, which takes longer than Triton's
+    kernels where products are short (docs/notes/measurements.md).
+    """
+    assert kernels("fa2-bf16@hopper", (64, 64), features) == (3, 0)
+    monkeypatch.setattr(backward, "SCORE_BYTES", 2**10)
+    jax.clear_caches()
+    found = kernels("fa2-bf16@hopper", (64, 64), features)
+    assert found[0] == ours
+    assert (found[1] > 0) == (ours < 3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "features", "by_scores"),
+    [
+        ("cudnn", 64, False),  # an exp of one instruction, and short products
+        ("cudnn", 128, True),
+        ("qiu-yao-compiled", 64, True),
+        ("fa2-bf16@hopper", 64, True),
+    ],
+)
+def test_where_the_gradients_of_scores_go_to_memory(on_hopper, plan, features, by_scores):
+    """Two kernels of the backward pass dS, or each computes it."""
+    call = partial(attend, plan=plan, engine="pallas", block_q=64, block_k=64)
+    x = jax.ShapeDtypeStruct((1, 256, 2, features), jnp.bfloat16)
+    traced = jax.jit(lambda *x: jax.vjp(call, *x[:3])[1](x[3])).trace(x, x, x, x)
+    assert ("bf16[1,256,2,256]" in str(traced.jaxpr)) == by_scores
 
 
 FA2 = Plan.preset("fa2")
+COMPILED = Plan.preset("qiu-yao-compiled")
 TF32 = Accumulator.tensor_core("hopper", "tf32", "fp32")
 
 
@@ -101,6 +128,9 @@ TF32 = Accumulator.tensor_core("hopper", "tf32", "fp32")
         (FA2.at("M", "bf16").at("DM", "bf16"), (64, 64), 0),  # vectors of 16-bit numbers
         (FA2.changed("gradient_scale=operand").at("SDS", "bf16"), (64, 64), 3),
         (FA2.at("P", "bf16", "toward-zero"), (64, 64), 2),
+        (COMPILED, (64, 64), 3),
+        (COMPILED, (128, 64), 1),  # dK and dV of a tile of the plan are rounded apart
+        (COMPILED.at("MS", "bf16", "toward-zero"), (64, 64), 2),
         (FA2.at("X_B", "fp64", overflow="saturate"), (64, 64), 1),
         (FA2.at("P_B", "bf16", "stochastic"), (64, 64), 0),
     ],
@@ -276,7 +306,7 @@ def counted(monkeypatch):
         before = True if last is None else columns < np.asarray(last)[:, None]
         return np.broadcast_to(after & before, shape)
 
-    monkeypatch.setattr(hopper_tile, "_counted", lambda first: jnp.arange(64) + first)
+    monkeypatch.setattr(hopper_tile, "numbered", lambda first: jnp.arange(64) + first)
     monkeypatch.setattr(hopper_tile, "between", between)
 
 

@@ -1,5 +1,5 @@
-"""Twins of real kernels on the NumPy engine, under XLA and in fused kernels, which run two of them
-and refuse the others: every bit.
+"""Twins of real kernels on the NumPy engine, under XLA and in fused kernels, which run four of
+them and refuse the others: every bit.
 """
 
 import numpy as np
@@ -7,13 +7,14 @@ import pytest
 
 from roundscope.attention import Record, Site, examine
 from roundscope.attention.plans.twins import TWINS
+from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import differences, normal
 
 TOKENS = 40  # no whole number of tiles
 WHOLE = 48  # one key tile, for a softmax of whole rows
 UNFUSED = [name for name in TWINS if TWINS[name].plan.normalise_first]
 thorough = pytest.mark.thorough
-FUSED_TOO = (("fa2", False), ("cudnn", True))
+FUSED_TOO = (("fa2", False), ("cudnn", True), ("qiu-yao-compiled", True), ("qiu-yao-eager", False))
 IN_EVERY_RUN = {"cudnn": True, "eager": False}  # name -> causal; each compiles once
 
 
@@ -85,7 +86,12 @@ def test_other_tiles_and_grouped_heads_are_equal(twin):
 
 @pytest.mark.parametrize(
     ("twin", "causal"),
-    [("fa2", True), ("cudnn", False), *(pytest.param(*x, marks=thorough) for x in FUSED_TOO)],
+    [
+        ("fa2", True),
+        ("cudnn", False),
+        ("qiu-yao-compiled", False),
+        *(pytest.param(*x, marks=thorough) for x in FUSED_TOO),
+    ],
 )
 def test_fused_kernels_give_every_bit(twin, causal):
     """Lanes that a reduction adds in another order, a product that is rounded before its sum,
@@ -105,7 +111,18 @@ def test_fused_kernels_give_every_bit(twin, causal):
     assert differences(ours, fused) == []
 
 
-@pytest.mark.parametrize("twin", sorted(set(TWINS) - {"fa2", "cudnn"}))
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=thorough)])
+def test_fused_kernels_add_rows_in_the_lanes_of_a_warp(causal):
+    """Row sums of 128 keys, in which each of 32 lanes adds four: by halves the bits are others."""
+    options = {"block_q": 16, "block_k": 128, "is_causal": causal, "record": None}
+    plan, x = TWINS["qiu-yao-compiled"].plan.changed("LANES=fp32", "OUT=fp32"), inputs(128)
+    ours, fused = (examine(*x, plan=plan, engine=e, **options) for e in ("numpy", "pallas"))
+    assert differences(ours, fused) == []
+    halves = plan.adding(Site.ROWSUM, Accumulator(order=Order.HALVES))
+    assert differences(ours, examine(*x, plan=halves, engine="numpy", **options)) != []
+
+
+@pytest.mark.parametrize("twin", sorted(set(TWINS) - {twin for twin, _ in FUSED_TOO}))
 def test_fused_kernels_refuse_other_twins_and_name_the_engine(twin):
     """Another arithmetic than the plan's, in silence."""
     arrays = inputs(32)

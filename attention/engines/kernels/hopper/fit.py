@@ -13,7 +13,6 @@ import jax
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import OWNED
 from roundscope.attention.plans.choices import (
-    BackwardExponent,
     DeltaFrom,
     Exponential,
     GradientsApart,
@@ -31,6 +30,7 @@ OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
 SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
 NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
 SIXTEEN = ("bf16",)  # what was compared with Triton's kernels
+NARROW, WIDE = 64, 128  # features
 COUNTED = 2**31  # elements of an array; Triton's kernels refuse more with a message
 BLOCKS = 2**16  # the most heads of a batch entry that a grid has
 STRIDES = (8, 16, 32, 64)  # of a row that four threads share; a stride of 8 has two of each
@@ -62,7 +62,7 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
         and q.shape[1] % OWNED == 0
         and setup.block_k % ROWS == 0
         and width == features
-        and width in (64, 128)
+        and width in (NARROW, WIDE)
         and not plan.unfused_if_cut
         and plan.stabiliser is None
         and not plan.normalise_first
@@ -113,10 +113,12 @@ def _row_sum_fits(call: Call) -> bool:
     return plan.row_sum is RowSum.PLAIN and by_halves and acc.step == BINARY32
 
 
-def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
+def gradients_fit(call: Call, q: Any, k: Any, v: Any, *, by_scores: bool) -> bool:
     """Return whether dQ, dK and dV have these kernels.
 
     dK and dV are then sums over all queries in their order, whatever the tiles are.
+
+    by_scores: whether dQ reads dS from memory.
     """
     setup, width, features = call.setup, q.shape[2], v.shape[2]
     plan = setup.plan
@@ -131,10 +133,17 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any) -> bool:
         and setup.block_q % ROWS == 0
         and setup.block_k in (64, 128)
         and width == features
-        and width in (64, 128)
-        and _is_fast(plan)  # exps that are not take longer than to write dS once
+        and width in (NARROW, WIDE)
+        and (by_scores or width == WIDE or plan.exp in APPROXIMATE)
         and all(call.format(site) != FP64 for site in (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT))
     )
+
+
+def ahead_of_scores(call: Call, features: int) -> int:
+    """Return how many tiles of dS and K are in shared memory where dQ is their product."""
+    result = OWNED * 2 * features
+    tile = call.setup.block_k * 2 * (OWNED + features)
+    return min(4, (SHARED - result) // tile)
 
 
 def _only_adds(plan: Plan) -> bool:
@@ -142,6 +151,9 @@ def _only_adds(plan: Plan) -> bool:
     return plan[Site.DK] == plan[Site.DV] == BINARY32
 
 
-def _is_fast(plan: Plan) -> bool:
-    """Return whether the backward takes a GPU's own exp."""
-    return plan.exponent_again is BackwardExponent.NATURAL or plan.exp in APPROXIMATE
+def wants_scores(plan: Plan, features: int) -> bool:
+    """Return whether dS is written to memory rather than computed twice, which takes longer.
+
+    It does where exp is more than one instruction, or where the products S and dP are wide.
+    """
+    return features == WIDE or plan.exp is not Exponential.EX2

@@ -1,7 +1,8 @@
 """The gradients by warp groups: dK and dV, whose programs own keys, and dQ, whose own queries.
 
-Each kernel computes P and dS again from S and dP, so no array has an entry for every score. A
-program that owns keys computes its tiles transposed, as `untransposed` makes them.
+Each kernel computes P and dS again from S and dP, so no array has an entry for every score. Where
+that takes longer, the kernel of the keys writes dS, and dQ is a product of dS and K. A program that
+owns keys computes its tiles transposed, as `untransposed` makes them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.hopper.fit import ahead_of_scores
 from roundscope.attention.engines.kernels.hopper.spans import is_cut, over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
@@ -22,6 +24,7 @@ from roundscope.attention.engines.kernels.hopper.tile import (
     exists_by_query,
     factor,
     held,
+    rows_by_query,
 )
 from roundscope.attention.engines.kernels.hopper.walk import (
     Given,
@@ -29,10 +32,11 @@ from roundscope.attention.engines.kernels.hopper.walk import (
     hidden_zero,
     run,
 )
+from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
-from roundscope.emu.backends.kernels.held import Held
+from roundscope.emu.backends.kernels.held import Held, Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.transposing import untransposed
@@ -47,39 +51,46 @@ EXPS_AT_ONCE = 8  # of a thread, since two sums need registers too
 
 
 def gradients(
-    call: Call, rows: Sequence[Array], keys: Sequence[Array], is_final: bool
+    call: Call, rows: Sequence[Array], keys: Sequence[Array], *, is_final: bool, by_scores: bool
 ) -> tuple[Array, Array, Array]:
     """Return dQ (heads, T, H), dK (heads, S, H) and dV (heads, S, Hv) of query heads.
 
-    rows      q (heads, T, H), dO (heads, T, Hv), L and delta (heads, T)
-    keys      k (key heads, S, H) and v (key heads, S, Hv)
-    is_final  whether they are rounded as results; if not, they are the sums
+    rows       q (heads, T, H), dO (heads, T, Hv), L and delta (heads, T)
+    keys       k (key heads, S, H) and v (key heads, S, Hv)
+    is_final   whether they are rounded as results; if not, they are the sums
+    by_scores  whether dQ reads dS from memory
     """
     batch = rows[0].shape[0] // call.setup.heads
     mine = [Given(array=_by_batch(x, batch)) for x in rows]
     theirs = [Given(array=_by_batch(x, batch), of_keys=True) for x in keys]
 
-    def made(site: Site, like: Array, count: int) -> jax.ShapeDtypeStruct:
-        shape = batch, count, call.setup.heads, like.shape[2]
+    queries, count = rows[0].shape[1], keys[0].shape[1]
+
+    def made(site: Site, length: int, columns: int) -> jax.ShapeDtypeStruct:
+        shape = batch, length, call.setup.heads, columns
         return jax.ShapeDtypeStruct(shape, TYPES[call.format(site)])
 
-    (dq,) = run(
-        over_keys(call, AHEAD, descends=False),
-        partial(_own_queries, call, is_final),
-        mine,
-        theirs,
-        [made(Site.DQ_OUT if is_final else Site.DQ, keys[0], rows[0].shape[1])],
-    )
-    dk, dv = run(
+    dk, dv, *scores = run(
         over_queries(call, AHEAD),
-        partial(_own_keys, call, is_final),
+        partial(_own_keys, call, is_final, by_scores),
         theirs,
         mine,
         [
-            made(site, like, like.shape[1])
+            made(site, count, like.shape[2])
             for site, like in zip(_sites_of_keys(is_final), keys, strict=True)
         ],
+        [made(Site.DS, count, queries)] if by_scores else [],
     )
+    features = keys[0].shape[2]
+    result = [made(Site.DQ_OUT if is_final else Site.DQ, queries, features)]
+    if by_scores:
+        walked = [Given(array=scores[0], of_scores=True), theirs[0]]
+        body = partial(_of_scores, call, is_final, features)
+        ahead = ahead_of_scores(call, features)
+        (dq,) = run(over_keys(call, ahead, descends=False), body, [], walked, result)
+    else:
+        body = partial(_own_queries, call, is_final)
+        (dq,) = run(over_keys(call, AHEAD, descends=False), body, mine, theirs, result)
     dq, dk, dv = (to_heads(jnp, x, 1) for x in (dq, dk, dv))
     return dq, dk, dv
 
@@ -145,23 +156,69 @@ def _own_queries(
         return made
 
     sums: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, own[0].shape[1]),))
+    return _left(call, machine, is_final, sums)
+
+
+def _of_scores(
+    call: Call,
+    is_final: bool,
+    features: int,
+    own: list[Any],
+    row: Array,
+    walk: Callable[..., Any],
+) -> tuple[Array, ...]:
+    """Return dQ of the queries of a warp group, from `row` on, from dS^T in memory and K."""
+    setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero())
+    formats = [call.format(Site.DQ)]
+
+    def key_tile(tile: Tile, total: tuple[Array, ...]) -> tuple[Array, ...]:
+        _each(tile.wait, len(tile.memory))
+        factors = _read(call, (Site.DS, Site.K), tile.memory, ROWWISE)
+        first = tile.number * np.int32(setup.block_k)
+        seeing = None if tile.is_whole else rows_by_query(setup, row, first)
+
+        def computed(total: Array, ds: Array, y: Array, seeing: Array | None) -> Any:
+            exists = None if seeing is None else Exists(jnp.ones(ds.T.shape, bool), seeing, None)
+            at = events(setup, ROWS, setup.block_k, exists)
+            return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), ()
+
+        so_far = held(total, formats, [total[0].shape])
+        made = narrowed(machine, untransposed(computed), formats)(*so_far, *factors, seeing)[0]
+        _each(tile.free, len(tile.memory))
+        return made
+
+    sums: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, features),))
+    return _left(call, machine, is_final, sums)
+
+
+def _left(
+    call: Call, machine: Machine, is_final: bool, sums: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """Return dQ as it leaves the kernel, rounded as a result if it is final."""
     if not is_final:
         return sums
+    setup = call.setup
 
     def rounded(dq: Array) -> Any:
-        return (round_query_gradients(events(setup, *shape), setup, dq),), ()
+        at = events(setup, ROWS, setup.block_k)
+        return (round_query_gradients(at, setup, dq),), ()
 
-    names = [call.format(Site.DQ_OUT)]
-    return narrowed(machine, rounded, names)(*held(sums, formats, [sums[0].shape]))[0]
+    own = held(sums, [call.format(Site.DQ)], [sums[0].shape])
+    return narrowed(machine, rounded, [call.format(Site.DQ_OUT)])(*own)[0]
 
 
 def _own_keys(
-    call: Call, is_final: bool, own: list[Any], row: Array, walk: Callable[..., Any]
+    call: Call,
+    is_final: bool,
+    by_scores: bool,
+    own: list[Any],
+    row: Array,
+    walk: Callable[..., Any],
 ) -> tuple[Array, ...]:
-    """Return dK and dV of the keys of a warp group, from `row` on."""
+    """Return dK and dV of the keys of a warp group, from `row` on, and write dS^T `by_scores`."""
     setup, machine = call.setup, warpgroup_machine(COLUMNWISE, hidden_zero(), EXPS_AT_ONCE)
     mine = _read(call, KEY_SITES, own, COLUMNWISE)
-    formats = [call.format(site) for site in (Site.DK, Site.DV)]
+    formats = [call.format(site) for site in (Site.DK, Site.DV, Site.DS)][: 2 + by_scores]
 
     def query_tile(tile: Tile, totals: tuple[Array, ...]) -> tuple[Array, ...]:
         _each(tile.wait, len(ROW_SITES))
@@ -173,12 +230,16 @@ def _own_keys(
             y, z, x, do, lse, delta, exists = arrays
             at = events(setup, ROWS, ROWS, exists, by_key=True)
             p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
-            return algorithm.key_gradients(at, p, ds, x, do, dk, dv), ()
+            totals = algorithm.key_gradients(at, p, ds, x, do, dk, dv)
+            return (*totals, at.ops.transposed(ds))[: len(formats)], ()
 
-        own = held(totals, formats, [x.shape for x in totals])
-        made = narrowed(machine, untransposed(computed), formats)(*own, *mine, *rows, exists)[0]
+        own = held(totals, formats[:2], [x.shape for x in totals])
+        f = narrowed(machine, untransposed(computed), formats)
+        (dk, dv, *scores), _ = f(*own, *mine, *rows, exists)
         _each(tile.free, len(ROW_SITES))
-        return made
+        for n, x in enumerate(scores):
+            tile.write(n, x)
+        return dk, dv
 
     sites = zip((Site.DK, Site.DV), own, strict=True)
     sums: tuple[Array, ...] = walk(
@@ -191,4 +252,4 @@ def _own_keys(
         return rounded_key_gradients(events(setup, ROWS, ROWS), setup, dk, dv), ()
 
     names = [call.format(site) for site in _sites_of_keys(is_final)]
-    return narrowed(machine, rounded, names)(*held(sums, formats, [x.shape for x in sums]))[0]
+    return narrowed(machine, rounded, names)(*held(sums, formats[:2], [x.shape for x in sums]))[0]

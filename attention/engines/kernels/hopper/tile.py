@@ -62,10 +62,15 @@ def scores_by_query(setup: Setup, query: Array, key: Array) -> Exists:
 
 def exists_by_query(setup: Setup, query: Array, key: Array) -> Exists:
     """Return what exists of 64 queries and block_k keys; query, key: the first of them."""
-    exists = scores_by_query(setup, query, key)
+    rows = rows_by_query(setup, query, key)
+    return scores_by_query(setup, query, key)._replace(rows=rows)
+
+
+def rows_by_query(setup: Setup, query: Array, key: Array) -> Array | None:
+    """Return which of 64 queries have a score in a tile; None if all do that are no padding."""
     if not setup.is_causal or setup.block_k % setup.block_q == 0:
-        return exists
-    return exists._replace(rows=numbered(query) >= key)
+        return None
+    return numbered(query) >= key
 
 
 def exists_by_key(setup: Setup, query: Array, key: Array) -> Exists:

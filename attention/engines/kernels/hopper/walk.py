@@ -62,11 +62,18 @@ class Walk:
 class Given:
     """An array that a kernel reads: (B, rows, N, features), or (B, N, rows).
 
-    of_keys: whether its heads are key heads.
+    of_keys    whether its heads are key heads
+    of_scores  whether it is (B, S, N, T), of which a warp group reads the columns of its rows
     """
 
     array: Array
     of_keys: bool = False
+    of_scores: bool = False
+
+    @property
+    def copies(self) -> int:
+        """How many copies bring a tile to shared memory."""
+        return GROUPS if self.of_scores else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +81,9 @@ class Memory:
     """The shared memory of a program, and its barriers.
 
     own      what each warp group reads of its rows: (GROUPS, 64, features) or (GROUPS, 64)
-    walked   tiles: (ahead, size, features) or (ahead, size)
+    walked   tiles: (ahead, size, features) or (ahead, size), of scores (ahead, GROUPS, size, 64)
     results  where 16-bit results lie on their way out
+    streams  where a tile of scores lies on its way out: (GROUPS, 64, size)
     arrived  for each warp group: its rows are there
     ready    for each array and tile in memory: it is there
     free     for each array and tile in memory: no warp group needs it any longer
@@ -85,6 +93,7 @@ class Memory:
     own: list[Any]
     walked: list[Any]
     results: list[Any]
+    streams: list[Any]
     arrived: Any
     ready: list[Any]
     free: list[Any]
@@ -100,6 +109,7 @@ class Tile:
     memory    each walked array's tile in shared memory
     wait      number of an array -> None, once its tile is there
     free      number of an array -> None; its tile is not needed any longer
+    write     (number of a stream, scores) -> None; they go to memory
     arrive    tells the other warp group that this one is here, if they take turns
     pass_on   returns once both are here
     """
@@ -109,6 +119,7 @@ class Tile:
     memory: list[Any]
     wait: Callable[[int], None]
     free: Callable[[int], None]
+    write: Callable[[int, Array], None]
     arrive: Callable[[], None]
     pass_on: Callable[[], None]
 
@@ -128,14 +139,19 @@ def run(
     own: Sequence[Given],
     walked: Sequence[Given],
     results: Sequence[jax.ShapeDtypeStruct],
+    streams: Sequence[jax.ShapeDtypeStruct] = (),
 ) -> list[Array]:
-    """Return the results of a kernel, whose shapes are (B, rows, N, features) or (B, N, rows)."""
+    """Return the results of a kernel, whose shapes are (B, rows, N, features) or (B, N, rows).
+
+    streams: 16-bit results (B, rows, N, columns), of which each tile writes some columns. What no
+    tile writes has any value.
+    """
     inputs = [*own, *walked]
-    batch, rows = own[0].array.shape[0], _rows(own[0].array.shape)
+    batch, rows = results[0].shape[:2]
     with jax.enable_x64(False):
         found = plgpu.kernel(
-            partial(_program, walk, body, [x.of_keys for x in inputs], len(own)),
-            out_type=tuple(results),
+            partial(_program, walk, body, own, walked, len(results)),
+            out_type=(*results, *streams),
             grid=(walk.heads, rows // OWNED, batch),
             grid_names=("head", "part", "entry"),
             num_threads=GROUPS + 1,
@@ -144,14 +160,23 @@ def run(
     return list(found)
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    return shape[1] if len(shape) == 4 else shape[2]
+def _program(
+    walk: Walk,
+    body: Body,
+    own: Sequence[Given],
+    walked: Sequence[Given],
+    count: int,
+    *refs: Any,
+) -> None:
+    """Run a program: take its memory, then copy or compute.
 
-
-def _program(walk: Walk, body: Body, of_keys: list[bool], owned: int, *refs: Any) -> None:
-    """Run a program: take its memory, then copy or compute."""
-    given, results = refs[: len(of_keys)], refs[len(of_keys) :]
-    own, walked = given[:owned], given[owned:]
+    count  how many results there are; streams follow them
+    refs   the arrays, first those that are read
+    """
+    inputs, made = len(own) + len(walked), len(own) + len(walked) + count
+    mine = list(zip(own, refs[: len(own)], strict=True))
+    theirs = list(zip(walked, refs[len(own) : inputs], strict=True))
+    results, streams = refs[inputs:made], refs[made:]
 
     def with_memory(memory: Memory) -> None:
         group = lax.axis_index("group")
@@ -159,30 +184,32 @@ def _program(walk: Walk, body: Body, of_keys: list[bool], owned: int, *refs: Any
         @pl.when(group < GROUPS)
         def _() -> None:
             plgpu.set_max_registers(REGISTERS, action="increase")
-            _compute(walk, body, memory, group, own, of_keys[:owned], results)
+            _compute(walk, body, memory, group, mine, results, streams)
 
         @pl.when(group == GROUPS)
         def _() -> None:
             plgpu.set_max_registers(FEW, action="decrease")
-            _copy(walk, memory, walked, of_keys[owned:])
+            _copy(walk, memory, theirs)
 
     pl.run_scoped(
-        lambda own, walked, results, arrived, ready, free, turn: with_memory(
+        lambda own, walked, results, streams, arrived, ready, free, turn: with_memory(
             Memory(
                 own=own,
                 walked=walked,
                 results=results,
+                streams=streams,
                 arrived=arrived,
                 ready=ready,
                 free=free,
                 turn=turn,
             )
         ),
-        [_shared(GROUPS, ROWS, x) for x in own],
-        [_shared(walk.ahead, walk.size, x) for x in walked],
-        [_shared(GROUPS, ROWS, x) for x in results if _is_sixteen(x)],
-        plgpu.Barrier(num_barriers=GROUPS, num_arrivals=len(own)),
-        [plgpu.Barrier(num_barriers=walk.ahead) for _ in walked],
+        [_shared((GROUPS, ROWS), x) for _, x in mine],
+        [_walked_memory(walk, given, x) for given, x in theirs],
+        [_shared((GROUPS, ROWS), x) for x in results if _is_sixteen(x)],
+        [_shared((GROUPS, ROWS), x, walk.size) for x in streams],
+        plgpu.Barrier(num_barriers=GROUPS, num_arrivals=max(1, len(own))),
+        [plgpu.Barrier(num_barriers=walk.ahead, num_arrivals=x.copies) for x in walked],
         [plgpu.Barrier(num_barriers=walk.ahead, num_arrivals=GROUPS) for _ in walked],
         plgpu.Barrier(num_arrivals=GROUPS),
         collective_axes="group",
@@ -198,21 +225,28 @@ def _is_sixteen(result: Any) -> bool:
     return len(result.shape) == 4 and jnp.dtype(result.dtype).itemsize == 2
 
 
-def _shared(count: int, rows: int, like: Any) -> Any:
-    """Return shared memory for some tiles of an array."""
+def _walked_memory(walk: Walk, given: Given, like: Any) -> Any:
+    """Return shared memory for the tiles of an array that are walked over."""
+    if given.of_scores:
+        return _shared((walk.ahead, GROUPS, walk.size), like, ROWS)
+    return _shared((walk.ahead, walk.size), like)
+
+
+def _shared(rows: tuple[int, ...], like: Any, columns: int | None = None) -> Any:
+    """Return shared memory for some rows of an array; columns: how many, or None for all."""
     if len(like.shape) == 3:
-        return plgpu.SMEM((count, rows), like.dtype)
-    width, size = like.shape[-1], jnp.dtype(like.dtype).itemsize
+        return plgpu.SMEM(rows, like.dtype)
+    width, size = columns or like.shape[-1], jnp.dtype(like.dtype).itemsize
     swizzle = plgpu.find_swizzle(width * size * 8)
     tiling = plgpu.TilingTransform((8, swizzle // size))
     transforms = (tiling, plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM((count, rows, width), like.dtype, transforms=transforms)
+    return plgpu.SMEM((*rows, width), like.dtype, transforms=transforms)
 
 
-def _part(x: Any, rows: Any, head: Any) -> Any:
-    """Return some rows of a head of the program's batch entry."""
+def _part(x: Any, rows: Any, head: Any, columns: Any = slice(None)) -> Any:
+    """Return some rows of a head of the program's batch entry, of matrices some columns."""
     entry = lax.axis_index("entry")
-    return x.at[entry, rows, head] if len(x.shape) == 4 else x.at[entry, head, rows]
+    return x.at[entry, rows, head, columns] if len(x.shape) == 4 else x.at[entry, head, rows]
 
 
 def _head(walk: Walk, of_keys: bool) -> Array:
@@ -252,18 +286,23 @@ def _number(walk: Walk, position: Array) -> Array:
     return last - step * (lax.div(position, step) + 1) + lax.rem(position, step)
 
 
-def _copy(walk: Walk, memory: Memory, walked: Sequence[Any], of_keys: list[bool]) -> None:
+def _copy(walk: Walk, memory: Memory, walked: Sequence[tuple[Given, Any]]) -> None:
     """Copy the tiles of the program's walk to shared memory, one after another."""
     first, last = _whole_span(walk)
 
     def tile(position: Array, _: None) -> None:
         slot = lax.rem(position, np.int32(walk.ahead))
         rows = pl.ds(_number(walk, position) * walk.size, walk.size)
-        parts = zip(walked, of_keys, memory.walked, memory.ready, memory.free, strict=True)
-        for source, is_of_keys, target, ready, free in parts:
+        parts = zip(walked, memory.walked, memory.ready, memory.free, strict=True)
+        for (given, source), target, ready, free in parts:
             pl.when(position >= walk.ahead)(partial(plgpu.barrier_wait, free.at[slot]))
-            head = _head(walk, is_of_keys)
-            plgpu.copy_gmem_to_smem(_part(source, rows, head), target.at[slot], ready.at[slot])
+            head = _head(walk, given.of_keys)
+            if not given.of_scores:
+                plgpu.copy_gmem_to_smem(_part(source, rows, head), target.at[slot], ready.at[slot])
+                continue
+            for group in range(GROUPS):
+                part = _part(source, rows, head, pl.ds(_first_row(group), ROWS))
+                plgpu.copy_gmem_to_smem(part, target.at[slot, group], ready.at[slot])
 
     lax.fori_loop(jnp.int32(0), last - first, tile, None)
 
@@ -273,31 +312,41 @@ def _compute(
     body: Body,
     memory: Memory,
     group: Array,
-    own: Sequence[Any],
-    of_keys: list[bool],
+    own: Sequence[tuple[Given, Any]],
     results: Sequence[Any],
+    streams: Sequence[Any],
 ) -> None:
     """Compute the results of the rows of a warp group, and write them."""
     row = _first_row(group)
     rows = pl.ds(row, ROWS)
     mine = [x.at[group] for x in memory.own]
-    for source, is_of_keys, target in zip(own, of_keys, mine, strict=True):
-        part = _part(source, rows, _head(walk, is_of_keys))
+    for (given, source), target in zip(own, mine, strict=True):
+        part = _part(source, rows, _head(walk, given.of_keys))
         plgpu.copy_gmem_to_smem(part, target, memory.arrived.at[group])
-    plgpu.barrier_wait(memory.arrived.at[group])
+    if own:
+        plgpu.barrier_wait(memory.arrived.at[group])
 
-    found = body(mine, row, partial(_walked, walk, memory, group, row))
+    def write(n: int, columns: Any, value: Array) -> None:
+        place = memory.streams[n].at[group]
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the tile before is read
+        _leave(value, place, _part(streams[n], rows, _head(walk, False), columns))
+
+    found = body(mine, row, partial(_walked, walk, memory, group, row, write))
     places = iter(memory.results)
     for value, result in zip(found, results, strict=True):
         target = _part(result, rows, _head(walk, False))
         if not _is_sixteen(result):
             target[...] = value
             continue
-        place = next(places).at[group]
-        place[...] = value
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(place, target)
+        _leave(value, next(places).at[group], target)
     plgpu.wait_smem_to_gmem(0)
+
+
+def _leave(value: Array, place: Any, target: Any) -> None:
+    """Write a matrix to memory by way of a place in shared memory."""
+    place[...] = value
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(place, target)
 
 
 def _walked(
@@ -305,6 +354,7 @@ def _walked(
     memory: Memory,
     group: Array,
     row: Array,
+    write: Callable[[int, Any, Array], None],
     tile: Callable[[Tile, State], State],
     state: State,
     takes_turns: bool = False,
@@ -328,14 +378,15 @@ def _walked(
         pass_on()
 
     def own_tile(is_whole: bool, position: Array, state: State) -> State:
-        slot = lax.rem(position, np.int32(walk.ahead))
+        slot, number = lax.rem(position, np.int32(walk.ahead)), _number(walk, position)
         return tile(
             Tile(
-                number=_number(walk, position),
+                number=number,
                 is_whole=is_whole,
-                memory=[x.at[slot] for x in memory.walked],
+                memory=[x.at[(slot, group) if len(x.shape) == 4 else slot] for x in memory.walked],
                 wait=lambda n: plgpu.barrier_wait(memory.ready[n].at[slot]),
                 free=lambda n: plgpu.barrier_arrive(memory.free[n].at[slot]),
+                write=lambda n, x: write(n, pl.ds(number * walk.size, walk.size), x),
                 arrive=arrive,
                 pass_on=pass_on,
             ),

@@ -187,7 +187,9 @@ def _row_sum(machine: Machine, acc: Accumulator, x: Array, init: Held) -> Held:
 def _product(place: Placement, a: Any, b: Factor, start: Array | None) -> Array:
     """Return start + a b on the tensor core; a is a factor or in registers."""
     left = a.ref if isinstance(a, Factor) else place.placed(a)
-    if start is not None:
+    if start is not None and isinstance(a, Factor):
+        start = place.placed(start)
+    elif start is not None:
         left, start = lax.optimization_barrier((left, place.placed(start)))  # no work is put off
     b.before()
 
