@@ -16,6 +16,8 @@ from jax.custom_batching import sequential_vmap
 
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.delta import deltas as kernel_deltas
+from roundscope.attention.engines.kernels.delta import fits
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.kernels.several import (
     Several,
@@ -192,10 +194,18 @@ def _backward(
         return round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
     number, own, axis = per_head(each, heads)
-    of_keys = (jnp.repeat(x, group, axis=0) for x in (k, v))
-    delta, seen_delta = jax.vmap(own_deltas, (0, axis, masked, *(0,) * 7))(
-        number, own, mask, q, *of_keys, out, wide, lse, do
-    )
+    if (
+        several is None
+        and mask is None
+        and jax.default_backend() == "gpu"
+        and fits(setup, v.shape[2])
+    ):
+        delta, seen_delta = _kernels(kernel_deltas, setup)(do, out), {}
+    else:
+        of_keys = (jnp.repeat(x, group, axis=0) for x in (k, v))
+        delta, seen_delta = jax.vmap(own_deltas, (0, axis, masked, *(0,) * 7))(
+            number, own, mask, q, *of_keys, out, wide, lse, do
+        )
 
     # a part of `_one_after_another`, so it reads no array but its arguments
     def completed(mask: Array | None, dq: Array, dk: Array, dv: Array) -> Any:

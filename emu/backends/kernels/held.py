@@ -93,7 +93,7 @@ class Machine:
             divided and the quotient is rounded to binary32, LLVM makes this a division in binary32,
             which is approximate on a GPU.
         function: (f, x) -> f of a float64 array.
-        total: (machine, accumulator, a, b, init) -> init + a @ b. init may still have to be
+        total: (machine, accumulator, a, b, init) -> init + a @ b. a and init may still have to be
             computed.
         bound: (operation, arrays) -> the results of a traced operation on other arrays.
         toward_zero: (operation, x, y) -> the sum, difference or product of two float32 arrays,

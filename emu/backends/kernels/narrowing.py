@@ -158,8 +158,7 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
         return [rounded(machine, x[0], params["rounding"], x[1] if len(x) > 1 else None)]
     if eqn.primitive is marks.TOTAL:
         a, b, init = x
-        factors = computed(machine, a), computed(machine, b)
-        return [machine.total(machine, params["accumulator"], *factors, init)]
+        return [machine.total(machine, params["accumulator"], a, computed(machine, b), init)]
     if name == RESHARD:
         return x
     if eqn.primitive is marks.ABSENT:

@@ -6,7 +6,7 @@ array. So an ascending sum writes its factors to buffers of its program and read
 lines at a time. 64-bit types must be enabled while the kernel is traced.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -203,6 +203,9 @@ def _total(
     In the orders HALVES and STRIDED, K must be a power of two and b must be a column of ones, so
     that the function returns row sums.
     """
+    if _are_products(acc, a, b):
+        return _row_sums_of_products(wide, on_gpu, machine, acc, a, init)
+    a = computed(machine, a)
     if acc.order in (Order.HALVES, Order.STRIDED):
         return _by_halves(wide, on_gpu, machine, acc, a, computed(machine, init))
     if (
@@ -281,22 +284,72 @@ def _halves(on_gpu: bool, x: Array) -> tuple[Array, Array]:
     return jnp.where(is_left, pairs, -0.0).sum(axis=1), jnp.where(is_left, -0.0, pairs).sum(axis=1)
 
 
-def _cut(on_gpu: bool, x: Array, columns: int) -> list[Array]:
-    """Return x in parts of so many columns or fewer, from the left to the right.
+def _are_products(acc: Accumulator, a: Held, b: Held) -> bool:
+    """Return whether a sum adds up rows of products of binary32 numbers, in binary32."""
+    return (
+        acc.step == BINARY32
+        and acc.order in (Order.ASCENDING, Order.OCTETS)
+        and b.uniform == 1.0
+        and a.made is not None
+        and a.made[0] == "mul"
+        and all(_is_binary32(x) for x in a.made[1])
+    )
 
-    The number of columns is a power of two, and so is that of a part.
+
+def _row_sums_of_products(
+    wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
+) -> Held:
+    """Return the sum of each row of products x y, one multiply-add after another.
+
+    The number of columns is a power of two. In the order OCTETS, lane n of the lanes adds up the
+    columns 8 n to 8 n + 7, and so on 8 times the number of lanes farther.
     """
-    parts = [x]
-    while parts[0].shape[1] > columns:
-        parts = [half for part in parts for half in _halves(on_gpu, part)]
-    return parts
+    assert a.made is not None
+    factors = [held_as(machine, v, FP32) for v in a.made[1]]
+    width = factors[0].shape[1]
+    if acc.order is Order.ASCENDING:
+        pairs = zip(*(_cut(on_gpu, v, 1) for v in factors), strict=True)
+        total = held_as(machine, init, FP32)
+    else:
+        lanes = min(acc.chunk, width // 8)
+        pairs = zip(*(_by_octets(on_gpu, v, lanes) for v in factors), strict=True)
+        x, y = next(pairs)
+        total = machine.combined("mul", x, y, False)
+    for x, y in pairs:
+        total = machine.fused(x, y, total)
+    found = Held(array=total, format=FP32)
+    if acc.order is Order.ASCENDING:
+        return found
+    halves = replace(acc, order=Order.HALVES, chunk=Accumulator().chunk)
+    return _by_halves(wide, on_gpu, machine, halves, found, computed(machine, init))
+
+
+def _by_octets(on_gpu: bool, x: Array, lanes: int) -> list[Array]:
+    """Return the numbers that each lane adds up, in order: arrays (rows, lanes)."""
+    rows, width = x.shape
+    columns = _cut(on_gpu, x.reshape(rows * width // 8, 8), 1)
+    parts = [_cut(on_gpu, column.reshape(rows, width // 8), lanes) for column in columns]
+    return [column for page in zip(*parts, strict=True) for column in page]
+
+
+def _cut(on_gpu: bool, x: Array, columns: int) -> Iterator[Array]:
+    """Yield x in parts of so many columns or fewer, from the left to the right.
+
+    The number of columns is a power of two, and so is that of a part. A part is computed when its
+    turn comes, so few of them need registers at once.
+    """
+    if x.shape[1] <= columns:
+        yield x
+    else:
+        for half in _halves(on_gpu, x):
+            yield from _cut(on_gpu, half, columns)
 
 
 def _column_by_column(
     wide: Ops, on_gpu: bool, machine: Machine, acc: Accumulator, a: Held, init: Held
 ) -> Held:
     """Return the ascending sum of each row in registers; its length must be a power of two."""
-    parts = _cut(on_gpu, held_as(machine, a, FP32), 1)
+    parts = list(_cut(on_gpu, held_as(machine, a, FP32), 1))
     if init.made is not None and init.made[0] == "mul":
         first, second = (held_as(machine, y, FP32) for y in init.made[1])
         total = machine.fused(first, second, parts[0])

@@ -165,6 +165,7 @@ def _total(
     if b.uniform == 1.0:
         return _row_sum(machine, acc, held_as(machine, a, FP32), init)
     assert acc.alignment is not None
+    a = computed(machine, a)
     start = None if init.uniform == 0.0 else held_as(machine, init, FP32)
     left = a.array if isinstance(a.array, Factor) else held_as(machine, a, a.format)
     return Held(array=_product(place, left, b.array, start), format=FP32)
