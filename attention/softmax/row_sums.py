@@ -61,7 +61,8 @@ def rescaled_sum(at: Events, kept: Array, new: Array, events: tuple[Site, Site])
     of_product, of_sum = (at.plan[site].format.precision for site in events)
     if not at.plan.registers or (isinstance(of_product, int) and of_product <= WIDEST):
         return kept + new
-    once = sum_to_round(at.ops, of_sum, kept, new)
+    # not hidden, XLA of jax 0.11.2 fuses this with transpositions on a GPU, and the sum is wrong
+    once = sum_to_round(at.ops, of_sum, *map(at.ops.hidden, (kept, new)))
     if isinstance(of_product, int):
         return once
     return at.ops.xp.where(of_product <= WIDEST, kept + new, once)

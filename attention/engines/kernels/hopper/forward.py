@@ -134,7 +134,9 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
         return (out, m, algorithm.kept_row_sum(at, l)), ()
 
     names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
-    apart = numbered(row) < setup.block_q if has_first_tile_apart(setup) else None
+    is_rounded = setup.plan[Site.LANES] != setup.plan[Site.L]
+    has_apart = is_rounded and has_first_tile_apart(setup)  # what is not read has no registers
+    apart = numbered(row) < setup.block_q if has_apart else None
     return narrowed(machine, finished, names)(*held(state, formats, seen), apart)[0]
 
 
