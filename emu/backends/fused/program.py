@@ -10,6 +10,7 @@ from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
@@ -17,8 +18,7 @@ from roundscope.emu.backends.fused.code import Code
 from roundscope.emu.backends.fused.graph import DTYPES, F64, FLOATS, Graph, Node
 from roundscope.emu.backends.fused.loops import written
 from roundscope.emu.backends.fused.schedule import scheduled
-from roundscope.emu.backends.numba.jit import cache_directory
-from roundscope.emu.backends.numba.rounding import over_threads
+from roundscope.emu.backends.threads import kept_folder, over_threads
 from roundscope.emu.stats.summary import record_type, records_type
 
 _LINE = 64  # bytes of a line of the cache
@@ -202,7 +202,7 @@ def _compiled(text: str) -> tuple[Callable[[int, int], None], Any]:
     name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
     made_by = (text, name, features, str(llvm.llvm_version_info))
     digest = hashlib.sha256("\n".join(made_by).encode()).hexdigest()
-    kept = Path(cache_directory()) / f"fused-{digest[:24]}.o"
+    kept = kept_folder("fused", llvmlite.__version__) / f"{digest[:24]}.o"
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu=name, features=features, opt=2)
     if kept.exists():

@@ -3,6 +3,8 @@
 import gc
 import json
 import re
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -44,6 +46,16 @@ def test_a_caller_that_looks_for_no_garbage_keeps_that():
         assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_the_sample_does_not_start_numba(tmp_path):
+    """A kernel for a few numbers, which makes the command a quarter slower."""
+    words = ["trace", "--sample", "--layer", "layer4", "--no-budget", "--out", str(tmp_path)]
+    code = (
+        f"import sys; from roundscope.experiments.cli.main import main; main({words});"
+        " assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
 
 
 @pytest.mark.pictures
