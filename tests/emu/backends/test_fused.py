@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from roundscope.emu import Accumulator, Order, rounding
+from roundscope.emu.backends.fused import program as programs
 from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.traced import program
 from roundscope.emu.backends.numba.ops import numpy_ops
@@ -245,6 +246,23 @@ def test_statistics_of_a_row_that_is_filled_up(columns: int) -> None:
         return (*some, *exact)
 
     _agree(both, x, y, narrow=False)
+
+
+def test_a_program_that_is_kept_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that writes the code of every program, to find what it has compiled already."""
+    x, table = RNG.normal(size=(6, 8)), RNG.normal(size=8)
+
+    def made(held: np.ndarray) -> Any:
+        run, form = program(lambda o, a: (a[0] * held,), ((x,),), ((False,),))
+        return form([part[0] for part in run(1, [x[None]])[0]])[0]
+
+    first, other = made(table), made(table + 1.0)  # nobody holds the programs any more
+    monkeypatch.setattr(programs, "written", None)
+    np.testing.assert_array_equal(made(table), first)
+    np.testing.assert_array_equal(made(table + 1.0), other)
+    assert not np.array_equal(first, other)
+    with pytest.raises(TypeError):
+        made(RNG.normal(size=8))
 
 
 def test_a_row_of_one_number() -> None:
