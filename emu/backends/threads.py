@@ -22,7 +22,7 @@ def thread_count() -> int:
     """Return how many threads Numba uses in this thread, or would use if it were imported."""
     if asked := getattr(sys.modules.get("numba"), "get_num_threads", None):
         return int(asked())
-    if named := os.environ.get("NUMBA_NUM_THREADS"):
+    if (named := os.environ.get("NUMBA_NUM_THREADS", "")).isdigit():
         return max(1, int(named))
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -52,14 +52,19 @@ def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = N
 
 
 @cache
+def _sources() -> bytes:
+    """Return the text of all source files of `emu`."""
+    return b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+@cache
 def kept_folder(compiler: str, version: str) -> Path:
     """Return the folder that keeps what a compiler made of exactly these sources.
 
     Its name contains a digest of all source files of `emu` and of the compiler's version. Numba's
     own cache does not notice a change in a function that a kernel calls.
     """
-    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + version.encode())
+    digest = hashlib.sha256(_sources() + version.encode())
     base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = base / "roundscope" / f"{compiler}-{digest.hexdigest()[:16]}"
     try:

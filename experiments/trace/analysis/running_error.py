@@ -9,14 +9,13 @@ relative to the row's own maximum, and without injections.
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from roundscope.attention import Record, Site
-from roundscope.attention.engines.fused import SCORES, from_scores
+from roundscope.attention.engines.fused import as_for
 from roundscope.emu.api import dot
 from roundscope.emu.backends.numpy_rounding import rounded
 from roundscope.emu.roundings.modes import RoundingMode
@@ -136,7 +135,10 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
 
     record = Record(events=(Site.P, Site.V, Site.L, Site.LANES))
     row = layer.q[b : b + 1, t : t + 1, n : n + 1]
-    with from_scores(0) if _have_programs(seen) else nullcontext():
+    # programs as for the whole layer, so that Numba need not start; but causal rows are of many
+    # lengths, each of which would compile programs
+    scores = 0 if request.causal else math.prod(layer.q.shape[:3]) * layer.k.shape[1]
+    with as_for(scores):
         events = call(
             row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
         ).trace.events
@@ -144,15 +146,6 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     if not request.plan.normalise_first:  # LANES is the sum of all lanes, where L is one of them
         l = float(events["LANES" if "LANES" in events else "L"][1].reshape(-1)[-1])
     return events["P"][1].reshape(-1), events["V"][1][0, 0, :, i], l
-
-
-def _have_programs(seen: Observed) -> bool:
-    """Return whether rows are computed by programs, as the layer itself; this spares Numba's start.
-
-    Causal rows are of many lengths, each of which would compile a program.
-    """
-    scores = math.prod(seen.layer.q.shape[:3]) * seen.layer.k.shape[1]
-    return scores >= SCORES and not seen.request.causal
 
 
 def _fold(p: np.ndarray, v: np.ndarray) -> np.ndarray:
