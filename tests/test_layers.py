@@ -68,6 +68,7 @@ def test_imports_go_one_way(layer):
             "import roundscope.attention.engines.numpy, roundscope.emu.backends.numba.ops",
             ("jax", "roundscope.experiments"),
         ),
+        ("import roundscope.attention.engines.numpy", ("numba", "scipy")),
         ("import tests.checks.gpu_check", ("jax", "numba", "rich", "pytest")),
         (
             "import roundscope.experiments.studies.catalogue",

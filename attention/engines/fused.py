@@ -7,7 +7,7 @@ trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -42,6 +42,11 @@ def from_scores(least: float) -> Iterator[None]:
         yield
     finally:
         _LEAST[0] = before
+
+
+def as_for(scores: float) -> AbstractContextManager[None]:
+    """Use programs in all calls if they are used in calls with so many scores."""
+    return from_scores(0 if scores >= _LEAST[0] else _LEAST[0])
 
 
 def is_covered(setup: Setup, scores: int) -> bool:

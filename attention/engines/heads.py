@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import numba
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from roundscope.emu.backends.numba.ops import stack
+from roundscope.emu.backends.threads import thread_count
 
 Result = TypeVar("Result")
 
@@ -147,7 +147,7 @@ def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
         ):  # overflow, inf - inf and NaN are results here, counted by the trace
             return function(n)
 
-    with ThreadPoolExecutor(min(count, numba.get_num_threads())) as pool:
+    with ThreadPoolExecutor(min(count, thread_count())) as pool:
         return list(pool.map(quietly, range(count)))
 
 

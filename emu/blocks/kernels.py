@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.backends.numba.rounding import over_threads
+from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.power32 import power32
 from roundscope.emu.blocks.rule import Powers, Quotients, element_of, powers_of, quotients_of

@@ -179,7 +179,7 @@ def parallel_copy(x: np.ndarray, y: np.ndarray, threads: int) -> Callable[[], An
 
     Its time is a lower bound for any operation that reads and writes as much.
     """
-    from roundscope.emu.backends.numba.rounding import pool
+    from roundscope.emu.backends.threads import pool
 
     cuts = [slice(lo, hi) for lo, hi in pairwise(x.size * w // threads for w in range(threads + 1))]
     return lambda: list(pool().map(lambda cut: np.copyto(y[cut], x[cut]), cuts))

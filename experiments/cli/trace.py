@@ -136,32 +136,35 @@ def trace(
     json: Json = False,
 ) -> None:
     """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""
-    from roundscope.experiments.trace import command as trace_command
+    from roundscope.experiments.trace.garbage import few_collections
 
-    trace_command.run(
-        file,
-        sample=sample,
-        layer=layer,
-        layout=layout,
-        allow_nan=allow_nan,
-        out=out,
-        as_json=json,
-        png=png,
-        plan=plan,
-        against=against,
-        beside=beside,
-        budget=budget,
-        budget_heads=budget_heads,
-        sets=set_ or [],
-        inject=inject or [],
-        record=record or [],
-        engine=engine,
-        seed=seed,
-        block_q=block_q,
-        block_k=block_k,
-        scale=scale,
-        causal=causal,
-    )
+    with few_collections():
+        from roundscope.experiments.trace import command as trace_command
+
+        trace_command.run(
+            file,
+            sample=sample,
+            layer=layer,
+            layout=layout,
+            allow_nan=allow_nan,
+            out=out,
+            as_json=json,
+            png=png,
+            plan=plan,
+            against=against,
+            beside=beside,
+            budget=budget,
+            budget_heads=budget_heads,
+            sets=set_ or [],
+            inject=inject or [],
+            record=record or [],
+            engine=engine,
+            seed=seed,
+            block_q=block_q,
+            block_k=block_k,
+            scale=scale,
+            causal=causal,
+        )
 
 
 def diagnose(

@@ -1,11 +1,8 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
-import gc
 import json as json_text
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from roundscope.experiments.trace.served import settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
 RECORD = "trace.json"
-ALLOCATIONS = 1_000_000  # after how many new objects a trace looks for garbage
 
 
 def run(
@@ -78,7 +74,6 @@ def run(
     _make(folder)
     try:
         with (
-            _few_collections(),
             telling("trace") as progress,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
@@ -93,28 +88,6 @@ def run(
         print_json(data)
     else:
         _shown(summaries, folder)
-
-
-@contextmanager
-def _few_collections() -> Iterator[None]:
-    """Let Python look for garbage seldom: most objects of a trace live until its page is written.
-
-    They are modules, graphs and pictures. To go through them again and again takes a seventh of the
-    processor time of a trace. A caller that has objects frozen, or looks for no garbage, keeps
-    that.
-    """
-    before, are_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    if not before[0]:
-        yield
-        return
-    gc.set_threshold(ALLOCATIONS, *before[1:])
-    try:
-        yield
-    finally:
-        if not are_frozen:
-            gc.freeze()
-            gc.unfreeze()  # now all objects count as old, so that none is gone through at once
-        gc.set_threshold(*before)
 
 
 def _make(folder: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.sites import Site
-from roundscope.emu import round_to
+from roundscope.emu.backends.numpy_rounding import rounded
+from roundscope.emu.roundings.modes import rounding
 from roundscope.experiments.trace.analysis.consequences import Gain, difference, gain
 from roundscope.experiments.trace.run import RESULTS, Observed
 
@@ -89,10 +90,10 @@ def _error(a: Any, b: Any) -> float:
 def _least(seen: Observed, name: str, exact: np.ndarray) -> float | None:
     if name not in EVENT or seen.request.against.name != "exact":
         return None
-    rounding = seen.request.plan[EVENT[name]]
-    if rounding.format.precision >= 24:  # whose error nobody compares with
+    f = seen.request.plan[EVENT[name]].format
+    if f.precision >= 24:  # whose error nobody compares with
         return None
-    return _error(round_to(exact, rounding.format.name), exact)
+    return _error(rounded(exact, rounding(f)), exact)
 
 
 def _by_head(own: Any, want: Any) -> np.ndarray:

@@ -1,10 +1,9 @@
 """The loops of a program: operations by entry over whole arrays, and the memory that they use."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -197,31 +196,48 @@ def _along(strides: tuple[int, ...], axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides[a] if strides else 0 for a in axes)
 
 
-def written(
-    graph: Graph, schedule: Schedule, inputs: Sequence[Node], outputs: Sequence[Node]
-) -> tuple[Code, list[Any], int]:
-    """Return the code of a program, the arrays of its constants, and the size of its workspace.
+def memory(
+    schedule: Schedule, inputs: Sequence[Node], outputs: Sequence[Node]
+) -> tuple[list[Node], dict[int, int], int]:
+    """Return the tables, the offsets of other stored nodes in the workspace, and the size of that.
 
-    Its argument points to the addresses of inputs, outputs, constants, a flag and the workspace.
+    The offsets are by the numbers of the nodes.
+    """
+    nodes = list(_of_all_stages(schedule))
+    tables = {y.number: y for x in nodes for y in map(base, x.args) if y.op == "table"}
+    elsewhere = {*tables, *(x.number for x in (*inputs, *outputs))}
+    offsets, size = {}, 0
+    for x in nodes:
+        if x.number in schedule.stored and x.number not in elsewhere:
+            offsets[x.number] = size
+            size += -(-(x.size * BYTES[x.kind]) // ALIGNED) * ALIGNED + ALIGNED
+    return list(tables.values()), offsets, size
+
+
+def _of_all_stages(schedule: Schedule) -> Iterator[Node]:
+    return (x for stage in schedule.stages for group in stage for x in group)
+
+
+def written(
+    graph: Graph, schedule: Schedule, named: Sequence[Node], offsets: dict[int, int]
+) -> Code:
+    """Return the code of a program.
+
+    Its argument points to the addresses of the named nodes (the inputs, the outputs and the
+    tables), of a flag and of the workspace.
     """
     from roundscope.emu.backends.fused import sums
 
     w = Writer(graph)
-    nodes = [x for stage in schedule.stages for group in stage for x in group]
-    tables = {y.number: y for x in nodes for y in map(base, x.args) if y.op == "table"}
-    named = [*(x.number for x in inputs), *(x.number for x in outputs), *tables]
-    for slot, number in enumerate([*named, None, None]):
+    for slot, number in enumerate([*(x.number for x in named), None, None]):
         at = w.code.do(f"getelementptr ptr, ptr %args, i64 {slot}")
         pointer = w.code.do(f"load ptr, ptr {at}")
         if number is not None:
             w.pointers[number] = pointer
         elif not w.flag:
             w.flag = pointer
-    size = 0
-    for x in nodes:
-        if x.number in schedule.stored and x.number not in w.pointers:
-            w.pointers[x.number] = w.code.do(f"getelementptr i8, ptr {pointer}, i64 {size}")
-            size += -(-(x.size * BYTES[x.kind]) // ALIGNED) * ALIGNED + ALIGNED
+    for number, offset in offsets.items():
+        w.pointers[number] = w.code.do(f"getelementptr i8, ptr {pointer}, i64 {offset}")
     for stage in schedule.stages:
         for group in stage:
             if not group[0].size:
@@ -230,4 +246,4 @@ def written(
                 w.entrywise(group, schedule.stored)
             else:
                 sums.WRITERS[group[0].op](w, group[0])
-    return w.code, [x.data for x in tables.values()], size
+    return w.code

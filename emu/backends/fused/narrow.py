@@ -289,7 +289,12 @@ def _summary(graph: Graph, before: Node, after: Node, f: Any, valid: Any) -> tup
     """Return nodes of the counts, sums, peak, place and row sums of an event (`emu.stats`)."""
     shape = before.shape
     args = [graph.view(graph.of(x), "broadcast", shape) for x in (before, after, valid)]
-    if shape[1] % LANES:
+    if shape[0] == 1 and shape[1] % LANES in (1, 4, 5):  # events that do not exist fill it up
+        absent = (1, -shape[1] % LANES)
+        fill = [graph.constant(x, absent) for x in (0.0, 0.0, False)]
+        args = [graph.concatenate(pair, axis=1) for pair in zip(args, fill, strict=True)]
+        shape = (1, shape[1] + absent[1])
+    elif shape[1] % LANES:
         if shape[1] not in (1, 4) or before.size % LANES:
             raise Untraceable("statistics of rows of another length")
         args = [x.reshape(-1) for x in args]

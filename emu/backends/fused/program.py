@@ -6,19 +6,20 @@ import math
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 import numpy as np
 
 from roundscope.emu.backends.fused.code import Code
 from roundscope.emu.backends.fused.graph import DTYPES, F64, FLOATS, Graph, Node
-from roundscope.emu.backends.fused.loops import written
+from roundscope.emu.backends.fused.loops import memory, written
 from roundscope.emu.backends.fused.schedule import scheduled
-from roundscope.emu.backends.numba.jit import cache_directory
-from roundscope.emu.backends.numba.rounding import over_threads
+from roundscope.emu.backends.threads import kept_folder, over_threads
 from roundscope.emu.stats.summary import record_type, records_type
 
 _LINE = 64  # bytes of a line of the cache
@@ -32,22 +33,33 @@ class Program:
     """
 
     def __init__(
-        self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]]
+        self, graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]], key: str
     ) -> None:
         """Compile the program that computes the outputs from the inputs.
 
-        An output is one node, or the parts of summaries, which the caller gets as one record.
+        Its code is written only if no machine code is kept under its key.
+
+        Args:
+            graph: the operations.
+            inputs: the nodes that the arrays of a call are.
+            outputs: each one node, or the parts of summaries, which the caller gets as one record.
+            key: a text that no other program has.
         """
         n = count()
         groups = [[_left(graph, x, next(n)) for x in xs] for xs in outputs]
         made = [*chain.from_iterable(groups)]
         self.inputs = [_form(x) for x in inputs]
         self.outputs = [_form(*xs) if len(xs) == 1 else ((), _type_of(xs), ()) for xs in groups]
-        code, self.tables, self.size = written(graph, scheduled(graph, made), inputs, made)
-        text = module(code, len(inputs) + len(made) + len(self.tables) + 2)
+        schedule = scheduled(graph, made)
+        tables, offsets, self.size = memory(schedule, inputs, made)
+        self.tables = [x.data for x in tables]
+        named = [*inputs, *made, *tables]
+
+        def text() -> str:
+            return module(written(graph, schedule, named, offsets), len(named) + 2)
+
         with _building:
-            self.function, self.engine = _compiled(text)
-        self.text = text
+            self.function, self.engine = _compiled(key, text)
         sizes = [
             -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE + _LINE
             for shape, dtype, _ in self.outputs
@@ -192,17 +204,23 @@ end:
 """
 
 
-def _compiled(text: str) -> tuple[Callable[[int, int], None], Any]:
-    """Return the function `run` of a module, and the engine that owns its memory.
-
-    The machine code is kept on disk, under a digest of the text and of the machine.
-    """
+@cache
+def _processor() -> tuple[str, str]:
+    """Return the name and the features of this machine's processor, as LLVM calls them."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
-    made_by = (text, name, features, str(llvm.llvm_version_info))
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def _compiled(key: str, text: Callable[[], str]) -> tuple[Callable[[int, int], None], Any]:
+    """Return the function `run` of a module, and the engine that owns its memory.
+
+    The machine code is kept on disk, under a digest of the key and of the machine.
+    """
+    name, features = _processor()
+    made_by = (key, name, features, str(llvm.llvm_version_info))
     digest = hashlib.sha256("\n".join(made_by).encode()).hexdigest()
-    kept = Path(cache_directory()) / f"fused-{digest[:24]}.o"
+    kept = kept_folder("fused", llvmlite.__version__) / f"{digest[:24]}.o"
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu=name, features=features, opt=2)
     if kept.exists():
@@ -210,7 +228,7 @@ def _compiled(text: str) -> tuple[Callable[[int, int], None], Any]:
         engine = llvm.create_mcjit_compiler(parsed, machine)
         engine.add_object_file(llvm.ObjectFileRef.from_path(str(kept)))
     else:
-        parsed = llvm.parse_assembly(text)
+        parsed = llvm.parse_assembly(text())
         parsed.verify()
         options = llvm.create_pipeline_tuning_options(speed_level=2)
         builder = llvm.create_pass_builder(machine, options)

@@ -53,7 +53,7 @@ def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]
     key = tuple(graph.known), *(tuple(x.number for x in xs) for xs in (inputs, *outputs))
     program = _made.get(key)
     if program is None:
-        program = _made[key] = Program(graph, inputs, outputs)
+        program = _made[key] = Program(graph, inputs, outputs, repr(key))
     return program
 
 

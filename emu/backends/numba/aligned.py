@@ -13,8 +13,8 @@ from roundscope.emu.backends.numba.rounding import (
     RULE64,
     bits_of_float,
     float_of_bits,
-    over_threads,
 )
+from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.roundings.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.aligned import Factors

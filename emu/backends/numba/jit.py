@@ -1,21 +1,18 @@
-"""Numba's decorators with types, and the folder where compiled kernels are kept.
+"""Numba's decorators with types.
 
 Numba has no type information, so its own decorators return `Any`. The decorators here return a
 function of the same type as their argument, so that a type checker still checks kernels. All of
 them are plain `njit` without fastmath, which could change the bits.
 """
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numba
 from numba.core import config
 from numba.extending import intrinsic as numba_intrinsic
+
+from roundscope.emu.backends.threads import kept_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
@@ -55,7 +52,7 @@ def compiled(function: F) -> F:
     reads the name of the cache folder only while the function is decorated, so the caches of other
     packages do not move.
     """
-    before, config.CACHE_DIR = config.CACHE_DIR, cache_directory()
+    before, config.CACHE_DIR = config.CACHE_DIR, str(kept_folder("numba", numba.__version__))
     try:
         jitted: F = numba.njit(nogil=True, cache=True)(function)
     finally:
@@ -79,21 +76,3 @@ def closure(tag: str) -> Callable[[F], F]:
         return njit(function)
 
     return decorate
-
-
-@cache
-def cache_directory() -> str:
-    """Return the folder that keeps compiled kernels for exactly these sources.
-
-    Its name contains a digest of all source files of `emu` and of Numba's version. Numba's own
-    cache does not notice a change in a function that a kernel calls.
-    """
-    sources = sorted(Path(__file__).parents[2].rglob("*.py"))
-    digest = hashlib.sha256(b"".join(s.read_bytes() for s in sources) + numba.__version__.encode())
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = base / "roundscope" / f"numba-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="roundscope-"))
-    return str(folder)

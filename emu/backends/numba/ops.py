@@ -1,24 +1,48 @@
 """`Ops` on NumPy arrays with Numba kernels.
 
-Each call runs on one thread and releases the interpreter lock.
+Each call runs on one thread and releases the interpreter lock. Kernels are imported when they are
+first called, since Numba takes a third of a second to start and programs may leave nothing to them.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from roundscope.emu.backends.numba.rounding import round_array
-from roundscope.emu.backends.numba.stats import stats
-from roundscope.emu.backends.numba.sums import ascending, odd_sum
-from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.numpy_rounding import in_binary32
+from roundscope.emu.backends.ops import Event, Ops
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.roundings.modes import Rounding
+from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.sums.aligned import Factors
 
 
 def _round(x: np.ndarray, r: Rounding, random: np.ndarray | None = None) -> np.ndarray:
-    return x if r.is_identity else round_array(np.asarray(x, dtype=np.float64), r, random)
+    if r.is_identity:
+        return x
+    if r == BINARY32:
+        return in_binary32(np.asarray(x, dtype=np.float64))
+    from roundscope.emu.backends.numba.rounding import round_array
+
+    return round_array(np.asarray(x, dtype=np.float64), r, random)
+
+
+def _odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    from roundscope.emu.backends.numba.sums import odd_sum
+
+    return odd_sum(a, b)
+
+
+def _ascending(a: np.ndarray, b: np.ndarray, init: np.ndarray, r: Rounding, _: int) -> np.ndarray:
+    from roundscope.emu.backends.numba.sums import ascending
+
+    return ascending(a, b, init, r)
+
+
+def _stats(events: Sequence[Event]) -> list[Any]:
+    from roundscope.emu.backends.numba.stats import stats
+
+    return [stats(*event) for event in events]
 
 
 def _round_blocks(
@@ -79,7 +103,7 @@ def numpy_ops() -> Ops:
         round=_round,
         round_blocks=_round_blocks,
         transposed=lambda x: x.T,
-        odd_sum=odd_sum,
+        odd_sum=_odd_sum,
         multiply=np.multiply,
         hidden=lambda x: x,
         divide=np.divide,
@@ -90,6 +114,6 @@ def numpy_ops() -> Ops:
         call=lambda function, x: function(numpy_ops(), x),
         native=np.matmul,
         aligned=_aligned,
-        ascending=lambda a, b, init, r, _: ascending(a, b, init, r),
-        stats=lambda events: [stats(*event) for event in events],
+        ascending=_ascending,
+        stats=_stats,
     )

@@ -4,11 +4,7 @@ Kernels take flat contiguous arrays of the carrier's bits and release the interp
 `parallel` cuts an array into one piece per thread.
 """
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numba
@@ -16,6 +12,7 @@ import numpy as np
 
 from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.word import from_word, to_word
+from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.roundings.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
 
@@ -144,30 +141,6 @@ def any64(x: np.ndarray, y: np.ndarray, t: Target) -> None:
 def stochastic64(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
     """Round binary64 numbers in the stochastic mode."""
     _stochastic64(x, y, random, t)
-
-
-@cache
-def pool() -> ThreadPoolExecutor:
-    """Return the pool of threads, one for each core of this process; it is made on first use."""
-    return ThreadPoolExecutor(numba.get_num_threads(), thread_name_prefix="roundscope")
-
-
-if hasattr(os, "register_at_fork"):  # a child has no threads but its own
-    os.register_at_fork(after_in_child=pool.cache_clear)
-
-
-_PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
-
-
-def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
-    """Run job(first, end) over equal pieces of range(size), one per thread.
-
-    Returns the results in order. `work` is the number of all numbers that the jobs compute, if that
-    is not `size`; it decides how many threads are used.
-    """
-    workers = min(numba.get_num_threads(), size, (size if work is None else work) // _PIECE) or 1
-    cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
-    return [job(*cuts[0])] if workers == 1 else list(pool().map(lambda cut: job(*cut), cuts))
 
 
 def parallel(

@@ -14,9 +14,9 @@ from roundscope.emu.backends.numba.rounding import (
     bits_of_float,
     float_of_bits,
     in_place,
-    over_threads,
     where,
 )
+from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.roundings.rule import C32, C64, EVEN, STOCHASTIC, Target, bits_of, target_of

@@ -8,13 +8,16 @@ the sum is first divided by the row sum l). The row is computed as one key tile,
 relative to the row's own maximum, and without injections.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from roundscope.attention import Record, Site
-from roundscope.emu.api import dot, round_to
+from roundscope.attention.engines.fused import as_for
+from roundscope.emu.api import dot
+from roundscope.emu.backends.numpy_rounding import rounded
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.trace.run import Observed, call
 from roundscope.experiments.trace.served import options, visible
@@ -96,7 +99,7 @@ def _running(
     total = _fold(p, v) / (l if site is Site.OUT else 1.0)
     r = seen.request.plan[site]
     nearest = replace(r, mode=RoundingMode.TIES_TO_EVEN) if r.mode is RoundingMode.STOCHASTIC else r
-    error = np.asarray(round_to(total, nearest)) - total
+    error = rounded(total, nearest) - total
     ulp = float(np.ldexp(1.0, int(np.frexp(total[-1])[1]) - r.format.precision))
     return Running(
         where=place,
@@ -132,9 +135,13 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
 
     record = Record(events=(Site.P, Site.V, Site.L, Site.LANES))
     row = layer.q[b : b + 1, t : t + 1, n : n + 1]
-    events = call(
-        row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
-    ).trace.events
+    # programs as for the whole layer, so that Numba need not start; but causal rows are of many
+    # lengths, each of which would compile programs
+    scores = 0 if request.causal else math.prod(layer.q.shape[:3]) * layer.k.shape[1]
+    with as_for(scores):
+        events = call(
+            row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
+        ).trace.events
     l = 1.0
     if not request.plan.normalise_first:  # LANES is the sum of all lanes, where L is one of them
         l = float(events["LANES" if "LANES" in events else "L"][1].reshape(-1)[-1])
@@ -142,7 +149,14 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
 
 
 def _fold(p: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return every prefix of the ascending sum of p v, each step rounded to binary32."""
+    """Return every prefix of the ascending sum of p v, each step rounded to binary32.
+
+    NumPy adds up products that are binary32 numbers; other products are never rounded themselves.
+    """
+    products = p * v
+    if np.isfinite(products).all() and np.array_equal(products, products.astype(np.float32)):
+        terms = np.concatenate([[0.0], products]).astype(np.float32)
+        return np.add.accumulate(terms)[1:].astype(np.float64)
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     dot(p[None, :], v[:, None], steps=steps)
     return np.concatenate([after.reshape(-1) for _, after in steps])

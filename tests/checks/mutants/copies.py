@@ -1,7 +1,7 @@
 """A copy of the committed tree in a temporary folder, and the environment of its tests.
 
 **No stale kernels.** Numba keeps compiled kernels in a folder whose name contains a digest of all
-source files of `emu` (`roundscope.emu.backends.numba.jit`), and finds them by the path of their
+source files of `emu` (`roundscope.emu.backends.threads`), and finds them by the path of their
 source file. JAX keeps compiled programs by a digest of the program itself. Here both folders lie
 beside the copy, so a copy with a fault neither reads nor writes those of the user. A fault in `emu`
 has another digest and therefore an empty folder. A fault in `attention`, which has no kernels of

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from roundscope.emu import Accumulator, Order, rounding
+from roundscope.emu.backends.fused import program as programs
 from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.traced import program
 from roundscope.emu.backends.numba.ops import numpy_ops
@@ -174,7 +175,9 @@ def test_row_sums() -> None:
 
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3fn", "fp32"])
-@pytest.mark.parametrize("shape", [(9, 64), (32, 1), (6, 4), (4, 1024)])
+@pytest.mark.parametrize(
+    "shape", [(9, 64), (32, 1), (6, 4), (4, 1024), (1, 16), (1, 12), (1, 13), (1, 1025)]
+)
 def test_statistics(shape: tuple[int, int], name: str) -> None:
     f = rounding(name).format
     x = _numbers((shape[0], shape[1]), narrow=False)
@@ -229,6 +232,37 @@ def test_summaries_are_one_record() -> None:
             wanted = numpy_ops().stats([(b, a, f, a > 0.0)])[0]
             for name, part in zip(record[number].dtype.names, wanted, strict=True):
                 np.testing.assert_array_equal(record[number][name], part)
+
+
+@pytest.mark.parametrize("columns", [1, 4, 5])
+def test_statistics_of_a_row_that_is_filled_up(columns: int) -> None:
+    """Events that do not exist and are counted, or that change the order of a sum."""
+    f, x = rounding("bf16").format, RNG.normal(size=(1, columns))
+    y = numpy_ops().round(x, rounding("bf16"), None)
+
+    def both(o: Ops, a: Any) -> Any:
+        there = o.xp.ones((1, columns), bool)
+        some, exact = o.stats([(a[0], a[1], f, there), (a[1], a[1], f, there)])
+        return (*some, *exact)
+
+    _agree(both, x, y, narrow=False)
+
+
+def test_a_program_that_is_kept_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that writes the code of every program, to find what it has compiled already."""
+    x, table = RNG.normal(size=(6, 8)), RNG.normal(size=8)
+
+    def made(held: np.ndarray) -> Any:
+        run, form = program(lambda o, a: (a[0] * held,), ((x,),), ((False,),))
+        return form([part[0] for part in run(1, [x[None]])[0]])[0]
+
+    first, other = made(table), made(table + 1.0)  # nobody holds the programs any more
+    monkeypatch.setattr(programs, "written", None)
+    np.testing.assert_array_equal(made(table), first)
+    np.testing.assert_array_equal(made(table + 1.0), other)
+    assert not np.array_equal(first, other)
+    with pytest.raises(TypeError):
+        made(RNG.normal(size=8))
 
 
 def test_a_row_of_one_number() -> None:

@@ -3,6 +3,8 @@
 import gc
 import json
 import re
+import subprocess
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -12,6 +14,7 @@ from roundscope.attention import Site
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.experiments.trace import command as trace_command
 from roundscope.experiments.trace import data as trace_json
+from roundscope.experiments.trace import garbage
 from tests.experiments.trace.inputs import PRESETS
 
 
@@ -26,8 +29,8 @@ def test_garbage_is_looked_for_as_before_when_a_trace_is_done(is_frozen):
         if is_frozen:
             gc.freeze()
         count = gc.get_freeze_count()
-        with suppress(ZeroDivisionError), trace_command._few_collections():
-            assert gc.get_threshold()[0] == trace_command.ALLOCATIONS
+        with suppress(ZeroDivisionError), garbage.few_collections():
+            assert gc.get_threshold()[0] == garbage.ALLOCATIONS
             raise ZeroDivisionError
         assert (gc.get_threshold(), gc.get_freeze_count()) == (before, count)
     finally:
@@ -39,11 +42,21 @@ def test_a_caller_that_looks_for_no_garbage_keeps_that():
     before = gc.get_threshold()
     gc.set_threshold(0)
     try:
-        with trace_command._few_collections():
+        with garbage.few_collections():
             assert gc.get_threshold()[0] == 0
         assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_the_sample_does_not_start_numba(tmp_path):
+    """A kernel for a few numbers, which makes the command a quarter slower."""
+    words = ["trace", "--sample", "--layer", "layer4", "--no-budget", "--out", str(tmp_path)]
+    code = (
+        f"import sys; from roundscope.experiments.cli.main import main; main({words});"
+        " assert 'numba' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120)
 
 
 @pytest.mark.pictures

@@ -5,11 +5,13 @@ formulas, noise.
 import numpy as np
 import pytest
 
+from roundscope import emu
 from roundscope.attention import examine
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
 from roundscope.experiments.trace import focus as trace_focus
 from roundscope.experiments.trace import words as trace_words
+from roundscope.experiments.trace.analysis import running_error
 from roundscope.experiments.trace.run import observe
 from roundscope.experiments.trace.summary import summarise
 from tests.experiments.trace.inputs import asked
@@ -98,6 +100,21 @@ def test_running_error_is_equation_5(sample):
         errors.append(float(np.float32(total.astype(ml_dtypes.bfloat16)) - total))
     assert run.site == "PV" and np.array_equal(run.error, errors)
     assert (run.p == 1.0).sum() > 1 and run.p.max() == 1.0
+
+
+@pytest.mark.parametrize("kind", ["narrow", "wide", "infinite"])
+def test_the_running_sum_is_that_of_emu(kind):
+    """Products that binary32 does not hold, added up as if it did."""
+    p, v = np.random.default_rng(3).normal(size=(2, 300)).astype(np.float16).astype(np.float64)
+    p[:9], v[4] = -0.0, 2.0**-140
+    if kind == "wide":
+        v *= 1 + 2.0**-20
+    elif kind == "infinite":
+        v[100], v[200] = np.inf, -np.inf
+    steps = []
+    emu.dot(p[None, :], v[:, None], steps=steps)
+    wanted = np.concatenate([after.reshape(-1) for _, after in steps])
+    np.testing.assert_array_equal(running_error._fold(p, v), wanted)
 
 
 def test_delta_error_is_the_output_s_error_as_do_weighs_it(sample):

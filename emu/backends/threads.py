@@ -1,0 +1,74 @@
+"""The threads of the NumPy executor, and the folder where machine code is kept.
+
+Kernels and programs share both. Programs do not need Numba, which takes a quarter of a second to
+start, so nothing here imports it.
+"""
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+_PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
+
+
+def thread_count() -> int:
+    """Return how many threads Numba uses in this thread, or would use if it were imported."""
+    if asked := getattr(sys.modules.get("numba"), "get_num_threads", None):
+        return int(asked())
+    if (named := os.environ.get("NUMBA_NUM_THREADS", "")).isdigit():
+        return max(1, int(named))
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@cache
+def pool() -> ThreadPoolExecutor:
+    """Return the pool of threads, one for each core of this process; it is made on first use."""
+    return ThreadPoolExecutor(thread_count(), thread_name_prefix="roundscope")
+
+
+if hasattr(os, "register_at_fork"):  # a child has no threads but its own
+    os.register_at_fork(after_in_child=pool.cache_clear)
+
+
+def over_threads(job: Callable[[int, int], Any], size: int, work: int | None = None) -> list[Any]:
+    """Run job(first, end) over equal pieces of range(size), one per thread.
+
+    Returns the results in order. `work` is the number of all numbers that the jobs compute, if that
+    is not `size`; it decides how many threads are used.
+    """
+    pieces = min(size, (size if work is None else work) // _PIECE)
+    workers = min(thread_count(), pieces) if pieces > 1 else 1
+    cuts = list(pairwise(size * w // workers for w in range(workers + 1)))
+    return [job(*cuts[0])] if workers == 1 else list(pool().map(lambda cut: job(*cut), cuts))
+
+
+@cache
+def _sources() -> bytes:
+    """Return the text of all source files of `emu`."""
+    return b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
+
+
+@cache
+def kept_folder(compiler: str, version: str) -> Path:
+    """Return the folder that keeps what a compiler made of exactly these sources.
+
+    Its name contains a digest of all source files of `emu` and of the compiler's version. Numba's
+    own cache does not notice a change in a function that a kernel calls.
+    """
+    digest = hashlib.sha256(_sources() + version.encode())
+    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = base / "roundscope" / f"{compiler}-{digest.hexdigest()[:16]}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="roundscope-"))
+    return folder
