@@ -47,7 +47,9 @@ class Events:
     - In stochastic modes the probability is off by at most 2^(p - 54).
     - A sum of x and -x is +0 in every mode. In the mode toward-negative, IEEE 754 (6.3) has -0.
 
-    Each step of an accumulator is a single rounding in every mode (`emu.sums.odd`).
+    Each step of an accumulator is a single rounding in every mode (`emu.sums.odd`), and so is an
+    event that is a multiply-add: X in plans with `fused_exponent`, and L and O in plans with
+    `registers` that do not round AL and AO.
 
     Some entries do not exist (`Tile.valid`): masked scores, padding, rows without a key so far, and
     the rescaling of a row that had no key yet. These are not rounded, injected into or recorded.

@@ -53,19 +53,20 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
 def rescaled_sum(at: Events, kept: Array, new: Array, events: tuple[Site, Site]) -> Array:
     """Return kept + new before its event, where kept is a product with alpha.
 
-    In plans with `registers` in which the product is not rounded, the sum is one multiply-add: it
-    is rounded to odd, so that its event is its only rounding.
+    In plans with `registers` in which the product keeps more than 51 bits, that is all, the sum is
+    one multiply-add: it is rounded to odd, so that its event is its only rounding.
 
     events: of the product, and of the sum.
     """
+    if not at.plan.registers:
+        return kept + new
     of_product, of_sum = (at.plan[site].format.precision for site in events)
-    if not at.plan.registers or (isinstance(of_product, int) and of_product <= WIDEST):
+    is_rounded = of_product <= WIDEST  # an array where formats are data
+    if is_rounded is True:
         return kept + new
     # not hidden, XLA of jax 0.11.2 fuses this with transpositions on a GPU, and the sum is wrong
     once = sum_to_round(at.ops, of_sum, *map(at.ops.hidden, (kept, new)))
-    if isinstance(of_product, int):
-        return once
-    return at.ops.xp.where(of_product <= WIDEST, kept + new, once)
+    return once if is_rounded is False else at.ops.xp.where(is_rounded, kept + new, once)
 
 
 def whole_row_sum(at: Events, al: Array, e: Array) -> Array:

@@ -23,7 +23,7 @@ from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
 from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
-from roundscope.attention.plans.choices import Exponential, RowSum
+from roundscope.attention.plans.choices import Exponential, GradientsApart, RowSum
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.backends.kernels.exp import AT_ONCE
@@ -96,8 +96,9 @@ class Call:
     def sums_in_slices(self) -> bool:
         """Return whether a tile's part of dQ, dK and dV may be added in slices of its rows.
 
-        It may if two conditions hold. The sums are of fused multiply-adds whose event has the same
-        rounding as each step, so that the event changes nothing. And nothing is injected.
+        It may if three conditions hold. The sums are of fused multiply-adds whose event has the
+        same rounding as each step, so that the event changes nothing. No tile is added up apart.
+        And nothing is injected.
         """
         setup, sites = self.setup, (Site.DQ, Site.DK, Site.DV)
         formats = {self.format(x) for site in sites for x in (site, *FACTORS[site])}
@@ -105,7 +106,8 @@ class Call:
             setup.plan.accumulator(site) == Accumulator() and setup.plan[site] == BINARY32
             for site in sites
         )
-        return own and FP64 not in formats and not setup.inject
+        are_whole = setup.plan.gradients_apart is GradientsApart.NONE
+        return own and are_whole and FP64 not in formats and not setup.inject
 
     def read(self, site: Site, ref: Any, rows: Any = slice(None)) -> Held:
         """Return the results of an event, or some rows of them, from what a program sees."""

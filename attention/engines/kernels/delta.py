@@ -18,9 +18,9 @@ from roundscope.emu.backends.kernels.held import FP64
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.emu.sums.accumulator import Order
 
-COLUMNS = 64  # of a row that is added up in ascending order; more do not fit into registers
+ASCENDING_COLUMNS = 64  # of a row; registers do not hold more
 OPERANDS = (Site.DO, Site.OUT)
-EVENTS = (*OPERANDS, Site.OD, Site.DOO, Site.DELTA)
+EVENTS = (*OPERANDS, Site.OD, Site.DELTA)
 
 
 def fits(setup: Setup, features: int) -> bool:
@@ -34,7 +34,7 @@ def fits(setup: Setup, features: int) -> bool:
         and acc.order in (Order.ASCENDING, Order.OCTETS)
         and acc.step == BINARY32
         and all(_is_power_of_two(n) for n in (lanes, features, setup.block_q))
-        and (features >= 8 if acc.order is Order.OCTETS else features <= COLUMNS)
+        and (features >= 8 if acc.order is Order.OCTETS else features <= ASCENDING_COLUMNS)
         and setup.record is None
         and all(call.format(site) != FP64 for site in EVENTS)
         and not any(plan[site].mode == "stochastic" for site in EVENTS)

@@ -1,8 +1,8 @@
 """The Pallas engine: tiles in fused kernels, on a GPU through Triton.
 
 Without a GPU the kernels are interpreted, for tests. The engine has the functions of the other
-engines and gives the same bits. Steps that a head has only once (inputs, delta, the final
-gradients) run under XLA.
+engines and gives the same bits. Steps that a head has only once (inputs, the final gradients, and
+delta where it has no kernel) run under XLA.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 
+from roundscope.attention.engines.kernels import delta as delta_kernel
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.call import Call
-from roundscope.attention.engines.kernels.delta import deltas as kernel_deltas
-from roundscope.attention.engines.kernels.delta import fits
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.kernels.several import (
     Several,
@@ -194,13 +193,9 @@ def _backward(
         return round_key_gradients(ops, own_setup(setup, own), g, dk, dv)
 
     number, own, axis = per_head(each, heads)
-    if (
-        several is None
-        and mask is None
-        and jax.default_backend() == "gpu"
-        and fits(setup, v.shape[2])
-    ):
-        delta, seen_delta = _kernels(kernel_deltas, setup)(do, out), {}
+    is_plain = jax.default_backend() == "gpu" and several is None and mask is None
+    if is_plain and delta_kernel.fits(setup, v.shape[2]):
+        delta, seen_delta = _kernels(delta_kernel.deltas, setup)(do, out), {}
     else:
         of_keys = (jnp.repeat(x, group, axis=0) for x in (k, v))
         delta, seen_delta = jax.vmap(own_deltas, (0, axis, masked, *(0,) * 7))(

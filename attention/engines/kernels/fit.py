@@ -183,6 +183,8 @@ def _unfit(acc: Accumulator, site: Site) -> str:
     by_halves = acc.order is Order.HALVES or (
         acc.order is Order.STRIDED and acc.chunk & (acc.chunk - 1) == 0
     )
+    if acc.order is Order.STRIDED and site is Site.ROWSUM and not by_halves:
+        return f"the fused kernel's lanes are a power of two, not {acc.chunk}"
     if acc.order is Order.ASCENDING or (by_halves and site is Site.ROWSUM):
         return (
             ""
@@ -190,7 +192,8 @@ def _unfit(acc: Accumulator, site: Site) -> str:
             else "a stochastic step needs random bits for every addition"
         )
     if acc.alignment is None:
-        return f"the fused kernel adds in ascending order or on tensor cores, not {acc.order}"
+        rows = ", row sums also by halves or strided" if site is Site.ROWSUM else ""
+        return f"the fused kernel adds in ascending order or on tensor cores{rows}, not {acc.order}"
     operand = acc.alignment.operand.name
     if operand not in READ:
         return f"sums of {operand} run in pieces in a fused kernel"

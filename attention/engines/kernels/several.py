@@ -1,6 +1,7 @@
 """Several plans in one call. A kernel has one plan, so heads with equal plans share a kernel call.
 
-The steps that a head has only once run under XLA, which takes the plans as data (`xla.Each`).
+The steps that a head has only once, delta among them, run under XLA, which takes the plans as data
+(`xla.Each`).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,9 @@
 """The approximate instructions of a GPU and CUDA's expf inside a kernel, or their model in an
 interpreted kernel.
 
-The model is `emu.instructions`. For each instruction it gives the same result as an H200 for all
-2^32 arguments (`python -m tests.checks.gpu_instructions`).
+The model is `emu.instructions`. For each instruction and for expf it gives the same result as an
+H200 for all 2^32 arguments (`python -m tests.checks.gpu_instructions`, which runs what CUDA's
+compiler makes of expf; the text here has the same steps).
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,10 @@
 """`Ops` inside a Pallas kernel, where a tile's arrays stay in registers.
 
 The arrays have the narrowest type that gives the right bits (`narrowing`). Sums run on the tensor
-cores, by halves, or in ascending order. A kernel can index memory by a loop's counter, but not an
-array. So an ascending sum writes its factors to buffers of its program and reads them back, some
-lines at a time. 64-bit types must be enabled while the kernel is traced.
+cores or in ascending order, and those of rows also by halves, in strided lanes or in octets. A
+kernel can index memory by a loop's counter, but not an array. So an ascending sum writes its
+factors to buffers of its program and reads them back, some lines at a time. 64-bit types must be
+enabled while the kernel is traced.
 """
 
 from collections.abc import Iterator, Mapping
@@ -246,12 +247,14 @@ def _by_halves(
 ) -> Held:
     """Return the sum of each row, by halves; the number of columns must be a power of two.
 
-    In the order STRIDED columns that are `chunk` apart are added first, from the left to the right.
+    In the order STRIDED columns that are `chunk` apart are added first, from the left to the right,
+    and the first of them is rounded.
     """
     single = acc.step == BINARY32 and FP64 not in (a.format, init.format)
     x = held_as(machine, a, FP32 if single else FP64)
     if acc.order is Order.STRIDED:
         x, *others = _cut(on_gpu, x, acc.chunk)
+        x = x if single else machine.round(x, acc.step, None)
         for y in others:
             x = (
                 machine.combined("add", x, y, False)
@@ -301,8 +304,8 @@ def _row_sums_of_products(
 ) -> Held:
     """Return the sum of each row of products x y, one multiply-add after another.
 
-    The number of columns is a power of two. In the order OCTETS, lane n of the lanes adds up the
-    columns 8 n to 8 n + 7, and so on 8 times the number of lanes farther.
+    The number of columns is a power of two. In the order OCTETS, lane n adds up the columns 8 n to
+    8 n + 7, then the eight columns that come 8 * lanes places later, and so on.
     """
     assert a.made is not None
     factors = [held_as(machine, v, FP32) for v in a.made[1]]
@@ -320,7 +323,7 @@ def _row_sums_of_products(
     found = Held(array=total, format=FP32)
     if acc.order is Order.ASCENDING:
         return found
-    halves = replace(acc, order=Order.HALVES, chunk=Accumulator().chunk)
+    halves = replace(acc, order=Order.HALVES)
     return _by_halves(wide, on_gpu, machine, halves, found, computed(machine, init))
 
 

@@ -5,8 +5,9 @@ them and refuse the others: every bit.
 import numpy as np
 import pytest
 
-from roundscope.attention import Record, Site, examine
+from roundscope.attention import Plan, Record, Site, examine
 from roundscope.attention.plans.twins import TWINS
+from roundscope.emu import rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.checks.engines import differences, normal
 
@@ -120,6 +121,26 @@ def test_fused_kernels_add_rows_in_the_lanes_of_a_warp(causal):
     assert differences(ours, fused) == []
     halves = plan.adding(Site.ROWSUM, Accumulator(order=Order.HALVES))
     assert differences(ours, examine(*x, plan=halves, engine="numpy", **options)) != []
+
+
+FP32, COMPILED = Plan.preset("fp32"), TWINS["qiu-yao-compiled"].plan
+BF16_STEPS = Accumulator(order=Order.STRIDED, chunk=8, step=rounding("bf16"))
+APART = [
+    FP32.changed("gradients_apart=all"),
+    FP32.changed("gradients_apart=dq"),
+    COMPILED.adding(Site.ROWSUM, BF16_STEPS).changed("LANES=fp32", "OUT=fp32"),
+]
+
+
+@pytest.mark.parametrize("plan", APART, ids=["all", "dq", "steps in BF16"])
+def test_fused_kernels_round_a_tile_as_the_plan_says(plan):
+    """Slices of a tile that are rounded one by one; a lane whose first number is not rounded."""
+    options = {"block_q": 32, "block_k": 32, "record": None}
+    ours, fused = (
+        examine(*inputs(64, heads=1, key_heads=1), plan=plan, engine=engine, **options)
+        for engine in ("numpy", "pallas")
+    )
+    assert differences(ours, fused) == []
 
 
 @pytest.mark.parametrize("twin", sorted(set(TWINS) - {twin for twin, _ in FUSED_TOO}))

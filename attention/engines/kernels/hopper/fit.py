@@ -30,10 +30,10 @@ OLDEST = (0, 11)  # jax whose Mosaic GPU these kernels were run with
 SHARED = 227 * 1024 - 2048  # bytes of a multiprocessor's shared memory, less barriers and vectors
 NUMBERS = 176  # that a thread has registers for, beside addresses and what it computes with
 SIXTEEN = ("bf16",)  # what was compared with Triton's kernels
-NARROW, WIDE = 64, 128  # features
+NARROW_FEATURES, WIDE_FEATURES = 64, 128
 COUNTED = 2**31  # elements of an array; Triton's kernels refuse more with a message
 BLOCKS = 2**16  # the most heads of a batch entry that a grid has
-STRIDES = (8, 16, 32, 64)  # of a row that four threads share; a stride of 8 has two of each
+STRIDES = (8, 16, 32, 64)  # of a row of four threads; with a stride of 8 each has two lanes
 APPROXIMATE = (Exponential.EX2, Exponential.CUDA)
 FORWARD = (Site.S, Site.PV)
 BACKWARD = (Site.S_B, Site.DP, Site.DV, Site.DK, Site.DQ)
@@ -62,7 +62,7 @@ def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
         and q.shape[1] % OWNED == 0
         and setup.block_k % ROWS == 0
         and width == features
-        and width in (NARROW, WIDE)
+        and width in (NARROW_FEATURES, WIDE_FEATURES)
         and not plan.unfused_if_cut
         and plan.stabiliser is None
         and not plan.normalise_first
@@ -133,8 +133,8 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any, *, by_scores: bool) -> boo
         and setup.block_q % ROWS == 0
         and setup.block_k in (64, 128)
         and width == features
-        and width in (NARROW, WIDE)
-        and (by_scores or width == WIDE or plan.exp in APPROXIMATE)
+        and width in (NARROW_FEATURES, WIDE_FEATURES)
+        and (by_scores or width == WIDE_FEATURES or plan.exp in APPROXIMATE)
         and all(call.format(site) != FP64 for site in (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT))
     )
 
@@ -156,4 +156,4 @@ def wants_scores(plan: Plan, features: int) -> bool:
 
     It does where exp is more than one instruction, or where the products S and dP are wide.
     """
-    return features == WIDE or plan.exp is not Exponential.EX2
+    return features == WIDE_FEATURES or plan.exp is not Exponential.EX2

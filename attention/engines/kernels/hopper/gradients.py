@@ -1,8 +1,8 @@
 """The gradients by warp groups: dK and dV, whose programs own keys, and dQ, whose own queries.
 
-Each kernel computes P and dS again from S and dP, so no array has an entry for every score. Where
-that takes longer, the kernel of the keys writes dS, and dQ is a product of dS and K. A program that
-owns keys computes its tiles transposed, as `untransposed` makes them.
+Where that is faster, each kernel computes P and dS again from S and dP, so that no array has an
+entry for every score. Elsewhere the kernel of the keys writes dS, and dQ is a product of dS and K.
+A program that owns keys computes its tiles transposed, as `untransposed` makes them.
 """
 
 from collections.abc import Callable, Sequence

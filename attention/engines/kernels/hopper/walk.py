@@ -173,10 +173,10 @@ def _program(
     count  how many results there are; streams follow them
     refs   the arrays, first those that are read
     """
-    inputs, made = len(own) + len(walked), len(own) + len(walked) + count
+    read = len(own) + len(walked)
     mine = list(zip(own, refs[: len(own)], strict=True))
-    theirs = list(zip(walked, refs[len(own) : inputs], strict=True))
-    results, streams = refs[inputs:made], refs[made:]
+    theirs = list(zip(walked, refs[len(own) : read], strict=True))
+    results, streams = refs[read : read + count], refs[read + count :]
 
     def with_memory(memory: Memory) -> None:
         group = lax.axis_index("group")

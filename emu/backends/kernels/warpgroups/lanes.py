@@ -46,7 +46,7 @@ def within_lanes(x: Array, *start: Array) -> Array:
 def by_halves(x: Array, lanes: int | None = None) -> Array:
     """Return the sum of each row of x (64, n), by halves: x_i + x_(i + n / 2) until one is left.
 
-    lanes: columns so far apart are added first, from the left to the right; None for none.
+    lanes: the stride of the columns that are added first, from the left to the right, or None.
     """
 
     def run(matrix: np.ndarray) -> np.ndarray:
