@@ -36,7 +36,7 @@ from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
-from roundscope.emu.backends.kernels.held import Held, Machine
+from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.transposing import untransposed
@@ -82,15 +82,18 @@ def gradients(
         [made(Site.DS, count, queries)] if by_scores else [],
     )
     features = keys[0].shape[2]
-    result = [made(Site.DQ_OUT if is_final else Site.DQ, queries, features)]
     if by_scores:
-        walked = [Given(array=scores[0], of_scores=True), theirs[0]]
-        body = partial(_of_scores, call, is_final, features)
-        ahead = ahead_of_scores(call, features)
-        (dq,) = run(over_keys(call, ahead, descends=False), body, [], walked, result)
+        read, walked = [], [Given(array=scores[0], of_scores=True), theirs[0]]
+        ahead, body = ahead_of_scores(call, features), _of_scores
     else:
-        body = partial(_own_queries, call, is_final)
-        (dq,) = run(over_keys(call, AHEAD, descends=False), body, mine, theirs, result)
+        read, walked, ahead, body = mine, theirs, AHEAD, _own_queries
+    (dq,) = run(
+        over_keys(call, ahead, descends=False),
+        partial(body, call, is_final, features),
+        read,
+        walked,
+        [made(Site.DQ_OUT if is_final else Site.DQ, queries, features)],
+    )
     dq, dk, dv = (to_heads(jnp, x, 1) for x in (dq, dk, dv))
     return dq, dk, dv
 
@@ -131,32 +134,24 @@ def _sites_of_keys(is_final: bool) -> tuple[Site, Site]:
 
 
 def _own_queries(
-    call: Call, is_final: bool, own: list[Any], row: Array, walk: Callable[..., Any]
+    call: Call,
+    is_final: bool,
+    features: int,
+    own: list[Any],
+    row: Array,
+    walk: Callable[..., Any],
 ) -> tuple[Array, ...]:
     """Return dQ of the queries of a warp group, from `row` on."""
-    setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero(), EXPS_AT_ONCE)
-    mine, formats = _read(call, ROW_SITES, own, ROWWISE), [call.format(Site.DQ)]
-    shape = ROWS, setup.block_k
+    setup, mine = call.setup, _read(call, ROW_SITES, own, ROWWISE)
 
-    def key_tile(tile: Tile, total: tuple[Array, ...]) -> tuple[Array, ...]:
-        _each(tile.wait, len(KEY_SITES))
-        keys = _read(call, KEY_SITES, tile.memory, ROWWISE)
-        first = tile.number * np.int32(setup.block_k)
-        exists = None if tile.is_whole else exists_by_query(setup, row, first)
+    def added(total: Array, *arrays: Any) -> Any:
+        x, do, lse, delta, y, z, exists = arrays
+        at = events(setup, ROWS, setup.block_k, exists)
+        _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+        return (algorithm.query_gradients(at, ds, y, total),), ()
 
-        def computed(total: Array, *arrays: Any) -> Any:
-            x, do, lse, delta, y, z, exists = arrays
-            at = events(setup, *shape, exists)
-            _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
-            return (algorithm.query_gradients(at, ds, y, total),), ()
-
-        own = held(total, formats, [total[0].shape])
-        made = narrowed(machine, computed, formats)(*own, *mine, *keys, exists)[0]
-        _each(tile.free, len(KEY_SITES))
-        return made
-
-    sums: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, own[0].shape[1]),))
-    return _left(call, machine, is_final, sums)
+    cut = partial(exists_by_query, setup, row)
+    return _query_sums(call, is_final, features, walk, added, mine, KEY_SITES, cut)
 
 
 def _of_scores(
@@ -168,43 +163,56 @@ def _of_scores(
     walk: Callable[..., Any],
 ) -> tuple[Array, ...]:
     """Return dQ of the queries of a warp group, from `row` on, from dS^T in memory and K."""
-    setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero())
+    setup = call.setup
+
+    def added(total: Array, ds: Array, y: Array, seeing: Array | None) -> Any:
+        exists = None if seeing is None else Exists(jnp.ones(ds.T.shape, bool), seeing, None)
+        at = events(setup, ROWS, setup.block_k, exists)
+        return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), ()
+
+    cut, sites = partial(rows_by_query, setup, row), (Site.DS, Site.K)
+    return _query_sums(call, is_final, features, walk, untransposed(added), [], sites, cut)
+
+
+def _query_sums(
+    call: Call,
+    is_final: bool,
+    features: int,
+    walk: Callable[..., Any],
+    added: Callable[..., Any],
+    mine: Sequence[Held],
+    sites: Sequence[Site],
+    cut: Callable[[Array], Any],
+) -> tuple[Array, ...]:
+    """Return dQ of the queries of a warp group, rounded as a result if it is final.
+
+    added  (dQ so far, `mine`, the arrays of a tile, what exists of it) -> dQ after the tile
+    mine   the arrays of the queries
+    sites  the arrays that are walked over
+    cut    first key of a tile that is cut -> what exists of it
+    """
+    setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero(), EXPS_AT_ONCE)
     formats = [call.format(Site.DQ)]
 
     def key_tile(tile: Tile, total: tuple[Array, ...]) -> tuple[Array, ...]:
-        _each(tile.wait, len(tile.memory))
-        factors = _read(call, (Site.DS, Site.K), tile.memory, ROWWISE)
-        first = tile.number * np.int32(setup.block_k)
-        seeing = None if tile.is_whole else rows_by_query(setup, row, first)
-
-        def computed(total: Array, ds: Array, y: Array, seeing: Array | None) -> Any:
-            exists = None if seeing is None else Exists(jnp.ones(ds.T.shape, bool), seeing, None)
-            at = events(setup, ROWS, setup.block_k, exists)
-            return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), ()
-
+        _each(tile.wait, len(sites))
+        walked = _read(call, sites, tile.memory, ROWWISE)
+        exists = None if tile.is_whole else cut(tile.number * np.int32(setup.block_k))
         so_far = held(total, formats, [total[0].shape])
-        made = narrowed(machine, untransposed(computed), formats)(*so_far, *factors, seeing)[0]
-        _each(tile.free, len(tile.memory))
-        return made
+        found = narrowed(machine, added, formats)(*so_far, *mine, *walked, exists)[0]
+        _each(tile.free, len(sites))
+        return found
 
     sums: tuple[Array, ...] = walk(key_tile, (_zeros(call, Site.DQ, features),))
-    return _left(call, machine, is_final, sums)
-
-
-def _left(
-    call: Call, machine: Machine, is_final: bool, sums: tuple[Array, ...]
-) -> tuple[Array, ...]:
-    """Return dQ as it leaves the kernel, rounded as a result if it is final."""
     if not is_final:
         return sums
-    setup = call.setup
 
     def rounded(dq: Array) -> Any:
         at = events(setup, ROWS, setup.block_k)
         return (round_query_gradients(at, setup, dq),), ()
 
-    own = held(sums, [call.format(Site.DQ)], [sums[0].shape])
-    return narrowed(machine, rounded, [call.format(Site.DQ_OUT)])(*own)[0]
+    names = [call.format(Site.DQ_OUT)]
+    return narrowed(machine, rounded, names)(*held(sums, formats, [sums[0].shape]))[0]
 
 
 def _own_keys(
