@@ -8,6 +8,7 @@ from jax import Array
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, Kernel, run, wide
+from roundscope.attention.engines.kernels.fit import is_power_of_two
 from roundscope.attention.engines.kernels.tiles import events_of_rows
 from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
@@ -33,16 +34,12 @@ def fits(setup: Setup, features: int) -> bool:
         and not plan.delta_products
         and acc.order in (Order.ASCENDING, Order.OCTETS)
         and acc.step == BINARY32
-        and all(_is_power_of_two(n) for n in (lanes, features, setup.block_q))
+        and all(is_power_of_two(n) for n in (lanes, features, setup.block_q))
         and (features >= 8 if acc.order is Order.OCTETS else features <= ASCENDING_COLUMNS)
         and setup.record is None
         and all(call.format(site) != FP64 for site in EVENTS)
         and not any(plan[site].mode == "stochastic" for site in EVENTS)
     )
-
-
-def _is_power_of_two(n: int) -> bool:
-    return n & (n - 1) == 0
 
 
 def deltas(setup: Setup, do: Array, out: Array, on_gpu: bool) -> Array:

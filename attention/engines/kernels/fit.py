@@ -104,7 +104,7 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
         "features of v": sizes[1],
     }
     for name, size in named.items():
-        if size < 16 or size & (size - 1):
+        if size < 16 or not is_power_of_two(size):
             raise ValueError(
                 f"{name}: {size}, a kernel's tiles are powers of two from 16 on{ELSEWHERE}"
             )
@@ -178,10 +178,15 @@ def _stays(what: object, r: Rounding) -> bool:
     return False
 
 
+def is_power_of_two(n: int) -> bool:
+    """Return whether n, which is at least 1, is a power of two."""
+    return n & (n - 1) == 0
+
+
 def _unfit(acc: Accumulator, site: Site) -> str:
     """Return why the kernels do not have an accumulator, or an empty string if they have it."""
     by_halves = acc.order is Order.HALVES or (
-        acc.order is Order.STRIDED and acc.chunk & (acc.chunk - 1) == 0
+        acc.order is Order.STRIDED and is_power_of_two(acc.chunk)
     )
     if acc.order is Order.STRIDED and site is Site.ROWSUM and not by_halves:
         return f"the fused kernel's lanes are a power of two, not {acc.chunk}"
