@@ -32,7 +32,9 @@ def test_garbage_is_looked_for_as_before_when_a_trace_is_done(is_frozen):
         with suppress(ZeroDivisionError), garbage.few_collections():
             assert gc.get_threshold()[0] == garbage.ALLOCATIONS
             raise ZeroDivisionError
-        assert (gc.get_threshold(), gc.get_freeze_count()) == (before, count)
+        assert gc.get_threshold() == before
+        found = gc.get_freeze_count()  # frozen objects still die when nothing refers to them
+        assert found <= count and (found > 0) == is_frozen
     finally:
         gc.freeze()
 
