@@ -92,7 +92,8 @@ def backward(
 def _on_hopper(call: Call, rows: Rows, k: Array, v: Array, is_final: bool) -> Gradients | None:
     """Return the results of the kernels for Hopper, or None if they do not fit the call."""
     wanted = wants_scores(call.setup.plan, k.shape[2])
-    by_scores = wanted and _score_bytes(call, rows[0], k) <= SCORE_BYTES
+    size = _score_bytes(call, rows[0].shape[0], k.shape[1], (Site.DS,))
+    by_scores = wanted and size <= SCORE_BYTES
     if not gradients_fit(call, rows[0], k, v, by_scores=by_scores):
         return None
     from roundscope.attention.engines.kernels.hopper.gradients import gradients
@@ -103,10 +104,10 @@ def _on_hopper(call: Call, rows: Rows, k: Array, v: Array, is_final: bool) -> Gr
         return None
 
 
-def _score_bytes(call: Call, q: Array, k: Array) -> int:
-    """Return how many bytes dS of all heads has."""
-    heads, queries, _ = q.shape
-    return heads * queries * int(k.shape[1]) * call.dtype(Site.DS).itemsize
+def _score_bytes(call: Call, heads: int, keys: int, sites: tuple[Site, ...]) -> int:
+    """Return how many bytes arrays of these sites have, for all queries and so many keys."""
+    queries = call.setup.query_tiles * call.setup.block_q
+    return heads * queries * keys * sum(call.dtype(site).itemsize for site in sites)
 
 
 def _by_parts(call: Call, rows: Rows, k: Array, v: Array, exists: Masks | None) -> Gradients:
@@ -146,13 +147,7 @@ def _parts(call: Call, heads: int) -> tuple[int, int]:
     The arrays that are written to memory for a part stay within SCORE_BYTES.
     """
     setup, written = call.setup, (Site.DS, Site.P_B) if call.sums_in_slices else (Site.DS,)
-    tile = (
-        heads
-        * setup.query_tiles
-        * setup.block_q
-        * setup.block_k
-        * sum(call.dtype(site).itemsize for site in written)
-    )
+    tile = _score_bytes(call, heads, setup.block_k, written)
     parts = -(-setup.key_tiles // max(1, SCORE_BYTES // tile))
     return parts, -(-setup.key_tiles // parts)
 

@@ -1,7 +1,7 @@
 """The loops of a program: operations by entry over whole arrays, and the memory that they use."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -203,7 +203,7 @@ def memory(
 
     The offsets are by the numbers of the nodes.
     """
-    nodes = list(_of_all_stages(schedule))
+    nodes = [x for stage in schedule.stages for group in stage for x in group]
     tables = {y.number: y for x in nodes for y in map(base, x.args) if y.op == "table"}
     elsewhere = {*tables, *(x.number for x in (*inputs, *outputs))}
     offsets, size = {}, 0
@@ -212,10 +212,6 @@ def memory(
             offsets[x.number] = size
             size += -(-(x.size * BYTES[x.kind]) // ALIGNED) * ALIGNED + ALIGNED
     return list(tables.values()), offsets, size
-
-
-def _of_all_stages(schedule: Schedule) -> Iterator[Node]:
-    return (x for stage in schedule.stages for group in stage for x in group)
 
 
 def written(

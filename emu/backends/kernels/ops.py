@@ -309,22 +309,22 @@ def _row_sums_of_products(
     """
     assert a.made is not None
     factors = [held_as(machine, v, FP32) for v in a.made[1]]
-    width = factors[0].shape[1]
     if acc.order is Order.ASCENDING:
         pairs = zip(*(_cut(on_gpu, v, 1) for v in factors), strict=True)
-        total = held_as(machine, init, FP32)
-    else:
-        lanes = min(acc.chunk, width // 8)
-        pairs = zip(*(_by_octets(on_gpu, v, lanes) for v in factors), strict=True)
-        x, y = next(pairs)
-        total = machine.combined("mul", x, y, False)
+        return _multiplied_up(machine, held_as(machine, init, FP32), pairs)
+    lanes = min(acc.chunk, factors[0].shape[1] // 8)
+    pairs = zip(*(_by_octets(on_gpu, v, lanes) for v in factors), strict=True)
+    x, y = next(pairs)
+    own = _multiplied_up(machine, machine.combined("mul", x, y, False), pairs)
+    halves = replace(acc, order=Order.HALVES)
+    return _by_halves(wide, on_gpu, machine, halves, own, computed(machine, init))
+
+
+def _multiplied_up(machine: Machine, total: Array, pairs: Iterator[tuple[Array, Array]]) -> Held:
+    """Return total plus the products of all pairs, by one multiply-add after another."""
     for x, y in pairs:
         total = machine.fused(x, y, total)
-    found = Held(array=total, format=FP32)
-    if acc.order is Order.ASCENDING:
-        return found
-    halves = replace(acc, order=Order.HALVES)
-    return _by_halves(wide, on_gpu, machine, halves, found, computed(machine, init))
+    return Held(array=total, format=FP32)
 
 
 def _by_octets(on_gpu: bool, x: Array, lanes: int) -> list[Array]:

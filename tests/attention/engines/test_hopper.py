@@ -159,12 +159,18 @@ def test_they_can_be_left_out(on_hopper):
 
 
 @pytest.mark.parametrize(
-    ("plan", "features"),
-    [("fa2", 64), ("fa2", 128), ("fa2-bf16@hopper", 64), ("qiu-yao-compiled", 128)],
+    ("plan", "features", "causal"),
+    [
+        ("fa2", 64, True),
+        ("fa2", 128, True),
+        ("fa2-bf16@hopper", 64, True),
+        ("qiu-yao-compiled", 128, True),
+        (COMPILED.at("LANES", "fp32"), 64, False),  # nothing reads which tile is the first
+    ],
 )
-def test_they_lower(on_hopper, delta_by_xla, plan, features):
+def test_they_lower(on_hopper, delta_by_xla, plan, features, causal):
     """Mosaic GPU finds the registers of every array."""
-    call = partial(attend, plan=plan, engine="pallas", block_q=64, block_k=64, is_causal=True)
+    call = partial(attend, plan=plan, engine="pallas", block_q=64, block_k=64, is_causal=causal)
     x = jax.ShapeDtypeStruct((1, 256, 2, features), jnp.bfloat16)
     traced = jax.jit(lambda q, k, v, do: jax.vjp(call, q, k, v)[1](do)).trace(x, x, x, x)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()

@@ -72,7 +72,8 @@ FA2, FP16 = Plan.preset("fa2"), Accumulator(order=Order.OCTETS, step=rounding("f
     [
         (setup_of("fa2-bf16@hopper"), 128),
         (setup_of("fa2"), 48),
-        (setup_of("qiu-yao-eager"), 64),  # products that are rounded
+        (setup_of("qiu-yao-eager"), 64),  # sums in pairs
+        (setup_of(FA2.changed("delta_products=true")), 64),
         (setup_of("fa2", record=Record()), 64),
         (setup_of(FA2.adding(Site.DELTA, FP16)), 64),
         (setup_of(FA2.adding(Site.DELTA, Accumulator(order=Order.OCTETS, chunk=3))), 64),

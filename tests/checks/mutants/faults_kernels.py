@@ -58,7 +58,7 @@ FAULTS = (
         kind="memory",
         imitates="A kernel writes the gradients of all scores, however many there are.",
         file="attention/engines/kernels/backward.py",
-        old="by_scores = wanted and _score_bytes(call, rows[0], k) <= SCORE_BYTES",
+        old="by_scores = wanted and size <= SCORE_BYTES",
         new="by_scores = wanted",
         tests=HOPPER,
     ),

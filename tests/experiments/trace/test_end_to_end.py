@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,26 +16,29 @@ from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import garbage
 from tests.experiments.trace.inputs import PRESETS
 
+FAILED = """
+import gc
+from contextlib import suppress
+from roundscope.experiments.trace import garbage
+before = gc.get_threshold()
+if {is_frozen}:
+    gc.freeze()
+count = gc.get_freeze_count()
+with suppress(ZeroDivisionError), garbage.few_collections():
+    assert gc.get_threshold()[0] == garbage.ALLOCATIONS
+    raise ZeroDivisionError
+assert (gc.get_threshold(), gc.get_freeze_count()) == (before, count)
+assert ({is_frozen}) == (count > 0)
+"""
+
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_garbage_is_looked_for_as_before_when_a_trace_is_done(is_frozen):
     """A Python whose caller's objects are never freed, since a trace failed; objects of the caller
-    that a trace thaws.
+    that a trace thaws. It has a process of its own, since threads of other tests free objects.
     """
-    before = gc.get_threshold()
-    try:
-        gc.unfreeze()  # what the tests froze
-        if is_frozen:
-            gc.freeze()
-        count = gc.get_freeze_count()
-        with suppress(ZeroDivisionError), garbage.few_collections():
-            assert gc.get_threshold()[0] == garbage.ALLOCATIONS
-            raise ZeroDivisionError
-        assert gc.get_threshold() == before
-        found = gc.get_freeze_count()  # frozen objects still die when nothing refers to them
-        assert found <= count and (found > 0) == is_frozen
-    finally:
-        gc.freeze()
+    code = FAILED.format(is_frozen=is_frozen)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_caller_that_looks_for_no_garbage_keeps_that():

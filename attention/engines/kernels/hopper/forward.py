@@ -15,6 +15,7 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import APPROXIMATE
+from roundscope.attention.engines.kernels.hopper.memory import Given
 from roundscope.attention.engines.kernels.hopper.spans import over_keys
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
@@ -23,12 +24,7 @@ from roundscope.attention.engines.kernels.hopper.tile import (
     numbered,
     scores_by_query,
 )
-from roundscope.attention.engines.kernels.hopper.walk import (
-    Given,
-    Tile,
-    hidden_zero,
-    run,
-)
+from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, run
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.plans.plan import Plan

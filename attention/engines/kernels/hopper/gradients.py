@@ -7,7 +7,7 @@ A program that owns keys computes its tiles transposed, as `untransposed` makes 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import ahead_of_scores
+from roundscope.attention.engines.kernels.hopper.memory import Given
 from roundscope.attention.engines.kernels.hopper.spans import is_cut, over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
@@ -26,12 +27,7 @@ from roundscope.attention.engines.kernels.hopper.tile import (
     held,
     rows_by_query,
 )
-from roundscope.attention.engines.kernels.hopper.walk import (
-    Given,
-    Tile,
-    hidden_zero,
-    run,
-)
+from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, run
 from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
@@ -63,7 +59,6 @@ def gradients(
     batch = rows[0].shape[0] // call.setup.heads
     mine = [Given(array=_by_batch(x, batch)) for x in rows]
     theirs = [Given(array=_by_batch(x, batch), of_keys=True) for x in keys]
-
     queries, count = rows[0].shape[1], keys[0].shape[1]
 
     def made(site: Site, length: int, columns: int) -> jax.ShapeDtypeStruct:
@@ -84,12 +79,12 @@ def gradients(
     features = keys[0].shape[2]
     if by_scores:
         read, walked = [], [Given(array=scores[0], of_scores=True), theirs[0]]
-        ahead, body = ahead_of_scores(call, features), _of_scores
+        ahead, addition = ahead_of_scores(call, features), _from_memory
     else:
-        read, walked, ahead, body = mine, theirs, AHEAD, _own_queries
+        read, walked, ahead, addition = mine, theirs, AHEAD, _computed
     (dq,) = run(
         over_keys(call, ahead, descends=False),
-        partial(body, call, is_final, features),
+        partial(_own_queries, call, is_final, features, addition),
         read,
         walked,
         [made(Site.DQ_OUT if is_final else Site.DQ, queries, features)],
@@ -133,16 +128,24 @@ def _sites_of_keys(is_final: bool) -> tuple[Site, Site]:
     return (Site.DK_OUT, Site.DV_OUT) if is_final else (Site.DK, Site.DV)
 
 
-def _own_queries(
-    call: Call,
-    is_final: bool,
-    features: int,
-    own: list[Any],
-    row: Array,
-    walk: Callable[..., Any],
-) -> tuple[Array, ...]:
-    """Return dQ of the queries of a warp group, from `row` on."""
-    setup, mine = call.setup, _read(call, ROW_SITES, own, ROWWISE)
+class Addition(NamedTuple):
+    """How a tile is added to dQ.
+
+    f      (dQ so far, `mine`, the arrays of the tile, what exists of it) -> dQ after the tile
+    mine   the arrays of the queries
+    sites  the arrays that are walked over
+    cut    first key of a tile that is cut -> what exists of it
+    """
+
+    f: Callable[..., Any]
+    mine: Sequence[Held]
+    sites: Sequence[Site]
+    cut: Callable[[Array], Any]
+
+
+def _computed(call: Call, own: list[Any], row: Array) -> Addition:
+    """Return how dS of a tile, computed from S and dP, is added to dQ."""
+    setup = call.setup
 
     def added(total: Array, *arrays: Any) -> Any:
         x, do, lse, delta, y, z, exists = arrays
@@ -150,19 +153,12 @@ def _own_queries(
         _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
         return (algorithm.query_gradients(at, ds, y, total),), ()
 
-    cut = partial(exists_by_query, setup, row)
-    return _query_sums(call, is_final, features, walk, added, mine, KEY_SITES, cut)
+    mine = _read(call, ROW_SITES, own, ROWWISE)
+    return Addition(added, mine, KEY_SITES, partial(exists_by_query, setup, row))
 
 
-def _of_scores(
-    call: Call,
-    is_final: bool,
-    features: int,
-    own: list[Any],
-    row: Array,
-    walk: Callable[..., Any],
-) -> tuple[Array, ...]:
-    """Return dQ of the queries of a warp group, from `row` on, from dS^T in memory and K."""
+def _from_memory(call: Call, own: list[Any], row: Array) -> Addition:
+    """Return how dS of a tile, read as dS^T from memory, is added to dQ."""
     setup = call.setup
 
     def added(total: Array, ds: Array, y: Array, seeing: Array | None) -> Any:
@@ -170,28 +166,22 @@ def _of_scores(
         at = events(setup, ROWS, setup.block_k, exists)
         return (algorithm.query_gradients(at, at.ops.transposed(ds), y, total),), ()
 
-    cut, sites = partial(rows_by_query, setup, row), (Site.DS, Site.K)
-    return _query_sums(call, is_final, features, walk, untransposed(added), [], sites, cut)
+    sites, cut = (Site.DS, Site.K), partial(rows_by_query, setup, row)
+    return Addition(untransposed(added), [], sites, cut)
 
 
-def _query_sums(
+def _own_queries(
     call: Call,
     is_final: bool,
     features: int,
+    addition: Callable[[Call, list[Any], Array], Addition],
+    own: list[Any],
+    row: Array,
     walk: Callable[..., Any],
-    added: Callable[..., Any],
-    mine: Sequence[Held],
-    sites: Sequence[Site],
-    cut: Callable[[Array], Any],
 ) -> tuple[Array, ...]:
-    """Return dQ of the queries of a warp group, rounded as a result if it is final.
-
-    added  (dQ so far, `mine`, the arrays of a tile, what exists of it) -> dQ after the tile
-    mine   the arrays of the queries
-    sites  the arrays that are walked over
-    cut    first key of a tile that is cut -> what exists of it
-    """
+    """Return dQ of the queries of a warp group, from `row` on, a result or a sum."""
     setup, machine = call.setup, warpgroup_machine(ROWWISE, hidden_zero(), EXPS_AT_ONCE)
+    f, mine, sites, cut = addition(call, own, row)
     formats = [call.format(Site.DQ)]
 
     def key_tile(tile: Tile, total: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -199,7 +189,7 @@ def _query_sums(
         walked = _read(call, sites, tile.memory, ROWWISE)
         exists = None if tile.is_whole else cut(tile.number * np.int32(setup.block_k))
         so_far = held(total, formats, [total[0].shape])
-        found = narrowed(machine, added, formats)(*so_far, *mine, *walked, exists)[0]
+        found = narrowed(machine, f, formats)(*so_far, *mine, *walked, exists)[0]
         _each(tile.free, len(sites))
         return found
 

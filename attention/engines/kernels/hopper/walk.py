@@ -1,4 +1,4 @@
-"""How a program walks over tiles: its memory, its barriers, and who does what when.
+"""How a program walks over tiles: its barriers, and who does what when.
 
 A program owns 128 rows of a head: queries, or keys. A warp group has 64 of them. Both groups walk
 over the same tiles of the other side, which a third group copies to shared memory. Positions count
@@ -18,6 +18,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention.engines.kernels.hopper import GROUPS, OWNED
+from roundscope.attention.engines.kernels.hopper.memory import (
+    Given,
+    Memory,
+    is_sixteen,
+    of_tiles,
+    shared,
+)
 from roundscope.attention.tiles.index import Index
 from roundscope.emu.backends.kernels.warpgroups import ROWS
 
@@ -56,48 +63,6 @@ class Walk:
     is_cut: bool
     span: Callable[[Array], Span]
     ahead: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """An array that a kernel reads: (B, rows, N, features), or (B, N, rows).
-
-    of_keys    whether its heads are key heads
-    of_scores  whether it is (B, S, N, T), of which a warp group reads the columns of its rows
-    """
-
-    array: Array
-    of_keys: bool = False
-    of_scores: bool = False
-
-    @property
-    def copies(self) -> int:
-        """How many copies bring a tile to shared memory."""
-        return GROUPS if self.of_scores else 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """The shared memory of a program, and its barriers.
-
-    own      what each warp group reads of its rows: (GROUPS, 64, features) or (GROUPS, 64)
-    walked   tiles: (ahead, size, features) or (ahead, size), of scores (ahead, GROUPS, size, 64)
-    results  where 16-bit results lie on their way out
-    streams  where a tile of scores lies on its way out: (GROUPS, 64, size)
-    arrived  for each warp group: its rows are there
-    ready    for each array and tile in memory: it is there
-    free     for each array and tile in memory: no warp group needs it any longer
-    turn     both warp groups have reached it
-    """
-
-    own: list[Any]
-    walked: list[Any]
-    results: list[Any]
-    streams: list[Any]
-    arrived: Any
-    ready: list[Any]
-    free: list[Any]
-    turn: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,43 +169,16 @@ def _program(
                 turn=turn,
             )
         ),
-        [_shared((GROUPS, ROWS), x) for _, x in mine],
-        [_walked_memory(walk, given, x) for given, x in theirs],
-        [_shared((GROUPS, ROWS), x) for x in results if _is_sixteen(x)],
-        [_shared((GROUPS, ROWS), x, walk.size) for x in streams],
+        [shared((GROUPS, ROWS), x) for _, x in mine],
+        [of_tiles(walk.ahead, walk.size, given, x) for given, x in theirs],
+        [shared((GROUPS, ROWS), x) for x in results if is_sixteen(x)],
+        [shared((GROUPS, ROWS), x, walk.size) for x in streams],
         plgpu.Barrier(num_barriers=GROUPS, num_arrivals=max(1, len(own))),
         [plgpu.Barrier(num_barriers=walk.ahead, num_arrivals=x.copies) for x in walked],
         [plgpu.Barrier(num_barriers=walk.ahead, num_arrivals=GROUPS) for _ in walked],
         plgpu.Barrier(num_arrivals=GROUPS),
         collective_axes="group",
     )
-
-
-def _is_sixteen(result: Any) -> bool:
-    """Return whether a result is a matrix of 16-bit numbers.
-
-    These leave by way of shared memory. Four threads write 32 bytes of a matrix of binary32
-    numbers, as much as memory takes at once, so these leave from the registers.
-    """
-    return len(result.shape) == 4 and jnp.dtype(result.dtype).itemsize == 2
-
-
-def _walked_memory(walk: Walk, given: Given, like: Any) -> Any:
-    """Return shared memory for the tiles of an array that are walked over."""
-    if given.of_scores:
-        return _shared((walk.ahead, GROUPS, walk.size), like, ROWS)
-    return _shared((walk.ahead, walk.size), like)
-
-
-def _shared(rows: tuple[int, ...], like: Any, columns: int | None = None) -> Any:
-    """Return shared memory for some rows of an array; columns: how many, or None for all."""
-    if len(like.shape) == 3:
-        return plgpu.SMEM(rows, like.dtype)
-    width, size = columns or like.shape[-1], jnp.dtype(like.dtype).itemsize
-    swizzle = plgpu.find_swizzle(width * size * 8)
-    tiling = plgpu.TilingTransform((8, swizzle // size))
-    transforms = (tiling, plgpu.SwizzleTransform(swizzle))
-    return plgpu.SMEM((*rows, width), like.dtype, transforms=transforms)
 
 
 def _part(x: Any, rows: Any, head: Any, columns: Any = slice(None)) -> Any:
@@ -335,7 +273,7 @@ def _compute(
     places = iter(memory.results)
     for value, result in zip(found, results, strict=True):
         target = _part(result, rows, _head(walk, False))
-        if not _is_sixteen(result):
+        if not is_sixteen(result):
             target[...] = value
             continue
         _leave(value, next(places).at[group], target)
