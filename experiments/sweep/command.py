@@ -181,6 +181,7 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
     It holds counts, how the time was spent, the axes without effect, and the first failure.
     """
     from roundscope.experiments.sweep.report.idle import idle
+    from roundscope.experiments.sweep.running.dry_run import notes
     from roundscope.experiments.sweep.storage.frames import frame_of
 
     some = outcome.done + outcome.failed + outcome.skipped > 0
@@ -197,6 +198,7 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
         "parts": (
             {name: seconds / total for name, seconds in outcome.parts.items()} if total else {}
         ),
+        "notes": list(notes(cells)),
         "not_finite": 0 if frame is None else int((frame.metric("not_finite") > 0).sum()),
         "changed_nothing": [] if frame is None else idle(frame),
         "first_error": None if frame is None else _first_error(frame, cells),
@@ -214,6 +216,7 @@ def _first_error(frame: "Frame", cells: Sequence[Cell]) -> str | None:
 def _show(found: dict[str, Any]) -> None:
     from roundscope.experiments.sweep.conditions.repeats import said
     from roundscope.experiments.sweep.report.words import many
+    from roundscope.experiments.sweep.running.dry_run import said as lines_of
 
     def say(text: str) -> None:
         console().print(text, markup=False, soft_wrap=True)
@@ -227,6 +230,8 @@ def _show(found: dict[str, Any]) -> None:
     )
     if found["same"]:
         say(said(found["same"]))
+    for line in lines_of(found["notes"]):
+        say(line)
     if found["parts"]:
         shares = sorted(found["parts"].items(), key=lambda part: -part[1])
         parts = [f"{PARTS.get(n, n)} {100 * share:.0f} %" for n, share in shares if share >= 0.005]

@@ -245,7 +245,7 @@ def methods_of_a_site():
     return found
 
 
-@pytest.mark.parametrize("name", (*PRESETS, *TWINS))
+@pytest.mark.parametrize("name", [*PRESETS, *TWINS])
 def test_a_site_and_its_name_have_the_same_answer(name):
     """A method that takes a name for another site: `event("V")` was MXFP8's element, without its
     blocks, and `first_term("PV")` was None.
@@ -262,7 +262,7 @@ def test_a_site_and_its_name_have_the_same_answer(name):
             ask("NOWHERE", *more)
 
 
-@pytest.mark.parametrize("name", (*PRESETS, *TWINS))
+@pytest.mark.parametrize("name", [*PRESETS, *TWINS])
 def test_an_event_is_what_the_plan_says_of_its_blocks(name):
     """An event without its block format: `Plan.describe` and `blocks` say which there are."""
     plan = Plan.preset(name)

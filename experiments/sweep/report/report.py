@@ -19,6 +19,7 @@ from roundscope.experiments.sweep.report.lead import sentence
 from roundscope.experiments.sweep.report.pictures import opening, pictures
 from roundscope.experiments.sweep.report.tables import conditions, failures, run
 from roundscope.experiments.sweep.report.words import many, number
+from roundscope.experiments.sweep.running.dry_run import said
 from roundscope.experiments.sweep.storage.frames import Frame, frame_of
 
 Progress = Callable[[str], None]
@@ -71,7 +72,7 @@ def _opening(frame: Frame, found: Shares) -> str:
     shown = "" if picture is None else figure(*picture)
     lead = sentence(frame, found)
     sub = f"{frame.path.name}: {counts(frame)}"
-    still = "".join(f"<p>{escape(sentence)}.</p>" for sentence in idle.sentences(frame))
+    still = "".join(f"<p>{escape(text)}.</p>" for text in (*files(frame), *idle.sentences(frame)))
     return (
         f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p>"
         f"{_verdict(frame, lead)}{still}"
@@ -89,6 +90,12 @@ def _verdict(frame: Frame, lead: str) -> str:
     if not frame.rows:
         return verdict(lead, mood="bad")
     return verdict(lead, span, by_event, why="Next, the error of every rounding event of each cell")
+
+
+def files(frame: Frame) -> list[str]:
+    """Return what the input files say of their calls, and what was asked otherwise."""
+    notes = frame.rows.columns.get("note", np.empty(0, object))
+    return said(tuple(dict.fromkeys(note for note in notes if note)))
 
 
 def counts(frame: Frame) -> str:

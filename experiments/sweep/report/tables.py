@@ -10,7 +10,7 @@ import numpy as np
 from roundscope.emu.numerics import NUMERICS
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.report.page import grid
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.experiments.sweep.report.effects import mean_interval
 from roundscope.experiments.sweep.report.words import short, with_interval
 from roundscope.experiments.sweep.running.dry_run import duration
@@ -171,7 +171,7 @@ def _numerics(rows: Rows) -> str:
 
     given = {name: rows[-1][name] for name in parameters(rows)}
     # without the axes that the cell may lack
-    fewer = {name: value for name, value in given.items() if name in DEFAULTS or value != "preset"}
+    fewer = {name: x for name, x in given.items() if name in DEFAULTS or x != lacking(name)}
     try:
         same = rows[-1]["key"] in (cell_of(given).key, cell_of(fewer).key)
     except UsageError:
