@@ -154,6 +154,8 @@ def export(
         )
         raise bad("SWEEP.sqlite", str(file), repair)
     rows = export_results.export(file, out, table)
+    if said := export_results.lost(file):
+        print(said)
     print(f"written: {out} ({rows} rows)")
 
 
@@ -179,4 +181,5 @@ def report(
         return
     from roundscope.experiments.sweep.report import report as sweep_report
 
-    print(f"written: {sweep_report.write(file, out)}")
+    page_of, answer = sweep_report.write(file, out), sweep_report.answer(file)
+    print(f"{answer}\nwritten: {page_of}")

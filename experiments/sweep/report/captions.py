@@ -6,6 +6,7 @@ import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.experiments.sweep.report.effects import LOG, center, mean_interval
+from roundscope.experiments.sweep.report.lost import lost
 from roundscope.experiments.sweep.report.slices import Slice
 from roundscope.experiments.sweep.report.words import listed, number, percent
 from roundscope.experiments.sweep.storage.frames import Axis, Frame
@@ -69,7 +70,7 @@ def _means(frame: Frame, cut: Slice) -> dict[int, float]:
     """Return the geometric mean of rms at each value that is shown and has one."""
     y, code = frame.metric("rms"), frame.code(cut.across)
     means = {
-        c: center("rms", y[cut.cells & (code == c) & (y > 0)])[0]
+        c: center("rms", y[cut.cells & (code == c) & (y > 0) & np.isfinite(y)])[0]
         for c in cut.shown[cut.across.name]
     }
     return {c: mean for c, mean in means.items() if np.isfinite(mean)}
@@ -94,8 +95,13 @@ def _shown(frame: Frame, cut: Slice, metric: str) -> str:
             " conditions are and rms is largest."
         )
     y = frame.metric(metric)
-    usable = y > 0 if metric in LOG else np.isfinite(y)
-    if lost := int((cut.cells & ~usable).sum()):
+    usable = np.isfinite(y) & (y > 0) if metric in LOG else np.isfinite(y)
+    if infinite := int((cut.cells & np.isinf(y)).sum()):
+        parts.append(
+            f"{infinite} cells with NaN or infinite results have an infinite {metric}: red"
+            " triangles, no part of the means."
+        )
+    if lost := int((cut.cells & ~usable & ~np.isinf(y)).sum()):
         above = " above 0" if metric in LOG else ""
         parts.append(f"{lost} cells without a finite {metric}{above} are left out.")
     return " ".join(parts)
@@ -142,7 +148,14 @@ def signed(frame: Frame, cut: Slice, metric: str) -> str:
             " 20 does by chance)."
         )
     line = "The thin line through a dot is its own standard error over rows."
+    lost_too = int((cut.cells & (np.nan_to_num(frame.metric(_count_of(metric))) > 0)).sum())
+    if lost_too:
+        answer += f" {lost_too} cells with NaN or infinite results have no mean."
     return f"Is the error of {what} biased? {answer} {_shown(frame, cut, metric)} {line}"
+
+
+def _count_of(metric: str) -> str:
+    return "delta_not_finite" if metric == "delta_bias" else "not_finite"
 
 
 def softmax(frame: Frame, cut: Slice) -> str:
@@ -168,8 +181,17 @@ def pair(frame: Frame, cut: Slice, together: float) -> str:
         f"Does {b.label} have the same effect at every {a.label}? Together they explain"
         f" {percent(together)} of the variance of log rms beyond what each explains alone (0 means"
         " that their effects multiply). Means ± half of the 95 % t interval over seeds,"
-        f" {seeds_words(frame, cut.cells)}. Right: the largest error relative to that of unfused"
-        f" attention in the same formats, which is what tiling costs.{_at(cut.held)}"
+        f" {seeds_words(frame, cut.cells)}.{_gray(frame, cut.cells)} Right: the"
+        " largest error relative to that of unfused attention in the same formats, which is what"
+        f" tiling costs.{_at(cut.held)}"
+    )
+
+
+def _gray(frame: Frame, cells: np.ndarray) -> str:
+    """Return what there is to say of cells whose rms is infinite in a map, and in its shares."""
+    n = int(np.isinf(frame.metric("rms")[cells]).sum())
+    return (
+        f" Gray with inf: {n} cells with NaN or infinite results, no part of shares." if n else ""
     )
 
 
@@ -195,6 +217,11 @@ def sites(
     if cut is not None and cut.lines is not None:
         held[cut.lines.label] = _only(frame, cut.lines, cells)
     none = f" Without any error: {' '.join(quiet)}." if quiet else ""
+    if n := int(lost(frame).cells[cells].sum()):
+        none += (
+            f" In {n} cells with NaN or infinite results these are the errors of the events whose"
+            " numbers are finite."
+        )
     means = bias[..., 0]
     return (
         "Which events have the largest errors, and of which sign? rms is largest in"

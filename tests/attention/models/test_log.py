@@ -61,7 +61,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     watcher = Watcher(log=tmp_path / "log")
     found = watcher.look(7, {A: ([0, 1], numbers([np.inf, 1.0]))})
     assert math.isnan(found["attention/drift"]) and found["attention/alarm"] == 0.0
-    assert list(found)[0] == "attention/not_finite" and found["attention/not_finite"] == 1.0
+    assert next(iter(found)) == "attention/not_finite" and found["attention/not_finite"] == 1.0
     line = json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail)
     assert line["share"] is None and line["layers"][0]["drift"] == [None, 1.0]
     (look,) = log.read(tmp_path / "log")

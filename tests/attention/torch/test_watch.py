@@ -402,7 +402,7 @@ def test_a_gradient_that_is_not_finite_is_counted_and_logged(tmp_path):
         (loss_of(model, tokens()) * math.inf).backward()
         numbers = w.numbers()
     (look,) = logs.read(tmp_path / "log")
-    assert list(numbers)[0] == "attention/not_finite" and numbers["attention/not_finite"] > 0
+    assert next(iter(numbers)) == "attention/not_finite" and numbers["attention/not_finite"] > 0
     assert len(look.lost) == numbers["attention/not_finite"] and math.isnan(look.now)
 
 

@@ -236,7 +236,7 @@ def test_a_file_of_several_layers_is_several_inputs(tmp_path):
     assert names == ["gaussian", f"{path}:a", f"{path}:b"]
     assert [p["input"] for p in points(spec_of([f"input={path}:b"]))] == [f"{path}:b"]
     assert [p["input"] for p in points(spec_of(["input=sample"]))] == ["sample"]
-    with pytest.raises(UsageError, match="has 2 layers, a, b; name one of them, as in .*:a"):
+    with pytest.raises(UsageError, match=r"has 2 layers, a, b; name one of them, as in .*:a"):
         cell_of({"input": path})
 
 

@@ -333,8 +333,11 @@ def test_numbers_that_are_none(path):
     cells[0][1].update(rms=np.nan, max_abs=np.nan, not_finite=12.0)
     cells[1][1].update(ratio_max=np.inf, rms=0.0)
     text = page(save(path, *cells))
-    assert "Left out: 1 cell without a finite rms and 1 cell of rms 0." in text
-    assert "1 with NaN or infinities in their output" in text
+    wanted = (
+        "Left out of shares and means: 1 cell of infinite rms (red triangles) and 1 cell of rms 0."
+    )
+    assert wanted in text
+    assert "1 with NaN or infinite results" in text
     assert (
         text.count("<tr class=lean>") == 1
         and "<td>fp32<td>64<td>3, 1 not finite" in text

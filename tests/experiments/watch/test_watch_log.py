@@ -127,7 +127,7 @@ def test_what_is_not_finite_comes_first(tmp_path, capsys):
     )
     main_of("watch", tmp_path / "log", "--json")
     found = json.loads(capsys.readouterr().out)
-    assert list(found)[0] == "not_finite" and found["not_finite"] == {
+    assert next(iter(found)) == "not_finite" and found["not_finite"] == {
         "looks": 2, "first": {"step": 10, "layer": 4, "name": "b", "head": 0},
     }  # fmt: skip
     assert found["drifts"][1] == "nan" and found["drift"] == pytest.approx(1e-4)
