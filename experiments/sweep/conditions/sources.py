@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import OF_CALL, Value, lacking
+from roundscope.experiments.sweep.conditions.values import number_words
 
 if TYPE_CHECKING:
     from roundscope.experiments.tensors.layers import Layer
@@ -64,9 +65,9 @@ def sizes_of(name: str) -> FileSizes | None:
     x = _layer(name, path, layer)
     (b, t, n, h), (_, s, g, width) = x.q.shape, x.v.shape
     says = {
-        "scale": None if x.scale is None else repr(x.scale),
+        "scale": None if x.scale is None else number_words(x.scale),
         "window": None if x.window is None else str(x.window),
-        "softcap": None if x.softcap is None else repr(x.softcap),
+        "softcap": None if x.softcap is None else number_words(x.softcap),
         "mask": None if x.mask is None else "file",
         "sinks": None if x.sinks is None else "file",
         "batch": str(b) if b > 1 else None,

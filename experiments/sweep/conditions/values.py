@@ -137,14 +137,19 @@ def _positive(text: str) -> str:
     number = _real(text)
     if number <= 0.0:
         raise ValueError("give a number above 0, or none")
-    return repr(number)
+    return number_words(number)
 
 
 def _factor(text: str) -> str:
     number = _real(text)
     if number == 0.0:
         raise ValueError("give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
-    return repr(number)
+    return number_words(number)
+
+
+def number_words(number: float) -> str:
+    """Return the shortest text of a number: 2 for 2.0, and every digit that it needs."""
+    return repr(number).removesuffix(".0")
 
 
 def _real(text: str) -> float:

@@ -1,6 +1,6 @@
 """The captions of the pictures in a sweep's report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,9 @@ def against(frame: Frame, cut: Slice) -> str:
     if not axis.numeric:
         return f"Which {axis.label} deviates most? {_extremes(frame, cut)} {shown}"
     question = f"Does the deviation grow with {axis.label}?"
+    if infinite := _infinite(frame, cut):
+        words = listed([axis.word(c) for c in infinite])
+        question += f" At {words} results are NaN or infinite."
     slopes = _slopes(frame, cut)
     if not slopes.size:
         return f"{question} No two values of it can be compared. {shown}"
@@ -53,17 +56,33 @@ def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
 
 
 def _extremes(frame: Frame, cut: Slice) -> str:
-    means = _means(frame, cut)
+    means, word = _means(frame, cut), cut.across.word
+    if infinite := _infinite(frame, cut):
+        words = listed([word(c) for c in infinite])
+        return (
+            f"{words}: results that are NaN or infinite. Of the other cells: {_least(means, word)}"
+        )
+    return _least(means, word)
+
+
+def _least(means: dict[int, float], word: Callable[[int], str]) -> str:
+    """Return which value has the largest mean, and which the least."""
     if len(means) < 2:
         return "No two of them can be compared."
     high, low = max(means, key=lambda c: means[c]), min(means, key=lambda c: means[c])
-    word = cut.across.word
     if means[high] <= 1.001 * means[low]:
         return "None: the geometric means of rms are equal to a thousandth."
     return (
         f"{word(high)} (rms {number(means[high])}), least {word(low)} ({number(means[low])});"
         " geometric means over what is shown."
     )
+
+
+def _infinite(frame: Frame, cut: Slice) -> list[int]:
+    """Return the values that are shown at which an rms is infinite."""
+    y, code = frame.metric("rms"), frame.code(cut.across)
+    there = cut.cells & np.isinf(y)
+    return [c for c in cut.shown[cut.across.name] if (there & (code == c)).any()]
 
 
 def _means(frame: Frame, cut: Slice) -> dict[int, float]:
@@ -101,6 +120,8 @@ def _shown(frame: Frame, cut: Slice, metric: str) -> str:
             f"{infinite} cells with NaN or infinite results have an infinite {metric}: red"
             " triangles, no part of the means."
         )
+    if elsewhere := int((~cut.cells & np.isinf(y)).sum()):
+        parts.append(f"{elsewhere} other cells of infinite {metric} are not in this picture.")
     if lost := int((cut.cells & ~usable & ~np.isinf(y)).sum()):
         above = " above 0" if metric in LOG else ""
         parts.append(f"{lost} cells without a finite {metric}{above} are left out.")

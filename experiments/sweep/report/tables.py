@@ -28,7 +28,11 @@ COLUMNS = {
     "mean_ulps": "mean,\nulps of OUT",
     "ratio_max": "largest /\nunfused's",
     "delta_bias": "mean of\ndelta",
+    "dq_rel_rms": "dq,\nrelative rms",
+    "dk_rel_rms": "dk,\nrelative rms",
+    "dv_rel_rms": "dv,\nrelative rms",
 }
+ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
 
 
 def conditions(frame: Frame) -> str:
@@ -39,7 +43,7 @@ def conditions(frame: Frame) -> str:
     if not frame.rows:
         return ""
     names = _names(frame)
-    metrics = [m for m in COLUMNS if m != "delta_bias" or np.isfinite(frame.metric(m)).any()]
+    metrics = [m for m in COLUMNS if m in ALWAYS or not np.isnan(frame.metric(m)).all()]
     members = _members(frame.condition)
     means = [mean_interval(frame.metric("rms")[cells])[0] for cells in members]
     order = np.argsort(-np.nan_to_num(means, nan=np.inf), kind="stable")
