@@ -93,6 +93,8 @@ class Look:
 def over_since(looks: Sequence[Look]) -> int | None:
     """Return the step from which on an alarm is over: every look from there is quiet.
 
+    A look that is not finite says nothing: it neither ends an alarm nor makes it go on.
+
     Args:
         looks: The looks of one training, in their order.
 
@@ -100,9 +102,9 @@ def over_since(looks: Sequence[Look]) -> int | None:
         The step of the first of these looks; None if there was no alarm, or it is not over.
     """
     began = next((i for i, look in enumerate(looks) if look.alarm is not None), len(looks))
-    loud = [i for i, look in enumerate(looks) if i >= began and not look.is_quiet]
-    after = looks[(loud[-1] if loud else began) + 1 :]
-    return after[0].step if after else None
+    told = [i for i, look in enumerate(looks) if i >= began and not look.lost]
+    last = max((i for i in told if i == began or not looks[i].is_quiet), default=began)
+    return next((looks[i].step for i in told if i > last), None)
 
 
 def append(path: str | Path, look: Look) -> None:

@@ -38,6 +38,7 @@ class Watcher:
             on_alarm: Called once, with the alarm; by default it is printed to stderr.
         """
         self._shares, self._on_alarm, self.log = Shares(threshold), on_alarm, log
+        self._is_on = False
         if on_alarm is not None and not callable(on_alarm):
             raise TypeError(f"on_alarm={on_alarm!r}: give a function of an Alarm, or None")
         if log is not None:
@@ -66,7 +67,8 @@ class Watcher:
             "attention/layers.3/drift" and so on are those of a layer. "row_sums", "several_ones"
             and "gain" are means over heads, "bias" is that of the head where it is largest in
             size. "attention/alarm" is 1 from the alarm on, but 0 at a look whose own drift is
-            not above the threshold, and 0 before. Numbers that are not finite are NaN.
+            not above the threshold, and 0 before; a look that is not finite leaves it as it was.
+            Numbers that are not finite are NaN.
         """
         plain = {layer: HeadNumbers(*map(_list, own)) for layer, (_, own) in numbers.items()}
         begun = self._shares.update(
@@ -96,8 +98,9 @@ class Watcher:
             self._on_alarm(begun)
         elif begun is not None:
             print(f"roundscope: {begun}", file=sys.stderr, flush=True)
-        is_on = self.alarm is not None and not (begun is None and look.is_quiet)
-        return flat(look) | {"attention/alarm": float(is_on)}
+        if not look.lost:
+            self._is_on = self.alarm is not None and not (begun is None and look.is_quiet)
+        return flat(look) | {"attention/alarm": float(self._is_on)}
 
 
 def flat(look: Look) -> dict[str, float]:

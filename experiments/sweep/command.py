@@ -219,6 +219,7 @@ def _first_error(frame: "Frame", cells: Sequence[Cell]) -> str | None:
 
 def _show(found: dict[str, Any]) -> None:
     from roundscope.experiments.sweep.conditions.repeats import said
+    from roundscope.experiments.sweep.report.idle import said as changed_nothing
     from roundscope.experiments.sweep.report.words import many
     from roundscope.experiments.sweep.running.dry_run import said as lines_of
 
@@ -242,8 +243,8 @@ def _show(found: dict[str, Any]) -> None:
         shares = sorted(found["parts"].items(), key=lambda part: -part[1])
         parts = [f"{PARTS.get(n, n)} {100 * share:.0f} %" for n, share in shares if share >= 0.005]
         say(f"time: {', '.join(parts)}")
-    for axis in found["changed_nothing"]:
-        say(f"{axis} changed nothing: all metrics are equal, to the bit")
+    for line in changed_nothing(found["changed_nothing"], found["not_finite"] > 0):
+        say(line)
     if found["failed"]:
         say(f"first failure: {found['first_error']}")
         say("to try failed cells again: the same command with --retry-failed")

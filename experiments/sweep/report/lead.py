@@ -122,7 +122,9 @@ def _missing(frame: Frame) -> str:
 
 def seeds(frame: Frame) -> str:
     """Return the caption of the picture of seeds."""
+    infinite = int(lost(frame).cells.sum())
+    left = f" {infinite} of them have NaN or infinite results: no dots." if infinite else ""
     return (
         f"{len(frame.rows)} seeds (dots); line and band: mean and its 95 % t interval over seeds,"
-        " of the logarithm for rms and largest."
+        f" of the logarithm for rms and largest.{left}"
     )

@@ -121,15 +121,16 @@ def test_after_a_cure_the_last_look_is_told(tmp_path):
 
 
 def test_an_alarm_is_not_over_while_a_look_is_loud_or_not_finite(tmp_path):
-    """A look that says nothing, taken for a quiet one."""
+    """A look of NaN, which says nothing, taken for a quiet one, or for one that is loud."""
     watcher = Watcher(threshold=0.1, log=tmp_path / "log", on_alarm=lambda alarm: None)
-    for n, d in enumerate([5.0, 5.0, 5.0, 0.0, math.nan]):
-        found = watcher.look(n, {A: ([0, 1], numbers([d, 0.0]))})
-    assert found["attention/alarm"] == 1.0 and found["attention/not_finite"] == 1.0
+    drifts = [5.0, 5.0, 5.0, math.nan, 0.0, math.nan, 5.0, math.nan, 0.0]
+    found = [watcher.look(n, {A: ([0, 1], numbers([d, 0.0]))}) for n, d in enumerate(drifts)]
+    assert [x["attention/alarm"] for x in found] == [0, 0, 1, 1, 0, 0, 1, 1, 0]
+    assert [x["attention/not_finite"] for x in found] == [0, 0, 0, 1, 0, 1, 0, 1, 0]
     looks = log.read(tmp_path / "log")
-    assert log.over_since(looks) is None and looks[-1].lost == ((A, 0),)
-    watcher.look(5, {A: ([0, 1], numbers([0.0, 0.0]))})
-    assert log.over_since(log.read(tmp_path / "log")) == 5
+    assert looks[3].lost == ((A, 0),) and math.isnan(looks[3].now)
+    over = [log.over_since(looks[:n]) for n in range(1, 10)]
+    assert over == [None, None, None, None, 4, 4, None, None, 8]
 
 
 def test_a_bias_that_is_not_known_hides_behind_no_other():

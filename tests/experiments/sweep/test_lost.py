@@ -18,6 +18,7 @@ from roundscope.experiments.sweep.command import summary
 from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.sweep.measuring.measure import measure
 from roundscope.experiments.sweep.report.effects import shares
+from roundscope.experiments.sweep.report.idle import idle
 from roundscope.experiments.sweep.report.lost import lost
 from roundscope.experiments.sweep.report.report import write
 from roundscope.experiments.sweep.running.run import Outcome
@@ -159,3 +160,11 @@ def test_results_of_an_earlier_version_are_no_mean_over_what_is_left(tmp_path):
     assert (
         "2 of an earlier version, which did not count the NaN and infinities of gradients" in page
     )
+
+
+def test_two_infinite_errors_are_no_axis_that_changed_nothing(tmp_path):
+    """Catches "format.O changed nothing" of cells whose errors are all infinite."""
+    out = tmp_path / "s.sqlite"
+    one = {"injection": f"P:set={2.0**127}:rows=1"}
+    swept(out, [one | {"format.OUT": f} for f in ("bf16", "fp32")])
+    assert idle(frame_of(out)) == []
