@@ -170,7 +170,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
         axes=axes,
         codes=codes,
         condition=condition,
-        numbers={name: x[latest[fine]] for name, x in numbers.items()},
+        numbers=_infinite({name: x[latest[fine]] for name, x in numbers.items()}),
     )
 
 
@@ -225,7 +225,7 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
     columns = {name: _joined(found.pop(name)) for name in tuple(found)}
     rows = Rows({name: columns[name] for name in own})
     none = np.full(len(rows), np.nan)  # a file of before this metric
-    return rows, _infinite({name: columns.get(name, none) for name in METRICS})
+    return rows, {name: columns.get(name, none) for name in METRICS}
 
 
 def _infinite(numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,7 +12,7 @@ from scipy import stats
 from roundscope.experiments.cli import main as cli
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.cell import Result
-from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
+from roundscope.experiments.sweep.measuring.metrics import METRICS, NOT_FINITE, SITE_METRICS
 from roundscope.experiments.sweep.report import captions, effects
 from roundscope.experiments.sweep.report.report import write
 from roundscope.experiments.sweep.report.slices import slice_of
@@ -21,6 +21,7 @@ from roundscope.experiments.sweep.storage.store import writing
 from tests.experiments.sweep.fakes import cell
 
 FORMATS, SIZES = ("fp32", "bf16", "fp16"), (64, 128, 256)
+NONE_LOST = dict.fromkeys(NOT_FINITE, 0.0)
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ def test_a_cell_computed_again_counts_once(path):
     save(path, ({"seed": 0}, {"rms": 1.0}))
     of = replace(cell(what="gaussian"), content="another file")
     with writing(path) as store:
-        store.save([(of, Result(key=of.key, metrics=dict.fromkeys(METRICS, 3.0)))])
+        store.save([(of, Result(key=of.key, metrics=dict.fromkeys(METRICS, 3.0) | NONE_LOST))])
     frame = frame_of(path)
     assert frame.repeated == 1 and list(frame.metric("rms")) == [3.0]
 
@@ -354,7 +355,7 @@ def test_mixed_engines_inputs_backward_and_failures(path):
     cells = [
         (
             {"engine": e, "input": i, "seed": s, "backward": True},
-            numbers(0.1 + s) | dict.fromkeys(METRICS, 0.5),
+            numbers(0.1 + s) | dict.fromkeys(METRICS, 0.5) | NONE_LOST,
         )
         for e in ("numpy", "xla")
         for i in ("gaussian", "sink")
@@ -413,7 +414,9 @@ def test_verb(path, tmp_path, capsys):
     save(path, ({}, numbers(0.25)))
     with pytest.raises(SystemExit) as stop:
         cli.main(["report", str(path), "--out", str(tmp_path / "x.html")])
-    assert not stop.value.code and capsys.readouterr().out == f"written: {tmp_path / 'x.html'}\n"
+    answer, written = capsys.readouterr().out.splitlines()
+    assert not stop.value.code and written == f"written: {tmp_path / 'x.html'}"
+    assert answer.startswith("One condition, one seed: rms from float64 is 0.25")
 
 
 def test_out_that_cannot_be(path, tmp_path):
