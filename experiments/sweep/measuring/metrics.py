@@ -40,6 +40,7 @@ METRICS: dict[str, str] = {
         "entries of out that are NaN or infinite where golden is not, or the other way round; if"
         " there is one, every deviation of out is infinite, and a signed mean NaN"
     ),
+    "not_finite_row": "row of the first of them, (batch entry T + query) N + head; -1 for none",
     "unfused_max_abs": (
         "largest |unfused - golden|: the same formats, softmax first and P V over the whole row"
     ),
@@ -52,6 +53,7 @@ METRICS: dict[str, str] = {
     "rescales": "key tiles after the first whose ALPHA was not 1, mean over rows",
     "lse_max_abs": "largest |lse - golden|",
     "lse_not_finite": "not_finite of lse",
+    "dq_not_finite_row": "row of the first entry of dq that is not finite, as of out",
     **{
         f"{g}_{name}": f"{meaning} of {g} - golden"
         for g in GRADIENTS
@@ -134,6 +136,7 @@ def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
         "mean_ulps": found["mean"] / ulp,
         "mean_ulps_se": found["mean_se"] / ulp,
         "not_finite": _lost(s),
+        "not_finite_row": _first(s),
     }
 
 
@@ -179,6 +182,7 @@ def backward(sums: dict[str, Sums]) -> Metrics:
             "not_finite": _lost(s),
         }
         found |= {f"{g}_{name}": value for name, value in seen.items()}
+    found["dq_not_finite_row"] = _first(sums["dq"])
     s = sums["delta"]
     coherence = np.where(s["n"] > 0, _ratio(np.abs(s["sum"]), np.sqrt(s["square"])), np.nan)
     more = {"delta_coherence": _signed(s, coherence), "delta_not_finite": _lost(s)}
@@ -227,6 +231,11 @@ def _site(trace: Trace, name: str) -> Metrics:
 
 def _lost(s: Sums) -> np.ndarray:
     return np.asarray(s["lost"]).astype(np.float64)
+
+
+def _first(s: Sums) -> np.ndarray:
+    """Return the row of the first lost entry; -1 if there is none."""
+    return np.where(s["lost"] > 0, s["first"], -1.0)
 
 
 def _error(s: Sums, x: np.ndarray) -> np.ndarray:

@@ -31,12 +31,14 @@ class Lost:
 
     cells    (cells,) of bool;  results: result -> (the number of its cells, the most entries)
     first    the parameters that vary of the first of them, in words
+    place    the batch entry, query and head of its first such entry, in words; may be empty
     event    the first event of that cell that made such a number, in words; empty if none did
     """
 
     cells: np.ndarray
     results: dict[str, tuple[int, int]]
     first: str = ""
+    place: str = ""
     event: str = ""
 
 
@@ -59,9 +61,27 @@ def lost(frame: Frame) -> Lost:
     }
     if not cells.any():
         return Lost(cells=cells, results=results)
-    row = frame.rows[int(np.flatnonzero(cells)[0])]
+    number = int(np.flatnonzero(cells)[0])
+    row = frame.rows[number]
     words = " ".join(f"{name}={row[name]}" for name in frame.names)
-    return Lost(cells=cells, results=results, first=words, event=_event(frame, row))
+    return Lost(
+        cells=cells,
+        results=results,
+        first=words,
+        place=_place(frame, number, row),
+        event=_event(frame, row),
+    )
+
+
+def _place(frame: Frame, number: int, row: Row) -> str:
+    """Return where the first lost entry of out, or of dq, of a cell stands."""
+    for name, result in (("not_finite_row", "out"), ("dq_not_finite_row", "dq")):
+        place = frame.metric(name)[number]
+        if place >= 0.0:
+            query, head = divmod(int(place), int(row["N"]))
+            entry, query = divmod(query, int(row["T"]))
+            return f" {result} has one first at batch entry {entry}, token {query}, head {head}"
+    return ""
 
 
 def sentence(frame: Frame, found: Lost) -> str:
@@ -77,6 +97,7 @@ def sentence(frame: Frame, found: Lost) -> str:
     text = f"{has} NaN or infinite results{where}, and their errors are infinite"
     text += f": {listed(parts)}." if parts else ", as squares of errors overflow."
     first = f" In the first ({found.first})" if found.first else " There"
+    first += f"{found.place}, and" if found.place else ""
     if not found.event:
         return f"{text}{first} no event overflows, so a sum does: `roundscope trace` shows where."
     return f"{text}{first} the first event that counts some is {found.event}."

@@ -55,8 +55,8 @@ FAULTS = (
         kind="statistics",
         imitates="Entries that are infinite are no fault; only NaN is counted.",
         file="experiments/sweep/measuring/sums.py",
-        old="_count(~finite & ~same)",
-        new="_count(xp.isnan(d) & ~same)",
+        old="lost = ~finite & ~same",
+        new="lost = xp.isnan(d) & ~same",
         tests=("tests/experiments/sweep/test_metrics.py",),
     ),
     Fault(

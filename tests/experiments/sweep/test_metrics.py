@@ -113,7 +113,7 @@ def test_one_entry_that_is_lost_decides(result, value):
     mine = {n: x + 1e-3 * random.standard_normal(x.shape) for n, x in exact.items()}
     before = numbers(mine["out"], exact["out"], more=mine, exact=exact)
     mine[result] = mine[result].copy()
-    mine[result].flat[5] = value
+    mine[result].flat[11] = value
     found = numbers(mine["out"], exact["out"], more=mine, exact=exact)
     prefix = "" if result == "out" else f"{result}_"
     for name, x in found.items():
@@ -123,6 +123,9 @@ def test_one_entry_that_is_lost_decides(result, value):
         assert np.array_equal(x, before[name], equal_nan=True), name
     lost = comparison.lost(mine[result], exact[result])
     assert found[f"{prefix}not_finite"][0] == lost.count == 1
+    if result in ("out", "dq"):
+        _, query, head, _ = lost.first
+        assert found[f"{prefix}not_finite_row"][0] == 2 * query + head
     if f"{prefix}rel_rms" in found:
         assert found[f"{prefix}rel_rms"][0] == comparison.relative_rms(mine[result], exact[result])
         assert before[f"{prefix}rel_rms"][0] < 1e-2
