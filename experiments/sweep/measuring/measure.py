@@ -56,10 +56,10 @@ def group(cell: Cell) -> Hashable:
     from roundscope.attention.plans.traced import structure
 
     names = ("engine", "T", "S", "N", "H", "block_q", "block_k", "causal", "backward")
-    names = (*names, *OF_CALL)
     # a file may have its own scale and key heads
     file = "" if cell["input"] in FAMILIES else cell["input"]
-    return (*(cell[name] for name in names), structure(cell.plan), cell.inject, file, cell.content)
+    own = (cell[name] for name in (*names, *OF_CALL))
+    return (*own, structure(cell.plan), cell.inject, file, cell.content)
 
 
 def batch_size(cell: Cell) -> int:
