@@ -32,8 +32,8 @@ PLANTED = {  # what is planted -> (parameters, results that are lost, the event 
     "an event": (
         {"injection": f"P:set={2.0**127}:rows=3"},
         {"out", "delta", "dq", "dk"},
-        "out has one first at batch entry 0, token 3, head 0, and the first event that counts some is"
-        " O (fp32), with 1 NaN",
+        "out has one first at batch entry 0, token 3, head 0, and the first event that counts"
+        " some is O (fp32), with 1 NaN",
     ),
     "a gradient": (
         {"injection": f"DS:set={2.0**127}:rows=0:12"},
