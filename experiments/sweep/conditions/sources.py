@@ -28,6 +28,7 @@ class FileSizes:
     key_heads    number of key heads;  width: features of v;  has_do: whether the layer has do
     causal       whether the call was causal; None if the file does not say
     says         what it has of `cell.OF_CALL`, in the words of these axes; "file" is a tensor in it
+    notes        what else a reader of the results should know of the file
     """
 
     content: str  # SHA-256 of the file
@@ -40,6 +41,7 @@ class FileSizes:
     has_do: bool
     causal: bool | None = None
     says: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -83,6 +85,7 @@ def sizes_of(name: str) -> FileSizes | None:
         has_do=x.do is not None,
         causal=x.is_causal,
         says={axis: word for axis, word in says.items() if word is not None},
+        notes=x.notes,
     )
 
 
@@ -126,6 +129,7 @@ def told(name: str, file: FileSizes, parameters: Mapping[str, Value]) -> str:
             kept.append(axis if said == "file" else f"{axis}={said}")
     parts = [f"as the file says, {' '.join(kept)}"] if kept else []
     parts += [f"as asked, {', '.join(changed)}"] if changed else []
+    parts += file.notes
     return f"input {name}: {'; '.join(parts)}" if parts else ""
 
 

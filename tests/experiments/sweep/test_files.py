@@ -21,6 +21,7 @@ from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.sweep.measuring.measure import measure
 from roundscope.experiments.sweep.report.report import write
 from roundscope.experiments.sweep.storage.frames import frame_of
+from roundscope.experiments.tensors.layers import read_layers
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.run import observe
 
@@ -117,8 +118,6 @@ def test_numbers_are_those_of_the_call_that_the_file_says(file, name):
 
 def test_numbers_are_those_of_a_trace(file):
     """Catches a sweep and a trace of one file that tell two stories."""
-    from roundscope.experiments.tensors.layers import read_layers
-
     path, _, _ = file("all", **CALLS["all"])
     (found,) = measure([cell_of(POINT | {"input": path})])
     plan = Plan.preset("fa2-bf16")
@@ -161,6 +160,13 @@ def test_what_is_asked_comes_before_what_the_file_says(file, name):
     assert "as the file says" in said.note and name in said.note.partition("as asked")[0]
     assert f"as asked, {name}=" in asked.note and "(the file: " in asked.note
     assert said.key != asked.key
+
+
+def test_what_else_a_file_says_is_told(file):
+    """Catches a tensor that nobody reads, or dropout that is not repeated, without a word."""
+    path, _, _ = file("dropped", dropout=0.1)
+    (note,) = read_layers(path)[0].notes
+    assert "dropped weights with probability 0.1" in note and note in cell_of({"input": path}).note
 
 
 def test_sizes_that_are_asked_cut_and_say_so(file):
