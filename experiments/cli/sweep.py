@@ -19,8 +19,9 @@ def sweep(
                 "The axes with their values, as in preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10"
                 " O=bf16,fp32 PV.sum=exact,hopper:bf16; or an axes.toml. A range a:b:step leaves b"
                 " out. Axes: {axes}; of one event: SITE, SITE.sum, SITE.mode, or {per_site} with"
-                " .SITE. The defaults are T=256 N=4 H=64, tile 64, fa2, gaussian. --axes prints"
-                " the values of each axis; docs/reference/grammar.md explains every word."
+                " .SITE. The defaults are T=256 N=4 H=64, tile 64, fa2, gaussian; input=FILE is the"
+                " call that the file says, of all its layers. --axes prints the values of each"
+                " axis; docs/reference/grammar.md explains every word."
             ),
         ),
     ] = None,
