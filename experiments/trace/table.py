@@ -19,7 +19,7 @@ HEADS = (
     "up (+) or\ndown, ulps",
     "z",
     "",
-    "away (+) from\nzero, ulps",
+    "away (+)\nfrom zero",
     "z",
     "",
     "mean\n|error|",
@@ -29,7 +29,7 @@ HEADS = (
 )
 
 
-NARROW = 116  # characters per line of the whole table
+NARROW = 112  # characters per line of the whole table
 LEFT_OUT = (5, 12, 13, 15)  # columns of the table that a narrower screen does not show
 
 
@@ -120,8 +120,8 @@ def _rounds_inside(s: Summary, site: Site) -> bool:
 def legend(s: Summary) -> str:
     """Return a line that explains the marks."""
     text = (
-        f"▲ ▼ biased, up or down or away from zero or toward it (|z| > {s.limit:.1f}, rows' signs"
-        " flipped)   · not biased"
+        f"Mean errors in ulps: up or down, and counted away from zero. ▲ ▼ biased (|z| > {s.limit:.1f},"
+        " rows' signs flipped)   · not biased"
     )
     return text + ("   = biased by rows, not by distinct arguments" if s.cleared else "")
 

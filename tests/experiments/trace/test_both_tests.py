@@ -58,7 +58,7 @@ def test_every_truncated_event_is_marked(plain):
         assert away.is_biased and away.lean.mean < -0.1 * marked[name].share("inexact"), name
 
 
-@pytest.mark.parametrize("name", ["DS", "DQ_OUT", "DV_OUT"])
+@pytest.mark.parametrize("name", ["DS", "DQ_OUT"])
 def test_an_event_that_is_truncated_is_named(name):
     """The same alone, where up and down cancel and nothing else is biased."""
     found = summary(in_mode(PLAN, RoundingMode.TOWARD_ZERO, Site[name]))
