@@ -109,7 +109,9 @@ def _bias(s: Summary) -> str:
     cause = culprit(s.seen.budget, s.biased_results[0])
     if cause is not None:
         change = f"{100 * cause.gain[first]:+.2g} %"
-        text += f" The largest cause is {line_words(cause)}, which alone changes {first} by {change}."
+        text += (
+            f" The largest cause is {line_words(cause)}, which alone changes {first} by {change}."
+        )
     return text
 
 

@@ -157,7 +157,9 @@ def _bias_words(s: Summary, e: Event) -> str:
     moved = e.counts["away"] + e.counts["toward"]
     away = e.counts["away"] / moved if moved else 0.5
     share = max(away, 1 - away)
-    zero = f"{100 * share:.0f} % of its inexact events {'away from' if away >= 0.5 else 'toward'} zero"
+    zero = (
+        f"{100 * share:.0f} % of its inexact events {'away from' if away >= 0.5 else 'toward'} zero"
+    )
     small = ", a relative error below 1e-8" if e.relative < 1e-8 else ""
     return f"{_named(s, e.name)} {_ways(e)} {e.format.name} ulp ({zero}){small}"
 
@@ -185,11 +187,10 @@ def _cleared(s: Summary) -> str:
     if not s.cleared:
         return ""
     parts = ", ".join(f"{_named(s, e.name)} ({e.distinct:,})" for e in s.cleared)
-    one = len(s.cleared) == 1
     return (
-        f"{parts} {'looks' if one else 'look'} biased row by row, but many rows share few distinct"
-        " arguments (their number in brackets); with one random sign per argument"
-        f" {'it is' if one else 'they are'} not biased."
+        f"{parts} {'looks' if len(s.cleared) == 1 else 'look'} biased row by row, but many rows"
+        " share few distinct arguments (their number in brackets); with one random sign per"
+        " argument that may be chance."
     )
 
 

@@ -21,7 +21,9 @@ from roundscope.experiments.trace.words import sentence, short
 from tests.experiments.trace.inputs import asked
 
 PLAN = replace(
-    Plan.preset("fa2-bf16").rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.DO), rounding("bf16"))),
+    Plan.preset("fa2-bf16").rounded(
+        dict.fromkeys((Site.Q, Site.K, Site.V, Site.DO), rounding("bf16"))
+    ),
     name="fa2-bf16 of cast inputs",
 )
 
