@@ -22,8 +22,8 @@ STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over
 Summary = tuple[Array, Array, Array, Array, Array]
 
 # What was recorded, by name: under "<SITE>" and "<SITE>.step" a `Summary`, under these names with
-# ".away" behind a `Summary` of |before| and its rounding, under "<SITE>.ones" an array of counts per
-# row, and under "<SITE>.events" the pair (before, after).
+# ".away" behind a `Summary` of |before| and its rounding, under "<SITE>.ones" an array of counts
+# per row, and under "<SITE>.events" the pair (before, after).
 Seen = dict[str, Any]
 
 

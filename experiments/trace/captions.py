@@ -84,7 +84,8 @@ def _bias_caption(s: Summary) -> str:
     answer = f"{biased} of the {rounding}" if biased else f"None of the {rounding}"
     return (
         "Which events have a mean error that random signs would not give?"
-        f" {answer} events that round. Left, errors up or down (red: biased upward, blue: downward);"
+        f" {answer} events that round. Left, errors up or down (red: biased upward, blue:"
+        " downward);"
         " right, the same errors counted away from zero (red: biased away from it, blue: toward"
         " it)."
     )

@@ -120,8 +120,8 @@ def _rounds_inside(s: Summary, site: Site) -> bool:
 def legend(s: Summary) -> str:
     """Return a line that explains the marks."""
     text = (
-        f"Mean errors in ulps: up or down, and counted away from zero. ▲ ▼ biased (|z| > {s.limit:.1f},"
-        " rows' signs flipped)   · not biased"
+        "Mean errors in ulps: up or down, and counted away from zero. ▲ ▼ biased"
+        f" (|z| > {s.limit:.1f}, rows' signs flipped)   · not biased"
     )
     return text + ("   = biased by rows, not by distinct arguments" if s.cleared else "")
 

@@ -116,8 +116,8 @@ def _biased(s: Summary) -> str:
     beyond = "up or down or away from zero"
     if s.biased_results:
         return (
-            f"No single event is biased beyond chance, {beyond} (|z| > {s.limit:.1f}, {count} events"
-            f" round), but {_results_words(s)}."
+            f"No single event is biased beyond chance, {beyond} (|z| > {s.limit:.1f},"
+            f" {count} events round), but {_results_words(s)}."
         )
     return (
         f"No event is biased: of {count} events that round, none has a mean error, {beyond}, that"

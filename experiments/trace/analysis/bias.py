@@ -6,12 +6,12 @@ Two questions are asked of every event: are its errors biased up or down, and ar
 from zero or toward it? Truncation of numbers of both signs answers no to the first and yes to the
 second. For the second, the errors of negative numbers have their signs changed.
 
-The null hypothesis of both: flip the signs of all errors of a row together, by a fair coin per row. The sum
-over rows then has mean 0 and variance sum_r s_r^2, where s_r is a row's sum of signed ulps, so
-z = sum_r s_r / sqrt(sum_r s_r^2). Errors inside a row may depend on each other in any way. Where
-rows share arguments (exp of a BF16 number has few), equal arguments make equal errors, so a coin is
-also flipped once per distinct argument. The larger of the two variances counts, but never less than
-that of independent events, which is the sum of squares of all errors.
+The null hypothesis of both: flip the signs of all errors of a row together, by a fair coin per row.
+The sum over rows then has mean 0 and variance sum_r s_r^2, where s_r is a row's sum of errors in
+ulps, so z = sum_r s_r / sqrt(sum_r s_r^2). Errors inside a row may depend on each other in any way.
+Where rows share arguments (exp of a BF16 number has few), equal arguments make equal errors, so a
+coin is also flipped once per distinct argument. The larger of the two variances counts, but never
+less than that of independent events, which is the sum of squares of all errors.
 """
 
 import math
@@ -45,7 +45,7 @@ class Lean:
 
 
 def threshold(tests: int) -> float:
-    """Return the |z| that any of `tests` tests without a bias exceeds with probability FALSE_ALARMS.
+    """Return the |z| that any of `tests` unbiased ones exceeds with probability FALSE_ALARMS.
 
     The correction for the number of tests is Bonferroni's.
     """
@@ -139,7 +139,7 @@ class Event:
 
     @property
     def is_shared(self) -> bool:
-        """Whether flips of rows alone show a bias, and none is left where arguments share a coin."""
+        """Whether flips of rows alone show a bias, and coins of distinct arguments do not."""
         return not self.is_biased and (self.signed.is_shared or self.away.is_shared)
 
     @property
