@@ -95,7 +95,7 @@ def count(n: int) -> str:
 def folded(s: Summary) -> list[str]:
     """Return lines that name the events without a line of their own in the table."""
     exact = [e.name for e in s.events if e not in s.rounding]
-    inside = [site for site in PRODUCTS if _rounds_inside(s, site)]
+    inside = [str(site) for site in PRODUCTS if _rounds_inside(s, site)]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
     kinds = {
         "the last rounding changes nothing (what is before it may be inexact)": exact,
