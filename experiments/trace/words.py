@@ -105,7 +105,8 @@ def _vanishing(s: Summary) -> str:
 def _biased(s: Summary) -> str:
     """Return which events are biased, and that results are biased if no event explains it."""
     if not s.rounding:
-        return "Nothing rounds: every event of this plan is exact on these tensors."
+        but = f", but {_results_words(s)}" if s.biased_results else ""
+        return f"No event rounds: each of this plan is exact on these tensors{but}."
     count, biased = len(s.rounding), s.biased_events
     if biased:
         first = "; ".join(_bias_words(s, e) for e in biased[:4])
@@ -130,8 +131,10 @@ def _unexplained(s: Summary) -> str:
     if not s.biased_results:
         return ""
     line = culprit(s.seen.budget, s.biased_results[0])
-    marked = {e.name for e in s.biased_events}
-    if line is None or any(name in marked for name in line.part.name.split("+")):
+    if line is None or not line.part.places:
+        return ""
+    names = {f"{site}.step" if step else str(site) for site, step in line.part.places}
+    if names.intersection(e.name for e in s.biased_events):
         return ""
     return f"No test of events marks what makes results biased: {_results_words(s)}."
 

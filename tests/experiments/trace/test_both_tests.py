@@ -130,6 +130,8 @@ def test_a_biased_result_never_stands_beside_no_event_is_biased(plain):
             first = s.biased_results[0]
             way = "long" if first.gain.mean > 0 else "short"
             assert f"round), but {first.name} is too {way} by" in text
+        alone = sentence(replace(s, events=[]))
+        assert alone.startswith("No event rounds") and is_biased == ("is too " in alone)
     assert len(cases) == 4
 
 
