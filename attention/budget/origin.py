@@ -16,7 +16,7 @@ import numpy as np
 
 from roundscope.attention.arguments import injections_given, plans_given, served_given
 from roundscope.attention.budget.call import RESULTS, Call, Results, exact_of
-from roundscope.attention.budget.parts import event_part, exactly, promotion, sum_part
+from roundscope.attention.budget.parts import event_part, exactly, promotion
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.places import OF_SPLITS, in_traces
@@ -65,7 +65,7 @@ OF_DELTA = frozenset({Site.OD, Site.DOO, Site.DELTA})
 # the events that round a sum of products which is another site's
 SUMS = {Site.DPQ: Site.DP, Site.DQP: Site.DQ, Site.DKP: Site.DK, Site.DVP: Site.DV}
 BYTES = 256 << 20  # size of the events that are held at once
-TRIES = 8  # events that are widened, one after another, to find what avoids a loss
+TRIES = 16  # events that are widened, one after another, to find what avoids a loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,14 +146,14 @@ class NotFinite:
                 text += f"; {' '.join(self.avoided_by)} {'avoid' if many else 'avoids'} it"
         elif self.lost:
             name = next(iter(self.lost))
-            text += f", first at {_first(name, self.lost[name])}"
+            text += f", {_first(name, self.lost[name])}"
         if self.shared:
             whose = "exact attention" if self.against == "exact" else self.against
             also = _listed([x.words(WHAT[name]) for name, x in self.shared.items()])
             also = f"{also}, as under {whose}, and take no part in the errors"
             text = f"{text}; {also}" if text else also
         for name, x in self.inputs.items():
-            text += f"; {x.words(f'numbers of {name}')}, first at {_first(name, x)}"
+            text += f"; {x.words(f'numbers of {name}')}, {_first(name, x)}"
         return f"{text}."
 
     def numbered(self, heads: np.ndarray, key_heads: np.ndarray) -> "NotFinite":
@@ -203,11 +203,12 @@ def _listed(texts: list[str]) -> str:
 
 
 def _first(name: str, x: Lost) -> str:
-    """Return the first place of a result or an input, batch entry and head before the row."""
+    """Return the first place, or the only one, with batch entry and head before the row."""
     assert x.first is not None
     place = dict(zip(AXES[name], x.first, strict=True))
     order = ("batch entry", "head", "key head", "token", "key", "feature")
-    return place_words({n: place[n] for n in order if n in place})
+    words = place_words({n: place[n] for n in order if n in place})
+    return f"{'at' if x.count == 1 else 'first at'} {words}"
 
 
 def losses(own: Results, want: Results) -> dict[str, Lost]:
@@ -259,7 +260,7 @@ def not_finite(
         >>> print(not_finite(q, k, v, plan="all:fp16", block_k=2))
         8 of 8 outputs are infinite, first at PV.step: batch entry 0, head 0, token 0, feature 0, \
 from key tile 0 on; the exact value of it is 120,000, the largest number of fp16 is 65,504; \
-PV=fp32 PV.sum=ascending O=fp32 avoid it.
+PV.sum=ascending PV=fp32 O=fp32 AO=fp32 avoid it.
     """
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
     heads = np.shape(q)[2]

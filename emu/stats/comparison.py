@@ -69,7 +69,7 @@ def agree(own: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 def is_lost(own: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Return where the two results differ, and one of them is not finite."""
-    return ~agree(own, want) & ~(np.isfinite(own) & np.isfinite(want))
+    return np.asarray(~agree(own, want) & ~(np.isfinite(own) & np.isfinite(want)))
 
 
 def lost(own: np.ndarray, want: np.ndarray | None = None) -> Lost:

@@ -78,7 +78,7 @@ def running(seen: Observed, several: np.ndarray | None) -> Running | None:
     """Evaluate equation 5 at the most biased place where the whole row has several P = 1.
 
     If there is none among the candidates, the most biased place of all is taken. Returns None if no
-    event after P V is narrower than binary32.
+    event after P V is narrower than binary32, and if the sum or its rounding is not finite.
     """
     site, first = _rounding_site(seen), None
     if site is None:
@@ -88,8 +88,12 @@ def running(seen: Observed, several: np.ndarray | None) -> Running | None:
         row = _row(seen, *place)
         first = first or (place, row)
         if (row[0] == 1.0).sum() > 1:
-            return _running(seen, site, place, row)
-    return None if first is None else _running(seen, site, *first)
+            return _of_finite(_running(seen, site, place, row))
+    return None if first is None else _of_finite(_running(seen, site, *first))
+
+
+def _of_finite(run: Running) -> Running | None:
+    return run if np.isfinite(run.error).all() and np.isfinite(run.total).all() else None
 
 
 def _running(
