@@ -138,7 +138,7 @@ class NotFinite:
 
     def __str__(self) -> str:
         """Return the sentence: counts, first event and place, value before it, what avoids it."""
-        text = _listed([x.words(WHAT[name]) for name, x in self.lost.items()])
+        text = _counts(self.lost)
         if self.origin is not None:
             text += f", first at {self.origin.words}"
             if self.avoided_by:
@@ -149,8 +149,7 @@ class NotFinite:
             text += f", {_first(name, self.lost[name])}"
         if self.shared:
             whose = "exact attention" if self.against == "exact" else self.against
-            also = _listed([x.words(WHAT[name]) for name, x in self.shared.items()])
-            also = f"{also}, as under {whose}, and take no part in the errors"
+            also = f"{_counts(self.shared)}, as under {whose}, and take no part in the errors"
             text = f"{text}; {also}" if text else also
         for name, x in self.inputs.items():
             text += f"; {x.words(f'numbers of {name}')}, {_first(name, x)}"
@@ -200,6 +199,17 @@ def place_words(place: Mapping[str, int]) -> str:
 
 def _listed(texts: list[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _counts(found: dict[str, Lost]) -> str:
+    """Return the counts of results in words: results after the first that are all NaN together."""
+    first = next(iter(found), "")
+    whole = [n for n, x in found.items() if n != first and x.nan == x.of]
+    texts = [x.words(WHAT[n]) for n, x in found.items() if n not in whole]
+    if whole:
+        names = [n.replace("lse", "L") for n in whole]
+        texts.append(f"all numbers of {_listed(names)} are NaN")
+    return _listed(texts)
 
 
 def _first(name: str, x: Lost) -> str:

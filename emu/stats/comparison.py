@@ -127,8 +127,8 @@ def relative_rms(own: np.ndarray, want: np.ndarray, of: np.ndarray | None = None
         return math.inf
     if off.size and np.isnan(want).all():
         return math.nan
-    size = float(np.square(_finite(want if of is None else of)).sum())
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.square(_finite(want if of is None else of)).sum())
         return float(np.sqrt(np.square(off).sum() / size)) if size else 0.0
 
 
@@ -143,8 +143,9 @@ def gain(own: np.ndarray, want: np.ndarray, of: np.ndarray | None = None) -> flo
     if not np.isfinite(off).all():
         return math.nan
     along = _finite(want if of is None else of)
-    size = float(np.square(along).sum())
-    return float((off * along).sum() / size) if size else 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.square(along).sum())
+        return float((off * along).sum() / size) if size else 0.0
 
 
 def _finite(x: np.ndarray) -> np.ndarray:
