@@ -30,8 +30,8 @@ FAULTS = (
         kind="not finite",
         imitates="The first event that overflows is widened, and nobody looks whether that helps.",
         file="attention/budget/origin.py",
-        old="        if not here:\n            gone = losses(",
-        new="        if words or not here:\n            return tuple(words)\n            gone = losses(",
+        old="        if not here:\n",
+        new="        if words:\n            return tuple(words)\n        if not here:\n",
         tests=ORIGIN,
     ),
     Fault(
@@ -71,8 +71,8 @@ FAULTS = (
         kind="not finite",
         imitates="The page of an output that is NaN opens with a green box.",
         file="experiments/trace/report.py",
-        old="    is_bad = any(s.biased_results or s.seen.not_finite is not None for s in summaries)",
-        new="    is_bad = any(s.biased_results for s in summaries)",
+        old="any(s.biased_results or s.seen.not_finite is not None for s in summaries)",
+        new="any(s.biased_results for s in summaries)",
         tests=TRACE,
     ),
     Fault(
