@@ -74,11 +74,15 @@ def test_scores_beyond_binary32():
 
 
 def test_masked_scores_do_not_count():
-    """The event of a score that nobody sees, in place of the one that loses the output."""
+    """The event of a score that nobody sees, in place of the one that loses the output.
+
+    Token 3 sees four keys, whose V add up to 65536; its score with key 5 is beyond binary32.
+    """
     q, k, v, _ = call()
-    q[..., 0], k[1, 7, 1, 0] = 1e20, 1e20  # key 7 is infinite for all but token 7
-    found = not_finite(q, k, v, plan="fp32", scale=1.0, is_causal=True)
-    assert found.origin.place["token"] == 7 and found.lost["out"].count == 4
+    q[..., 0], k[1, 5, 1, 0] = 1e20, 1e20
+    found = not_finite(q, k, v, plan=narrow("O=fp16"), scale=1.0, is_causal=True)
+    assert found.lost["out"].first == (1, 3, 1, 3)
+    assert (found.origin.event, found.origin.value) == ("O", 65536.0)
 
 
 @pytest.mark.parametrize("number", [np.inf, np.nan])
