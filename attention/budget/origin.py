@@ -20,6 +20,7 @@ from roundscope.attention.budget.parts import event_part, exactly, promotion
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.places import OF_SPLITS, in_traces
+from roundscope.attention.plans.choices import KeyOrder, QueryOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import (
     BACKWARD,
@@ -65,6 +66,7 @@ OF_DELTA = frozenset({Site.OD, Site.DOO, Site.DELTA})
 # the events that round a sum of products which is another site's
 SUMS = {Site.DPQ: Site.DP, Site.DQP: Site.DQ, Site.DKP: Site.DK, Site.DVP: Site.DV}
 BYTES = 256 << 20  # size of the events that are held at once
+MANY = 1 << 16  # lost entries of an event among which the first is looked for
 TRIES = 16  # events that are widened, one after another, to find what avoids a loss
 
 
@@ -545,17 +547,20 @@ def _described(
     gone: np.ndarray,
 ) -> tuple[tuple[int, ...], Origin]:
     """Return the order of a site's first loss, and its description."""
-    block_k = min(part.options.get("block_k") or 128, part.k.shape[1])
     axes = ["batch entry", "key head" if site in KEY_SITES else "head"]
     if gone.ndim == 5 or (gone.ndim == 4 and site.axes is Axes.T):
         axes.append("query tile" if site.axes is Axes.SH else "key tile")
     axes.append("key" if site.axes is Axes.SH else "token")
     last = {Axes.T: "lane", Axes.TS: "key"}.get(site.axes, "feature")
     axes += [last] * (len(axes) < gone.ndim)
-    at = tuple(int(i) for i in np.unravel_index(int(gone.argmax()), gone.shape))
-    place = dict(zip(axes, at, strict=True))
-    if site.axes is Axes.TS:
-        place["key tile"] = place["key"] // block_k
+    found = np.flatnonzero(gone)[:MANY]
+    places = dict(zip(axes, np.unravel_index(found, gone.shape), strict=True))
+    if site.axes is Axes.TS and site.stage != "inputs":
+        places["key tile"] = places["key"] // _blocks(part)[1]
+    ranks = _ranks(part, plan, site, places)
+    first = int(ranks.argmin())
+    at = np.unravel_index(int(found[first]), gone.shape)
+    place = {n: int(i[first]) for n, i in places.items()}
     value, result = float(before[at]), float(after[at])
     product = _product(plan, site)
     inside = product is not None and not math.isfinite(value)
@@ -568,8 +573,7 @@ def _described(
         if site in OF_DELTA
         else {False: 1, True: 4}[site.stage == "backward"] + (site in ONCE)
     )
-    tile = place.get("key tile", place.get("query tile", 0)) if stage in (1, 4) else 0
-    return (stage, tile, list(Site).index(site)), Origin(
+    return (stage, int(ranks[first]) if stage in (1, 4) else 0, list(Site).index(site)), Origin(
         event=f"{product}.step" if inside else str(site),
         place=place,
         becomes=result,
@@ -579,6 +583,31 @@ def _described(
         largest=math.nan if block else kind.format.max_finite,
         injected=math.isfinite(value) and any(i.site is site for i in part.inject),
     )
+
+
+def _blocks(part: Call) -> tuple[int, int]:
+    """Return how many queries and keys a tile of a call has."""
+    sizes = part.q.shape[1], part.k.shape[1]
+    given = (part.options.get(name) or 128 for name in ("block_q", "block_k"))
+    block_q, block_k = (min(block, size) for block, size in zip(given, sizes, strict=True))
+    return block_q, block_k
+
+
+def _ranks(part: Call, plan: Plan, site: Site, places: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the place of each event's tile in the plan's order of tiles."""
+    if "query tile" in places:
+        tiles = places["query tile"]
+        return -tiles if plan.query_order is QueryOrder.DESCENDING else tiles
+    some = next(iter(places.values()))
+    tiles = places.get("key tile", np.zeros_like(some))
+    if site.stage != "forward" or plan.key_order is KeyOrder.ASCENDING:
+        return tiles
+    if plan.key_order is KeyOrder.DESCENDING:
+        return -tiles
+    block_q, block_k = _blocks(part)
+    first_row = places["token"] // block_q * block_q
+    is_cut = bool(part.options.get("is_causal")) & ((tiles + 1) * block_k - 1 > first_row)
+    return np.where(is_cut, tiles - part.k.shape[1], tiles)  # these come first
 
 
 def _product(plan: Plan, site: Site) -> Site | None:

@@ -45,6 +45,24 @@ def test_a_running_output_in_fp16():
     ) in str(found)
 
 
+@pytest.mark.parametrize(
+    ("order", "tile"), [("ascending", 1), ("descending", 2), ("masked-first", 0)]
+)
+def test_tiles_count_in_the_order_of_the_plan(order, tile):
+    """The last tile, which sees infinity, named as the first one in a plan that begins there.
+
+    Token 7 sees eight keys in four tiles; two tiles add up to 65536. With the tile that causality
+    cuts first, the second one is tile 0.
+    """
+    q, k, v, _ = call()
+    plan = narrow("O=fp16", f"key_order={order}")
+    mask = np.zeros((1, 1, TOKENS, TOKENS), bool)
+    mask[..., 7, :] = True
+    begin = not_finite(q, k, v, plan=plan, block_q=2, block_k=2, is_causal=True, mask=mask).origin
+    assert begin.event == "O" and begin.value == 65536.0
+    assert (begin.place["token"], begin.place["key tile"]) == (7, tile)
+
+
 def test_a_step_inside_a_sum():
     """A sum that overflows at an addition, of which its event sees infinity alone."""
     plan = narrow("PV.sum=ascending:fp16")
