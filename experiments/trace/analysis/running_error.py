@@ -128,7 +128,8 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     layer, request = seen.layer, seen.request
     g = n * layer.k.shape[2] // layer.q.shape[2]
     keys = slice(0, t + 1 if request.causal else layer.k.shape[1])
-    plan = replace(request.plan, window=0)  # which counts from a query's own place; in the mask
+    # a window counts from a query's own place, so it is in the mask; one key tile is one split
+    plan = replace(request.plan, window=0, split_tiles=0)
     whole = replace(request, block_k=layer.k.shape[1], causal=False, engine="numpy")
     own, sees = options(layer, n, n + 1), visible(layer, request)
     if sees is not None:

@@ -22,7 +22,7 @@ def summary(heads=4, tokens=64, **changes):
     random = np.random.default_rng(7)
     q, k, v, do = random.standard_normal((4, 1, tokens, heads, 16)).astype(np.float32)
     layer = Layer(name="a", q=q, k=k, v=v, do=do)
-    return summarise(observe(layer, asked(plan="fa2-bf16", **changes)))
+    return summarise(observe(layer, asked(**({"plan": "fa2-bf16"} | changes))))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,13 @@ def test_an_output_that_is_too_short_is_said_although_its_own_rounding_is_even(c
     assert re.search(r"^Biased: out is too short by 0\.\d+ % \(z = -\d", verdict(cut).bias)
     assert cut.results[0].is_biased and cut.results[0].gain.mean < -5e-4
     assert not re.search(r"(?<!rounding at )\bOUT is not biased", text + verdict(cut).text)
+
+
+@pytest.mark.parametrize("sets", [[], ["O=fp16"]])
+def test_a_plan_with_splits_of_the_keys_has_a_trace(sets):
+    """An error of its last part, which records an event that every split has."""
+    text = "\n".join(shown(summary(heads=1, tokens=16, plan="fa2-split", sets=sets)))
+    assert text.startswith("a: fa2-split")
 
 
 def test_an_unbiased_plan_has_no_biased_result():
