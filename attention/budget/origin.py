@@ -398,7 +398,8 @@ def _avoided(
         new = [] if begin is None or begin.injected else _wider(plan, begin.event)
         if not new or set(new) <= set(words):
             return ()
-        words += [w for w in new if w not in words]
+        again = {w.partition("=")[0] for w in new}  # an event that is widened for a second time
+        words = [w for w in words if w.partition("=")[0] not in again] + new
         plan = plan.changed(*new)
     return ()
 
