@@ -199,6 +199,8 @@ def test_an_ulp_is_injected_where_a_binary64_event_is_zero(
             v,
             v if plan != "exact" else None,
             plan=plan,
+            block_q=8,
+            block_k=8,
             engine="numpy",
             inject=what,
             record=Record(events=(site,)),
