@@ -64,8 +64,8 @@ def cells(e: Event, batch: int) -> list[str]:
         e.format.name,
         count(int(e.counts["n"])),
         *(f"{100 * e.share(k):.1f}" for k in ("inexact", "ties", "carries")),
-        *_bias(e.signed),
-        *_bias(e.away),
+        *_bias(e, e.signed),
+        *_bias(e, e.away),
         f"{e.mean_abs:.3f}" if e.mean_abs < 100 else f"{e.mean_abs:.1e}",
         f"{e.peak:.2f}" if e.peak < 100 else f"{e.peak:.0e}",
         "/".join(count(b) for b in bad) if any(bad) else "-",
@@ -73,9 +73,14 @@ def cells(e: Event, batch: int) -> list[str]:
     ]
 
 
-def _bias(x: Bias) -> list[str]:
-    """Return the mean error of a test in at most 9 characters, its z, and its mark."""
+def _bias(e: Event, x: Bias) -> list[str]:
+    """Return the mean error of a test in at most 9 characters, its z, and its mark.
+
+    The mean is "-" if all is NaN.
+    """
     mean, z = x.lean.mean, x.lean.z
+    if e.counts["nan"] == e.counts["n"]:
+        return ["-", "", x.mark]
     return [
         f"{mean:+.5f}" if abs(mean) < 100 else f"{mean:+.1e}",
         f"{z:+.1f}" if abs(z) < 1000 else f"{z:+.0e}",
@@ -97,8 +102,9 @@ def folded(s: Summary) -> list[str]:
     exact = [e.name for e in s.events if e not in s.rounding]
     inside = [str(site) for site in PRODUCTS if _rounds_inside(s, site)]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
+    finite = "" if s.seen.not_finite is None else ", where numbers are finite,"
     kinds = {
-        "the last rounding changes nothing (what is before it may be inexact)": exact,
+        f"the last rounding changes nothing{finite} (what is before it may be inexact)": exact,
         "sums whose additions round inside (shown by --record steps:SITE)": inside,
         "did not occur": absent,
     }

@@ -22,7 +22,10 @@ def sentence(s: Summary) -> str:
 
     What follows is said of P V, O, OUT, the results and delta.
     """
-    statements = (_not_finite, _biased, _cleared, _chain, _clipping, _vanishing, _delta, _ones)
+    statements = (
+        *(_not_finite, _left_out, _biased, _cleared, _chain),
+        *(_clipping, _vanishing, _delta, _ones),
+    )
     return " ".join(text for text in (state(s) for state in statements) if text)
 
 
@@ -31,10 +34,13 @@ def short(s: Summary) -> str:
     events = [f"{_named(s, e.name)} {_ways(e)} ulp" for e in s.biased_events[:3]]
     if len(s.biased_events) > 3:
         events.append(f"{len(s.biased_events) - 3} more")
-    parts = [_not_finite(s).rstrip("."), f"biased events: {'; '.join(events) or 'none'}"]
+    of = " among the finite numbers" if s.seen.not_finite is not None else ""
+    parts = [_not_finite(s).rstrip("."), f"biased events{of}: {'; '.join(events) or 'none'}"]
     if s.biased_results:
         parts.append(f"biased results: {', '.join(too(r) for r in s.biased_results)}")
-    if s.drift is not None:
+    if s.drift is not None and s.drift.lost:
+        parts.append(f"{s.drift.lost:,} errors of delta are infinite")
+    elif s.drift is not None:
         sums = ", adds up" if s.drift.leans else ""
         parts.append(f"delta, most extreme head: z = {s.drift.z[s.drift.worst]:+.1f}{sums}")
     return ". ".join(p for p in parts if p) + "."
@@ -56,13 +62,16 @@ def plan_changes(plan: Plan) -> list[str]:
 
 
 def _not_finite(s: Summary) -> str:
-    """Return the number of NaN and infinities in the inputs, and of the NaN that follow.
+    """Return how many numbers are infinite or NaN, where they begin, and what avoids them.
 
-    The text is empty where inputs, scores and outputs are finite.
+    Where all results are finite it is the number of NaN and infinities in the inputs and scores.
+    The text is empty where these are finite too.
     """
+    if s.seen.not_finite is not None:
+        return str(s.seen.not_finite)
     layer, counts = s.seen.layer, {e.name: int(e.counts["nan"]) for e in s.events}
     given = []
-    for name in ("q", "k", "v", "do"):
+    for name in ("q", "k", "v", "do", "sinks"):
         a = getattr(layer, name)
         if a is not None:
             bad = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
@@ -90,6 +99,13 @@ def _clipping(s: Summary) -> str:
     if not cut:
         return ""
     return f"{_and(cut)} are beyond the format's largest number and cut off there, toward zero."
+
+
+def _left_out(s: Summary) -> str:
+    """Return that numbers which are not finite take no part in what follows, if there are any."""
+    if s.seen.not_finite is None:
+        return ""
+    return "What follows is said of finite numbers alone; the others have no errors in ulps."
 
 
 def _vanishing(s: Summary) -> str:
@@ -200,7 +216,8 @@ def _cleared(s: Summary) -> str:
 def _chain(s: Summary) -> str:
     """Return which of P V, O and OUT are not biased."""
     if not s.chain:
-        return "The last roundings of P V, O and OUT change nothing here." if s.rounding else ""
+        is_said = s.rounding and s.seen.not_finite is None
+        return "The last roundings of P V, O and OUT change nothing here." if is_said else ""
     quiet = [e for e in s.chain if not e.is_biased]
     if not quiet:
         return ""
@@ -223,9 +240,16 @@ def _delta(s: Summary) -> str:
     if s.drift is None:
         return "The file has no do, so there is no backward and no delta."
     z, head = float(s.drift.z[s.drift.worst]), s.drift.worst[1]
-    if not s.drift.error.any():
-        return f"delta equals that of {s.seen.request.against.name}."
     against = s.seen.request.against.name
+    if s.drift.lost:
+        return (
+            f"{s.drift.lost:,} of {s.drift.error.size:,} errors of delta against {against} are"
+            " infinite, so they do not add up to a number."
+        )
+    if not s.drift.error.any():
+        if s.seen.not_finite is not None and "delta" in s.seen.not_finite.shared:
+            return f"Where delta is finite, it equals that of {against}."
+        return f"delta equals that of {against}."
     if s.drift.leans:
         sign = "positive" if z > 0 else "negative"
         return (

@@ -192,7 +192,8 @@ def _from_events(
     before, after, valid = events
     exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
     each = Judged(*np.array([judged(f) for f in formats], np.int64).T[..., None, None])
-    flags, sums = judged_events(before, after, each, exists)
+    deep = any(f.is_deep for f in formats)
+    flags, sums = judged_events(before, after, each, exists, has_deep=deep)
     ulps = sums[SUMS.index("ulps")]
     sums.append(jnp.where(before < 0.0, -ulps, ulps))
     size = jnp.where(exists, sums[SUMS.index("abs_ulps")], -1.0)

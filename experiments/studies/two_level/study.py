@@ -58,8 +58,8 @@ CLAIMS = (
 HEADS = ("V", "keys", "accumulator of O", "rms error", "O is too short by")
 CAPTION = (
     "Minus the gain <O - exact, exact> / |exact|^2 of FP8 attention on Hopper's tensor cores, whose"
-    " sums cut off what they do not hold; geometric means over seeds. FP32: the same with sums in FP32,"
-    " which shows what the casts of P to E4M3 do."
+    " sums cut off what they do not hold; geometric means over seeds. FP32: the same with sums in"
+    " FP32, which shows what the casts of P to E4M3 do."
 )
 CAVEATS = (
     "The sums are those of Hopper's tensor cores, bit by bit"
