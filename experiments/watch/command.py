@@ -109,7 +109,7 @@ def lines(looks: Sequence[Look]) -> list[str]:
     found = [
         *_lost(looks),
         f"drift at the last look, step {last.step}: {now}",
-        f"over all {len(looks)} {few}, steps {first.step} to {last.step}, a look counting {KEPT}"
+        f"{len(looks)} {few}, steps {first.step} to {last.step}; over all, a look counting {KEPT}"
         f" times the next one: {last.share:.2g}",
         f"alarm: {_alarm(looks)}",
     ]

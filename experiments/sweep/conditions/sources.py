@@ -165,7 +165,7 @@ def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool
 def _layer(name: str, path: Path, layer: str | None) -> "Layer":
     """Return the layer that is named, or the only one; of `sample` it is the first."""
     from roundscope.experiments.sweep.conditions.inputs import SAMPLE
-    from roundscope.experiments.tensors.layers import layer_names, read_layers
+    from roundscope.experiments.tensors.layers import REPAIR, layer_names, read_layers
 
     try:
         names = layer_names(path, layer)
@@ -177,7 +177,7 @@ def _layer(name: str, path: Path, layer: str | None) -> "Layer":
             "give --layout BNTH": f"{save} layout=BNTH",
             "or --layout BTNH": "or layout=BTNH",
             "layout None: the file's metadata has none": "the file names no layout",
-            "or allow NaN to go on": "for a sweep compares numbers",
+            REPAIR: f"{REPAIR} for a sweep compares numbers",
         }
         text = str(error)
         for old, new in words.items():

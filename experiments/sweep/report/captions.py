@@ -172,7 +172,7 @@ def signed(frame: Frame, cut: Slice, metric: str) -> str:
     lost_too = int((cut.cells & (np.nan_to_num(frame.metric(_count_of(metric))) > 0)).sum())
     if lost_too:
         answer += f" {lost_too} cells with NaN or infinite results have no mean."
-    return f"Is the error of {what} biased? {answer} {_shown(frame, cut, metric)} {line}"
+    return f"Is the error of {what} biased up or down? {answer} {_shown(frame, cut, metric)} {line}"
 
 
 def _count_of(metric: str) -> str:

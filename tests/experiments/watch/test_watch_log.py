@@ -44,7 +44,9 @@ def test_text_and_picture(tmp_path, capsys):
     main_of("watch", watched(tmp_path / "run.jsonl"))
     told = " ".join(capsys.readouterr().out.split())
     assert told.startswith("drift at the last look, step 400: 0.15 of the queries' gradient is")
-    assert "over all 5 looks, steps 0 to 400, a look counting 0.9 times the next one: 0.096" in told
+    assert (
+        "5 looks, steps 0 to 400; over all, a look counting 0.9 times the next one: 0.096" in told
+    )
     assert "alarm: since step 200:" in told and "head 1 of layer 2 (blocks.2)" in told
     assert "layer 2 (blocks.2): 0.45, over all looks 0.29 layer 0 (blocks.0): 0," in told
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
