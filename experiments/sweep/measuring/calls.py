@@ -257,5 +257,6 @@ def _of_one(found: Examined) -> Examined:
             },
             rows={name: heads(x) for name, x in trace.rows.items()},
             ones={name: heads(x) for name, x in trace.ones.items()},
+            away={name: heads(x) for name, x in trace.away.items()},
         ),
     )
