@@ -41,8 +41,12 @@ def budget_picture(s: Summary, parts: list[Line]) -> Picture:
         " an event makes alone, over that of the whole plan. Bars of one result add up to 100 %"
         " where errors do not depend on each other."
     )
-    assert s.seen.budget is not None
-    return "Error budget", plots.budget(s.seen.budget, parts), caption
+    b = s.seen.budget
+    assert b is not None
+    if infinite := [n for n, x in b.total.items() if not np.isfinite(x)]:
+        verb = "have infinite errors" if len(infinite) > 1 else "has an infinite error"
+        caption += f" {listed(infinite)} {verb}, of which there are no shares."
+    return "Error budget", plots.budget(b, parts), caption
 
 
 def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
@@ -57,7 +61,7 @@ def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
         fire += [_ones_picture(s), _running_picture(s)]
     else:
         quiet.append(_ones_picture(s, draw=False)[2])
-    if s.drift is not None and s.drift.leans:
+    if s.drift is not None and s.drift.leans and not s.drift.lost:
         fire.append(_drift_picture(s))
     else:
         quiet.append(_drift_picture(s, draw=False)[2])
@@ -100,6 +104,8 @@ def _heads_caption(beyond: int, limit: float) -> str:
 
 def _running_picture(s: Summary) -> Picture:
     run, title = s.running, "Error of P V along the keys"
+    if run is None and s.seen.not_finite is not None:
+        return title, None, "The sum in question is not finite, so that its error is not drawn."
     if run is None:
         caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
         return title, None, caption
@@ -134,6 +140,12 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     against = s.seen.request.against.name
     if d is None:
         return title, None, "The file has no do, so there is no backward and no delta."
+    if d.lost:
+        caption = (
+            f"{d.lost:,} of {d.error.size:,} errors of delta are infinite, so that they do not add"
+            " up to a number."
+        )
+        return title, None, caption
     if not d.error.any():
         return title, None, f"delta equals that of {against} everywhere."
     ends = "beyond" if d.leans else "within"

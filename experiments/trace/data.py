@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.budget.origin import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain
@@ -79,6 +80,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "causal": bool(seen.request.causal),
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
+        "infinite_or_nan": _not_finite(seen.not_finite),
         "digests": digests(seen),
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
@@ -101,6 +103,11 @@ def layer(s: Summary) -> dict[str, Any]:
             k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()
         },
     }
+
+
+def _not_finite(found: NotFinite | None) -> dict[str, Any] | None:
+    """Return what is infinite or NaN in the results as plain data; None if nothing is."""
+    return None if found is None else {"sentence": str(found)} | plain(found)
 
 
 def result(r: Result) -> dict[str, Any]:

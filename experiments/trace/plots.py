@@ -65,16 +65,23 @@ def bias(summary: Summary) -> Figure:
     return figure
 
 
-def budget(b: ErrorBudget, parts: list[Line]) -> Figure:
-    """Draw the share of each part in the squared error of each result, a panel for a result."""
-    names = [n for n in b.total if b.total[n]]
+def budget(b: ErrorBudget, parts: list[Line]) -> Figure | None:
+    """Draw the share of each part in the squared error of each result, a panel for a result.
+
+    Results without an error, or with an infinite one, have no shares; None if all are such.
+    """
+    names = [n for n, x in b.total.items() if x > 0.0 and np.isfinite(x)]
+    if not names or not parts:
+        return None
     shown = parts[::-1]
-    most = 100.0 * max(b.share(line, name) for line in parts for name in names)
+    # a part may make a result infinite alone that other errors keep finite: it has the longest bar
+    found = [b.share(line, name) for line in parts for name in names]
+    most = 100.0 * max((x for x in found if np.isfinite(x)), default=1.0)
     figure, axes = _figure(
         1.1 + 0.24 * len(shown), 1, len(names), sharey=True, sharex=True, squeeze=False
     )
     for ax, name in zip(axes[0], names, strict=True):
-        shares = [100.0 * b.share(line, name) for line in shown]
+        shares = [min(100.0 * b.share(line, name), 1.2 * most) for line in shown]
         bars = ax.barh(range(len(shown)), shares, height=0.7, color=DOWN)
         for bar, line, share in zip(bars, shown, shares, strict=True):
             hover(bar, f"{line.part.name}: {share:.1f} % of {name}; {line.part.formula}")

@@ -21,6 +21,7 @@ from roundscope.attention import (
     error_budget,
     examine,
 )
+from roundscope.attention.budget.origin import NotFinite, not_finite
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
@@ -65,6 +66,8 @@ class Observed:
     cast       the reference on inputs that are cast as the plan casts them; None where that changes
                no input, or where the reference is not exact
     budget     which event makes how much of the errors against exact attention; None if not asked
+    not_finite  the numbers of the results that are infinite or NaN, where they begin and what
+               avoids them; None if all are finite
     trace      statistics and row sums of every site; events of the sites asked for
     focus      reduced errors of P, PV, O and OUT, where they occur
     ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
@@ -81,6 +84,7 @@ class Observed:
     beside: dict[str, Any] | None
     cast: dict[str, Any] | None
     budget: ErrorBudget | None
+    not_finite: NotFinite | None
     trace: Trace
     focus: dict[str, Focus]
     ones: np.ndarray | None
@@ -105,6 +109,7 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     trace = _joined([p[0].trace for p in parts])
     progress(f"{layer.name}: {request.against.name}")
     reference = _under(request.against, layer, request, scale)
+    results = {n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS}
     keys, queries = layer.k.shape[1], layer.q.shape[1]
     block_q, block_k = blocks(layer, request)
 
@@ -112,11 +117,12 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         layer=layer,
         request=request,
         scale=scale,
-        results={n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS},
+        results=results,
         reference=reference,
         beside=_beside(layer, request, scale, progress),
         cast=_cast(layer, request, scale, trace, progress),
         budget=_budget(layer, request, scale, progress) if request.budget else None,
+        not_finite=lost_numbers(layer, request, scale, results, reference, progress),
         trace=trace,
         ones=_join([p[2] for p in parts], 1),
         focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
@@ -310,6 +316,44 @@ def _cast(
     return _under(plan, layer, request, scale)
 
 
+def lost_numbers(
+    layer: Layer,
+    request: Request,
+    scale: float,
+    own: dict[str, Any],
+    want: dict[str, Any],
+    progress: Progress,
+) -> NotFinite | None:
+    """Return the numbers of a layer's results that are infinite or NaN; None if there are none.
+
+    own, want: the results under the plan of the request, and under that which it is compared with.
+    """
+    progress(f"{layer.name}: numbers that are not finite")
+    return not_finite(
+        layer.q,
+        layer.k,
+        layer.v,
+        layer.do,
+        plan=request.plan,
+        inject=request.inject,
+        against=request.against,
+        own={name: x for name, x in own.items() if x is not None},
+        want={name: x for name, x in want.items() if x is not None},
+        **_call(layer, request, scale),
+    )
+
+
+def _call(layer: Layer, request: Request, scale: float) -> dict[str, Any]:
+    """Return the arguments of a call beside its arrays, plan and injections."""
+    return {
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "scale": scale,
+        "is_causal": bool(request.causal),
+        **options(layer),
+    }
+
+
 def _budget(layer: Layer, request: Request, scale: float, progress: Progress) -> ErrorBudget:
     def told(part: str) -> None:
         progress(f"{layer.name}: error budget, {part}")
@@ -323,11 +367,7 @@ def _budget(layer: Layer, request: Request, scale: float, progress: Progress) ->
         inject=request.inject,
         heads=request.budget_heads,
         progress=told,
-        block_q=request.block_q,
-        block_k=request.block_k,
-        scale=scale,
-        is_causal=bool(request.causal),
-        **options(layer),
+        **_call(layer, request, scale),
     )
 
 

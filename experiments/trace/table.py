@@ -70,7 +70,9 @@ def cells(e: Event, batch: int) -> list[str]:
 
 
 def _mean(e: Event) -> str:
-    """The mean error and its standard error, in at most 17 characters."""
+    """The mean error and its standard error, in at most 17 characters; "-" if all is NaN."""
+    if e.counts["nan"] == e.counts["n"]:
+        return "-"
     if max(abs(e.lean.mean), e.lean.se) < 10:
         return f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}"
     return f"{e.lean.mean:+.2e} ±{e.lean.se:.0e}"
@@ -99,7 +101,7 @@ def folded(s: Summary) -> list[str]:
     exact = [name for name in exact if name not in inside]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
     kinds = {
-        "exact here": exact,
+        "exact here" if s.seen.not_finite is None else "exact here, where they are finite": exact,
         "sums whose additions round inside (shown by --record steps:SITE)": inside,
         "did not occur": absent,
     }

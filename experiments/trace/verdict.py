@@ -1,8 +1,10 @@
 """The verdict of a trace: how exact the results are, what makes their errors, what to try next."""
 
+import math
 import shlex
 from dataclasses import dataclass
 
+from roundscope.attention.budget.origin import number_words
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.experiments.report.wording import listed
@@ -40,8 +42,7 @@ class Verdict:
 
 def verdict(s: Summary) -> Verdict:
     """Return the verdict on one layer."""
-    line, result = _to_promote(s)
-    step, buys = ("", "") if line is None else _step(s, line, result)
+    step, buys = _next(s)
     return Verdict(
         accuracy=_accuracy(s),
         bias=_bias(s),
@@ -54,6 +55,8 @@ def verdict(s: Summary) -> Verdict:
 
 def percent(part: float) -> str:
     """Return a part of 1 in percent with two digits, or, of 2 and more, as a factor."""
+    if not math.isfinite(part):
+        return number_words(part)
     if part >= 2.0:
         return f"{part:.2g} times its size"
     return f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %"
@@ -61,6 +64,8 @@ def percent(part: float) -> str:
 
 def less(before: float, after: float) -> str:
     """Return by how much an error gets smaller, in words."""
+    if math.isinf(before):
+        return f"finite: {after:.1e}"
     return f"{100 * (1 - after / before):.0f} % smaller"
 
 
@@ -69,13 +74,24 @@ def _out(s: Summary) -> Result:
 
 
 def _accuracy(s: Summary) -> str:
-    """Return how far the output is from exact attention, beside the least error of its format."""
+    """Return how far the output is from exact attention, beside the least error of its format.
+
+    What is infinite or NaN comes first; the error of such a result is infinite, and not named.
+    """
+    found, out = s.seen.not_finite, _out(s)
+    if found is None:
+        return _distances(s)
+    return f"{found} {_distances(s) if out.is_known else _gradients(s)}".strip()
+
+
+def _distances(s: Summary) -> str:
     out, against = _out(s), s.seen.request.against.name
     whose = "exact attention" if against == "exact" else f"the output of {against}"
+    finite = _finite_part(s, "out")
     if out.error < LAST_DIGIT:
-        return f"The output is {whose}, to the last digit of float32."
-    first = f"The output differs from {whose} by {percent(out.error)} (relative rms error)"
-    if out.least:
+        return f"The output is {whose}, to the last digit of float32{finite}."
+    first = f"The output differs from {whose} by {percent(out.error)} (relative rms error){finite}"
+    if out.least and math.isfinite(out.least):
         times = out.error / out.least
         name = s.seen.request.plan[EVENT["out"]].format.name
         once = f"rounding the exact output to {name} once"
@@ -86,20 +102,33 @@ def _accuracy(s: Summary) -> str:
         )
     if out.cast:
         first += f"; casting the inputs alone makes {percent(out.cast)}"
-    gradients = [_beside_least(r) for r in s.results[1:] if r.gain is not None and r.error]
-    also = f" The gradients differ by: {', '.join(gradients)}." if gradients else ""
-    return f"{first}.{also}"
+    return f"{first}. {_gradients(s)}".strip()
+
+
+def _finite_part(s: Summary, name: str) -> str:
+    """Return words for a result of which only the finite part has an error."""
+    found = s.seen.not_finite
+    return ", where both are finite" if found is not None and name in found.shared else ""
+
+
+def _gradients(s: Summary) -> str:
+    """Return the errors of the gradients that have a number for it."""
+    known = [r for r in s.results[1:] if r.gain is not None and r.error and r.is_known]
+    gradients = ", ".join(map(_beside_least, known))
+    finite = next((x for r in known if (x := _finite_part(s, r.name))), "")
+    return f"The gradients differ{finite}{',' if finite else ''} by: {gradients}." if known else ""
 
 
 def _beside_least(r: Result) -> str:
     """Return the error of a gradient, and how many times the least error of its format it is."""
-    times = f" ({r.error / r.least:.2g} times one rounding)" if r.least else ""
+    has_least = r.least and math.isfinite(r.least)
+    times = f" ({r.error / r.least:.2g} times one rounding)" if r.least and has_least else ""
     return f"{r.name} {percent(r.error)}{times}"
 
 
 def _bias(s: Summary) -> str:
     """Return which results are too long or too short, and which event makes them so."""
-    tested = [r for r in s.results if r.gain is not None]
+    tested = [r for r in s.results if r.gain is not None and r.is_known]
     if not s.biased_results:
         if all(r.gain is None or not r.gain.se > 0.0 for r in tested):
             return ""
@@ -143,12 +172,43 @@ def _causes(s: Summary) -> str:
     if budget is None or not budget.lines:
         return ""
     named: dict[str, list[str]] = {}
-    for name in budget.total:
-        if budget.total[name]:
-            line = budget.largest(name)
-            named.setdefault(_named(line), []).append(_share(budget, line, name))
+    for name in _with_shares(budget):
+        line = budget.largest(name)
+        named.setdefault(_named(line), []).append(_share(budget, line, name))
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
-    return f"Of the squared error{_heads(s)}, {listed(parts)}."
+    shares = f"Of the squared error{_heads(s)}, {listed(parts)}." if parts else ""
+    found = s.seen.not_finite
+    is_said = found is not None and found.avoided_by
+    return f"{'' if is_said else _infinite_causes(budget)} {shares}".strip()
+
+
+def _with_shares(budget: ErrorBudget) -> list[str]:
+    """Return the results that have an error, and a finite one, so that it has shares."""
+    return [n for n, x in budget.total.items() if x > 0.0 and math.isfinite(x)]
+
+
+def _infinite_causes(budget: ErrorBudget) -> str:
+    """Return without which events results with an infinite error become finite."""
+    infinite = [n for n, x in budget.total.items() if math.isinf(x)]
+    if not infinite:
+        return ""
+    texts = []
+    for line in budget.lines:
+        if rescued := [n for n in infinite if line.rescues(n, budget.total)]:
+            texts.append(f"Without {_named(line)} alone, {listed(rescued)} would be finite.")
+    if texts:
+        return " ".join(texts[:3])
+    alone = {
+        _named(line): names
+        for line in budget.lines
+        if (names := [n for n in infinite if math.isinf(line.alone[n])])
+    }
+    made = [
+        f"{event} alone makes {listed(names)} infinite or NaN" for event, names in alone.items()
+    ]
+    return (
+        f"Several events: {listed(made[:3])}." if len(made) > 1 else "".join(f"{x}." for x in made)
+    )
 
 
 def _heads(s: Summary) -> str:
@@ -164,6 +224,16 @@ def _share(budget: ErrorBudget, line: Line, name: str) -> str:
 def _named(line: Line) -> str:
     """Return the event and what it rounds to, in words."""
     return f"{line.part.name} ({line.part.how})" if line.part.places else "the injected error"
+
+
+def _next(s: Summary) -> tuple[str, str]:
+    """Return the options of the next step, and what that does."""
+    found = s.seen.not_finite
+    if found is not None and found.avoided_by:
+        words = " ".join(f"--set {shlex.quote(w)}" for w in found.avoided_by)
+        return words, "no number of a result is infinite or NaN then"
+    line, result = _to_promote(s)
+    return ("", "") if line is None else _step(s, line, result)
 
 
 def _to_promote(s: Summary) -> tuple[Line | None, str]:
@@ -183,8 +253,7 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
         (line.without[name] / budget.total[name], line, name)
         for line in budget.lines
         if line.without is not None and len(line.part.places) == 1
-        for name in budget.total
-        if budget.total[name]
+        for name in _with_shares(budget)
     ]
     best = min(choices, key=lambda x: x[0], default=None)
     return (None, "") if best is None or best[0] > 0.95 else best[1:]

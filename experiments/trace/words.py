@@ -18,7 +18,7 @@ def sentence(s: Summary) -> str:
 
     What follows is said of P V, O, OUT, the results and delta.
     """
-    statements = (_not_finite, _biased, _cleared, _chain, _vanishing, _delta, _ones)
+    statements = (_not_finite, _left_out, _biased, _cleared, _chain, _vanishing, _delta, _ones)
     return " ".join(text for text in (state(s) for state in statements) if text)
 
 
@@ -32,8 +32,11 @@ def short(s: Summary) -> str:
         biased.append(f"{len(s.leaning) - 3} more")
     zero = [f"{_named(s, n)} {_zero(x)}" for n, x in outward(s).items()]
     groups = [", ".join(group) for group in (biased, zero) if group]
-    parts = [_not_finite(s).rstrip("."), f"biased: {'; '.join(groups) or 'nothing'}"]
-    if s.drift is not None:
+    of = " among the finite numbers" if s.seen.not_finite is not None else ""
+    parts = [_not_finite(s).rstrip("."), f"biased{of}: {'; '.join(groups) or 'nothing'}"]
+    if s.drift is not None and s.drift.lost:
+        parts.append(f"{s.drift.lost:,} errors of delta are infinite")
+    elif s.drift is not None:
         sums = ", adds up" if s.drift.leans else ""
         parts.append(f"delta, most extreme head: z = {s.drift.z[s.drift.worst]:+.1f}{sums}")
     return ". ".join(p for p in parts if p) + "."
@@ -55,13 +58,16 @@ def plan_changes(plan: Plan) -> list[str]:
 
 
 def _not_finite(s: Summary) -> str:
-    """Return the number of NaN and infinities in the inputs, and of the NaN that follow.
+    """Return how many numbers are infinite or NaN, where they begin, and what avoids them.
 
-    The text is empty where inputs, scores and outputs are finite.
+    Where all results are finite it is the number of NaN and infinities in the inputs and scores.
+    The text is empty where these are finite too.
     """
+    if s.seen.not_finite is not None:
+        return str(s.seen.not_finite)
     layer, counts = s.seen.layer, {e.name: int(e.counts["nan"]) for e in s.events}
     given = []
-    for name in ("q", "k", "v", "do"):
+    for name in ("q", "k", "v", "do", "sinks"):
         a = getattr(layer, name)
         if a is not None:
             bad = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
@@ -75,6 +81,13 @@ def _not_finite(s: Summary) -> str:
         return ""
     follow = f"{', '.join(then)} are NaN" if then else "no score or output is NaN"
     return f"{', '.join(given) or 'The inputs are finite'}; {follow}."
+
+
+def _left_out(s: Summary) -> str:
+    """Return that numbers which are not finite take no part in what follows, if there are any."""
+    if s.seen.not_finite is None:
+        return ""
+    return "What follows is said of finite numbers alone; the others have no errors in ulps."
 
 
 def _vanishing(s: Summary) -> str:
@@ -154,7 +167,8 @@ def _cleared(s: Summary) -> str:
 def _chain(s: Summary) -> str:
     """Return which of P V, O and OUT are biased away from zero, and which are not biased at all."""
     if not s.away:
-        return "P V, O and OUT are exact here." if s.rounding else ""
+        is_said = s.rounding and s.seen.not_finite is None
+        return "P V, O and OUT are exact here." if is_said else ""
     biased = {e.name for e in s.leaning}
     beyond = outward(s)
     quiet = [site for site in s.away if site not in beyond and site not in biased]
@@ -182,9 +196,16 @@ def _delta(s: Summary) -> str:
     if s.drift is None:
         return "The file has no do, so there is no backward and no delta."
     z, head = float(s.drift.z[s.drift.worst]), s.drift.worst[1]
-    if not s.drift.error.any():
-        return f"delta equals that of {s.seen.request.against.name}."
     against = s.seen.request.against.name
+    if s.drift.lost:
+        return (
+            f"{s.drift.lost:,} of {s.drift.error.size:,} errors of delta against {against} are"
+            " infinite, so they do not add up to a number."
+        )
+    if not s.drift.error.any():
+        if s.seen.not_finite is not None and "delta" in s.seen.not_finite.shared:
+            return f"Where delta is finite, it equals that of {against}."
+        return f"delta equals that of {against}."
     if s.drift.leans:
         sign = "positive" if z > 0 else "negative"
         return (

@@ -81,10 +81,26 @@ def test_threshold_is_bonferroni():
 
 
 def test_difference():
-    d = consequences.difference(
-        np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 4.0, np.nan, 1.0])
-    )
-    assert (d["max_abs"], d["mean"], d["not_finite"]) == (2.0, pytest.approx(-2 / 3), 1)
+    d = consequences.difference(np.array([1.0, 2.0, np.nan]), np.array([1.0, 4.0, np.nan]))
+    assert (d["max_abs"], d["mean"], d["not_finite"]) == (2.0, pytest.approx(-2 / 3), 0)
+    assert d["relative_rms"] == pytest.approx(2.0 / np.sqrt(17.0))
+
+
+def test_a_difference_that_is_not_finite_is_infinite():
+    """An infinite output that is left out, so that the error of the others stands for all."""
+    d = consequences.difference(np.array([1.0, np.inf]), np.array([1.0, 1.0]))
+    assert d["max_abs"] == d["rms"] == d["relative_rms"] == np.inf and d["not_finite"] == 1
+    assert np.isnan(d["mean"])
+
+
+def test_delta_that_is_not_finite_has_no_sum_and_the_other_heads_have():
+    """NaN that counts as 0, so that delta "equals that of exact"."""
+    do, out = np.ones((1, 8, 2, 3)), np.zeros((1, 8, 2, 3))
+    delta = np.full((1, 8, 2), 0.5)
+    delta[0, 3, 0] = np.nan
+    d = consequences.delta_drift(delta, np.zeros((1, 8, 2)), out, out, do)
+    assert d.lost == 1 and np.isnan(d.z[0, 0]) and d.worst == (0, 1)
+    assert d.z[0, 1] == pytest.approx(np.sqrt(8.0)) and d.overall.mean == pytest.approx(0.5)
 
 
 def test_share_of_rows_with_several_ones():

@@ -61,7 +61,8 @@ def test_nan_and_underflow_are_said(run, small, tmp_path):
     out = " ".join(
         run(change(small(), **{"a.q": q}), "--allow-nan", "--out", tmp_path / "x")[1].split()
     )
-    assert "1 NaN in q; 40 scores, 4 outputs are NaN. " in out
+    assert "4 of 768 outputs are NaN" in out and "as under exact attention" in out
+    assert "1 of 1,536 numbers of q is NaN, at batch entry 0, head 2, token 1, feature 3." in out
     out = " ".join(
         run(small(), "--plan", "fa3-fp8", "--scale", 4, "--out", tmp_path / "y")[1].split()
     )
