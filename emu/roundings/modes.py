@@ -78,9 +78,12 @@ class Overflow(StrEnum):
 class NanPolicy(StrEnum):
     """What a NaN becomes in a format without NaN. In a format with NaN it stays NaN.
 
+    Events and the steps of sums obey it. A block with a NaN is NaN whatever its elements' policy
+    (`BlockFormat`), and a tensor core keeps NaN.
+
     Attributes:
         KEEP: it stays a NaN of the array's type, so that nothing is lost.
-        ZERO: it becomes zero.
+        ZERO: it becomes +0, whatever its sign.
 
     Example:
         >>> from roundscope import emu
