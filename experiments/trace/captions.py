@@ -12,7 +12,6 @@ from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.costs import visible
 from roundscope.experiments.trace.focus import Focus
 from roundscope.experiments.trace.summary import Summary, share_of_rows
-from roundscope.experiments.trace.words import outward
 
 Picture = tuple[str, Figure | None, str]
 
@@ -57,7 +56,9 @@ def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
     """
     fire, quiet = [], []
     limit = threshold(max(len(s.shares), 1))
-    if any(abs(x.z) > limit for x in s.shares) or any(n in ("PV", "O") for n in outward(s)):
+    if any(abs(x.z) > limit for x in s.shares) or any(
+        e.name in ("PV", "O") and e.away.is_biased for e in s.chain
+    ):
         fire += [_ones_picture(s), _running_picture(s)]
     else:
         quiet.append(_ones_picture(s, draw=False)[2])
@@ -83,11 +84,14 @@ def _beyond(kept: dict[str, Focus]) -> str:
 
 
 def _bias_caption(s: Summary) -> str:
-    biased, rounding = len(s.leaning), len(s.rounding)
+    biased, rounding = len(s.biased_events), len(s.rounding)
     answer = f"{biased} of the {rounding}" if biased else f"None of the {rounding}"
     return (
         "Which events have a mean error that random signs would not give?"
-        f" {answer} events that round (red: biased upward, blue: biased downward)."
+        f" {answer} events that round. Left, errors up or down (red: biased upward, blue:"
+        " downward);"
+        " right, the same errors counted away from zero (red: biased away from it, blue: toward"
+        " it)."
     )
 
 
@@ -96,7 +100,8 @@ def _heads_caption(beyond: int, limit: float) -> str:
     if beyond:
         answer = f"{beyond} cells, framed" if beyond > 1 else "One cell, framed"
     return (
-        f"In which heads is an event biased by itself (|z| > {limit:.1f})? {answer}. One head may"
+        f"In which heads is an event biased up or down by itself (|z| > {limit:.1f})? {answer}. One"
+        " head may"
         " be biased where all heads together are not. The color is z; the numbers are mean signed"
         " errors in ulp/1000."
     )

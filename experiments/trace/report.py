@@ -104,7 +104,7 @@ def _largest(budget: ErrorBudget | None) -> str:
 
 
 def _biased_events(s: Summary) -> str:
-    return " ".join(e.name for e in s.leaning) or "-"
+    return " ".join(e.name for e in s.biased_events) or "-"
 
 
 def _layer(s: Summary) -> str:
@@ -189,7 +189,7 @@ def _events(s: Summary) -> str:
     ]
     lines = (*events.folded(s), events.legend(s))
     notes = "".join(f"<p class=note>{escape(line)}</p>" for line in lines)
-    return f"{grid([*events.HEADS, 'formula'], rows, [e.leans for e in s.rounding])}{notes}"
+    return f"{grid([*events.HEADS, 'formula'], rows, [e.is_biased for e in s.rounding])}{notes}"
 
 
 def _by_head(s: Summary) -> str:

@@ -215,7 +215,7 @@ def _chunks(
     """Yield (number of key heads, `examine` of them), as many at a time as memory allows.
 
     All heads are taken at once where the request depends on their numbers. focused: whether to
-    record the sites of FOCUS too.
+    record the sites of FOCUS too, and the errors away from zero.
     """
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
@@ -223,7 +223,8 @@ def _chunks(
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
     fitting = [x for x in FOCUS if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
     sites = [x for x in fitting if in_traces(request.plan, x)]
-    record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
+    events = tuple(dict.fromkeys((*request.record.events, *sites)))
+    record = replace(request.record, events=events, away=focused)
     groups = g
     if not request.depends_on_head_number:
         groups = max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
@@ -384,7 +385,7 @@ def _reduced(
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
-    trace = Trace(stats=seen.trace.stats, rows=seen.trace.rows, events=kept)
+    trace = replace(seen.trace, events=kept)
     arrays = {
         n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
     }
@@ -409,6 +410,7 @@ def _joined(traces: list[Trace]) -> Trace:
     first = traces[0]
     stats = {name: _joined_stats([t.stats[name] for t in traces]) for name in first.stats}
     rows = {name: _join([t.rows[name] for t in traces], 1) for name in first.rows}
+    away = {name: _join([t.away[name] for t in traces], 1) for name in first.away}
     events = {
         name: (
             _join([t.events[name][0] for t in traces], 1),
@@ -416,7 +418,7 @@ def _joined(traces: list[Trace]) -> Trace:
         )
         for name in first.events
     }
-    return Trace(stats=stats, rows=rows, events=events)
+    return Trace(stats=stats, rows=rows, away=away, events=events)
 
 
 def _joined_stats(parts: list[Stats]) -> Stats:

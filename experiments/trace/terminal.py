@@ -33,7 +33,7 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     console.print(Text(v.text))
     if v.step:
         console.print(Text(f"Next: {command} {v.step}".strip(), style="bold"), soft_wrap=True)
-        console.print(Text(f"      {v.buys}", style="dim"))
+        console.print(Text(f"      to see how {v.buys}", style="dim"))
     console.print()
     console.print(_results(s, console.width))
     console.print(Text(results_note(s), style="dim"))
@@ -48,7 +48,7 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     console.print(events.table(s, console.width))
     lines = [*events.folded(s), events.legend(s)]
     if console.width < events.NARROW:
-        lines.append("a wider terminal shows carries, mean |error| and max as well")
+        lines.append("a wider terminal shows carries, mean |error|, max and the worst head as well")
     for line in lines:
         console.print(Text(line, style="dim"))
     console.print()

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 
 from roundscope.attention.budget.origin import number_words
-from roundscope.attention.budget.parts import promotion
+from roundscope.attention.budget.parts import promotion, repair
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.experiments.report.wording import listed
 from roundscope.experiments.trace.results import EVENT, Result, score
@@ -24,7 +24,7 @@ class Verdict:
     causes     which event makes most of the error of each result
     number     the relative rms error of the output, as text
     step       the options to add to the command for the next step; "" if there is none
-    buys       what that step would do
+    buys       what that step would show, after "to see how"
     """
 
     accuracy: str
@@ -133,16 +133,18 @@ def _bias(s: Summary) -> str:
         if all(r.gain is None or not r.gain.se > 0.0 for r in tested):
             return ""
         return _unbiased([r.name for r in tested])
-    parts = [_too(r) for r in s.biased_results]
+    parts = [too(r) for r in s.biased_results]
     text, first = f"Biased: {listed(parts)}.", s.biased_results[0].name
-    culprit = _culprit(s.seen.budget, s.biased_results[0])
-    if culprit is not None:
-        change = f"{100 * culprit.gain[first]:+.2g} %"
-        text += f" The largest cause is {_named(culprit)}, which alone changes {first} by {change}."
+    cause = culprit(s.seen.budget, s.biased_results[0])
+    if cause is not None:
+        change = f"{100 * cause.gain[first]:+.2g} %"
+        text += (
+            f" The largest cause is {line_words(cause)}, which alone changes {first} by {change}."
+        )
     return text
 
 
-def _too(r: Result) -> str:
+def too(r: Result) -> str:
     """Return by how much a result is too long or too short, with its z."""
     assert r.gain is not None
     way, z = "long" if r.gain.mean > 0.0 else "short", score(r.gain)
@@ -156,8 +158,8 @@ def _unbiased(names: list[str]) -> str:
     return f"None of {listed(names)} is too long or too short by more than chance."
 
 
-def _culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
-    """Return the line that alone makes most of a result's gain, if it makes a third or more."""
+def culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
+    """Return the line that alone makes most of a result's gain, if it makes over a third of it."""
     if budget is None or result.gain is None or result.name not in budget.gain:
         return None
     whole = result.gain.mean
@@ -174,7 +176,7 @@ def _causes(s: Summary) -> str:
     named: dict[str, list[str]] = {}
     for name in _with_shares(budget):
         line = budget.largest(name)
-        named.setdefault(_named(line), []).append(_share(budget, line, name))
+        named.setdefault(line_words(line), []).append(_share(budget, line, name))
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
     shares = f"Of the squared error{_heads(s)}, {listed(parts)}." if parts else ""
     found = s.seen.not_finite
@@ -195,11 +197,11 @@ def _infinite_causes(budget: ErrorBudget) -> str:
     texts = []
     for line in budget.lines:
         if rescued := [n for n in infinite if line.rescues(n, budget.total)]:
-            texts.append(f"Without {_named(line)} alone, {listed(rescued)} would be finite.")
+            texts.append(f"Without {line_words(line)} alone, {listed(rescued)} would be finite.")
     if texts:
         return " ".join(texts[:3])
     alone = {
-        _named(line): names
+        line_words(line): names
         for line in budget.lines
         if (names := [n for n in infinite if math.isinf(line.alone[n])])
     }
@@ -221,7 +223,7 @@ def _share(budget: ErrorBudget, line: Line, name: str) -> str:
     return f"{100 * budget.share(line, name):.0f} % in {name}"
 
 
-def _named(line: Line) -> str:
+def line_words(line: Line) -> str:
     """Return the event and what it rounds to, in words."""
     return f"{line.part.name} ({line.part.how})" if line.part.places else "the injected error"
 
@@ -246,9 +248,9 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
     if budget is None or not budget.lines or not budget.lines[0].part.places:
         return None, ""
     biased = s.biased_results[0] if s.biased_results else None
-    culprit = None if biased is None else _culprit(budget, biased)
-    if biased is not None and culprit is not None and len(culprit.part.places) == 1:
-        return culprit, biased.name
+    cause = None if biased is None else culprit(budget, biased)
+    if biased is not None and cause is not None and len(cause.part.places) == 1:
+        return cause, biased.name
     choices = [
         (line.without[name] / budget.total[name], line, name)
         for line in budget.lines
@@ -260,10 +262,16 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
 
 
 def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
-    """Return the options that promote a line's event, and what that does to a result."""
-    budget = s.seen.budget
+    """Return the options that repair or promote a line's event, and what that does to a result.
+
+    An event whose mode or scale rule makes the result biased is repaired, which costs no bits.
+    """
+    budget, plan = s.seen.budget, s.seen.request.plan
     assert budget is not None
-    words = [f"--set {shlex.quote(w)}" for w in promotion(s.seen.request.plan, line.part)]
+    repairs = repair(plan, line.part) if any(r.name == result for r in s.biased_results) else []
+    words = [f"--set {shlex.quote(w)}" for w in repairs or promotion(plan, line.part)]
+    if repairs:
+        return " ".join(words), f"far {result} is off when {line.part.name} rounds without a bias"
     before = budget.total[result]
     after = line.without[result] if line.without is not None else before
     return " ".join(words), f"the error of {result} gets {less(before, after)}"

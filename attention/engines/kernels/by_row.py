@@ -24,10 +24,12 @@ BITS, IN_A_WORD = 10, 3  # of a count, and counts in a word
 LONG = 2**BITS  # columns of which a count has no number
 FLAGS = (*COUNTS, "ones")  # `ones` counts the results that equal 1
 WORDS = -(-len(FLAGS) // IN_A_WORD)
-# the summary of a row: counts in words, sums, the largest error in ulps and its first column; as
-# many numbers as a power of two, in one array, since each store to memory takes long to compile
+# the summary of a row: counts in words, sums, that of errors counted away from zero, the largest
+# error in ulps and its first column; as many numbers as a power of two, in one array, since each
+# store to memory takes long to compile
 FIELDS = 16
-PEAK, COLUMN = WORDS + len(SUMS), WORDS + len(SUMS) + 1
+AWAY = WORDS + len(SUMS)  # the sum of the errors in ulps, counted away from zero
+PEAK, COLUMN = AWAY + 1, AWAY + 2
 TOGETHER = FIELDS  # columns that are summarized at a time: no thread gives a field to another
 THREADS = 256  # of a program that summarizes events in memory
 LAST = np.int32(np.iinfo(np.int32).max)
@@ -151,7 +153,7 @@ def _by_row(
 
     own = rows, some
     counts = [jnp.zeros(own, jnp.int32) for _ in range(WORDS)]
-    sums = [jnp.zeros(own, jnp.float64) for _ in SUMS]
+    sums = [jnp.zeros(own, jnp.float64) for _ in (*SUMS, "away")]
     nothing = jnp.full(own, -1.0, jnp.float64), jnp.zeros(own, jnp.int32)
     fields = lax.fori_loop(0, columns // some, part, [*counts, *sums, *nothing])
     return _side_by_side(_over_columns(fields))
@@ -204,7 +206,8 @@ def _fields(
     flags.append(exists & (after == 1.0) if with_ones else jnp.zeros_like(exists))
     words = [_word(flags[n : n + IN_A_WORD]) for n in range(0, len(flags), IN_A_WORD)]
     size = jnp.where(exists, terms[SUMS.index("abs_ulps")], -1.0)
-    return [*words, *terms, size, column]
+    ulps = terms[SUMS.index("ulps")]
+    return [*words, *terms, jnp.where(before < 0.0, -ulps, ulps), size, column]
 
 
 def _wide(x: Array) -> Array:
@@ -267,6 +270,10 @@ class Written:
     def sum(self, name: str) -> Array:
         """Return a sum of SUMS; in a row without an event it means nothing."""
         return self._field(WORDS + SUMS.index(name))
+
+    def away(self) -> Array:
+        """Return the sum of errors counted away from zero; without an event it means nothing."""
+        return self._field(AWAY)
 
     def worst(self) -> tuple[Array, Array]:
         """Return the largest error in ulps, and its first column; they mean nothing, too."""

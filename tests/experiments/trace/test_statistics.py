@@ -40,10 +40,16 @@ def test_standard_error_is_that_of_the_rows():
 def test_planted_bias_is_found_and_none_is_not(bias, leans):
     random = np.random.default_rng(2)
     errors = random.uniform(-0.5, 0.5, (1, 3, 200, 32)) + bias
-    e = analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), threshold(30))
-    assert e.leans is leans and e.lean.mean == pytest.approx(errors.mean())
-    assert not leans or math.copysign(1, e.lean.z) == math.copysign(1, bias)
-    assert e.lean.se == pytest.approx(errors.std() / math.sqrt(errors.size), rel=0.1)
+    rows, even = errors.sum(-1), np.zeros((1, 3, 200))
+    e = analysis.event("O", format_named("bf16"), _stats(errors), rows, even, threshold(30))
+    assert e.is_biased is e.signed.is_biased is leans and not e.away.is_biased
+    found = e.signed.lean
+    assert found.mean == pytest.approx(errors.mean())
+    assert not leans or math.copysign(1, found.z) == math.copysign(1, bias)
+    assert found.se == pytest.approx(errors.std() / math.sqrt(errors.size), rel=0.1)
+    outward = analysis.event("O", format_named("bf16"), _stats(errors), even, rows, threshold(30))
+    assert outward.away.lean == found and outward.is_biased is leans
+    assert not outward.signed.is_biased
 
 
 def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
@@ -52,9 +58,9 @@ def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
     zs = []
     for _ in range(200):
         errors = np.repeat(random.uniform(-0.5, 0.5, (1, 1, 200, 1)), 32, -1)
-        zs.append(
-            analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), 3.3).lean.z
-        )
+        rows = errors.sum(-1)
+        e = analysis.event("O", format_named("bf16"), _stats(errors), rows, rows, 3.3)
+        zs.append(e.signed.lean.z)
     assert np.std(zs) == pytest.approx(1.0, abs=0.15)
 
 
