@@ -299,12 +299,9 @@ def judged_events(
         is_tiny = (a < TINY) & (b < TINY)
         x, y = (jnp.where(is_tiny, _raised(v), v) for v in (x, y))
         a, b = (bits_of(v) & C64.magnitude for v in (x, y))
-        up = jnp.where(is_tiny, RAISED, 0)
-        f = f._replace(
-            emin=f.emin + up,
-            largest=jnp.where(is_tiny, jnp.minimum(f.largest, TINY) + (up << 52), f.largest),
-            min_normal=f.min_normal + (up << 52),
-        )
+        up: Any = jnp.where(is_tiny, RAISED, 0)
+        largest: Any = jnp.where(is_tiny, jnp.minimum(f.largest, TINY) + (up << 52), f.largest)
+        f = Judged(f.precision, f.emin + up, largest, f.min_normal + (up << 52))
     *flags, error, ulps = _classify(x, y, a, b, f)
     if has_deep:
         error = error * jnp.where(is_tiny, 2.0**-RAISED, 1.0)
