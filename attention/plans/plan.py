@@ -287,7 +287,7 @@ class Plan:
 
         return preset(name)
 
-    def __getitem__(self, site: Site) -> Rounding:
+    def __getitem__(self, site: Site | str) -> Rounding:
         """Return the rounding of a site.
 
         Args:
@@ -305,39 +305,46 @@ class Plan:
             >>> Plan.preset("fa2-bf16")[Site.P].format.precision
             8
         """
-        return self.roundings[_ORDINAL[site if site in _ORDINAL else site_named(site)]]
+        return self.roundings[_ORDINAL[site_named(site)]]
 
-    def block(self, site: Site) -> BlockFormat | None:
+    def block(self, site: Site | str) -> BlockFormat | None:
         """Return the block format of a site, or None where numbers round one by one.
 
         Args:
-            site: A member of `Site`.
+            site: A member of `Site`, or its name in upper or lower case.
 
         Returns:
             The block format, or None. Its element has seed 0; the seed of the site is in
             `plan[site]`.
 
+        Raises:
+            ValueError: There is no site of that name.
+
         Example:
             >>> from roundscope.attention import Plan, Site
-            >>> Plan.preset("mxfp8-attention").block(Site.P).size
+            >>> Plan.preset("mxfp8-attention").block("P").size
             32
             >>> Plan.preset("fa2-bf16").block(Site.P) is None
             True
         """
+        site = site_named(site)
         return next((block for blocked, block in self.blocks if blocked is site), None)
 
-    def event(self, site: Site) -> Event:
+    def event(self, site: Site | str) -> Event:
         """Return how a site rounds: its block format with the seed, or its rounding.
 
         Args:
-            site: A member of `Site`.
+            site: A member of `Site`, or its name in upper or lower case.
 
         Returns:
             A `BlockFormat` for a site that rounds in blocks, and a `Rounding` otherwise.
 
+        Raises:
+            ValueError: There is no site of that name.
+
         Example:
-            >>> from roundscope.attention import Plan, Site
-            >>> str(Plan.preset("mxfp8-attention").event(Site.V))
+            >>> from roundscope.attention import Plan
+            >>> str(Plan.preset("mxfp8-attention").event("V"))
             'mxfp8_e4m3'
         """
         block = self.block(site)
@@ -347,7 +354,7 @@ class Plan:
         """Return how the sum of products at a site is added up.
 
         Args:
-            site: A member of `PRODUCTS`, or its name.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             The accumulator of that sum.
@@ -522,11 +529,11 @@ class Plan:
         sums = tuple(replace(a, step=reseeded(a.step)) for a in self.accumulators)
         return replace(self, roundings=tuple(map(reseeded, self.roundings)), accumulators=sums)
 
-    def first_term(self, site: Site) -> Site | None:
+    def first_term(self, site: Site | str) -> Site | None:
         """Return the event whose result the sum at a site starts from, or None if it starts from 0.
 
         Args:
-            site: A member of `PRODUCTS`.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             The site of that event, or None.
@@ -538,17 +545,18 @@ class Plan:
             >>> Plan.preset("qiu-yao").first_term(Site.PV) is None
             True
         """
+        site = product_named(site)
         if site is Site.PV:
             return Site.AO if self.pv_into_o else None
         if site is Site.DP:
             return Site.DELTA if self.dp_from_delta else None
         return site if site in (Site.DV, Site.DQ, Site.DK) else None
 
-    def product_bits(self, site: Site) -> int:
+    def product_bits(self, site: Site | str) -> int:
         """Return the most significand bits that a product in the sum at a site can have.
 
         Args:
-            site: A member of `PRODUCTS`.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             The sum of the precisions of the two factors, with two exceptions. It is at least 53 if
@@ -572,11 +580,11 @@ class Plan:
             bits = max(bits, EXACT_PRODUCT)
         return bits if bits <= EXACT_PRODUCT else ANY_PRODUCT
 
-    def factors(self, site: Site) -> tuple[Site, ...]:
+    def factors(self, site: Site | str) -> tuple[Site, ...]:
         """Return the events whose results are multiplied at a site.
 
         Args:
-            site: A member of `PRODUCTS`.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             Two sites, or one where the other factor is 1, as in a row sum.
@@ -586,6 +594,7 @@ class Plan:
             >>> [str(s) for s in Plan.preset("fa2-bf16").factors(Site.PV)]
             ['P', 'V']
         """
+        site = product_named(site)
         if site is Site.ROWSUM:
             return (self.row_sum_of,)
         if site is not Site.DELTA:

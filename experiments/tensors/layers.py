@@ -95,6 +95,15 @@ def read_layers(
         ]
 
 
+def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
+    """Return the names of the layers of a file, or of those that a text means (`read_layers`).
+
+    No tensor is read. Raises UsageError as `read_layers`.
+    """
+    with open_tensors(Path(path)) as file:
+        return _chosen(layer, [p or BARE for p in _prefixes(file, str(path))])
+
+
 def _chosen(layer: str | None, names: list[str]) -> list[str]:
     """Return the names of the layers that a text means, in the order of the file.
 

@@ -7,6 +7,7 @@ from tests.checks.mutants import (
     faults_emu,
     faults_kernels,
     faults_summaries,
+    faults_sweep,
     faults_trace,
 )
 from tests.checks.mutants.faults import Fault
@@ -15,6 +16,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_emu.FAULTS,
     *faults_attention.FAULTS,
     *faults_kernels.FAULTS,
+    *faults_sweep.FAULTS,
     *faults_summaries.FAULTS,
     *faults_trace.FAULTS,
 )
