@@ -64,7 +64,7 @@ def error_budget(
             `inject` is given or an event rounds stochastically.
         progress: A function that is called with the name of what runs next.
         options: Further arguments of `attend` other than engine: block_q, block_k, scale,
-            is_causal, mask, window, softcap and sinks.
+            is_causal, mask, window, softcap, sinks and alignment.
 
     Returns:
         An `ErrorBudget`. Its text is a table.
@@ -162,6 +162,7 @@ def _measured(call: _Call, plan: Plan, progress: Progress, heads: np.ndarray) ->
         lines=tuple(sorted(lines, key=lambda x: -max(x.share(n, total) for n in total))),
         functions=rest,
         heads=tuple(int(h) for h in heads),
+        notes=whole.notes,
     )
 
 

@@ -46,6 +46,7 @@ class ErrorBudget:
         functions: The relative rms error that is left where nothing rounds, as that of exp by an
             instruction of a GPU.
         heads: The query heads that were measured.
+        notes: What is to be said of the call, as in `Examined.notes`.
 
     Example:
         >>> import numpy as np
@@ -64,6 +65,7 @@ class ErrorBudget:
     lines: tuple[Line, ...]
     functions: dict[str, float]
     heads: tuple[int, ...]
+    notes: tuple[str, ...] = ()
 
     def share(self, line: Line, result: str) -> float:
         """Return the share of a result's squared error that a line makes alone."""
@@ -108,4 +110,4 @@ class ErrorBudget:
             cells = [f"{x:>6}" for x in shares] + [" "] + [f"{x:>8}" for x in errors]
             text.append(f"{name:{first}} {how:{second}}{''.join(cells)}".rstrip())
         of = f"relative rms errors, of heads {' '.join(map(str, self.heads))}"
-        return "\n".join([*text, of])
+        return "\n".join([*text, of, *(f"note: {note}" for note in self.notes)])

@@ -125,6 +125,7 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
         plan=text,
         mask=mask,
         is_causal=call.is_causal,
+        alignment=call.alignment,
         scale=call.scale,
         block_q=block_q,
         block_k=block_k,
