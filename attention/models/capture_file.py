@@ -327,7 +327,9 @@ def _with_plain_mask(call: Captured) -> Captured:
         return replace(call, mask=None)
     added = ", which was added to the scores as 0 and lowest numbers," if is_added else ""
     is_first = call.alignment == "top-left" or queries == keys
-    if is_first and np.array_equal(mask, np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)):
+    if is_first and np.array_equal(
+        mask, np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)
+    ):
         notes.append(f"its causal mask{added} is written as is_causal")
         return replace(call, mask=None, is_causal=True, notes=tuple(notes))
     if added:

@@ -3,7 +3,9 @@
 import json as json_text
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.folder import digest as request_digest
@@ -36,6 +39,7 @@ def run(
     out: Path | None = None,
     as_json: bool = False,
     png: bool = False,
+    said: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> None:
     """Trace a file's layers, and write and print the results.
@@ -47,6 +51,7 @@ def run(
     out        the folder for the files; None for a name made of file and plan
     as_json    print the data of trace.json instead of a table
     png        write the page's pictures as PNG files too
+    said       what overrules the file, the arguments of `experiments.tensors.overrides.words`
     options    the arguments of `experiments.trace.options.request`
 
     Raises UsageError for bad usage.
@@ -54,10 +59,11 @@ def run(
     if (file is None) == (not sample):
         problem = "and --sample are both given: choose one" if sample else ""
         raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
+    overrides = Overrides(**words(**said))
     asked = request(**options)
     path = sample_path() if file is None else file
     try:
-        layers = read_layers(path, layout, layer, allow_nan=allow_nan)
+        layers = read_layers(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
     except UsageError as error:
         raise UsageError(
             str(error).replace("allow NaN to go on", "give --allow-nan to go on")
@@ -66,7 +72,7 @@ def run(
         _check(settled(asked, each), each)
     if note := slower(asked):
         print(f"roundscope: {note}", file=sys.stderr)
-    digest = request_digest(asked, path, layer, layout)
+    digest = request_digest(asked, path, layer, layout, overrides)
     if out is not None:
         checked_folder(out, RECORD)
     folder = out or folder_for(path, asked, digest)

@@ -77,6 +77,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "notes": list(seen.layer.notes),
         "scale": seen.scale,
         "causal": bool(seen.request.causal),
+        "alignment": seen.request.alignment,
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
         "digests": digests(seen),

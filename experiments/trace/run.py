@@ -21,6 +21,7 @@ from roundscope.attention import (
     error_budget,
     examine,
 )
+from roundscope.attention.alignment import shift_of
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
@@ -121,7 +122,13 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         ones=_join([p[2] for p in parts], 1),
         focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
         exists=existing(
-            queries, keys, block_q, block_k, bool(request.causal), visible(layer, request)
+            queries,
+            keys,
+            block_q,
+            block_k,
+            bool(request.causal),
+            visible(layer, request),
+            shift_of(request.alignment, queries, keys),
         ),
         held=held,
     )
@@ -145,6 +152,7 @@ def check_engine(layer: Layer, request: Request) -> None:
         "block_q": request.block_q,
         "block_k": request.block_k,
         "is_causal": request.causal,
+        "alignment": request.alignment,
     }
     check_factors(request.plan)
 
@@ -266,6 +274,7 @@ def call(
         block_k=request.block_k,
         scale=scale,
         is_causal=bool(request.causal),
+        alignment=request.alignment,
         inject=inject,
         **more,
         **own,
@@ -327,6 +336,7 @@ def _budget(layer: Layer, request: Request, scale: float, progress: Progress) ->
         block_k=request.block_k,
         scale=scale,
         is_causal=bool(request.causal),
+        alignment=request.alignment,
         **options(layer),
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import visible_keys
 from roundscope.attention.arguments import served_given
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.options import Request
@@ -25,6 +26,7 @@ def settled(request: Request, layer: Layer) -> Request:
     return replace(
         request,
         causal=causal,
+        alignment=layer.alignment,
         plan=served(request.plan),
         against=served(request.against),
         beside=None if request.beside is None else served(request.beside),
@@ -43,17 +45,15 @@ def options(layer: Layer, first: int = 0, end: int | None = None) -> dict[str, A
 def visible(layer: Layer, request: Request) -> np.ndarray | None:
     """Return which keys a query sees, (B or 1, N or 1, T, S), by mask, window and causality.
 
-    The window has the query's own key on either side. None for a layer without mask and window,
-    where causality alone says it.
+    None for a layer without mask and window, where causality alone says it.
     """
     if layer.mask is None and layer.window is None:
         return None
-    queries, keys = layer.q.shape[1], layer.k.shape[1]
-    sees = np.ones((1, 1, queries, keys), dtype=bool) if layer.mask is None else layer.mask
-    if request.causal:
-        sees = sees & np.tri(queries, keys, dtype=bool)
-    if layer.window is not None:
-        last, first = layer.window - 1, -layer.window  # diagonals: keys after, keys before a query
-        sees = sees & np.tri(queries, keys, last, dtype=bool)
-        sees = sees & ~np.tri(queries, keys, first, dtype=bool)
-    return sees
+    sees = visible_keys(
+        layer.q.shape[1],
+        layer.k.shape[1],
+        is_causal=bool(request.causal),
+        window=layer.window,
+        alignment=request.alignment,
+    )[None, None]
+    return sees if layer.mask is None else sees & layer.mask
