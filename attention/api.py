@@ -50,6 +50,7 @@ from roundscope.attention.places import (
 )
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
@@ -88,7 +89,8 @@ class Examined:
             batch, added pairwise in binary64 and rounded once to the type of the result. None
             without sinks or without `do`.
         notes: What is to be said of the call before its numbers: that it is causal or windowed with
-            other numbers of queries and of keys, and that no `alignment` was given.
+            other numbers of queries and of keys, and that no `alignment` was given; that q, k and v
+            are FP16, and that the plan rounds them to BF16, or the other way round.
     """
 
     out: Result
@@ -342,7 +344,7 @@ def examine(
         check_factors(p)
         check_held_values(setups[0][0].inject, p)
     setup, engine = setups[0]
-    notes = notes_of(setup, alignment)
+    notes = notes_of(setup, alignment, (q, k, v))
     if do is None:
         check_forward_record(setup.record)
     inside = any(map(is_traced, (q, k, v, do, mask, sinks)))
@@ -413,11 +415,12 @@ def setup_of_heads(
     return replace(setup, scale=setup.whole_scale)
 
 
-def notes_of(setup: Setup, alignment: Alignment | None) -> tuple[str, ...]:
+def notes_of(setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...]) -> tuple[str, ...]:
     """Return what is to be said of a call before its numbers (`Examined.notes`)."""
     call = {"is_causal": setup.is_causal, "window": setup.plan.window}
-    note = note_on(alignment, setup.queries, setup.keys, **call)
-    return () if note is None else (note,)
+    aligned = note_on(alignment, setup.queries, setup.keys, **call)
+    notes = aligned, note_on_types(setup.plan, (str(x.dtype) for x in qkv))
+    return tuple(note for note in notes if note is not None)
 
 
 def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:

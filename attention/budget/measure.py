@@ -22,6 +22,7 @@ from roundscope.attention.budget.parts import (
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
+from roundscope.attention.plans.half import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.arrays import Array
 from roundscope.emu.roundings.modes import RoundingMode
@@ -40,7 +41,7 @@ def error_budget(
     v: Array,
     do: Array | None = None,
     *,
-    plan: Plan | str = "fa2",
+    plan: Plan | str | None = None,
     inject: Injection | str | Sequence[Injection | str] = (),
     heads: int | None = None,
     progress: Progress = lambda _: None,
@@ -57,7 +58,8 @@ def error_budget(
         k: Keys (B, S, G, H).
         v: Values (B, S, G, Hv).
         do: The gradient of the output, (B, T, N, Hv). Without it only the output is measured.
-        plan: The plan or the name of a preset.
+        plan: The plan or the name of a preset. By default "fa2", or "fa2-fp16" if q, k or v is
+            float16 and none of them bfloat16.
         inject: Injections, as in `attend`. Together they are one line of the budget.
         heads: Measure this many query heads (whole groups of the heads that read one key head),
             evenly chosen. Default: as many as have about a million scores together; all of them if
@@ -87,7 +89,9 @@ def error_budget(
     q, k, v = (np.asarray(x) for x in (q, k, v))
     check_shapes(q, k, v)
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
-    (given,) = plans_given(plan)
+    types = [str(x.dtype) for x in (q, k, v)]
+    (given,) = plans_given(fitting("fa2", types) if plan is None else plan)
+    cast = note_on_types(given, types)
     plan = served_given(given, *served, q.shape[2])
     injected = injections_given(inject)
     heads_of_q, heads_of_k = _chosen(q, k, heads, whole=bool(injected) or _draws(plan))
@@ -100,7 +104,8 @@ def error_budget(
         inject=injected,
         options=_options(options, heads_of_q),
     )
-    return _measured(call, plan, progress, heads_of_q)
+    found = _measured(call, plan, progress, heads_of_q)
+    return found if cast is None else replace(found, notes=(*found.notes, cast))
 
 
 def _exact(plan: Plan) -> Plan:

@@ -37,11 +37,15 @@ def trace(
         typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
     ] = None,
     plan: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="{presets} or all:FORMAT; with @ARCHITECTURE on its tensor cores: {architectures}."
+            help=(
+                "{presets} or all:FORMAT; with -fp16 at its end in FP16 in place of BF16; with"
+                " @ARCHITECTURE on its tensor cores: {architectures}. By default fa2, or fa2-fp16"
+                " for tensors in FP16."
+            )
         ),
-    ] = "fa2",
+    ] = None,
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
     causal: Causal = None,
@@ -94,9 +98,11 @@ def trace(
         str, typer.Option(help="The plan with whose results to compare; exact is binary64.")
     ] = "exact",
     beside: Annotated[
-        str,
-        typer.Option(help="The plan whose errors stand beside those of the plan; or none."),
-    ] = "fa2",
+        str | None,
+        typer.Option(
+            help="The plan whose errors stand beside those of the plan, by default fa2; or none."
+        ),
+    ] = None,
     budget: Annotated[
         bool,
         typer.Option(
@@ -186,7 +192,7 @@ def diagnose(
         str | None,
         typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
     ] = None,
-    plan: Annotated[str | None, typer.Option(help="As in trace; by default fa2.")] = None,
+    plan: Annotated[str | None, typer.Option(help="As in trace.")] = None,
     causal: Causal = None,
     alignment: Alignment = None,
     scale: Scale = None,

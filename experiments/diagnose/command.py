@@ -25,10 +25,10 @@ from roundscope.experiments.results.folder import (
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import options
+from roundscope.experiments.trace.served import USUAL, noted, plan_for
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
 OF_RUNS = ("--arm", "--from", "--until")
-PLAN = "fa2"
 INTERRUPTED = 130
 RECORD = "diagnosis.json"
 SELDOM = 30.0  # seconds between two lines where there is no terminal
@@ -88,7 +88,7 @@ def run(
                 if is_run:
                     findings = _of_run(path, arm, first, until, folder, progress)
                 else:
-                    findings = _of_file(path, layer, plan or PLAN, overrides, progress)
+                    findings = _of_file(path, layer, plan, overrides, progress)
                 progress(LAST, "report")
                 report = data.report(findings, time.perf_counter() - start)
             document = page.written(report, folder, request)
@@ -126,15 +126,17 @@ def _named(path: Path, plan: str | None, arm: str | None) -> str:
     if arm is not None:
         parts.append(arm)
     if not path.is_dir():
-        parts.append(plan or PLAN)
+        parts.append(plan or USUAL)
     return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
 
 
 def _of_file(
-    path: Path, layer: str | None, plan: str, overrides: Overrides, progress: Progress
+    path: Path, layer: str | None, plan: str | None, overrides: Overrides, progress: Progress
 ) -> Findings:
     layers = read_layers(path, layer=layer, overrides=overrides)
-    return diagnose(layers, _request(plan), path.name, progress)
+    asked = _request(plan_for(layers, plan))
+    layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
+    return diagnose(layers, asked, path.name, progress)
 
 
 def _of_run(

@@ -50,7 +50,7 @@ class Layer:
     window        how many keys a query sees, its own included; None for all
     softcap       the bound of the scores; None for none
     sinks         (N,): a logit of each query head; None for none
-    dtype         the type of q, k and v in the file, by its name in NumPy; None if they differ
+    types         the types of q, k and v in the file, by their names in NumPy
     notes         what a reader of the results should know of the file: what is not read of it, what
                   the caller overruled, scales, and what nothing says
     """
@@ -69,7 +69,7 @@ class Layer:
     softcap: float | None = None
     sinks: np.ndarray | None = None
     alignment: Alignment | None = None
-    dtype: str | None = None
+    types: tuple[str, ...] = ()
 
 
 def sample_path() -> Path:
@@ -346,7 +346,7 @@ def _layer(
         nan_count=sum(counts.values()),
         mask=_mask(file, prefix, shape) if overrides.has_mask else None,
         sinks=_sinks(file, prefix, q.shape[2]) if overrides.has_sinks else None,
-        dtype=types["q"] if types["q"] == types["k"] == types["v"] else None,
+        types=tuple(types[role] for role in ("q", "k", "v")),
         notes=tuple(notes),
     )
     return _settled(file, prefix, layer, overrides)

@@ -56,11 +56,8 @@ def scaled(
     array = file.array(name)
     scales = list(_scales(file, prefix, role))
     if not has_scales:
-        note = (
-            f"{name} as it is stored, as asked, although the file has {scales[0][0]}"
-            if scales
-            else None
-        )
+        has = f"although the file has {scales[0][0]}" if scales else ""
+        note = f"{name} as it is stored, as asked, {has}" if has else None
         return _as_stored(name, array), str(array.dtype), note
     if len(scales) > 1:
         both = " and ".join(sorted(n for n, _ in scales))

@@ -23,7 +23,7 @@ from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.run import Progress, check_engine, observe, slower
-from roundscope.experiments.trace.served import settled
+from roundscope.experiments.trace.served import noted, plan_for, settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
 RECORD = "trace.json"
@@ -40,6 +40,8 @@ def run(
     as_json: bool = False,
     png: bool = False,
     said: Mapping[str, Any] = MappingProxyType({}),
+    plan: str | None = None,
+    beside: str | None = None,
     **options: Any,
 ) -> None:
     """Trace a file's layers, and write and print the results.
@@ -52,7 +54,9 @@ def run(
     as_json    print the data of trace.json instead of a table
     png        write the page's pictures as PNG files too
     said       what overrules the file, the arguments of `experiments.tensors.overrides.words`
-    options    the arguments of `experiments.trace.options.request`
+    plan       the plan; None for fa2, or fa2-fp16 for tensors in FP16
+    beside     the plan that stands beside; None for as of `plan`
+    options    the other arguments of `experiments.trace.options.request`
 
     Raises UsageError for bad usage.
     """
@@ -60,7 +64,6 @@ def run(
         problem = "and --sample are both given: choose one" if sample else ""
         raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
     overrides = Overrides(**words(**said))
-    asked = request(**options)
     path = sample_path() if file is None else file
     try:
         layers = read_layers(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
@@ -68,6 +71,9 @@ def run(
         raise UsageError(
             str(error).replace("allow NaN to go on", "give --allow-nan to go on")
         ) from None
+    names = {"plan": plan_for(layers, plan), "beside": plan_for(layers, beside)}
+    asked = request(**names, **options)
+    layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
     for each in layers:
         _check(settled(asked, each), each)
     if note := slower(asked):

@@ -1,5 +1,6 @@
 """What a layer's file says of its call beside q, k, v: causality, mask, window, softcap, sinks."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -7,8 +8,32 @@ import numpy as np
 
 from roundscope.attention.alignment import visible_keys
 from roundscope.attention.arguments import served_given
+from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.options import Request
+
+USUAL = "fa2"  # the plan that is taken if none is asked for
+
+
+def plan_for(layers: Sequence[Layer], plan: str | None) -> str:
+    """Return the name of the plan that was asked for, or else that of FlashAttention-2.
+
+    It is in FP16 if the tensors of all layers are.
+    """
+    names = {fitting(USUAL, layer.types) for layer in layers}
+    return plan if plan is not None else names.pop() if len(names) == 1 else USUAL
+
+
+def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
+    """Return a layer with a note on how its types and those of the plan agree.
+
+    is_asked: whether somebody asked for the plan
+    """
+    note, fitted = note_on_types(plan, layer.types), fitting(USUAL, layer.types)
+    if note is None and not is_asked and fitted != USUAL:
+        note = f"q, k and v are {', '.join(dict.fromkeys(layer.types))}, so the plan is {fitted}"
+    return layer if note is None else replace(layer, notes=(*layer.notes, note))
 
 
 def settled(request: Request, layer: Layer) -> Request:
