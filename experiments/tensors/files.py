@@ -56,6 +56,7 @@ TYPES = {
 """The types of safetensors in whole bytes (safetensors/src/tensor.rs, `Dtype`, version 0.8); F4 has
 two numbers in a byte, the first in the low bits, as torch.float4_e2m1fn_x2."""
 SHORT = (np.int8, np.uint8, np.int16, np.uint16)  # integers that binary32 holds
+SAVING = "np.savez writes no types of ml_dtypes; save safetensors"
 FLOATS = "float64, float32, float16, bfloat16, or an FP8 or FP4 type of safetensors"
 
 
@@ -208,6 +209,8 @@ def _entry(path: Path, file: Any, name: str) -> np.ndarray:
         raise
     except PROBLEMS as error:
         repair = f"cannot be read ({one_line(error)}); save it again with np.savez"
+        if "descriptor" in str(error):  # such as '<f1' of float8_e5m2
+            repair = f"{one_line(error)}: NumPy has no such type; {SAVING}"
         raise bad(where, name, repair) from None
     return array
 
@@ -230,10 +233,7 @@ def _typed(name: str, array: np.ndarray, metadata: dict[str, str]) -> np.ndarray
     usual = "bfloat16" if array.dtype.itemsize == 2 else None
     said = metadata.get(f"{name}.dtype", metadata.get("dtype", usual))
     if said is None:
-        repair = (
-            "np.savez writes no types of ml_dtypes; add an entry"
-            f" '{name}.dtype' with its name, such as float8_e4m3fn, or save safetensors"
-        )
+        repair = f"{SAVING}, or add an entry '{name}.dtype' with its name, such as float8_e4m3fn"
         raise bad(f"tensor {name}", array.dtype.str, repair)
     kind = getattr(ml_dtypes, said, None)
     if not isinstance(kind, type) or np.dtype(kind).itemsize != array.dtype.itemsize:
