@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from roundscope.attention.plans.half import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, compare, level_of
@@ -299,6 +300,8 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
     """Check the calls in a file: every layer of it is a draw of the same kind."""
     said = replace(asked.overrides, is_causal=asked.is_causal)
     layers = read_layers(path, asked.layout, asked.layer, overrides=said)
+    if is_half := all(fitting("", each.types) for each in layers):
+        asked = replace(asked, dtype="float16")
     calls = []
     for each in layers:
         layer = None if each.name == BARE else each.name
@@ -312,6 +315,8 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
         name=path.name, about=f"{heads} heads, {features} features{several}", asked=asked
     )
     report.notes += dict.fromkeys(f"{note}." for each in layers for note in each.notes)
+    if is_half:
+        report.notes.append("Its tensors are FP16, and so the plan has FP16 in place of BF16.")
     needed = heads_needed(level_of(asked.false_alarm, 1, 1))
     if heads < needed:
         report.notes.append(
