@@ -150,7 +150,8 @@ def _tensor(path: Path, begin: int, name: str, about: dict[str, Any]) -> np.ndar
         if kind in ("F6_E2M3", "F6_E3M2"):
             repair += "; F8_E4M3 holds every F6_E2M3, and F8_E5M2 every F6_E3M2 number"
         raise bad(f"tensor {name}", kind, repair)
-    return data.view(TYPES[kind]).reshape(about["shape"])
+    array: np.ndarray = data.view(TYPES[kind]).reshape(about["shape"])
+    return array
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def _with_notes(
 ) -> Layer:
     """Return a layer with all that is to be said of it, before what it has found itself."""
     prefix = names[layer.name]
-    call = {"is_causal": bool(layer.is_causal), "window": layer.window}
+    call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
     aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
     notes = (*overruled, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
     return replace(layer, notes=notes + _unread(file, prefix, list(names.values())))
