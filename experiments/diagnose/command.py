@@ -12,7 +12,7 @@ import numpy as np
 
 from roundscope.experiments.diagnose.replay.store import NAME
 from roundscope.experiments.diagnose.student import rows
-from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
+from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.progress import every
 from roundscope.experiments.report.terminal import console, print_json
@@ -85,6 +85,7 @@ def run(
             if is_run and rows.file_of(path) is not None:
                 report = _of_student(path, arm, first, until, folder, progress)
             else:
+                findings: Findings | Stopped
                 if is_run:
                     findings = _of_run(path, arm, first, until, folder, progress)
                 else:
@@ -132,7 +133,7 @@ def _named(path: Path, plan: str | None, arm: str | None) -> str:
 
 def _of_file(
     path: Path, layer: str | None, plan: str | None, overrides: Overrides, progress: Progress
-) -> Findings:
+) -> Findings | Stopped:
     layers = read_layers(path, layer=layer, overrides=overrides)
     asked = _request(plan_for(layers, plan))
     layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
@@ -146,7 +147,7 @@ def _of_run(
     until: int | None,
     folder: Path,
     progress: Progress,
-) -> Findings:
+) -> Findings | Stopped:
     from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
     return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)

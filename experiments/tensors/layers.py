@@ -34,6 +34,7 @@ OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 DIGITS = 18  # of a number of a layer, at most
 SHOWN = 8  # how many names a message lists
+REPAIR = "repair the tensors"  # what a reader can do about NaN; a verb may add an option of its own
 BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
 
 
@@ -42,7 +43,7 @@ class Layer:
     """One layer's tensors: float32, C-contiguous.
 
     q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
-    nan_count     how many numbers of all of them are NaN or infinite
+    nan_count     how many numbers of all of them, and of sinks, are NaN or infinite
     scale         the factor of the scores from the file's metadata; None if it has none
     is_causal     whether a query t sees the keys s <= t only; None if nothing says so
     alignment     whether t and s are counted from the first or from the last, if that is said
@@ -329,12 +330,13 @@ def _layer(
             arrays[role] = _btnh(full, array, layout)
             notes += [note] if note else []
     _check_shapes(name, arrays, layout)
+    sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
     counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
+    if sinks is not None:  # a sink of -inf is none
+        counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
-        raise bad(
-            "layer", name, f"NaN or infinity: {where}; repair the tensors or allow NaN to go on"
-        )
+        raise bad("layer", name, f"NaN or infinity: {where}; {REPAIR}")
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
     shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
     layer = Layer(
@@ -345,7 +347,7 @@ def _layer(
         do=do,
         nan_count=sum(counts.values()),
         mask=_mask(file, prefix, shape) if overrides.has_mask else None,
-        sinks=_sinks(file, prefix, q.shape[2]) if overrides.has_sinks else None,
+        sinks=sinks,
         types=tuple(types[role] for role in ("q", "k", "v")),
         notes=tuple(notes),
     )

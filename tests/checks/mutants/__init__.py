@@ -10,6 +10,8 @@ test. A fault that changes no behavior proves nothing and has to be replaced.
     faults_emu.py        faults in `emu`
     faults_attention.py  faults in `attention`
     faults_files.py      faults in what a call means and what a file says
+    faults_summaries.py  faults in what summaries say of numbers that are not finite
+    faults_trace.py      faults in what a trace says
     catalogue.py         all of them
     copies.py            the copy of the tree, and the environment in which its tests run
     running.py           tests on a copy: which one failed first, and with what message

@@ -2,7 +2,14 @@
 
 from collections.abc import Sequence
 
-from tests.checks.mutants import faults_attention, faults_emu, faults_files, faults_kernels
+from tests.checks.mutants import (
+    faults_attention,
+    faults_emu,
+    faults_files,
+    faults_kernels,
+    faults_summaries,
+    faults_trace,
+)
 from tests.checks.mutants.faults import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -10,6 +17,8 @@ FAULTS: tuple[Fault, ...] = (
     *faults_attention.FAULTS,
     *faults_kernels.FAULTS,
     *faults_files.FAULTS,
+    *faults_summaries.FAULTS,
+    *faults_trace.FAULTS,
 )
 
 

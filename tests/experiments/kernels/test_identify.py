@@ -322,7 +322,7 @@ def test_bad_input_is_one_line(run, file, tmp_path):
     assert "give --causal or --full" in said(file(is_causal=None))
     assert "metadata is_causal 'perhaps'" in said(file(is_causal="perhaps"))
     assert "give --layout" in said(file(layout=None))
-    assert "--scale nan" in said(file(), "--scale", "nan")
+    assert "--scale 'nan'" in said(file(), "--scale", "nan")
     assert "--window 0" in said(file(), "--window", "0") and "--softcap -1" in said(
         file(), "--softcap", "-1"
     )

@@ -379,9 +379,11 @@ def test_everything_can_be_overruled(tmp_path, roundscope):
     for verb, more in {"trace": ["--no-budget"], "identify": ["--budget=0"]}.items():
         code, out, _ = roundscope(verb, path, "--out", tmp_path / verb, *flags, *more)
         assert code == 0 and "window none as asked" in " ".join(out.split())
-    code, _, err = roundscope("diagnose", path)
+    code, _, err = roundscope("diagnose", path, "--out", tmp_path / "o")
     assert code == 2 and "has a mask" in err
-    code, _, err = roundscope("diagnose", path, *flags)  # too few tokens, but no mask or window
+    code, _, err = roundscope(
+        "diagnose", path, "--out", tmp_path / "o", *flags
+    )  # too few tokens, but no mask or window
     assert code == 2 and "mask" not in err and "window" not in err
 
 
@@ -491,7 +493,9 @@ def test_plans_follow_fp16(tmp_path, roundscope):
         (("--plan", "fa2"), note),
         (("--set", "O=bf16"), "fa2-fp16 with O=bf16"),
     ):
-        _, out, _ = roundscope("trace", tmp_path / "x.npz", "--no-budget", *more)
+        _, out, _ = roundscope(
+            "trace", tmp_path / "x.npz", "--no-budget", "--out", tmp_path / "o", *more
+        )
         assert expected in " ".join(out.split())
     wide = [x.astype(ml_dtypes.bfloat16) for x in (q, k, v)]
     assert error_budget(*wide).plan == "fa2" and error_budget(*wide).notes == ()
