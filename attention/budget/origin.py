@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import shift_of
 from roundscope.attention.arguments import injections_given, plans_given, served_given
 from roundscope.attention.budget.call import RESULTS, Call, Results, exact_of
 from roundscope.attention.budget.parts import event_part, exactly, promotion
