@@ -422,7 +422,7 @@ def setup_of_heads(
 
 def notes_of(setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...]) -> tuple[str, ...]:
     """Return what is to be said of a call before its numbers (`Examined.notes`)."""
-    call = {"is_causal": setup.is_causal, "window": setup.plan.window}
+    call: dict[str, Any] = {"is_causal": setup.is_causal, "window": setup.plan.window}
     aligned = note_on(alignment, setup.queries, setup.keys, **call)
     notes = aligned, note_on_types(setup.plan, (str(x.dtype) for x in qkv))
     return tuple(note for note in notes if note is not None)

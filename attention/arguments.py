@@ -68,7 +68,8 @@ def check_floats(name: str, x: Any) -> None:
         )
     if x.dtype.kind == "c":
         raise TypeError(
-            f"{name}: dtype {x.dtype}, must be real; give {name}.real if that is all of it"
+            f"{name}: dtype {x.dtype}, must be real; give {name}.real.astype('float32') if that"
+            " is all of it"
         )
     if "float" not in str(x.dtype) or x.dtype.itemsize > WIDEST:
         raise TypeError(

@@ -58,7 +58,7 @@ def run(
     path = sample_path() if source is None else source
     is_run = path.is_dir()
     overrides = Overrides(**words(**said))
-    of_tensors = {"--layer": layer, "--plan": plan}
+    of_tensors: dict[str, Any] = {"--layer": layer, "--plan": plan}
     of_tensors |= {f"--{name}": value for name, value in said.items() if name != "causal"}
     if overrides.is_causal is not None:
         of_tensors["--causal" if overrides.is_causal else "--full"] = True

@@ -71,8 +71,7 @@ def run(
         raise UsageError(
             str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
         ) from None
-    names = {"plan": plan_for(layers, plan), "beside": plan_for(layers, beside)}
-    asked = request(**names, **options)
+    asked = request(plan=plan_for(layers, plan), beside=plan_for(layers, beside), **options)
     layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
     for each in layers:
         _check(settled(asked, each), each)

@@ -396,7 +396,7 @@ def _reduced(
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
     trace = replace(seen.trace, events=kept)
-    arrays = {
+    arrays: dict[str, Any] = {
         n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
     }
     return Examined(**arrays, trace=trace), focused, ones
