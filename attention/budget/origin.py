@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import shift_of
 from roundscope.attention.arguments import injections_given, plans_given, served_given
 from roundscope.attention.budget.call import RESULTS, Call, Results, exact_of
 from roundscope.attention.budget.not_finite import AXES, NotFinite, Origin
@@ -431,7 +432,8 @@ def _ranks(part: Call, plan: Plan, site: Site, places: dict[str, np.ndarray]) ->
     if plan.key_order is KeyOrder.DESCENDING:
         return -tiles
     block_q, block_k = _blocks(part)
-    first_row = places["token"] // block_q * block_q
+    shift = shift_of(part.options.get("alignment"), part.q.shape[1], part.k.shape[1])
+    first_row = places["token"] // block_q * block_q + shift
     is_cut = bool(part.options.get("is_causal")) & ((tiles + 1) * block_k - 1 > first_row)
     return np.where(is_cut, tiles - part.k.shape[1], tiles)  # these come first
 

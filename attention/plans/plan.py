@@ -266,7 +266,8 @@ class Plan:
                 all:FORMAT, which rounds every event and every step of a sum to one format. A preset
                 or all:FORMAT may end in @ARCHITECTURE. Its products of matrices then run on the
                 tensor cores of that architecture, except those whose factors are in a format that
-                the tensor cores cannot read.
+                the tensor cores cannot read. A preset or a twin may end in -fp16: FP16 stands in
+                place of BF16 everywhere, on its tensor cores too.
 
         Returns:
             The plan, whose `name` is the given one.

@@ -75,6 +75,9 @@ def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
 def fa2() -> Plan:
     """Return FlashAttention-2 as torch's SDPA runs it: m is of the unscaled scores, and
     X = c S - c m with both products rounded.
+
+    SDPA aligns causal calls at the top left; FlashAttention's own package aligns them at the bottom
+    right since version 2.1, for which the argument `alignment` of a call stands.
     """
     plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)

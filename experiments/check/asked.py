@@ -9,6 +9,7 @@ from roundscope.attention.testing.reference import Reference, reference
 from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels.adapters import plain_name
 from roundscope.experiments.kernels.claims import CLAIMS
+from roundscope.experiments.tensors.overrides import AS_THE_FILE, Overrides
 
 DEFAULT = "fa2"  # what a kernel claims that is not listed
 TESTS = ("envelope", "bias", "explanation", "invariance", "edges")
@@ -33,6 +34,7 @@ class Asked:
     budget       seconds of the search for the plan that gives the kernel's bits, for each direction
     is_strict    whether other bits of a second call, or of another batch, are a failure
     layer        the layer of a file with several; None for all
+    overrides    what is said of the calls of a file in place of what it says
     """
 
     source: str
@@ -57,6 +59,7 @@ class Asked:
     budget: float = 10.0
     is_strict: bool = False
     layer: str | None = None
+    overrides: Overrides = AS_THE_FILE
 
     def reference(self, features: int) -> Reference:
         """Return the claimed plan on its tiles.

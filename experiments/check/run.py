@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from roundscope.attention.plans.half import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, compare, level_of
@@ -34,6 +35,7 @@ from roundscope.experiments.kernels.reading import (
     whole_of_file,
 )
 from roundscope.experiments.tensors.layers import BARE, read_layers, sample_path
+from roundscope.experiments.tensors.overrides import AS_THE_FILE
 
 Tell = Callable[[str], None]
 FULL = ("gaussian", "one-signed-v", "sink")  # families of calls that are not causal, if both are
@@ -65,6 +67,9 @@ def check(asked: Asked, tell: Tell) -> Report:
     if path.is_file():
         report = _of_file(path, asked, tell)
     elif is_kernel(asked.source):
+        if asked.overrides != AS_THE_FILE:
+            repair = "is no file, whose calls alone --alignment, --scale, --window and so on change"
+            raise bad("KERNEL", asked.source, repair)
         report = _of_kernel(asked, tell)
     else:
         raise unknown_source(asked.source)
@@ -293,11 +298,14 @@ def _real_tensors(function: Kernel, asked: Asked, is_causal: bool) -> Case:
 
 def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
     """Check the calls in a file: every layer of it is a draw of the same kind."""
-    names = [layer.name for layer in read_layers(path, asked.layout, asked.layer)]
+    said = replace(asked.overrides, is_causal=asked.is_causal)
+    layers = read_layers(path, asked.layout, asked.layer, overrides=said)
+    if is_half := all(fitting("", each.types) for each in layers):
+        asked = replace(asked, dtype="float16")
     calls = []
-    for name in names:
-        layer = None if name == BARE else name
-        options = Options(is_causal=asked.is_causal, layout=asked.layout, layer=layer)
+    for each in layers:
+        layer = None if each.name == BARE else each.name
+        options = Options(layout=asked.layout, layer=layer, **asdict(said))
         calls.append(whole_of_file(path, options))
     inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
     features = inputs[0].q.shape[-1]
@@ -306,6 +314,9 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
     report = Report(
         name=path.name, about=f"{heads} heads, {features} features{several}", asked=asked
     )
+    report.notes += dict.fromkeys(f"{note}." for each in layers for note in each.notes)
+    if is_half:
+        report.notes.append("Its tensors are FP16, and so the plan has FP16 in place of BF16.")
     needed = heads_needed(level_of(asked.false_alarm, 1, 1))
     if heads < needed:
         report.notes.append(

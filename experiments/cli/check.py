@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import (
+    Alignment,
+    Json,
+    Mask,
+    Scale,
+    Scales,
+    Sinks,
+    Softcap,
+    Window,
+    said,
+)
 
 
 def check(
@@ -33,6 +43,13 @@ def check(
         bool | None,
         typer.Option("--causal/--full", help="Causal calls alone, or full ones; by default both."),
     ] = None,
+    alignment: Alignment = None,
+    scale: Scale = None,
+    window: Window = None,
+    softcap: Softcap = None,
+    sinks: Sinks = None,
+    mask: Mask = None,
+    scales: Scales = None,
     tokens: Annotated[int, typer.Option(help="Queries and keys of a head.")] = 192,
     features: Annotated[int, typer.Option(help="Features of a head.")] = 64,
     heads: Annotated[int, typer.Option(help="Heads of a call.")] = 8,
@@ -102,7 +119,9 @@ def check(
     """Test a kernel: as exact as its plan? biased? explained? invariant? right at the edges?"""
     from roundscope.experiments.check import command
     from roundscope.experiments.check.asked import TESTS, Asked, claims_of
+    from roundscope.experiments.tensors.overrides import Overrides, words
 
+    overrides = words(**said(None, alignment, scale, window, softcap, sinks, mask, scales))
     asked = Asked(
         source=source,
         claims=claims_of(source) if claims is None else claims,
@@ -125,6 +144,7 @@ def check(
         budget=budget,
         is_strict=strict,
         layer=layer,
+        overrides=Overrides(**overrides),
     )
     if code := command.run(asked, out=out, junit_file=junit, as_json=json):
         raise typer.Exit(code)

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.exact import visible
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.tensors.files import open_tensors
 from roundscope.experiments.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
+from roundscope.experiments.tensors.overrides import Overrides
 
 GRADIENTS = ("dq", "dk", "dv")
 SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are called
@@ -35,16 +37,12 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Overrides):
     """What the command line says of the call; None: as the file says, or the default."""
 
-    is_causal: bool | None = None
-    scale: float | None = None
     layout: str | None = None
     layer: str | None = None
     head: int = 0
-    window: int | None = None
-    softcap: float | None = None
 
 
 def read(source: str, options: Options) -> Call:
@@ -53,7 +51,6 @@ def read(source: str, options: Options) -> Call:
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
-    check_options(options)
     path = Path(source)
     if path.is_file():
         return one_head(*whole_of_file(path, options), options.head)
@@ -82,27 +79,15 @@ def unknown_source(source: str) -> UsageError:
     )
 
 
-def check_options(options: Options) -> None:
-    """Raise UsageError for a number that no call can have."""
-    if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
-        raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
-    if options.window is not None and options.window < 1:
-        repair = "give how many keys a query sees, 1 or more; leave it out for all"
-        raise bad("--window", options.window, repair)
-    if options.softcap is not None and not (np.isfinite(options.softcap) and options.softcap > 0):
-        repair = "give a finite number above 0, such as 50; leave it out for none"
-        raise bad("--softcap", options.softcap, repair)
-
-
 def _of_kernel(name: str, options: Options) -> Call:
     for option, value in (("--layout", options.layout), ("--layer", options.layer)):
         if value is not None:
             raise bad(
                 option, value, f"is for a file; a kernel runs on {SAMPLE} of the shipped tensors"
             )
-    [layer] = read_layers(sample_path(), layer=SAMPLE)
+    [layer] = read_layers(sample_path(), layer=SAMPLE, overrides=options)
     assert layer.do is not None
-    x = _inputs(layer, options, bool(options.is_causal))
+    x = _inputs(layer, bool(options.is_causal))
     try:
         outputs = kernel(name)(x)
     except ImportError as error:
@@ -129,7 +114,7 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
-    layers = read_layers(path, options.layout, options.layer)
+    layers = read_layers(path, options.layout, options.layer, overrides=options)
     if len(layers) > 1:
         names = ", ".join(each.name for each in layers[:SHOWN])
         more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
@@ -146,7 +131,7 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
         }
         dropout = file.said(layer.name, "dropout")
         names = ", ".join(sorted(file.names)[:12])
-    is_causal = options.is_causal if options.is_causal is not None else layer.is_causal
+    is_causal = layer.is_causal
     if is_causal is None:
         raise bad("is_causal", None, "the file's metadata has none; give --causal or --full")
     if dropout is not None:
@@ -179,7 +164,7 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
                 f" layout {layout}?"
             )
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
-    x = replace(_inputs(layer, options, is_causal), sinks=layer.sinks, mask=layer.mask)
+    x = replace(_inputs(layer, is_causal), sinks=layer.sinks, mask=layer.mask)
     about = ", ".join((path.name, *([] if layer.name == BARE else [layer.name]), *layer.notes))
     return path.stem, about, x, Outputs(**given)
 
@@ -189,9 +174,8 @@ def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
     return np.ascontiguousarray(array.swapaxes(1, 2)) if is_swapped else array
 
 
-def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
-    usual = layer.q.shape[-1] ** -0.5
-    scale = next((s for s in (options.scale, layer.scale) if s is not None), usual)
+def _inputs(layer: Layer, is_causal: bool) -> Inputs:
+    scale = layer.q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
     do = layer.do
     if do is None:
         do = np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
@@ -202,8 +186,9 @@ def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
         do=do,
         scale=scale,
         is_causal=is_causal,
-        window=layer.window if options.window is None else options.window,
-        softcap=layer.softcap if options.softcap is None else options.softcap,
+        alignment=layer.alignment,
+        window=layer.window,
+        softcap=layer.softcap,
     )
 
 
@@ -248,6 +233,8 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
     )
     shape = f"{inputs.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
     mask = "causal" if x.is_causal else "full"
+    if x.alignment is not None and x.q.shape[1] != x.k.shape[1] and (x.is_causal or x.window):
+        mask += f" aligned {x.alignment}"
     if x.mask is not None:
         mask += ", masked"
     if blind:
@@ -277,12 +264,10 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
 
     What a kernel returns for them is its own choice: 0, NaN, or the mean of V. What they add to dk
     and dv is as well, so these are left out unless `do` is 0 there. If there are any, the mask has
-    the causality too, which counts queries from the first.
+    the causality and the window too, which count queries.
     """
-    if x.mask is None:
-        return x, outputs, 0
-    queries, keys = x.mask.shape[2:]
-    mask = x.mask & np.tri(queries, keys, dtype=bool) if x.is_causal else x.mask
+    queries, keys = x.q.shape[1], x.k.shape[1]
+    mask = np.broadcast_to(visible(x), (1, x.q.shape[2], queries, keys))
     sees = mask.any(-1).reshape(-1, queries).all(0)
     if sees.all():
         return x, outputs, 0
@@ -298,6 +283,7 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
         do=cut(x.do),
         mask=np.ascontiguousarray(mask[:, :, sees]),
         is_causal=False,
+        window=None,
     )
     kept = {n: cut(a) for n, a in outputs.named() if n in ("out", "dq")}
     if not x.do[:, ~sees].any():

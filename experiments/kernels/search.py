@@ -8,9 +8,11 @@ plan kept.
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import visible_keys
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
@@ -303,7 +305,8 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     whole_mask = None if x.mask is None else x.mask[:1, :1]
     mask = None if whole_mask is None else whole_mask[:, :, rows]
     if x.is_causal:
-        below = np.tri(x.q.shape[1], x.k.shape[1], dtype=bool)[None, None, rows]
+        call: dict[str, Any] = {"is_causal": True, "window": None, "alignment": x.alignment}
+        below = visible_keys(x.q.shape[1], x.k.shape[1], **call)[None, None, rows]
         mask = below if mask is None else below & mask
     one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1], "mask": whole_mask}
 

@@ -78,6 +78,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "notes": list(seen.layer.notes),
         "scale": seen.scale,
         "causal": bool(seen.request.causal),
+        "alignment": seen.request.alignment,
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
         "infinite_or_nan": _not_finite(seen.not_finite),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tests.checks.mutants import (
     faults_attention,
     faults_emu,
+    faults_files,
     faults_kernels,
     faults_summaries,
     faults_sweep,
@@ -17,6 +18,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_attention.FAULTS,
     *faults_kernels.FAULTS,
     *faults_sweep.FAULTS,
+    *faults_files.FAULTS,
     *faults_summaries.FAULTS,
     *faults_trace.FAULTS,
 )

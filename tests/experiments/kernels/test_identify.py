@@ -322,10 +322,9 @@ def test_bad_input_is_one_line(run, file, tmp_path):
     assert "give --causal or --full" in said(file(is_causal=None))
     assert "metadata is_causal 'perhaps'" in said(file(is_causal="perhaps"))
     assert "give --layout" in said(file(layout=None))
-    assert "--scale nan" in said(file(), "--scale", "nan")
-    assert "--window 0" in said(file(), "--window", "0") and "--softcap -1" in said(
-        file(), "--softcap", "-1"
-    )
+    assert "--scale 'nan'" in said(file(), "--scale", "nan")
+    assert "--window 1.5: write how many keys" in said(file(), "--window", "1.5")
+    assert "--softcap '-1'" in said(file(), "--softcap", "-1")
     assert "--head 1: there are 1 key heads" in said(file(), "--head", "1")
     assert "--layout 'BTNH': is for a file" in said("jax-xla", "--layout", "BTNH")
     taken = tmp_path / "taken"
