@@ -54,8 +54,8 @@ def next_step(report: Report) -> tuple[str, str]:
         )
     if any(case.is_lost for case in report.failed):
         return (
-            "Next: find the event that overflows or divides by 0 (trace the plan on these inputs, or"
-            " print the maxima and row sums of the kernel). After the repair, check again",
+            "Next: find the event that overflows or divides by 0 (trace the plan on these inputs,"
+            " or print the maxima and row sums of the kernel). After the repair, check again",
             again,
         )
     if "explanation" in tests:

@@ -255,3 +255,24 @@ def test_a_missing_gpu_is_no_fault_of_the_kernel():
 
     with pytest.raises(unittest.SkipTest, match="needs a GPU, and none is found here"):
         kernel_of(needs_gpu, library="numpy")(TINY)
+
+
+@modes
+def test_a_maximum_without_the_last_tile_fails_at_scores_of_thousands(is_causal):
+    """A stale maximum that overflows in full calls, where no extreme edge was asked about."""
+
+    def ignoring(x):
+        tile = 16
+        s = x.scale * np.einsum("btnh,bsnh->bnts", x.q, x.k)
+        s = np.where(np.tri(*s.shape[2:], dtype=bool), s, -np.inf) if x.is_causal else s
+        keys = s.shape[3]
+        first = (keys - 1) // tile * tile
+        m = s[..., : first or keys].max(-1, keepdims=True)
+        p = np.exp((s - m).astype(np.float32))
+        out = np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), x.v)
+        return replace(exactly(x), out=out.astype(np.float32))
+
+    found = answers(ignoring, ["two tokens", "scores of thousands"], is_causal=is_causal)
+    assert found["two tokens"].answer is Answer.PASS
+    assert found["scores of thousands"].answer is Answer.FAIL
+    assert "NaN where the plan's are finite" in found["scores of thousands"].sentence

@@ -11,10 +11,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from roundscope.attention.testing.cases import Answer, Case, strict
-from roundscope.experiments.check import page, words
+from roundscope.attention.testing.edges import edge_names
+from roundscope.attention.testing.families import FAMILIES
+from roundscope.experiments.check import page, run, words
 from roundscope.experiments.check.asked import TESTS, Asked
 from roundscope.experiments.check.report import Report
-from roundscope.experiments.check.run import OTHER, drawn
+from roundscope.experiments.check.run import OTHER, drawn, edge_cases, kinds
 
 HERE = "tests.experiments.check.kernels_to_check"
 SMALL = ("--tokens", "40", "--features", "16", "--causal")
@@ -243,3 +245,19 @@ def test_a_headline_names_the_notes():
     assert report.sentence == (
         "f is as good as fa2: right at 2 edges, and with a note at 1: blind."
     )
+
+
+def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch):
+    """Extreme inputs of causal calls alone, so that a fault of full calls passes."""
+    assert set(kinds(None)) == {f"{f}, {mode}" for f in FAMILIES for mode in ("causal", "full")}
+    asked = Asked(source="", claims="fa2-bf16", tokens=8, features=8)
+
+    def recorded(kernel, plan, *, features, is_causal, margins, dtype, names=None):
+        for name in edge_names(is_causal):
+            if names is None or name in names:
+                yield Case(test="edges", name=name, answer=Answer.PASS, sentence="Said.")
+
+    monkeypatch.setattr(run, "check_edges", recorded)
+    found = [c.name for c in edge_cases(lambda x: None, asked.reference(8), asked, (True, False))]
+    wanted = [*edge_names(True), *(f"{name}, full" for name in edge_names(False))]
+    assert found == wanted and "scores of thousands, full" in found
