@@ -33,8 +33,8 @@ FAULTS = (
         imitates="The second kind of calls is asked about no edges with extreme scores.",
         file="experiments/check/run.py",
         old="            dtype=asked.dtype,\n        ):\n",
-        new="            dtype=asked.dtype,\n            names=('one token',) if is_further else None,\n"
-        "        ):\n",
+        new="            dtype=asked.dtype,\n"
+        "            names=('one token',) if is_further else None,\n        ):\n",
         tests=CHECK,
     ),
     Fault(

@@ -290,7 +290,7 @@ QUANTIZERS = [
             "the scale of the block before",
         ),
         ("other axis", along_columns, FLOOR, "blocks moved", "blocks along the other axis"),
-        ("blocks of 16", partial(mx, size=16), FLOOR, "scales", "blocks of 16"),
+        ("blocks of 16", partial(mx, size=16), FLOOR, "round trip", "blocks of 16"),
         ("blocks of 64", partial(mx, size=64), FLOOR, "blocks moved", "blocks of 64"),
         (
             "maximum without abs",
@@ -324,7 +324,7 @@ QUANTIZERS = [
             "code one too small",
             partial(mx, stored=-1),
             FLOOR,
-            "scales",
+            "round trip",
             "stored exponents one too small",
         ),
         ("-0 lost", partial(mx, element=without_minus_zero), FLOOR, "signed zeros", ""),
