@@ -257,9 +257,8 @@ def test_a_missing_gpu_is_no_fault_of_the_kernel():
         kernel_of(needs_gpu, library="numpy")(TINY)
 
 
-@modes
-def test_a_maximum_without_the_last_tile_fails_at_scores_of_thousands(is_causal):
-    """A stale maximum that overflows in full calls, where no extreme edge was asked about."""
+def test_a_maximum_without_the_last_tile_fails_at_scores_of_thousands():
+    """A stale maximum that overflows in full calls alone, where no extreme edge was asked about."""
 
     def ignoring(x):
         tile = 16
@@ -272,7 +271,7 @@ def test_a_maximum_without_the_last_tile_fails_at_scores_of_thousands(is_causal)
         out = np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), x.v)
         return replace(exactly(x), out=out.astype(np.float32))
 
-    found = answers(ignoring, ["two tokens", "scores of thousands"], is_causal=is_causal)
+    found = answers(ignoring, ["two tokens", "scores of thousands"], is_causal=False)
     assert found["two tokens"].answer is Answer.PASS
     assert found["scores of thousands"].answer is Answer.FAIL
     assert "NaN where the plan's are finite" in found["scores of thousands"].sentence
