@@ -140,10 +140,10 @@ def assert_max_ulp(
     x, y = wide(a), wide(b)
     if ulps == int(ulps) and is_number(y, f).all():
         steps = np.ravel(distance(x, y, f))
-        wrong, apart = steps > np.uint64(int(ulps)), differences.apart
+        wrong, is_counted = steps > np.uint64(int(ulps)), True
     else:
         steps = np.ravel(_ulps(x, y, f))
-        wrong, apart = steps > ulps, differences.ulps_apart
+        wrong, is_counted = steps > ulps, False
     if wrong.any():
         is_lost = wrong & np.ravel(~np.isfinite(x) & np.isfinite(y))
         at = int(np.argmax(is_lost) if is_lost.any() else np.argmax(steps))
@@ -158,7 +158,9 @@ def assert_max_ulp(
                 differences.titled(what, f"{head} {differences.place(at, x.shape)}"),
                 differences.written("actual", float(x.flat[at]), f),
                 differences.written("expected", float(y.flat[at]), f),
-                apart(steps[at].item(), f),
+                differences.apart(int(steps[at]), f)
+                if is_counted
+                else differences.ulps_apart(float(steps[at]), f),
             )
         )
 

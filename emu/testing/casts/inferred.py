@@ -54,7 +54,7 @@ def inferred(
     first, *others = _candidates(asked, x, f)
     elements, each = fitting(x, y, first, f, carried, cast)
     best, score, is_asked = first, each.sum(axis=1), each.all(axis=1)
-    fit = is_asked
+    fit: np.ndarray = np.asarray(is_asked)
     for scales in others:
         under, each = fitting(x, y, scales, f, carried, cast)
         found, is_perfect = each.sum(axis=1), (each == 2).all(axis=1)

@@ -1,6 +1,6 @@
 """The records of a judgment: a row for each question, and the report that holds the rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -185,7 +185,7 @@ def whole_row(noun: str, whole: Agreement) -> Row:
     )
 
 
-def with_whole(rows: list[Row], noun: str, whole: Agreement) -> tuple[Row, ...]:
+def with_whole(rows: Sequence[Row], noun: str, whole: Agreement) -> tuple[Row, ...]:
     """Return the rows, and one on all results if these differ and no other row fails."""
     is_told = any(row.status is Status.FAIL for row in rows) or whole.agree == whole.of
     return tuple(rows if is_told else [*rows, whole_row(noun, whole)])
