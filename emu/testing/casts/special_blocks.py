@@ -112,7 +112,7 @@ def _moved(function: Function, f: BlockFormat, name: str, question: str) -> Row:
         good = same(before.scales[order], after.scales)
         return _noted(_block_row(name, question, good), "of the scales alone: numbers are random")
     equal = same(before.y[order], after.y)
-    row = _block_row(name, question, equal.all(axis=1))
+    row = _block_row(name, question, np.asarray(equal.all(axis=1)))
     if equal.all():
         return row
     block = int(np.flatnonzero(~equal.all(axis=1))[0])
