@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tests.checks.mutants import (
     faults_attention,
+    faults_check,
     faults_emu,
     faults_files,
     faults_kernels,
@@ -19,6 +20,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_kernels.FAULTS,
     *faults_sweep.FAULTS,
     *faults_files.FAULTS,
+    *faults_check.FAULTS,
     *faults_summaries.FAULTS,
     *faults_trace.FAULTS,
 )
