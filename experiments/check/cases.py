@@ -68,6 +68,7 @@ def of_search(found: Identified) -> Case:
         Kind.NEAR: Answer.NOTE,
         Kind.NOT_FOUND: Answer.NOTE,
         Kind.NO_ROUNDING: Answer.FAIL,
+        Kind.MEANING: Answer.FAIL,
     }[found.kind]
     changes = [what for what, _ in found.forward.others[:3]]
     more = f" Nearest further changes: {', '.join(changes)}." if changes else ""

@@ -29,7 +29,6 @@ from roundscope.experiments.kernels.reading import (
     SAMPLE,
     Options,
     is_kernel,
-    one_head,
     unknown_source,
     whole_of_file,
 )
@@ -246,10 +245,9 @@ def _explained(function: Kernel, asked: Asked, tell: Tell) -> Case:
 
 
 def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
-    call = one_head(asked.source, "", x, outputs, 0)
     with np.errstate(all="ignore"):
         return of_search(
-            identify(call.x, call.outputs, lambda text: tell(f"explanation: {text}"), asked.budget)
+            identify(x, outputs, lambda text: tell(f"explanation: {text}"), asked.budget)
         )
 
 

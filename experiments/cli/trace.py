@@ -280,9 +280,12 @@ def identify(
         ),
     ] = None,
     budget: Annotated[
-        float,
-        typer.Option(help="Seconds for the search of the forward and for that of the backward."),
-    ] = 45.0,
+        int,
+        typer.Option(
+            metavar="PLANS",
+            help="Plans that the search of the forward tries; that of the backward an eighth.",
+        ),
+    ] = 6000,
     out: Annotated[
         Path | None,
         typer.Option(
