@@ -55,7 +55,7 @@ class Asked:
     only: tuple[str, ...] = TESTS
     false_alarm: float = FALSE_ALARM
     margins: Margins = field(default_factory=Margins)
-    budget: int = 1500
+    budget: int = 3000
     is_strict: bool = False
     layer: str | None = None
 

@@ -64,7 +64,7 @@ def next_step(report: Report) -> tuple[str, str]:
     return (
         "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
         " with --claims)",
-        f"roundscope identify {source} --budget 20000",
+        f"roundscope identify {source} --budget 50000",
     )
 
 

@@ -67,7 +67,7 @@ def check(
     budget: Annotated[
         int,
         typer.Option(metavar="PLANS", help="Plans that the search for the plan of its bits tries."),
-    ] = 1500,
+    ] = 3000,
     library: Annotated[
         str | None,
         typer.Option(

@@ -283,9 +283,9 @@ def identify(
         int,
         typer.Option(
             metavar="PLANS",
-            help="Plans that the search of the forward tries; that of the backward an eighth.",
+            help="Plans that the search of the forward tries; that of the backward a sixteenth.",
         ),
-    ] = 6000,
+    ] = 12000,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -27,7 +27,7 @@ def run(source: str, options: Options, *, budget: int, out: Path | None, as_json
     Args:
         source: the name of a kernel, module:function, or a file.
         options: what was said of the call.
-        budget: plans that the search of the forward tries; that of the backward an eighth.
+        budget: plans that the search of the forward tries; that of the backward a sixteenth.
         out: the folder of identify.json; None for identify-NAME.
         as_json: whether to print the JSON rather than text.
 

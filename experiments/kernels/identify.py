@@ -7,6 +7,7 @@ from enum import StrEnum
 import numpy as np
 
 from roundscope.attention import Plan
+from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
@@ -24,11 +25,13 @@ from roundscope.experiments.kernels.emulated import emulated
 from roundscope.experiments.kernels.meanings import Meant, exact_rows
 from roundscope.experiments.kernels.reading import of_key_head
 from roundscope.experiments.kernels.search import Found, Told
-from roundscope.experiments.kernels.whole import GRADIENTS, Whole, whole
+from roundscope.experiments.kernels.whole import GRADIENTS, Whole, best_over_heads
 from roundscope.experiments.report.wording import listed
 
 NEAR = 0.99  # the share of equal numbers from which only some event of the plan is wrong
 FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
+# scores of a call from which a search compiles programs: they are of one plan, tried once
+COMPILED = 2**22
 ROWS = 64  # rows of the tiles whose differences are reported
 
 
@@ -133,7 +136,7 @@ def identify(
         outputs: what the kernel returned.
         tell: called with words that say what runs.
         budget: the number of plans that the search of the forward tries; that of the backward
-            begins only if the forward was found, and tries an eighth of them, which cost more.
+            begins only if the forward was found, and tries a sixteenth of them, which cost more.
         head: the number of the key head, in the first entry of the batch.
     """
     start = time.perf_counter()
@@ -141,7 +144,8 @@ def identify(
     meant = meanings.trial(x, outputs, head)
     notes = _notes_of_rows(x, outputs, meant)
     part, kept, _ = of_key_head(meant.x, meant.outputs, 0, head)
-    found = search.forward(part, kept.out, tell, budget)
+    with from_scores(COMPILED):
+        found = search.forward(part, kept.out, tell, budget)
     has_gradients = any(n in GRADIENTS for n, _ in kept.named())
     best, back = found.best, None
     if found.stopped:
@@ -153,13 +157,19 @@ def identify(
         (c, nearness(_results(part, c, with_do=False).out, kept.out))
         for c in (best, *found.ties[: search.TIES])
     ]
-    best, near = max(ranked, key=lambda pair: pair[1])
-    if best is not found.best or near.equal < 1.0:
-        equal = [c for c, n in ranked if n.equal == 1.0 and c is not best]
-        found = replace(found, best=best, near=near, ties=equal)
+    # of several that give as much, the one of fewest words
+    best, near = max(ranked, key=lambda pair: (pair[1], -len(_nearest_name(pair[0].plan)[1])))
+    equal = [c for c, n in ranked if n.equal == 1.0 and c is not best]
+    over = best_over_heads([best, *equal], meant.x, meant.outputs, ("out",), tell)
+    (best, every), *others = over
+    found = replace(found, best=best, near=near, ties=[c for c, w in others if not w.differ])
     if has_gradients and near.equal >= NEAR:
-        back = search.backward(part, kept, found, tell, budget // search.EIGHTH)
-        best = back.best
+        with from_scores(COMPILED):
+            back = search.backward(part, kept, found, tell, budget // search.SHARE)
+        names = ("out", *GRADIENTS)
+        over = best_over_heads([back.best, *back.ties], meant.x, meant.outputs, names, tell)
+        (best, every), *others = over
+        back = replace(back, best=best, ties=[c for c, w in others if not w.differ])
         if back.stopped:
             notes.append(
                 f"the search of the backward ended after {back.tried} plans, its budget; a larger"
@@ -167,10 +177,8 @@ def identify(
             )
     elif has_gradients:
         notes.append("the gradients were not looked for, since the forward was not found")
-    names = ("out", *GRADIENTS) if back is not None else ("out",)
     got = _results(part, best, with_do=has_gradients)
     parts = {n: _part(getattr(got, n), a) for n, a in kept.named()}
-    every = whole(best, meant.x, meant.outputs, names, tell)
     notes.insert(0, f"compared: {every.about}")
     errors = _errors(part, kept.out, got.out)
     kind = _kind(parts["out"].near.equal, every, errors)
@@ -183,7 +191,7 @@ def identify(
     ties = [] if kind is not Kind.SAME else (back or found).ties
     tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
     plan = named(base, words if is_whole else of_forward, best)
-    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back)
+    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
     if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
         notes += _of_other_heads(meant, every, head, budget, tell)
     kind, sentence = _meant_so(kind, sentence, meant)
@@ -257,6 +265,7 @@ def _verdict(
     errors: Errors,
     found: Found,
     back: Found | None,
+    head: int,
 ) -> str:
     out = every.counts["out"]
     tried = found.tried + (back.tried if back else 0)
@@ -266,8 +275,8 @@ def _verdict(
             give = "give" if len(ties) > 1 else "gives"
             sentence += f" {listed(ties)} {give} them too: these tensors do not tell them apart."
     elif kind is Kind.NEAR and parts["out"].near.equal == 1.0:
-        sentence = f"In the head that was searched for, these are the numbers of {plan}."
-        sentence += f" But {out.words()}."
+        sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
+        sentence += f" {out.words()}."
     elif kind is Kind.NEAR:
         sentence = f"Near {plan}: {out.words()}. Some event, or an order of additions, is missing."
     elif kind is Kind.NOT_FOUND:

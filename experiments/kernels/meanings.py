@@ -543,7 +543,8 @@ def _of_windows(
 ) -> np.ndarray:
     """Return the squared error of some rows with a window of 1, 2, ... keys."""
     place = late + _first(part) if part.is_causal else late
-    first = np.maximum(place[:, None] + 1 - np.arange(1, part.k.shape[1] + 1), 0)
+    keys = part.k.shape[1]
+    first = np.clip(place[:, None] + 1 - np.arange(1, keys + 1), 0, keys)
     o = sums[:, -1:] - np.take_along_axis(sums, first[..., None], 1)
     l = total - np.take_along_axis(ones, first, 1)
     o = o / np.where(l > 0.0, l, 1.0)[..., None]

@@ -26,11 +26,11 @@ from roundscope.experiments.report.progress import Pace, left
 ROWS = 128  # how many of the last rows the forward is searched for on
 FEW_ROWS = 32  # how many of them the changes of every structure are first tried on
 CONFIRMED = 24  # how many of the nearest changes are then tried on ROWS
-MOST = 6000  # plans that the search of a forward tries
+MOST = 12000  # plans that the search of a forward tries
 LEAST = 200  # plans of a budget; who gives fewer means seconds
-# a plan of a backward costs as much as several of the forward, on fewer rows: it tries fewer
-EIGHTH = 8
-TIES = 6  # plans that give every bit of the output, whose backwards are tried
+# of a backward so many times fewer are tried, since one costs as much as many on few rows
+SHARE = 16
+TIES = 10  # plans that give every bit of the output, whose backwards are tried
 EACH = 16  # plans between two lines of progress
 FORMS = 3  # how many structures are tried on other tiles
 CHANGES = 8  # the largest number of changes made one after the other
@@ -200,7 +200,10 @@ def _tiled(
         if name not in best or near > best[name][1]:
             best[name] = (c, near)
     order = sorted(best.values(), key=lambda pair: pair[1], reverse=True)
-    return nearest, [c for c, _ in order]
+    # on the own tiles too: where an event is wrong, the nearest tiles need not be the right ones
+    own = {c.plan.name: c for c in forms}
+    pairs = ((own[c.plan.name], c) for c, _ in order)
+    return nearest, list(dict.fromkeys(c for pair in pairs for c in pair))
 
 
 def _widely(
@@ -213,14 +216,14 @@ def _widely(
 ) -> Found:
     """Try changes of one event of every structure, then of the best few of them, again and again.
 
-    The nearest structure may not be the one that one change makes right. Half of the plans that are
-    left are kept for the further changes.
+    The nearest structure may not be the one that one change makes right. A third of the plans that are
+    left is kept for the further changes.
     """
     tries.stage = "changes of every structure"
     screened: Ranked = []
     # changes that give every bit: only these are tried on the other structures, for ties
     hits: set[str] = set()
-    half = Tries((tries.most - tries.done) // 2, tries.tell)
+    half = Tries(2 * (tries.most - tries.done) // 3, tries.tell)
     half.stage = tries.stage
     for form in dict.fromkeys((nearest.best, *forms)):
         screened += _ranked(
@@ -260,7 +263,7 @@ def _widely(
 
 
 def backward(
-    x: Inputs, outputs: Outputs, found: Found, tell: Told, most: int = MOST // EIGHTH
+    x: Inputs, outputs: Outputs, found: Found, tell: Told, most: int = MOST // SHARE
 ) -> Found:
     """Find the plan whose gradients are nearest: changes of the forward's plan are tried.
 

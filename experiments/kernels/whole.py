@@ -67,8 +67,8 @@ class Counted:
             where = f" ({len(wrong)} of {len(self.heads)} heads)"
         size = "one of the two is not finite" if np.isinf(self.most) else _ulps(self.most)
         return (
-            f"{self.differ:,} of {self.of:,} numbers of {self.name} differ{where}, first at {at};"
-            f" {size}"
+            f"{self.differ:,} of {self.of:,} numbers of {self.name}"
+            f" {'differs' if self.differ == 1 else 'differ'}{where}, first at {at}; {size}"
         )
 
 
@@ -88,6 +88,22 @@ class Whole:
     counts: dict[str, Counted]
     about: str
     blind: np.ndarray
+
+    @property
+    def differ(self) -> int:
+        """How many numbers of all results differ."""
+        return sum(c.differ for c in self.counts.values())
+
+
+def best_over_heads(
+    proposed: list[Candidate], x: Inputs, outputs: Outputs, names: tuple[str, ...], tell: object
+) -> list[tuple[Candidate, Whole]]:
+    """Return candidates with their comparison in all heads, those with fewer differences first.
+
+    Of candidates that give every bit of one head, these are told apart by the other heads.
+    """
+    pairs = [(c, whole(c, x, outputs, names, tell)) for c in proposed]
+    return sorted(pairs, key=lambda pair: pair[1].differ)
 
 
 def whole(c: Candidate, x: Inputs, outputs: Outputs, names: tuple[str, ...], tell: object) -> Whole:
