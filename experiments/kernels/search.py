@@ -216,8 +216,8 @@ def _widely(
 ) -> Found:
     """Try changes of one event of every structure, then of the best few of them, again and again.
 
-    The nearest structure may not be the one that one change makes right. A third of the plans that are
-    left is kept for the further changes.
+    The nearest structure may not be the one that one change makes right. A third of the plans that
+    are left is kept for the further changes.
     """
     tries.stage = "changes of every structure"
     screened: Ranked = []
