@@ -7,6 +7,8 @@ from tests.checks.mutants import (
     faults_emu,
     faults_identify,
     faults_kernels,
+    faults_summaries,
+    faults_trace,
 )
 from tests.checks.mutants.faults import Fault
 
@@ -15,6 +17,8 @@ FAULTS: tuple[Fault, ...] = (
     *faults_attention.FAULTS,
     *faults_kernels.FAULTS,
     *faults_identify.FAULTS,
+    *faults_summaries.FAULTS,
+    *faults_trace.FAULTS,
 )
 
 
