@@ -285,7 +285,7 @@ def identify(
             metavar="PLANS",
             help="Plans that the search of the forward tries; that of the backward a sixteenth.",
         ),
-    ] = 12000,
+    ] = 8000,
     out: Annotated[
         Path | None,
         typer.Option(

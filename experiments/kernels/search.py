@@ -26,7 +26,7 @@ from roundscope.experiments.report.progress import Pace, left
 ROWS = 128  # how many of the last rows the forward is searched for on
 FEW_ROWS = 32  # how many of them the changes of every structure are first tried on
 CONFIRMED = 24  # how many of the nearest changes are then tried on ROWS
-MOST = 12000  # plans that the search of a forward tries
+MOST = 8000  # plans that the search of a forward tries
 LEAST = 200  # plans of a budget; who gives fewer means seconds
 # of a backward so many times fewer are tried, since one costs as much as many on few rows
 SHARE = 16
