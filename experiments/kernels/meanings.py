@@ -5,8 +5,10 @@ a causal mask that is aligned at the other corner, another scale. Each meaning i
 on some rows of one head. It explains the numbers if the error falls to what a rounding makes.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +26,7 @@ BETTER = 1.5  # a meaning with which the error falls so much is tried together w
 EVEN, WORST, FIT_ROWS = 48, 16, 12  # rows: at even distances, those that differ most, of a fit
 TILES = (16, 32, 64, 96, 128, 192, 256)  # keys of a tile that may be missing
 CAPS = (50.0, 30.0, 20.0, 15.0, 10.0, 5.0)  # softcaps of published models, and others
+LOG2_E = math.log2(math.e)
 HEADS = 32  # at most so many other key heads are tried
 
 
@@ -125,7 +128,7 @@ def trial(x: Inputs, outputs: Outputs, head: int = 0) -> Meant:
             both = [
                 Meaning(
                     words=f"{first.words} and {second.words}",
-                    of=lambda a, b, first=first, second=second: second.of(*first.of(a, b)),
+                    of=partial(_both, first.of, second.of),
                     how=second.how if first.how == CALLED else first.how,
                 )
                 for second in more
@@ -149,6 +152,13 @@ def trial(x: Inputs, outputs: Outputs, head: int = 0) -> Meant:
     return replace(
         meant, words=best.words, error=error, x=moved, outputs=theirs, is_call=bool(is_call)
     )
+
+
+Change = Callable[[Inputs, Outputs], tuple[Inputs, Outputs]]
+
+
+def _both(first: Change, second: Change, x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs]:
+    return second(*first(x, outputs))
 
 
 def _is_power(factor: float) -> bool:
@@ -198,7 +208,8 @@ def exact_rows(x: Inputs, rows: np.ndarray, how: How = CALLED) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             e = np.exp(s - s.max(2, keepdims=True))
         e = np.nan_to_num(e / e.sum(2, keepdims=True))[:, :, rows]
-        return np.einsum("bnts,bsgh->btnh", e, np.asarray(x.v, np.float64), optimize=True)
+        v = np.asarray(x.v, np.float64)
+        return np.asarray(np.einsum("bnts,bsgh->btnh", e, v, optimize=True))
     e, total = _weights(x, rows, how)
     out = np.einsum("bnts,bsgh->btnh", e, np.asarray(x.v, np.float64), optimize=True)
     if not how.undivided:
@@ -296,14 +307,14 @@ def _of_causality(x: Inputs, queries: int, keys: int) -> Iterator[Meaning]:
             for corner, first in (("bottom-right", keys - queries), ("top-left", 0)):
                 yield _seen(
                     f"the causal mask is aligned {corner}",
-                    lambda x, first=first: _causal(x, first),
+                    partial(_causal, first=first),
                 )
         begin = _first(x)
         for words, first in (
             ("a query sees one key more than its own position allows", 1),
             ("a query does not see the key at its own position", -1),
         ):
-            yield _seen(words, lambda x, first=begin + first: _causal(x, first))
+            yield _seen(words, partial(_causal, first=begin + first))
         yield _but("the call is full, not causal", is_causal=False)
         if queries == keys:
             yield _seen("the causal mask is transposed", lambda x: _places(x) <= 0)
@@ -337,7 +348,7 @@ def _scales(x: Inputs) -> dict[str, float]:
         "1": 1.0,
         f"1/sqrt({hv})": hv**-0.5,
         f"1/sqrt({n * h}), of all heads": (n * h) ** -0.5,
-        "the call's times log2 e": x.scale * np.log2(np.e),
+        "the call's times log2 e": x.scale * LOG2_E,
         "the call's times ln 2": x.scale * np.log(2.0),
         "the call's with the other sign": -x.scale,
         "the call's squared": x.scale**2,
@@ -406,7 +417,7 @@ def _of_heads(x: Inputs) -> Iterator[Meaning]:
     for by in range(1, min(groups, HEADS)):
         yield Meaning(
             words=f"query heads have k and v of {by} key head{'s' * (by > 1)} further on",
-            of=lambda x, o, by=by: _of_keys_from(x, o, by),
+            of=partial(_of_keys_from, by=by),
         )
 
 
@@ -592,8 +603,8 @@ def base_of_lse(x: Inputs, lse: np.ndarray) -> str:
     own, natural, peak = lse[0, 0][fine].astype(np.float64), natural[fine], peak[fine]
     forms = {
         "in base e": natural,
-        "in base 2": natural * np.log2(np.e),
-        "m + log2 l, two bases": peak + (natural - peak) * np.log2(np.e),
+        "in base 2": natural * LOG2_E,
+        "m + log2 l, two bases": peak + (natural - peak) * LOG2_E,
         "without the maximum": natural - peak,
         "without the sink": l[fine],
     }

@@ -322,8 +322,9 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, np.ndarray]:
     queries, keys = x.mask.shape[2:]
     mask = x.mask & np.tri(queries, keys, dtype=bool) if x.is_causal else x.mask
     sees = mask.any(-1).reshape(-1, queries).all(0)
+    blind: np.ndarray = np.logical_not(sees)
     if sees.all():
-        return x, outputs, ~sees
+        return x, outputs, blind
     if not sees.any():
         raise bad("mask", "of no key", "no query sees a key; choose another layer or batch entry")
 
@@ -340,4 +341,4 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, np.ndarray]:
     kept = {n: cut(a) for n, a in outputs.named() if n in ("out", "dq")}
     if not x.do[:, ~sees].any():
         kept |= {n: a for n, a in outputs.named() if n in ("dk", "dv")}
-    return inputs, Outputs(**kept), ~sees
+    return inputs, Outputs(**kept), blind
