@@ -5,7 +5,7 @@ searched for on the last rows, which see all keys; then the backward on all rows
 plan kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -375,7 +375,7 @@ def _ranked(
     tries: Tries,
     *,
     is_one_enough: bool = False,
-    known: Ranked = (),
+    known: Sequence[tuple[Candidate, Nearness]] = (),
 ) -> Ranked:
     """Return candidates with their nearness, nearest first.
 
