@@ -10,6 +10,7 @@ from roundscope.attention.testing.reference import Reference, reference
 from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels.adapters import plain_name
 from roundscope.experiments.kernels.claims import CLAIMS
+from roundscope.experiments.kernels.search import check_budget
 from roundscope.experiments.tensors.overrides import AS_THE_FILE, Overrides
 
 DEFAULT = "fa2"  # what a kernel claims that is not listed
@@ -49,7 +50,7 @@ class Asked:
     only         the tests that are run, of `TESTS`
     false_alarm  the probability that a kernel as good as its plan fails envelope or bias
     margins      how much worse than the plan the kernel may be
-    budget       seconds of the search for the plan that gives the kernel's bits, for each direction
+    budget       plans that the search for the plan of the kernel's bits tries
     is_strict    whether other bits of a second call, or of another batch, and rows without keys
                  that are not 0 are a failure
     layer        the layer of a file with several; None for all
@@ -76,7 +77,7 @@ class Asked:
     only: tuple[str, ...] = TESTS
     false_alarm: float = FALSE_ALARM
     margins: Margins = field(default_factory=Margins)
-    budget: float = 10.0
+    budget: int = 3000
     is_strict: bool = False
     layer: str | None = None
     overrides: Overrides = AS_THE_FILE
@@ -117,8 +118,7 @@ def checked(asked: Asked) -> Asked:
             raise bad(f"--{name}", getattr(asked, name), "give 0 or more")
     if not 0.0 < asked.false_alarm < 1.0:
         raise bad("--false-alarm", asked.false_alarm, "give a probability, such as 1e-4")
-    if not asked.budget >= 0.0:
-        raise bad("--budget", asked.budget, "give seconds, 0 or more")
+    check_budget(asked.budget)
     if asked.dtype not in UNITS:
         raise bad("--dtype", asked.dtype, f"must be one of {', '.join(UNITS)}")
     for name in asked.only:

@@ -70,30 +70,17 @@ def _shown(f: Finding) -> str:
     return f"{f.statistic} {f.kernel:+.2g}, plan {f.plan:+.2g}"
 
 
-def of_search(found: Identified, equal: Sequence[tuple[tuple[int, int], bool]] = ()) -> Case:
-    """Return the case of the search for a plan that gives the kernel's bits.
-
-    found   the answer for the head that was searched
-    equal   (batch entry, head) and whether every number of its output is the plan's, of all heads
-    """
+def of_search(found: Identified) -> Case:
+    """Return the case of the search for a plan that gives the kernel's bits, in every head."""
     answer = {
         Kind.SAME: Answer.PASS,
         Kind.NEAR: Answer.NOTE,
         Kind.NOT_FOUND: Answer.NOTE,
         Kind.NO_ROUNDING: Answer.FAIL,
+        Kind.MEANING: Answer.FAIL,
     }[found.kind]
     changes = [what for what, _ in found.forward.others[:3]]
     more = f" Nearest further changes: {', '.join(changes)}." if changes else ""
-    apart = [at for at, is_equal in equal if not is_equal]
-    if apart:
-        (entry, head), several = apart[0], f"{len(apart)} of {len(equal)} heads"
-        more += (
-            f" Of all heads, {several} have other bits than this plan, the first at batch entry"
-            f" {entry}, head {head}."
-        )
-        answer = Answer.NOTE if answer is Answer.PASS else answer
-    elif equal:
-        more += f" All {len(equal)} heads have every bit of it."
     return Case(
         test="explanation",
         name=BITS,

@@ -20,19 +20,16 @@ from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.attention.testing.user import Kernel, Unavailable, kernel_of, unavailable
-from roundscope.emu.stats.comparison import agree
 from roundscope.experiments.check.asked import Asked
 from roundscope.experiments.check.cases import BITS, of_comparison, of_search
 from roundscope.experiments.check.report import Report
 from roundscope.experiments.errors import bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
-from roundscope.experiments.kernels.emulated import emulated
-from roundscope.experiments.kernels.identify import Kind, identify
+from roundscope.experiments.kernels.identify import identify
 from roundscope.experiments.kernels.reading import (
     SAMPLE,
     Options,
     is_kernel,
-    one_head,
     unknown_source,
     whole_of_file,
 )
@@ -257,21 +254,16 @@ def _explained(function: Kernel, asked: Asked, tell: Tell, notes: list[str]) -> 
 
 
 def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
-    call = one_head(asked.source, "", x, outputs, asked.head)
     with np.errstate(all="ignore"):
-        found = identify(
-            call.x, call.outputs, lambda text: tell(f"explanation: {text}"), asked.budget
+        return of_search(
+            identify(
+                x,
+                outputs,
+                lambda text: tell(f"explanation: {text}"),
+                asked.budget,
+                head=asked.head,
+            )
         )
-        if found.kind not in (Kind.SAME, Kind.NEAR):
-            return of_search(found)
-        tell("explanation: every head")
-        of_plan = np.asarray(emulated(found.best, x.q, x.k, x.v, None, **x.options).out)
-    seen = seeing(x)
-    equal = [
-        ((b, n), bool(agree(outputs.out[b, :, n], of_plan[b, :, n])[seen[b, :, n]].all()))
-        for b, n in np.ndindex(x.q.shape[0], x.q.shape[2])
-    ]
-    return of_search(found, equal)
 
 
 def edge_cases(

@@ -73,7 +73,7 @@ def next_step(report: Report) -> tuple[str, str]:
     return (
         "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
         " with --claims)",
-        f"roundscope identify {quote(asked.source)}{_mode(asked)} --budget 120",
+        f"roundscope identify {quote(asked.source)}{_mode(asked)} --budget 50000",
     )
 
 

@@ -84,8 +84,9 @@ def check(
         typer.Option(help="Probability that a kernel as good as its plan fails envelope or bias."),
     ] = 1e-4,
     budget: Annotated[
-        float, typer.Option(help="Seconds of the search for the plan of its bits, each direction.")
-    ] = 10.0,
+        int,
+        typer.Option(metavar="PLANS", help="Plans that the search for the plan of its bits tries."),
+    ] = 3000,
     library: Annotated[
         str | None,
         typer.Option(

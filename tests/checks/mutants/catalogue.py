@@ -7,6 +7,7 @@ from tests.checks.mutants import (
     faults_check,
     faults_emu,
     faults_files,
+    faults_identify,
     faults_kernels,
     faults_summaries,
     faults_sweep,
@@ -21,6 +22,7 @@ FAULTS: tuple[Fault, ...] = (
     *faults_sweep.FAULTS,
     *faults_files.FAULTS,
     *faults_check.FAULTS,
+    *faults_identify.FAULTS,
     *faults_summaries.FAULTS,
     *faults_trace.FAULTS,
 )
