@@ -131,7 +131,9 @@ def attend(
             tile is padded with entries that no event counts.
         block_k: Keys of a tile.
         scale: The factor of the scores, 1 / sqrt(H) by default. It is rounded to binary32, even if
-            it is given, unless the plan's event SCALED has a wider format.
+            it is given, unless the plan's event SCALED has a wider format. Plans that keep the
+            maximum of unscaled scores (log2_e=maximum, as in FlashAttention-2) take a negative
+            scale in calls without masked scores only, in key tiles that divide S.
         is_causal: Whether query t sees only keys s <= t. Both are counted from the start, as in
             `jax.nn.dot_product_attention`. FlashAttention counts from the end since version 2.1,
             which differs if T is not S; pass a mask for that.
@@ -157,7 +159,7 @@ def attend(
             None keeps it.
         softcap: A bound c > 0 of the scores, which become c tanh(scale Q K^T / c), by the events
             SS, CAP, TANH and SCALED, and SS_B to DTANH and DSC in the backward. It replaces the
-            plan's softcap; None keeps it.
+            plan's softcap; None keeps it. Plans of kernels that have none refuse it.
         sinks: One logit for each head, (N,), which takes part in the softmax of every row like the
             score of a key whose value is 0. A row that sees no key then has L = sink, and output 0
             if V is finite. The plan's field `sinks` chooses the events of the sink. "pallas" runs

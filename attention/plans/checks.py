@@ -164,8 +164,8 @@ def _check_gradients(plan: "Plan") -> None:
     for name in ("saved_p", "scale_roots"):
         if plan.scaled_keys and getattr(plan, name):
             raise ValueError(
-                f"scaled_keys=True: the keys contain the scale, and {name}=True has no place for it;"
-                f" use {name}=false"
+                f"scaled_keys=True: the keys contain the scale, and {name}=True has no place for"
+                f" it; use {name}=false"
             )
 
 
@@ -189,8 +189,8 @@ def _check_maximum(plan: "Plan") -> None:
         raise ValueError(f"stale_maximum={plan.stale_maximum}: {allowed}")
     if plan.offset and (plan.log2_e is Log2E.NONE or not 0 <= plan.offset < 64):
         raise ValueError(
-            f"offset={plan.offset}: a whole number from 0 to 63, of powers of two; it goes with"
-            " log2_e=scale, maximum or scores"
+            f"offset={plan.offset}: a number of powers of two, whole, from 0 to 63; it needs"
+            f" log2_e=scale, maximum or scores, here log2_e={plan.log2_e}"
         )
     if plan.polynomial is not None and plan.exp not in (Exponential.BASE2, Exponential.EX2):
         raise ValueError(
@@ -227,16 +227,16 @@ def check_served(plan: "Plan") -> None:
             )
     if plan.score_gradient is ScoreGradient.QUOTIENT:
         raise ValueError(
-            f"sinks={plan.sinks}: {plan.name} has score_gradient=quotient, whose delta is divided by"
-            " l, and its kernel has no sinks; use score_gradient=softmax or difference"
+            f"sinks={plan.sinks}: {plan.name} has score_gradient=quotient, whose delta is divided"
+            " by l, and its kernel has no sinks; use score_gradient=softmax or difference"
         )
     if plan.maximum_gradient and plan.gradient_scale in (
         ScaleOfGradient.REGISTER,
         ScaleOfGradient.PROBABILITY,
     ):
         raise ValueError(
-            f"sinks={plan.sinks}: the sum of dS of maximum_gradient=True has the sink's part without"
-            f" the scale; use gradient_scale=operand or result, not {plan.gradient_scale}"
+            f"sinks={plan.sinks}: the sum of dS of maximum_gradient=True has the sink's part"
+            f" without the scale; use gradient_scale=operand or result, not {plan.gradient_scale}"
         )
     if plan.delta_from is DeltaFrom.CENTERED:
         raise ValueError(

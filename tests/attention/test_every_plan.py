@@ -8,12 +8,14 @@ plans.
 from collections import Counter
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from roundscope.attention import PRESETS, Plan, attend, examine
 from roundscope.attention.plans.twins import TWINS
-from tests.checks.every_plan import TOLERANCE, Call, reference, tensors, tried, wrong
+from tests.checks.every_plan import TOLERANCE, Call, plan_of, reference, tensors, tried, wrong
 
 DRAW = np.random.Generator(np.random.PCG64(5))
 PLAIN = Call(**tensors(DRAW, 9, 11), tiles=(4, 4))
@@ -72,6 +74,32 @@ def test_random_plans_compute_attention():
     assert counts["accepted"] == 150
 
 
+TOGETHER = [
+    "fp32 exp=base2 log2_e=maximum unfused=true",
+    "fp32 exp=base2 log2_e=maximum sinks=first",
+    "fa4-fp8 unfused=true saved_p=true",
+    "fa4-fp8-offset4 sinks=first",
+    "cudnn gradient_scale=operand SDS=bf16",
+    "gpt-oss gradient_scale=result",
+    "fp32 softcap=2 capped_by=chain gradient_scale=probability",
+    "fp32 exponent_again=natural delta_from=CENTRED",
+    "fp32 scale_roots=true",
+]
+
+
+@pytest.mark.parametrize("words", TOGETHER)
+def test_words_compute_attention_together(words):
+    """A sink in the units of the scaled scores where m is of the others; one without the offset;
+    a scale that a gradient lacks.
+    """
+    plan, told = plan_of(iter(words.split(" ", 1)))
+    assert told == words
+    calls = [PLAIN, replace(PLAIN, scale=0.3, is_causal=True)]
+    if "CENTRED" not in words:
+        calls.append(replace(PLAIN, scale=1.7, sinks=np.array([0.7, -0.9])))
+    assert [x for call in calls for x in wrong(plan, call)] == []
+
+
 def test_a_factor_that_is_missing_is_noticed():
     """A tolerance that a factor of 1.001 passes."""
     plan = Plan.preset("fa2")
@@ -115,7 +143,7 @@ def test_what_computes_something_else_is_refused(name, words, told):
 
 def test_sinks_of_a_quotient_are_refused():
     """dsinks of jax-xla, which lacked the factor l."""
-    with pytest.raises(ValueError, match="score_gradient=quotient.*no sinks"):
+    with pytest.raises(ValueError, match=r"score_gradient=quotient.*no sinks"):
         attend(PLAIN.q, PLAIN.k, PLAIN.v, plan="jax-xla", sinks=np.ones(2))
 
 
@@ -160,3 +188,32 @@ def test_no_nan_is_lost(name, engine):
     """
     for is_causal, keys in zip((False, True), NANS[name], strict=True):
         assert lost(name, is_causal, engine=engine) == keys
+
+
+@pytest.mark.parametrize("second", ["hessian", "jacrev", "grad"])
+def test_a_second_derivative_is_refused_in_words(second):
+    """A RecursionError, or a message that blames a missing reverse mode."""
+    x = jnp.ones((1, 4, 1, 4))
+
+    def loss(q):
+        return attend(q, x, x, plan="fp32").sum()
+
+    twice = {
+        "hessian": jax.hessian(loss),
+        "jacrev": jax.jacrev(jax.grad(loss)),
+        "grad": jax.grad(lambda q: jax.grad(loss)(q).sum()),
+    }
+    with pytest.raises(TypeError, match=r"attend: .*no derivative; use jax.grad"):
+        twice[second](x)
+
+
+def test_a_plan_in_words():
+    """attend(plan="fa2-bf16; OD=fp32") that is an unknown preset, and no word of what to use."""
+    x = PLAIN.q, PLAIN.q, PLAIN.q
+    plan = Plan.preset("fa2-bf16").changed("P=fp32 P_B=fp32")
+    given = attend(*x, plan="fa2-bf16; P=fp32 P_B=fp32")
+    assert np.array_equal(given, attend(*x, plan=plan))
+    with pytest.raises(ValueError, match=r"Plan.preset\('fa2-bf16'\).changed"):
+        attend(*x, plan="fa2-bf16 P=fp32")
+    with pytest.raises(ValueError, match=r"offset=8.*log2_e=scale.*here log2_e=none"):
+        Plan.preset("fp32").changed("offset=8")
