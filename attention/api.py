@@ -72,7 +72,10 @@ class Examined:
 
     Attributes:
         out: The output O, (B, T, N, Hv).
-        lse: The logarithm of the row sums, L = m + ln l, (B, T, N).
+        lse: The logarithm of the row sums, (B, T, N): L = m + ln l, and m + log2 l in base 2 under
+            a plan with `lse_base2`, as kernels that Triton compiles keep it ("flex",
+            "triton-tutorial", "pallas-mha"; divide by log2 e to compare). The exponents of such a
+            plan are in base 2 as well, so m is log2 e times the largest score.
         dq: The gradient of q, (B, T, N, H). Like dk, dv and delta, it is None without `do`.
         dk: The gradient of k, (B, S, G, H).
         dv: The gradient of v, (B, S, G, Hv).
@@ -159,11 +162,13 @@ def attend(
             None keeps it.
         softcap: A bound c > 0 of the scores, which become c tanh(scale Q K^T / c), by the events
             SS, CAP, TANH and SCALED, and SS_B to DTANH and DSC in the backward. It replaces the
-            plan's softcap; None keeps it. Plans of kernels that have none refuse it.
+            plan's softcap; None keeps it. A plan that does not compute attention with one refuses
+            it, and the message names the field.
         sinks: One logit for each head, (N,), which takes part in the softmax of every row like the
             score of a key whose value is 0. A row that sees no key then has L = sink, and output 0
-            if V is finite. The plan's field `sinks` chooses the events of the sink. "pallas" runs
-            neither sinks nor `window` nor `softcap`.
+            if V is finite. The plan's field `sinks` chooses the events of the sink. A plan that
+            does not compute attention with sinks refuses them. "pallas" runs neither sinks nor
+            `window` nor `softcap`.
 
     Returns:
         The output (B, T, N, Hv), a JAX array for the engines "xla" and "pallas", else a NumPy

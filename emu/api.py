@@ -355,7 +355,9 @@ def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
 
     with _wide(x):
         ops, wide = _ops(x), _enter(x)
-        y = ops.round(whole_exp(ops, wide, to_odd=not r.is_identity), r, _random(x, r, seed, first))
+        y = ops.round(
+            whole_exp(ops, wide, to_odd=not r.format.is_binary64), r, _random(x, r, seed, first)
+        )
         return _leave(ops, y, x.dtype) if _is_jax(x) else y.astype(x.dtype)
 
 

@@ -4,16 +4,17 @@ A part is one event, the additions inside one sum, or several of these that are 
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roundscope.attention.grammar.edits import apply
-from roundscope.attention.grammar.roundings import accumulator_words, place_words
-from roundscope.attention.plans.plan import Plan
+from roundscope.attention.grammar.roundings import accumulator_words, place_words, spelled
+from roundscope.attention.plans.plan import Event, Plan
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.emu.blocks.format import BLOCK_NAMED
-from roundscope.emu.roundings.modes import BINARY32, Rounding
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
+from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 
+DIRECTED = (RoundingMode.TOWARD_ZERO, RoundingMode.TOWARD_POSITIVE, RoundingMode.TOWARD_NEGATIVE)
 Place = tuple[Site, bool]  # a site, and whether the additions inside its sum are meant
 
 
@@ -146,6 +147,36 @@ def exactly(plan: Plan) -> Plan:
     """
     places = [(site, False) for site in Site] + [(site, True) for site in PRODUCTS]
     return apply(plan, "but", place_words(tuple(places)))
+
+
+def repair(plan: Plan, part: Part) -> list[str]:
+    """Return the changes that round an event of a part without a bias, to as many bits as before.
+
+    A directed rounding becomes one to nearest, and a scale rule that clips the largest numbers of a
+    block becomes RCEIL, wherever the plan has this block format. The list is empty if the part has
+    neither.
+    """
+    words = []
+    for site, step in part.places:
+        event = plan.event(site)
+        if not step and (better := _unbiased(event)) != event:
+            alike = [x for x in Site if x is site or (_has_scale(event) and plan.event(x) == event)]
+            words += [f"{x}={spelled(better)}" for x in alike]
+    return list(dict.fromkeys(words))
+
+
+def _has_scale(event: Event) -> bool:
+    return isinstance(event, BlockFormat)
+
+
+def _unbiased(event: Event) -> Event:
+    """Return an event that rounds to nearest, in blocks with a scale that clips no number."""
+    if isinstance(event, Rounding):
+        return replace(event, mode=RoundingMode.TIES_TO_EVEN) if event.mode in DIRECTED else event
+    element = _unbiased(event.element)
+    assert isinstance(element, Rounding)
+    rule = ScaleRule.RCEIL if event.rule is ScaleRule.FLOOR else event.rule
+    return replace(event, element=element, rule=rule)
 
 
 def promotion(plan: Plan, part: Part) -> list[str]:

@@ -1,7 +1,9 @@
 """`ErrorBudget`: what was measured, and its text."""
 
+import math
 from dataclasses import dataclass
 
+from roundscope.attention.budget.origin import NotFinite
 from roundscope.attention.budget.parts import Part
 
 
@@ -16,8 +18,9 @@ class Line:
         gain: By how much the part alone makes each result too long (above 0) or too short.
         without: The relative rms error of each result with this part in binary64; None where the
             part is too small for that to be measured.
-        is_change: Whether the part has sums on tensor cores. These read narrow operands only, so
-            they cannot run alone.
+        is_change: Whether the part is measured by its absence alone: sums on tensor cores, which
+            read narrow operands only and cannot run alone, and injected errors, whose ulps are
+            those of the plan's formats.
     """
 
     part: Part
@@ -29,9 +32,24 @@ class Line:
     def share(self, result: str, total: dict[str, float]) -> float:
         """Return the squared error that the part makes alone, over the squared error of the plan.
 
-        It is 0 where the plan makes no error.
+        It is 0 where the plan makes no error. Of a result that is not finite it is infinite if the
+        part alone makes such a result, and else 0.
         """
-        return (self.alone[result] / total[result]) ** 2 if total[result] else 0.0
+        if math.isinf(self.alone[result]):
+            return math.inf
+        return (self.alone[result] / total[result]) ** 2 if total[result] > 0.0 else 0.0
+
+    def rescues(self, result: str, total: dict[str, float]) -> bool:
+        """Return whether a result with an infinite error has a finite one without the part."""
+        left = None if self.without is None else self.without[result]
+        return math.isinf(total[result]) and left is not None and math.isfinite(left)
+
+    def weight(self, total: dict[str, float]) -> float:
+        """Return the largest share of the part, infinite if a result becomes finite without it."""
+        return max(
+            (math.inf if self.rescues(n, total) else self.share(n, total) for n in total),
+            default=0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +58,16 @@ class ErrorBudget:
 
     Attributes:
         plan: The name of the plan.
-        total: The relative rms error of each result ("out", "dq", "dk", "dv") under the plan.
-        gain: By how much each result is too long (above 0) or too short, as a part of its length.
+        total: The relative rms error of each result ("out", "dq", "dk", "dv") under the plan,
+            infinite if a number of it is infinite or NaN where exact attention has another one.
+        gain: By how much each result is too long (above 0) or too short, as a part of its length;
+            NaN where the error is infinite.
         lines: A `Line` for each part, the largest first.
         functions: The relative rms error that is left where nothing rounds, as that of exp by an
             instruction of a GPU.
         heads: The query heads that were measured.
+        not_finite: The numbers of the results that are infinite or NaN, where they begin and what
+            avoids them; None if all are finite.
 
     Example:
         >>> import numpy as np
@@ -64,6 +86,7 @@ class ErrorBudget:
     lines: tuple[Line, ...]
     functions: dict[str, float]
     heads: tuple[int, ...]
+    not_finite: NotFinite | None = None
 
     def share(self, line: Line, result: str) -> float:
         """Return the share of a result's squared error that a line makes alone."""
@@ -72,40 +95,76 @@ class ErrorBudget:
     def largest(self, result: str) -> Line:
         """Return the line with the largest share of a result's squared error.
 
+        Of a result with an infinite error it is the first line without which the error is finite,
+        or else the first one that alone makes it infinite.
+
         Raises:
-            ValueError: The plan makes no error in that result.
+            ValueError: The plan makes no error in that result, or an infinite one that no line
+                makes by itself.
         """
-        if not self.lines or not self.total[result]:
+        total = self.total[result]
+        if not self.lines or not total:
             raise ValueError(f"{result}: the plan {self.plan} makes no error in it")
-        return max(self.lines, key=lambda line: line.share(result, self.total))
+
+        def order(line: Line) -> tuple[bool, float]:
+            return line.rescues(result, self.total), line.share(result, self.total)
+
+        most = max(self.lines, key=order)
+        if math.isinf(total) and order(most) < (False, math.inf):
+            raise ValueError(
+                f"{result}: its error is infinite, and no event makes it so by itself;"
+                " `not_finite` says where it begins"
+            )
+        return most
 
     def interaction(self, result: str) -> float:
         """Return the share of the squared error that the lines do not add up to.
 
         Errors that do not depend on each other leave about 0. Above 0, errors of several events
         point the same way; below 0, they cancel, or an event does not round what another one has
-        rounded already.
+        rounded already. It is NaN for a result with an infinite error, which has no shares.
         """
+        if not math.isfinite(self.total[result]):
+            return math.nan
         return 1.0 - sum(line.share(result, self.total) for line in self.lines)
 
+    def share_words(self, line: Line, result: str) -> str:
+        """Return a share in percent; of an infinite error, "inf" if the line alone makes one."""
+        share = self.share(line, result)
+        if math.isinf(share):
+            return "inf"
+        return "-" if not math.isfinite(self.total[result]) else f"{100 * share:.1f}"
+
+    def interaction_words(self, result: str) -> str:
+        """Return the interaction in percent, or "-" for a result with an infinite error."""
+        left = self.interaction(result)
+        return f"{100 * left:+.1f}" if math.isfinite(left) else "-"
+
     def __str__(self) -> str:
-        """Return a table: shares of the squared error alone, and errors without each part."""
+        """Return a table: shares of the squared error alone, and errors without each part.
+
+        Numbers that are not finite come before it.
+        """
         names = list(self.total)
         first = max([11, *(len(line.part.name) for line in self.lines)])
         second = max([9, *(len(line.part.how) for line in self.lines)])
         rows = [("event", "rounds to", names, names)]
         for line in self.lines:
             left = line.without
-            shares = [f"{100 * line.share(n, self.total):.1f}" for n in names]
+            shares = [self.share_words(line, n) for n in names]
             errors = [f"{left[n]:.1e}" if left else "-" for n in names]
             rows.append((line.part.name, line.part.how, shares, errors))
-        rest = [f"{100 * self.interaction(n):+.1f}" for n in names]
+        rest = [self.interaction_words(n) for n in names]
         rows.append(("interaction", "", rest, []))
-        rows.append(("all", "", ["100.0"] * len(names), [f"{x:.1e}" for x in self.total.values()]))
+        whole = ["100.0" if math.isfinite(x) else str(x) for x in self.total.values()]
+        rows.append(("all", "", whole, [f"{x:.1e}" for x in self.total.values()]))
         over = f"{'squared error, %':>{6 * len(names)}} {'error without it':>{8 * len(names) + 1}}"
-        text = [f"{'':{first}} {'':{second}}{over}"]
+        text = [] if self.not_finite is None else [str(self.not_finite)]
+        text.append(f"{'':{first}} {'':{second}}{over}")
         for name, how, shares, errors in rows:
             cells = [f"{x:>6}" for x in shares] + [" "] + [f"{x:>8}" for x in errors]
             text.append(f"{name:{first}} {how:{second}}{''.join(cells)}".rstrip())
         of = f"relative rms errors, of heads {' '.join(map(str, self.heads))}"
+        if self.not_finite is not None and self.not_finite.lost:
+            of += "; inf: the part alone makes the result infinite or NaN"
         return "\n".join([*text, of])

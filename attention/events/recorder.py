@@ -21,8 +21,9 @@ STEPS_OF_SCORES = (Site.PV, Site.ROWSUM, Site.DQ, Site.DV, Site.DK)  # sums over
 # largest error in ulps, the flat index of its event, and the errors in ulps summed over each row.
 Summary = tuple[Array, Array, Array, Array, Array]
 
-# What was recorded, by name: under "<SITE>" and "<SITE>.step" a `Summary`, under "<SITE>.ones" an
-# array of counts per row, and under "<SITE>.events" the pair (before, after).
+# What was recorded, by name: under "<SITE>" and "<SITE>.step" a `Summary`, under these names with
+# ".away" behind a `Summary` of |before| and its rounding, under "<SITE>.ones" an array of counts
+# per row, and under "<SITE>.events" the pair (before, after).
 Seen = dict[str, Any]
 
 
@@ -39,6 +40,7 @@ class Record:
         ones: Sites for which `Trace.ones` counts the results that equal 1, per row and tile.
         steps: Sums of products (`PRODUCTS`) whose single additions are summarized too, under the
             name "<SITE>.step" in `Trace.stats` and `Trace.rows`.
+        away: Whether `Trace.away` has the errors of each row counted away from zero as well.
         every: 1 (default) summarizes all events. A larger number, here called n, summarizes a
             sample of one tile in n^2: every n-th query tile of each head, and for each of these
             every n-th key tile. For the events of the sums dK and dV it is every n-th key tile, and
@@ -78,6 +80,7 @@ class Record:
     events: tuple[Site, ...] = ()
     ones: tuple[Site, ...] = ()
     steps: tuple[Site, ...] = ()
+    away: bool = False
     every: int = 1
 
     def __post_init__(self) -> None:
@@ -181,6 +184,16 @@ class Recorder:
             self.others[name] = self.ops.seen(name, (x, y, f, valid))
         else:
             self.kept.append((name, (x, y, f, valid), unit))
+            if self.record.away:
+                self.kept.append((f"{name}.away", (*self._positive(x, y), f, valid), unit))
+
+    def _positive(self, before: Array, after: Array) -> tuple[Array, Array]:
+        """Return an event with the signs of both numbers changed where the first is negative.
+
+        The error of such an event is positive if it leads away from zero.
+        """
+        xp, is_negative = self.ops.xp, before < 0.0
+        return xp.where(is_negative, -before, before), xp.where(is_negative, -after, after)
 
     def _seen(self, site: Site) -> Array:
         """Return which entries of an event exist and are looked at, (rows, columns or 1)."""
@@ -197,7 +210,7 @@ class Recorder:
         `summary` has only the rows that are looked at. In the result the index of the largest error
         counts all rows, and the sum of a row that is not looked at is 0.
         """
-        side = self.tile.looked_at(Site[name])
+        side = self.tile.looked_at(Site[name.partition(".")[0]])
         if side is None or side.rows is None:
             return summary
         (counts, sums, peak, place, row), xp, width = summary, self.ops.xp, event[0].shape[1]
@@ -225,14 +238,16 @@ class Recorder:
             before, after = (x.reshape(x.shape[0], valid.shape[0], -1) for x in (before, after))
         shape = before.shape[1:]
         valid = self.ops.xp.broadcast_to(valid, before.shape)
-        flat = [v.reshape(-1, shape[1]) for v in (before, after, valid)]
-        ((counts, sums, peak, place, rows),) = self.ops.stats([(flat[0], flat[1], f, flat[2])])
-        rows = rows.reshape(-1, shape[0]).sum(axis=0)
-        new = (counts, sums, peak, place, rows)
-        name = f"{site}.step"
-        self.others[name] = (
-            merged(self.ops.xp, self.others[name], new) if name in self.others else new
-        )
+        x, y, there = (v.reshape(-1, shape[1]) for v in (before, after, valid))
+        events = {f"{site}.step": (x, y)}
+        if self.record.away:
+            events[f"{site}.step.away"] = self._positive(x, y)
+        found = self.ops.stats([(*event, f, there) for event in events.values()])
+        for name, (*summary, rows) in zip(events, found, strict=True):
+            new: Any = (*summary, rows.reshape(-1, shape[0]).sum(axis=0))
+            self.others[name] = (
+                merged(self.ops.xp, self.others[name], new) if name in self.others else new
+            )
 
     def _valid_steps(self, site: Site, order: Order) -> Array:
         """Return which additions exist and are looked at.

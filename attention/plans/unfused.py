@@ -110,7 +110,9 @@ def sdpa_math() -> Plan:
     """Return SDPA's math back end, which computes in FP32 until results are cast.
 
     q and k are each multiplied by the root of the scale. Products are chains of multiply-adds in
-    ascending order, a warp adds up each row, and P is divided and kept in FP32.
+    ascending order, a warp adds up each row, and P is divided and kept in FP32. In calls with one
+    head cuBLAS adds over keys in chunks of 64 instead, which is PV.sum=chunked64 and the same for
+    DQ, DK and DV.
     """
     cast = (Site.Q, Site.K, Site.V, Site.DO, Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
     plan = fp32().rounded(dict.fromkeys(cast, BF16)).at(Site.INV, BINARY64)

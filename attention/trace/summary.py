@@ -37,6 +37,8 @@ class Trace:
             (DK_OUT, DV_OUT), and query heads for all other sites.
         rows: For the same names, the signed errors in ulps, summed over the events of each row:
             (batch, heads, queries), or (batch, heads, keys) where rows are keys (K, V, dK, dV).
+        away: The same sums with every error counted away from zero: the errors of negative numbers
+            have their signs changed. Empty unless `Record.away` asks for them.
         events: For every site in `Record.events`, the values before and after the rounding, two
             arrays of float64. With B batch entries, N heads, T queries and S keys, events of scores
             are (B, N, T, S). Events of query rows are repeated at every key tile, and events of
@@ -85,6 +87,7 @@ class Trace:
     rows: dict[str, NDArray[np.float64]]
     events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
     ones: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    away: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return a line for each site with events: number, share inexact, mean error and z."""
@@ -166,7 +169,7 @@ def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
 
     Ones may be (heads, rows), or by the tile of the other side (heads, tiles, rows).
     """
-    stats, rows, ones = {}, {}, {}
+    stats, rows, ones, away = {}, {}, {}, {}
     events: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
     for name, value in seen.items():
         if name.endswith(".ones"):
@@ -181,11 +184,15 @@ def _of_whole(setup: Setup, seen: Seen, lead: tuple[int, ...]) -> Trace:
             events[name.removesuffix(".events")] = (before, after)
             continue
         counts, sums, peak, place, row = (np.asarray(v) for v in value)
+        row = row.reshape(*lead, -1)[..., : _size(setup, name)]
+        if name.endswith(".away"):
+            away[name.removesuffix(".away")] = row
+            continue
         stats[name] = Stats.of(
             *(v.reshape(*lead, *v.shape[1:]) for v in (counts, sums, peak, place))
         )
-        rows[name] = row.reshape(*lead, -1)[..., : _size(setup, name)]
-    return Trace(stats=stats, rows=rows, events=events, ones=ones)
+        rows[name] = row
+    return Trace(stats=stats, rows=rows, events=events, ones=ones, away=away)
 
 
 def _of_tiles(

@@ -35,10 +35,5 @@ def rounded(x: np.ndarray, r: Rounding) -> np.ndarray:
     rule = _RULE.nearest_even if r.mode is RoundingMode.TIES_TO_EVEN else _RULE.any_mode
     bits, out = np.ascontiguousarray(x).reshape(-1).view(np.int64), result.reshape(-1)
     for lo in range(0, bits.size, _PIECE):
-        b = bits[lo : lo + _PIECE]
-        a = b & C64.magnitude
-        m = rule(a, b < 0, target)
-        signless = (m == 0) & ((target.negative_zero == 0) | (a > C64.infinity))
-        signed = np.where(signless, 0, m | (b & ~C64.magnitude))
-        out[lo : lo + _PIECE] = signed.view(np.float64)
+        out[lo : lo + _PIECE] = rule(bits[lo : lo + _PIECE], target).view(np.float64)
     return result

@@ -18,8 +18,8 @@ from roundscope.emu.blocks.rule import Powers
 from roundscope.emu.blocks.scaled import exponent, round_block
 from roundscope.emu.roundings.rule import C32, EVEN, STOCHASTIC, Target
 
-_even32, _any32, _drawn32 = RULE32
-MAGNITUDE32, INFINITY32, NAN32, SIGN32 = C32.magnitude, C32.infinity, C32.nan, ~C32.magnitude
+_even32, _any32, _drawn32, _ = RULE32
+MAGNITUDE32, INFINITY32, NAN32 = C32.magnitude, C32.infinity, C32.nan
 AT_ONCE = 1 << 13  # numbers that are rounded while they are in the cache
 
 
@@ -31,11 +31,6 @@ def _top32(x: np.ndarray) -> Any:
         a = to_word(x[i]) & MAGNITUDE32
         top = where(a > top, a, top)
     return from_word(top)
-
-
-@njit
-def _signed32(m: Any, b: Any, t: Target) -> Any:
-    return from_word(where((m == 0) & (t.negative_zero == 0), 0, m | (b & SIGN32)))
 
 
 @njit
@@ -56,7 +51,7 @@ def _moved(t: Target, e: Any) -> Target:
         t.infinite,
         t.nan,
         t.floor,
-        t.negative_zero,
+        t.signed_zero,
         t.unsigned,
         t.mode,
     )
@@ -89,8 +84,7 @@ def _even_blocks(x: np.ndarray, y: np.ndarray, size: int, e: np.ndarray, t: Targ
         out = y[n * size : (n + 1) * size]
         moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
-            b = to_word(part[i])
-            out[i] = _signed32(_even32(b & MAGNITUDE32, b < 0, moved), b, moved)
+            out[i] = from_word(_even32(to_word(part[i]), moved))
 
 
 @njit
@@ -100,8 +94,7 @@ def _any_blocks(x: np.ndarray, y: np.ndarray, size: int, e: np.ndarray, t: Targe
         out = y[n * size : (n + 1) * size]
         moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
-            b = to_word(part[i])
-            out[i] = _signed32(_any32(b & MAGNITUDE32, b < 0, moved), b, moved)
+            out[i] = from_word(_any32(to_word(part[i]), moved))
 
 
 @njit
@@ -114,8 +107,7 @@ def _drawn_blocks(
         lots = random[n * size : (n + 1) * size]
         moved = _moved(t, np.int64(e[n]))
         for i in range(part.size):
-            b = to_word(part[i])
-            out[i] = _signed32(_drawn32(b & MAGNITUDE32, b < 0, moved, to_word(lots[i])), b, moved)
+            out[i] = from_word(_drawn32(to_word(part[i]), moved, to_word(lots[i])))
 
 
 @njit

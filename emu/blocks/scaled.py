@@ -13,8 +13,8 @@ from roundscope.emu.backends.numba.rounding import RULE64, bits_of_float, float_
 from roundscope.emu.blocks.rule import Powers, Quotients, build_block_rule
 from roundscope.emu.roundings.rule import C64, STOCHASTIC, Target, bits_of
 
-_, _any64, _drawn64 = RULE64
-MAGNITUDE64, INFINITY64 = C64.magnitude, C64.infinity
+_, _any64, _drawn64, _ = RULE64
+MAGNITUDE64, INFINITY64, SIGN64 = C64.magnitude, C64.infinity, ~C64.magnitude
 SMALLEST32 = bits_of(2.0**-149, C64)
 
 
@@ -41,21 +41,14 @@ def _largest(x: np.ndarray) -> int:
 def _scale(top: int, tensor: float, q: Quotients) -> int:
     """Return the bits of a block's scale, by a rule that rounds a quotient."""
     m = float_of_bits(q.largest) * tensor
-    y: int = _any64(_quotient(top, bits_of_float(m)), False, q.scale)
+    y: int = _any64(_quotient(top, bits_of_float(m)), q.scale)
     return max(y, q.smallest)
 
 
 @njit
-def _element(a: int, negative: bool, random: int, t: Target) -> Any:
-    """Return the bits of a rounded quotient; `random` is read in the stochastic mode only."""
-    return _drawn64(a, negative, t, random) if t.mode == STOCHASTIC else _any64(a, negative, t)
-
-
-@njit
-def _signed(m: int, negative: bool, t: Target) -> float:
-    """Return a number from its magnitude's bits; a zero keeps its sign where the format has -0."""
-    y = float_of_bits(m)
-    return -y if negative and (m != 0 or t.negative_zero != 0) else y
+def _element(b: int, random: int, t: Target) -> float:
+    """Return a rounded quotient from its bits; `random` is read in the stochastic mode only."""
+    return float_of_bits(_drawn64(b, t, random) if t.mode == STOCHASTIC else _any64(b, t))
 
 
 @njit
@@ -76,7 +69,7 @@ def round_block(
         b = bits_of_float(np.float64(part[i]))
         a = b & MAGNITUDE64
         v = _shifted(a, e) if power else _quotient(a, bits_of_float(x_t))
-        number = _signed(_element(v, b < 0, lots[i] if lots.size else 0, t), b < 0, t)
+        number = _element(v | (b & SIGN64), lots[i] if lots.size else 0, t)
         out[i] = number * x_t if times else number
 
 
@@ -92,12 +85,7 @@ def _divided(part: np.ndarray, out: np.ndarray, x_t: float, times: bool, t: Targ
     """
     factor = x_t if times else 1.0
     for i in range(part.size):
-        b = bits_of_float(np.float64(part[i]) / x_t)
-        m = _any64(b & MAGNITUDE64, b < 0, t)
-        out[i] = (
-            float_of_bits(where((m == 0) & (t.negative_zero == 0), 0, m | (b & ~MAGNITUDE64)))
-            * factor
-        )
+        out[i] = float_of_bits(_any64(bits_of_float(np.float64(part[i]) / x_t), t)) * factor
 
 
 @compiled
@@ -149,4 +137,4 @@ def scaled(
 @compiled
 def tensor_of(top: int, q: Quotients) -> float:
     """Return the scale T of an array from the bits of its largest finite magnitude."""
-    return float_of_bits(max(_any64(_quotient(top, q.tensor_top), False, q.tensor), SMALLEST32))
+    return float_of_bits(max(_any64(_quotient(top, q.tensor_top), q.tensor), SMALLEST32))

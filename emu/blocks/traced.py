@@ -96,7 +96,7 @@ def is_even(f: BlockFormat | Rounding) -> bool:
     if isinstance(f, Rounding):
         return (
             f.mode is RoundingMode.TIES_TO_EVEN
-            and f.overflow is Overflow.INF
+            and f.keeps_specials
             and (f.format.emin, f.format.emax) == (-126, 127)
         )
     return f.element.mode is RoundingMode.TIES_TO_EVEN and f.element.overflow is Overflow.SATURATE
@@ -121,8 +121,7 @@ def round_even(x: Array, row: Array, size: int, axis: int) -> Array:
     # if V / X is far too large, c and p are NaN, and the comparison gives the largest element too
     p = jnp.where(p < _floats(t.largest), p, _floats(t.largest))
     y = lax.bitcast_convert_type(p * up * rest_up, jnp.int32)
-    sign = jnp.where((y == 0) & (t.negative_zero == 0), 0, b & SIGN)
-    scaled = jnp.where(top < INFINITE32, y | sign, NAN32)
+    scaled = jnp.where(top < INFINITE32, RULE32.signed(y, b, t), NAN32)
     return _floats(jnp.where(s.blocked == 1, scaled, _plain(b, a, t))).reshape(x.shape)
 
 
@@ -176,11 +175,11 @@ def _parts(
     step = exponent << 23
     moved = jnp.where(a == 0, 0, jnp.clip(_normal(a) - step, LEAST32, INFINITE32 - 1))
     q = jnp.where(s.blocked == 1, moved, a)
-    m = RULE32.any_mode(q, b < 0, t)
+    v = q | (b & SIGN)
+    y = RULE32.any_mode(v, t)
     if drawn:
         lots = _lots(x.shape, row[SEED]).reshape(shape)
-        m = jnp.where(t.mode == STOCHASTIC, RULE32.stochastic(q, b < 0, t, lots), m)
-    y = jnp.where((m == 0) & ((t.negative_zero == 0) | (q > INFINITE32)), 0, m | (b & SIGN))
+        y = jnp.where(t.mode == STOCHASTIC, RULE32.stochastic(v, t, lots), y)
     return y, q, t, step, top
 
 

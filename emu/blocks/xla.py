@@ -99,7 +99,7 @@ def _scale(top: Array, tensor: Array, q: Quotients) -> Array:
 
 
 def _rounded(a: Array, t: Target) -> Array:
-    magnitude: Array = RULE64.any_mode(a, False, Target._make(np.int64(n) for n in t))
+    magnitude: Array = RULE64.any_mode(a, Target._make(np.int64(n) for n in t))
     return magnitude
 
 

@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -40,8 +41,8 @@ class Format:
 
     Raises:
         ValueError: for a precision outside 1 to 53, a largest number that is not finite and
-            positive, or a smallest positive number, 2^(emin - precision + 1), below that of
-            binary64.
+            positive, a smallest normal number below that of binary64, 2^-1022, or a smallest
+            positive number, 2^(emin - precision + 1), below that of binary64, 2^-1074.
 
     Example:
         >>> from roundscope import emu
@@ -69,6 +70,11 @@ class Format:
         if not (math.isfinite(self.max_finite) and self.max_finite > 0):
             raise ValueError(
                 f"max_finite={self.max_finite}: give the largest finite number, above 0"
+            )
+        if self.emin < -1022:
+            raise ValueError(
+                f"emin={self.emin}: binary64's own smallest normal number is 2^-1022; give -1022 or"
+                " more"
             )
         if self.emin - self.precision + 1 < -1074:
             raise ValueError(
@@ -130,6 +136,19 @@ class Format:
             and self.min_positive <= other.min_positive
             and self.max_finite >= other.max_finite
         )
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether an ulp of its small numbers is a subnormal number of binary64, the carrier.
+
+        So it is in formats with 11 exponent bits, binary64 itself among them.
+        """
+        return self.min_positive < sys.float_info.min
+
+    @property
+    def is_binary64(self) -> bool:
+        """Whether its finite numbers are those of binary64, which carries all computations."""
+        return (self.precision, self.emin, self.max_finite) == (53, -1022, sys.float_info.max)
 
     @property
     def fits_binary32(self) -> bool:

@@ -18,6 +18,13 @@ def spacing(ops: Ops, x: Array, f: Format) -> Array:
     """Return the distance between neighboring numbers of the format in the binade of x.
 
     It is 2^(max(e, emin) - p + 1), where e is the exponent of x, p the precision of the format and
-    emin its smallest exponent. x is a float64 array, and so is the result.
+    emin its smallest exponent. x is a float64 array, and so is the result. A deep
+    format has spacings below binary64's normal numbers: 2^(n - 1023) with n <= 0, whose bits are
+    those of the integer 2^(n + 51). They are right under XLA too, which flushes them on a CPU as
+    soon as it computes with them.
     """
-    return ops.from_bits((biased_exponent(ops, x, f.emin) - (f.precision - 1)) << 52)
+    n = biased_exponent(ops, x, f.emin) - (f.precision - 1)
+    if not f.is_deep:
+        return ops.from_bits(n << 52)
+    xp = ops.xp
+    return ops.from_bits(xp.where(n > 0, n << 52, 1 << xp.clip(n + 51, 0, 51)))

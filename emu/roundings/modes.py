@@ -1,6 +1,5 @@
 """`Rounding`: the format, mode and policies of one rounding."""
 
-import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -157,9 +156,11 @@ class Rounding:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing rounds, since the format is binary64, which carries all computations."""
-        f = self.format
-        return (f.precision, f.emin, f.max_finite) == (53, -1022, sys.float_info.max)
+        """Whether every number stays unchanged: the format is binary64, which carries all.
+
+        A policy that changes infinities or NaN is none that changes nothing.
+        """
+        return self.format.is_binary64 and self.keeps_specials
 
     @property
     def keeps_specials(self) -> bool:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.roundings.modes import NanPolicy, Rounding, RoundingMode
 from roundscope.emu.roundings.rule import Target
 
 EXPONENT = 0x7FF0_0000_0000_0000
@@ -26,10 +26,13 @@ SIGN = -(2**63)
 def takes_nearest_even(r: Rounding) -> bool:
     """Return whether `nearest_even` covers a rounding.
 
-    It covers the mode ties-to-even in signed formats that have -0 and fit binary32.
+    It covers the mode ties-to-even in signed formats that have -0 and fit binary32, where NaN stays
+    NaN.
     """
     f = r.format
-    return r.mode is RoundingMode.TIES_TO_EVEN and f.fits_binary32 and f.negative_zero and f.signed
+    keeps_nan = f.nan or r.nan is NanPolicy.KEEP
+    plain = f.fits_binary32 and f.negative_zero and f.signed and keeps_nan
+    return plain and r.mode is RoundingMode.TIES_TO_EVEN
 
 
 def nearest_even(x: Array, t: Target) -> Array:

@@ -43,6 +43,9 @@ significand with its leading bit instead: it is 1 at d = M and 0 at d = M + 1.
 If smallest is not above the carrier's own least normal number (bf16 in binary32), d never exceeds
 M, and the cut gives 0 below smallest in any case.
 
+**The sign** of x goes back onto the result, also onto a zero, except where the format has no -0,
+and onto a zero that NaN became: it comes from no number, so it has no sign (`signed`).
+
 The code uses only + - & | >> << comparisons and `where`, so that Numba compiles the same function
 that XLA traces. Every parameter of the target is data.
 """
@@ -89,7 +92,9 @@ class Target(NamedTuple):
     infinite: int  # what an infinity becomes
     nan: int  # what a NaN becomes
     floor: int  # bits of the least magnitude: 0, or `smallest` where the format has no zero
-    negative_zero: int  # 1 if the format has -0
+    # bits of the largest |x| that gives a zero with the sign of x: all bits, or infinity where NaN
+    # becomes zero, or -1 where the format has no -0
+    signed_zero: int
     unsigned: int  # 1 if negative numbers and zero become NaN
     mode: int
 
@@ -123,6 +128,8 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
     infinite = carrier.infinity if f.inf and r.overflow is Overflow.INF else over
     smallest = bits_of(f.min_positive, carrier)
     drop, emin = carrier.fraction + 1 - f.precision, f.emin + carrier.bias
+    keeps_nan = f.nan or r.nan is NanPolicy.KEEP
+    signed_zero = carrier.magnitude if keeps_nan else carrier.infinity
     return Target(
         drop=drop,
         deepest=min(drop + emin - 1, carrier.fraction + 1),
@@ -132,40 +139,42 @@ def target_of(r: Rounding, carrier: Carrier) -> Target:
         over_positive=largest if inward[0] else over,
         over_negative=largest if inward[1] else over,
         infinite=infinite,
-        nan=carrier.nan if f.nan or r.nan is NanPolicy.KEEP else 0,
+        nan=carrier.nan if keeps_nan else 0,
         floor=0 if f.zero else smallest,
-        negative_zero=int(f.negative_zero),
+        signed_zero=signed_zero if f.negative_zero else -1,
         unsigned=int(not f.signed),
         mode=r.mode.code,
     )
 
 
 class Rule(NamedTuple):
-    """The rule over one carrier, as three functions.
+    """The rule over one carrier, as three functions, and the sign of their results.
 
     `nearest_even` has only the common mode ties-to-even, `any_mode` takes any mode but the
-    stochastic one from the target, and `stochastic` takes random bits too.
+    stochastic one from the target, and `stochastic` takes random bits too. All three map the bits
+    of a number, sign included, to those of the rounded number. `signed` is their last step.
     """
 
     nearest_even: Callable[..., Any]
     any_mode: Callable[..., Any]
     stochastic: Callable[..., Any]
+    signed: Callable[..., Any]
 
 
 def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[..., Any]) -> Rule:
     """Return the rule for one carrier.
 
-    Each of its functions maps (a, negative, target[, random]) to the bits of the rounded magnitude.
-    a is the bits of |x|, negative says whether x < 0 or x is -0, and random is an integer in [0,
-    2^31). `nearest_even` gives what `any_mode` gives in the mode ties-to-even, at twice the speed.
-    `any_mode` covers all modes but the stochastic one.
+    Each of its roundings maps (b, target[, random]) to the bits of the rounded number, as signed
+    integers. b is the bits of x, and random is an integer in [0, 2^31). `nearest_even` gives what
+    `any_mode` gives in the mode ties-to-even, at twice the speed. `any_mode` covers all modes but
+    the stochastic one. signed(m, b, target) gives a rounded magnitude m the sign of x.
 
     Args:
         carrier: the layout of the bits.
         where: the elementwise choice (Numba: a scalar function; XLA: lax.select).
         compiled: applied to every function of the rule (Numba: njit; XLA: identity).
     """
-    M = carrier.fraction
+    M, MAGNITUDE = carrier.fraction, carrier.magnitude
     INFINITY, NAN = carrier.infinity, carrier.nan
     LEADING = 1 << M
 
@@ -211,22 +220,35 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
     finish = scale if carrier is C64 else leave
 
     @compiled
-    def nearest_even(a: Bits, negative: Bits, t: Target) -> Bits:
-        unit, _, lsb = split(a, t)
-        return finish(cut(a, (unit - 1 + lsb) >> 1, unit, t.over_positive, t), a, negative, t)
+    def signed(m: Bits, b: Bits, t: Target) -> Bits:
+        """Return the rounded magnitude m with the sign of the number that has the bits b.
+
+        A zero has no sign in a format without -0, nor has a zero that NaN became.
+        """
+        signless = (m == 0) & (b & MAGNITUDE > t.signed_zero)
+        return where(signless, 0, m | (b & ~MAGNITUDE))
 
     @compiled
-    def any_mode(a: Bits, negative: Bits, t: Target) -> Bits:
+    def nearest_even(b: Bits, t: Target) -> Bits:
+        a = b & MAGNITUDE
+        unit, _, lsb = split(a, t)
+        y = cut(a, (unit - 1 + lsb) >> 1, unit, t.over_positive, t)
+        return signed(finish(y, a, b < 0, t), b, t)
+
+    @compiled
+    def any_mode(b: Bits, t: Target) -> Bits:
+        a, negative = b & MAGNITUDE, b < 0
         unit, _, lsb = split(a, t)
         directed = where(negative, t.mode == NEGATIVE, t.mode == POSITIVE) | (t.mode == OUTWARD)
         away = directed | ((t.mode == ODD) & (lsb == 0))
         nearest = where(t.mode == EVEN, (unit - 1 + lsb) >> 1, where(t.mode == AWAY, unit >> 1, 0))
         push = where(away, outward(a, unit, t), nearest)
         over = where(a == INFINITY, t.infinite, where(negative, t.over_negative, t.over_positive))
-        return finish(cut(a, push, unit, over, t), a, negative, t)
+        return signed(finish(cut(a, push, unit, over, t), a, negative, t), b, t)
 
     @compiled
-    def stochastic(a: Bits, negative: Bits, t: Target, random: Bits) -> Bits:
+    def stochastic(b: Bits, t: Target, random: Bits) -> Bits:
+        a = b & MAGNITUDE
         unit, significand, _ = split(a, t)
         d = clip(t.drop + t.emin - (a >> M), t.drop, t.drop + t.emin - 1)
         # floor(2^31 * dropped part / unit) is compared with the random integer, so a dropped part
@@ -236,6 +258,7 @@ def build_rule(carrier: Carrier, where: Callable[..., Any], compiled: Callable[.
             d - RANDOM_BITS, 0, M + 1
         ) > random
         push = where(up, outward(a, unit, t), 0)
-        return finish(cut(a, push, unit, t.over_positive, t), a, negative, t)
+        y = cut(a, push, unit, t.over_positive, t)
+        return signed(finish(y, a, b < 0, t), b, t)
 
-    return Rule(nearest_even, any_mode, stochastic)
+    return Rule(nearest_even, any_mode, stochastic, signed)

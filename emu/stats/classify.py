@@ -61,6 +61,7 @@ def build_classify(
     arithmetic: Carrier = C64,
     *,
     is_exact: bool = False,
+    has_deep: bool = False,
 ) -> Any:
     """Return the function classify(before, after, a, b, format).
 
@@ -79,6 +80,8 @@ def build_classify(
         is_exact: all 1 / ulp are numbers, and an error of half an ulp is exact; nothing tests it.
             So it is where binary32 holds both numbers, since two whose difference binary64 rounds
             are no half ulp apart, and where both are normal numbers.
+        has_deep: formats may be deep (`Format.is_deep`). Their 1 / ulp may be beyond the largest
+            number, so a factor 2^lift of it is multiplied apart; elsewhere lift is 0.
     """
     M, INFINITY = carrier.fraction, carrier.infinity
     ONE = carrier.bias + arithmetic.bias  # the sum of the biased exponents of 2^n and 2^-n
@@ -87,9 +90,13 @@ def build_classify(
     def classify(before: Any, after: Any, a: Any, b: Any, f: Judged) -> tuple[Any, ...]:
         finite = (a < INFINITY) & (b < INFINITY)
         e = where(a >> M < f.emin, f.emin, a >> M)
-        per_ulp = power_of_two(ONE - e + f.precision - 1)  # 1 / ulp
         error = where(finite, after - before, 0.0)
-        ulps = error * per_ulp
+        scale = ONE + f.precision - 1  # scale - e is the biased exponent of 1 / ulp
+        if has_deep:
+            lift = where(f.emin < f.precision, f.precision - f.emin, 0)
+            ulps = error * power_of_two(scale - lift - e) * power_of_two(arithmetic.bias + lift)
+        else:
+            ulps = error * power_of_two(scale - e)
         if not is_exact:  # 1 / ulp is not a number where the argument is infinite or NaN
             ulps = where(error != 0.0, ulps, 0.0)
         size = abs(ulps)

@@ -69,7 +69,7 @@ def agree(own: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 def is_lost(own: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Return where the two results differ, and one of them is not finite."""
-    return ~agree(own, want) & ~(np.isfinite(own) & np.isfinite(want))
+    return np.asarray(~agree(own, want) & ~(np.isfinite(own) & np.isfinite(want)))
 
 
 def lost(own: np.ndarray, want: np.ndarray | None = None) -> Lost:
@@ -107,11 +107,13 @@ def deviations(own: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.where(is_lost(own, want), math.inf, off)
 
 
-def relative_rms(own: np.ndarray, want: np.ndarray) -> float:
+def relative_rms(own: np.ndarray, want: np.ndarray, of: np.ndarray | None = None) -> float:
     """Return the rms of own - want over that of want: infinite if an entry is lost.
 
     Entries in which both results are the same infinity, or NaN, have no error, and no size. Where
-    the size of want is 0, the result is 0.
+    the size of want is 0, the result is 0; where all of want and own is NaN, it is NaN.
+
+    of: the result whose size the error is divided by, if that is not want
 
     Example:
         >>> import numpy as np
@@ -123,22 +125,27 @@ def relative_rms(own: np.ndarray, want: np.ndarray) -> float:
     off = deviations(own, want)
     if not np.isfinite(off).all():
         return math.inf
-    size = float(np.square(_finite(want)).sum())
-    with np.errstate(over="ignore"):
+    if off.size and np.isnan(want).all():
+        return math.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.square(_finite(want if of is None else of)).sum())
         return float(np.sqrt(np.square(off).sum() / size)) if size else 0.0
 
 
-def gain(own: np.ndarray, want: np.ndarray) -> float:
+def gain(own: np.ndarray, want: np.ndarray, of: np.ndarray | None = None) -> float:
     """Return <own - want, want> / |want|^2: by which part of its length a result is too long.
 
     It is NaN if an entry is lost, and 0 where want is 0.
+
+    of: the result along which the error is measured, if that is not want
     """
     off = deviations(own, want)
     if not np.isfinite(off).all():
         return math.nan
-    want = _finite(want)
-    size = float(np.square(want).sum())
-    return float((off * want).sum() / size) if size else 0.0
+    along = _finite(want if of is None else of)
+    with np.errstate(over="ignore", invalid="ignore"):
+        size = float(np.square(along).sum())
+        return float((off * along).sum() / size) if size else 0.0
 
 
 def _finite(x: np.ndarray) -> np.ndarray:

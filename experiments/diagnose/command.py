@@ -12,7 +12,7 @@ import numpy as np
 
 from roundscope.experiments.diagnose.replay.store import NAME
 from roundscope.experiments.diagnose.student import rows
-from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, diagnose
+from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.progress import every
 from roundscope.experiments.report.terminal import console, print_json
@@ -78,6 +78,7 @@ def run(
             if is_run and rows.file_of(path) is not None:
                 report = _of_student(path, arm, first, until, folder, progress)
             else:
+                findings: Findings | Stopped
                 if is_run:
                     findings = _of_run(path, arm, first, until, folder, progress)
                 else:
@@ -125,7 +126,7 @@ def _named(path: Path, plan: str | None, arm: str | None) -> str:
 
 def _of_file(
     path: Path, layer: str | None, plan: str, causal: bool | None, progress: Progress
-) -> Findings:
+) -> Findings | Stopped:
     asked = _request(plan, causal)
     return diagnose(read_layers(path, layer=layer), asked, path.name, progress)
 
@@ -137,7 +138,7 @@ def _of_run(
     until: int | None,
     folder: Path,
     progress: Progress,
-) -> Findings:
+) -> Findings | Stopped:
     from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
     return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)

@@ -22,6 +22,7 @@ ROLES = ("q", "k", "v", "do")
 OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
 SHOWN = 8  # how many names a message lists
+REPAIR = "repair the tensors"  # what a reader can do about NaN; a verb may add an option of its own
 BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
 
 
@@ -30,7 +31,7 @@ class Layer:
     """One layer's tensors: float32, C-contiguous.
 
     q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
-    nan_count     how many numbers of all of them are NaN or infinite
+    nan_count     how many numbers of all of them, and of sinks, are NaN or infinite
     scale         the factor of the scores from the file's metadata; None if it has none
     is_causal     whether a query t sees the keys s <= t only; None if the metadata has none
     mask          (B or 1, N or 1, T, S) of bool, True where a query sees a key; None for none
@@ -225,12 +226,13 @@ def _layer(file: TensorFile, name: str, prefix: str, layout: str, allow_nan: boo
         if full in file.names:
             arrays[role] = _btnh(full, file[full], layout)
     _check_shapes(name, arrays, layout)
+    sinks = _sinks(file, prefix, arrays["q"].shape[2])
     counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
+    if sinks is not None:  # a sink of -inf is none
+        counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
-        raise bad(
-            "layer", name, f"NaN or infinity: {where}; repair the tensors or allow NaN to go on"
-        )
+        raise bad("layer", name, f"NaN or infinity: {where}; {REPAIR}")
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
     return Layer(
         name=name,
@@ -244,7 +246,7 @@ def _layer(file: TensorFile, name: str, prefix: str, layout: str, allow_nan: boo
         mask=_mask(file, prefix, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])),
         window=_window(file, prefix),
         softcap=_softcap(file, prefix),
-        sinks=_sinks(file, prefix, q.shape[2]),
+        sinks=sinks,
     )
 
 

@@ -12,7 +12,6 @@ from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.costs import visible
 from roundscope.experiments.trace.focus import Focus
 from roundscope.experiments.trace.summary import Summary, share_of_rows
-from roundscope.experiments.trace.words import outward
 
 Picture = tuple[str, Figure | None, str]
 
@@ -41,8 +40,12 @@ def budget_picture(s: Summary, parts: list[Line]) -> Picture:
         " an event makes alone, over that of the whole plan. Bars of one result add up to 100 %"
         " where errors do not depend on each other."
     )
-    assert s.seen.budget is not None
-    return "Error budget", plots.budget(s.seen.budget, parts), caption
+    b = s.seen.budget
+    assert b is not None
+    if infinite := [n for n, x in b.total.items() if not np.isfinite(x)]:
+        verb = "have infinite errors" if len(infinite) > 1 else "has an infinite error"
+        caption += f" {listed(infinite)} {verb}, of which there are no shares."
+    return "Error budget", plots.budget(b, parts), caption
 
 
 def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
@@ -53,11 +56,13 @@ def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
     """
     fire, quiet = [], []
     limit = threshold(max(len(s.shares), 1))
-    if any(abs(x.z) > limit for x in s.shares) or any(n in ("PV", "O") for n in outward(s)):
+    if any(abs(x.z) > limit for x in s.shares) or any(
+        e.name in ("PV", "O") and e.away.is_biased for e in s.chain
+    ):
         fire += [_ones_picture(s), _running_picture(s)]
     else:
         quiet.append(_ones_picture(s, draw=False)[2])
-    if s.drift is not None and s.drift.leans:
+    if s.drift is not None and s.drift.leans and not s.drift.lost:
         fire.append(_drift_picture(s))
     else:
         quiet.append(_drift_picture(s, draw=False)[2])
@@ -79,11 +84,14 @@ def _beyond(kept: dict[str, Focus]) -> str:
 
 
 def _bias_caption(s: Summary) -> str:
-    biased, rounding = len(s.leaning), len(s.rounding)
+    biased, rounding = len(s.biased_events), len(s.rounding)
     answer = f"{biased} of the {rounding}" if biased else f"None of the {rounding}"
     return (
         "Which events have a mean error that random signs would not give?"
-        f" {answer} events that round (red: biased upward, blue: biased downward)."
+        f" {answer} events that round. Left, errors up or down (red: biased upward, blue:"
+        " downward);"
+        " right, the same errors counted away from zero (red: biased away from it, blue: toward"
+        " it)."
     )
 
 
@@ -92,7 +100,8 @@ def _heads_caption(beyond: int, limit: float) -> str:
     if beyond:
         answer = f"{beyond} cells, framed" if beyond > 1 else "One cell, framed"
     return (
-        f"In which heads is an event biased by itself (|z| > {limit:.1f})? {answer}. One head may"
+        f"In which heads is an event biased up or down by itself (|z| > {limit:.1f})? {answer}. One"
+        " head may"
         " be biased where all heads together are not. The color is z; the numbers are mean signed"
         " errors in ulp/1000."
     )
@@ -100,6 +109,8 @@ def _heads_caption(beyond: int, limit: float) -> str:
 
 def _running_picture(s: Summary) -> Picture:
     run, title = s.running, "Error of P V along the keys"
+    if run is None and s.seen.not_finite is not None:
+        return title, None, "The sum in question is not finite, so that its error is not drawn."
     if run is None:
         caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
         return title, None, caption
@@ -134,6 +145,12 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     against = s.seen.request.against.name
     if d is None:
         return title, None, "The file has no do, so there is no backward and no delta."
+    if d.lost:
+        caption = (
+            f"{d.lost:,} of {d.error.size:,} errors of delta are infinite, so that they do not add"
+            " up to a number."
+        )
+        return title, None, caption
     if not d.error.any():
         return title, None, f"delta equals that of {against} everywhere."
     ends = "beyond" if d.leans else "within"

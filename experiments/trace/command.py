@@ -13,7 +13,7 @@ from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced
-from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.experiments.tensors.layers import REPAIR, Layer, read_layers, sample_path
 from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.folder import digest as request_digest
@@ -60,7 +60,7 @@ def run(
         layers = read_layers(path, layout, layer, allow_nan=allow_nan)
     except UsageError as error:
         raise UsageError(
-            str(error).replace("allow NaN to go on", "give --allow-nan to go on")
+            str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
         ) from None
     for each in layers:
         _check(settled(asked, each), each)

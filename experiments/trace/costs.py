@@ -15,7 +15,7 @@ WRITTEN = (Site.OUT, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT, Site.LSE)
 
 def visible(budget: ErrorBudget) -> list[Line]:
     """Return the lines of a budget that matter to some result."""
-    return [x for x in budget.lines if max(budget.share(x, n) for n in budget.total) >= VISIBLE]
+    return [x for x in budget.lines if x.weight(budget.total) >= VISIBLE]
 
 
 def cost(plan: Plan, part: Part, layer: Layer) -> str:

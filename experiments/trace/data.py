@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.budget.origin import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain
-from roundscope.experiments.trace.analysis.bias import Event
+from roundscope.experiments.trace.analysis.bias import Bias, Event
 from roundscope.experiments.trace.analysis.consequences import Gain
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.costs import cost
@@ -22,7 +23,7 @@ from roundscope.experiments.trace.summary import Summary, head_table, share_of_r
 from roundscope.experiments.trace.verdict import verdict
 from roundscope.experiments.trace.words import sentence
 
-SCHEMA = "roundscope-trace-2"
+SCHEMA = "roundscope-trace-3"
 
 
 def document(
@@ -79,12 +80,10 @@ def layer(s: Summary) -> dict[str, Any]:
         "causal": bool(seen.request.causal),
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
+        "infinite_or_nan": _not_finite(seen.not_finite),
         "digests": digests(seen),
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
-        "away_from_zero": {
-            k: _plain(v) | {"leans": abs(v.z) > s.away_limit} for k, v in s.away.items()
-        },
         "verdict": _plain(verdict(s)),
         "results": {r.name: result(r) for r in s.results},
         "budget": None if seen.budget is None else budget(s),
@@ -101,6 +100,11 @@ def layer(s: Summary) -> dict[str, Any]:
             k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()
         },
     }
+
+
+def _not_finite(found: NotFinite | None) -> dict[str, Any] | None:
+    """Return what is infinite or NaN in the results as plain data; None if nothing is."""
+    return None if found is None else {"sentence": str(found)} | plain(found)
 
 
 def result(r: Result) -> dict[str, Any]:
@@ -166,19 +170,15 @@ def shape(seen: Observed) -> dict[str, int]:
 
 
 def event(e: Event, s: Summary) -> dict[str, Any]:
-    """Return one event as plain data: counts and sums over all heads, and its bias."""
+    """Return one event as plain data: counts and sums over all heads, and its two tests of bias."""
     stats = s.seen.trace.stats[e.name]
     return {
         "name": e.name,
         "format": e.format.name,
         **e.counts,
-        "mean_ulps": e.lean.mean,
-        "standard_error": e.lean.se,
-        "z": e.lean.z,
-        "z_by_rows": e.by_rows.z,
+        **_bias(e.signed),
+        "away_from_zero": _bias(e.away),
         "distinct_arguments": e.distinct,
-        "leans": e.leans,
-        "null_deviation": e.lean.null,
         "mean_abs_ulps": e.mean_abs,
         "worst_head": {"batch": e.worst[0], "head": e.worst[1], "mean_ulps": e.worst_mean},
         "by_head": {
@@ -186,6 +186,18 @@ def event(e: Event, s: Summary) -> dict[str, Any]:
             "inexact": stats.inexact.tolist(),
             "mean_ulps": stats.mean_ulps.tolist(),
         },
+    }
+
+
+def _bias(x: Bias) -> dict[str, Any]:
+    """Return one of the two tests of an event as plain data."""
+    return {
+        "mean_ulps": x.lean.mean,
+        "standard_error": x.lean.se,
+        "z": x.lean.z,
+        "z_by_rows": x.by_rows.z,
+        "null_deviation": x.lean.null,
+        "biased": x.is_biased,
     }
 
 

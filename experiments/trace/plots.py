@@ -20,7 +20,7 @@ from roundscope.experiments.report.pictures import (
     hover,
     texts,
 )
-from roundscope.experiments.trace.analysis.bias import threshold
+from roundscope.experiments.trace.analysis.bias import Bias, Event, threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import CENTRES, Focus
@@ -36,45 +36,58 @@ def _figure(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tupl
 
 
 def bias(summary: Summary) -> Figure:
-    """Draw the mean signed error of every rounding event, over the band of random signs."""
+    """Draw both mean errors of every rounding event, over the bands of random signs."""
     events = summary.rounding[::-1]
-    figure, ax = _figure(1.0 + 0.2 * len(events))
-    y, means = np.arange(len(events)), np.array([e.lean.mean for e in events])
-    band = summary.limit * np.array([e.lean.null for e in events])
-    colours = [(UP if e.lean.mean > 0 else DOWN) if e.leans else QUIET for e in events]
+    figure, (left, right) = _figure(1.2 + 0.2 * len(events), 1, 2, sharey=True)
+    _biases(left, summary.limit, [(e, e.signed) for e in events], "up or down")
+    _biases(right, summary.limit, [(e, e.away) for e in events], "away from zero")
+    names = [f"{e.name}  {e.format.name}" for e in events]
+    left.set_yticks(range(len(events)), names, fontfamily="monospace", fontsize=8)
+    left.set_ylim(-0.6, len(events) - 0.4)
+    figure.supxlabel("mean error in ulps of the event's format", fontsize=9.5)
+    return figure
+
+
+def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str) -> None:
+    """Draw the answers to one of the two tests, one for each event."""
+    y, means = np.arange(len(biases)), np.array([b.lean.mean for _, b in biases])
+    band = limit * np.array([b.lean.null for _, b in biases])
+    colours = [(UP if b.lean.mean > 0 else DOWN) if b.is_biased else QUIET for _, b in biases]
     ax.barh(
         y,
         2 * band,
         left=-band,
         height=0.86,
         color=BAND,
-        label=f"null band, |z| < {summary.limit:.1f}",
+        label=f"null band, |z| < {limit:.1f}",
     )
     bars = ax.barh(y, means, height=0.4, color=colours)
-    for bar, e in zip(bars, events, strict=True):
-        hover(bar, f"{e.name}: {e.lean.mean:+.2g} ulp, z = {e.lean.z:+.1f}; {formula(e.name)}")
+    for bar, (e, b) in zip(bars, biases, strict=True):
+        told = f"{e.name}, {title}: {b.lean.mean:+.2g} ulp, z = {b.lean.z:+.1f}"
+        hover(bar, f"{told}; {formula(e.name)}")
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)
-    names = [f"{e.name}  {e.format.name}" for e in events]
-    ax.set_yticks(y, names, fontfamily="monospace", fontsize=8)
-    ax.set_ylim(-0.6, len(events) - 0.4)
-    ax.set_xlabel(
-        "mean signed error in ulps of the event's format (linear near 0, logarithmic beyond)"
-    )
+    ax.set_title(title, fontsize=9.5)
     ax.legend(loc="lower right", fontsize=8, frameon=False)
-    return figure
 
 
-def budget(b: ErrorBudget, parts: list[Line]) -> Figure:
-    """Draw the share of each part in the squared error of each result, a panel for a result."""
-    names = [n for n in b.total if b.total[n]]
+def budget(b: ErrorBudget, parts: list[Line]) -> Figure | None:
+    """Draw the share of each part in the squared error of each result, a panel for a result.
+
+    Results without an error, or with an infinite one, have no shares; None if all are such.
+    """
+    names = [n for n, x in b.total.items() if x > 0.0 and np.isfinite(x)]
+    if not names or not parts:
+        return None
     shown = parts[::-1]
-    most = 100.0 * max(b.share(line, name) for line in parts for name in names)
+    # a part may make a result infinite alone that other errors keep finite: it has the longest bar
+    found = [b.share(line, name) for line in parts for name in names]
+    most = 100.0 * max((x for x in found if np.isfinite(x)), default=1.0)
     figure, axes = _figure(
         1.1 + 0.24 * len(shown), 1, len(names), sharey=True, sharex=True, squeeze=False
     )
     for ax, name in zip(axes[0], names, strict=True):
-        shares = [100.0 * b.share(line, name) for line in shown]
+        shares = [min(100.0 * b.share(line, name), 1.2 * most) for line in shown]
         bars = ax.barh(range(len(shown)), shares, height=0.7, color=DOWN)
         for bar, line, share in zip(bars, shown, shares, strict=True):
             hover(bar, f"{line.part.name}: {share:.1f} % of {name}; {line.part.formula}")

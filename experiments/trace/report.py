@@ -4,10 +4,12 @@ It answers in this order: how exact are the results, which event is to blame, wh
 then what every event did.
 """
 
+import math
 from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from roundscope.attention.budget.table import ErrorBudget
 from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid
 from roundscope.experiments.report.page import verdict as opening
 from roundscope.experiments.trace import table as events
@@ -31,7 +33,7 @@ def html(
 
     data: that of trace.json, with the command; progress: called with what is drawn now.
     """
-    worst = max(summaries, key=lambda s: s.results[0].error)
+    worst = max(summaries, key=lambda s: (s.seen.not_finite is not None, s.results[0].error))
     many = len(summaries) > 1
     parts = [_top(summaries, worst, data)]
     parts.append(folded("How to read this page", f"{HOW}<p class=note>{NULL}</p>"))
@@ -66,7 +68,8 @@ def _top(summaries: list[Summary], worst: Summary, data: dict[str, Any]) -> str:
     first = v.accuracy
     if len(summaries) > 1:
         first = f"{layer.name} is the least exact of {len(summaries)} layers. {first}"
-    mood = "bad" if any(s.biased_results for s in summaries) else "good"
+    is_bad = any(s.biased_results or s.seen.not_finite is not None for s in summaries)
+    mood = "bad" if is_bad else "good"
     step = f"{data['next']} {v.step}" if v.step else ""
     more = " ".join(x for x in (v.bias, v.causes) if x)
     return (
@@ -83,16 +86,25 @@ def _layers(summaries: list[Summary]) -> str:
     for s in summaries:
         budget, by_name = s.seen.budget, {r.name: r for r in s.results}
         errors = [f"{by_name[n].error:.2e}" if n in by_name else "" for n in names]
-        most = budget.largest("out").part.name if budget and budget.lines else "-"
+        most = _largest(budget)
         biased = " ".join(r.name for r in s.biased_results) or "-"
         rows.append([s.seen.layer.name, *errors, biased, most, _biased_events(s)])
     heads = ["layer", *(f"{n}:\nrms error" for n in names)]
     heads += ["biased\nresults", "largest part\nof out", "biased events"]
-    return grid(heads, rows, [bool(s.biased_results) for s in summaries])
+    marked = [bool(s.biased_results) or s.seen.not_finite is not None for s in summaries]
+    return grid(heads, rows, marked)
+
+
+def _largest(budget: ErrorBudget | None) -> str:
+    """Return the event that makes most of the output's error, or "-" if there is none."""
+    try:
+        return "-" if budget is None else budget.largest("out").part.name
+    except ValueError:
+        return "-"
 
 
 def _biased_events(s: Summary) -> str:
-    return " ".join(e.name for e in s.leaning) or "-"
+    return " ".join(e.name for e in s.biased_events) or "-"
 
 
 def _layer(s: Summary) -> str:
@@ -116,7 +128,7 @@ def _layer(s: Summary) -> str:
 def _results(s: Summary) -> str:
     rows = [terminal.result_cells(r, s) for r in s.results]
     note = escape(terminal.results_note(s))
-    marked = [r.is_biased for r in s.results]
+    marked = [r.is_biased or not r.is_known for r in s.results]
     return f"{grid(terminal.result_heads(s), rows, marked)}<p class=note>{note}</p>"
 
 
@@ -127,16 +139,26 @@ def _budget(s: Summary) -> str:
     names, rows = list(budget.total), []
     for line in budget.lines:
         left = line.without
-        shares = [f"{100 * budget.share(line, n):.1f}" for n in names]
-        errors = [f"{100 * left[n] / budget.total[n]:.0f}" if left else "" for n in names]
+        shares = [budget.share_words(line, n) for n in names]
+        errors = [_left(left[n], budget.total[n]) if left else "" for n in names]
         rows.append([line.part.name, line.part.how, *shares, *errors])
-    left_over = [f"{100 * budget.interaction(n):+.1f}" for n in names]
+    left_over = [budget.interaction_words(n) for n in names]
     rows.append(["interaction", "", *left_over, *("" for _ in names)])
-    rows.append(["all", "", *("100.0" for _ in names), *("100" for _ in names)])
+    whole = [math.isfinite(budget.total[n]) for n in names]
+    rows.append(
+        ["all", "", *("100.0" if x else "inf" for x in whole), *("100" if x else "" for x in whole)]
+    )
     heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
     heads += [f"{n} left\nwithout it, %" for n in names]
     note = escape(terminal.budget_method(s))
     return f"{grid(heads, rows)}<p class=note>{note}</p>{_promotions(s)}"
+
+
+def _left(error: float, total: float) -> str:
+    """Return an error in percent of the whole one; of an infinite one, the error itself."""
+    if not math.isfinite(total):
+        return f"{error:.1e}"
+    return f"{100 * error / total:.0f}" if total else "0"
 
 
 def _promotions(s: Summary) -> str:
@@ -167,7 +189,7 @@ def _events(s: Summary) -> str:
     ]
     lines = (*events.folded(s), events.legend(s))
     notes = "".join(f"<p class=note>{escape(line)}</p>" for line in lines)
-    return f"{grid([*events.HEADS, 'formula'], rows, [e.leans for e in s.rounding])}{notes}"
+    return f"{grid([*events.HEADS, 'formula'], rows, [e.is_biased for e in s.rounding])}{notes}"
 
 
 def _by_head(s: Summary) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.numpy_rounding import rounded
 from roundscope.emu.roundings.modes import rounding
+from roundscope.emu.stats.comparison import relative_rms
 from roundscope.experiments.trace.analysis.consequences import Gain, difference, gain
 from roundscope.experiments.trace.run import RESULTS, Observed
 
@@ -49,6 +50,11 @@ class Result:
         return self.difference["relative_rms"]
 
     @property
+    def is_known(self) -> bool:
+        """Whether its error is a number: no number of it is lost, and some number is finite."""
+        return math.isfinite(self.error)
+
+    @property
     def is_biased(self) -> bool:
         """Whether it is too long or too short by more than the scatter of heads explains."""
         return self.gain is not None and self.gain.is_biased
@@ -84,7 +90,7 @@ def _result(seen: Observed, name: str, tests: int) -> Result:
 
 
 def _error(a: Any, b: Any) -> float:
-    return difference(a, b)["relative_rms"]
+    return relative_rms(np.asarray(a, np.float64), np.asarray(b, np.float64))
 
 
 def _least(seen: Observed, name: str, exact: np.ndarray) -> float | None:
@@ -99,12 +105,8 @@ def _least(seen: Observed, name: str, exact: np.ndarray) -> float | None:
 def _by_head(own: Any, want: Any) -> np.ndarray:
     """Return the relative rms error of each head, (B, N); 0 where the exact head is 0."""
     a, b = np.asarray(own, np.float64), np.asarray(want, np.float64)
-    if a.ndim == 3:
-        a, b = a[..., None], b[..., None]
-    fine = np.isfinite(a) & np.isfinite(b)
-    a, b = np.where(fine, a, 0.0), np.where(fine, b, 0.0)
-    size, off = np.square(b).sum((1, 3)), np.square(a - b).sum((1, 3))
-    return np.asarray(np.sqrt(off / np.where(size > 0.0, size, math.inf)))
+    heads = [relative_rms(a[i, :, n], b[i, :, n]) for i, n in np.ndindex(a.shape[0], a.shape[2])]
+    return np.array(heads).reshape(a.shape[0], a.shape[2])
 
 
 def score(g: Gain) -> float:

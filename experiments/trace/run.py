@@ -21,6 +21,7 @@ from roundscope.attention import (
     error_budget,
     examine,
 )
+from roundscope.attention.budget.origin import NotFinite, not_finite
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
@@ -65,6 +66,8 @@ class Observed:
     cast       the reference on inputs that are cast as the plan casts them; None where that changes
                no input, or where the reference is not exact
     budget     which event makes how much of the errors against exact attention; None if not asked
+    not_finite  the numbers of the results that are infinite or NaN, where they begin and what
+               avoids them; None if all are finite
     trace      statistics and row sums of every site; events of the sites asked for
     focus      reduced errors of P, PV, O and OUT, where they occur
     ones       (B, N, tiles, T): the number of P equal to 1 in each row and key tile; None if P was
@@ -81,6 +84,7 @@ class Observed:
     beside: dict[str, Any] | None
     cast: dict[str, Any] | None
     budget: ErrorBudget | None
+    not_finite: NotFinite | None
     trace: Trace
     focus: dict[str, Focus]
     ones: np.ndarray | None
@@ -105,6 +109,7 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     trace = _joined([p[0].trace for p in parts])
     progress(f"{layer.name}: {request.against.name}")
     reference = _under(request.against, layer, request, scale)
+    results = {n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS}
     keys, queries = layer.k.shape[1], layer.q.shape[1]
     block_q, block_k = blocks(layer, request)
 
@@ -112,11 +117,12 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         layer=layer,
         request=request,
         scale=scale,
-        results={n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS},
+        results=results,
         reference=reference,
         beside=_beside(layer, request, scale, progress),
         cast=_cast(layer, request, scale, trace, progress),
         budget=_budget(layer, request, scale, progress) if request.budget else None,
+        not_finite=lost_numbers(layer, request, scale, results, reference, progress),
         trace=trace,
         ones=_join([p[2] for p in parts], 1),
         focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
@@ -209,7 +215,7 @@ def _chunks(
     """Yield (number of key heads, `examine` of them), as many at a time as memory allows.
 
     All heads are taken at once where the request depends on their numbers. focused: whether to
-    record the sites of FOCUS too.
+    record the sites of FOCUS too, and the errors away from zero.
     """
     b, t, n, _ = layer.q.shape
     s, g = layer.k.shape[1:3]
@@ -217,7 +223,8 @@ def _chunks(
     per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
     fitting = [x for x in FOCUS if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
     sites = [x for x in fitting if in_traces(request.plan, x)]
-    record = replace(request.record, events=tuple(dict.fromkeys((*request.record.events, *sites))))
+    events = tuple(dict.fromkeys((*request.record.events, *sites)))
+    record = replace(request.record, events=events, away=focused)
     groups = g
     if not request.depends_on_head_number:
         groups = max(1, min(g, CHUNK_BYTES * g // (per_head * n)))
@@ -310,6 +317,44 @@ def _cast(
     return _under(plan, layer, request, scale)
 
 
+def lost_numbers(
+    layer: Layer,
+    request: Request,
+    scale: float,
+    own: dict[str, Any],
+    want: dict[str, Any],
+    progress: Progress,
+) -> NotFinite | None:
+    """Return the numbers of a layer's results that are infinite or NaN; None if there are none.
+
+    own, want: the results under the plan of the request, and under that which it is compared with.
+    """
+    progress(f"{layer.name}: numbers that are not finite")
+    return not_finite(
+        layer.q,
+        layer.k,
+        layer.v,
+        layer.do,
+        plan=request.plan,
+        inject=request.inject,
+        against=request.against,
+        own={name: x for name, x in own.items() if x is not None},
+        want={name: x for name, x in want.items() if x is not None},
+        **_call(layer, request, scale),
+    )
+
+
+def _call(layer: Layer, request: Request, scale: float) -> dict[str, Any]:
+    """Return the arguments of a call beside its arrays, plan and injections."""
+    return {
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "scale": scale,
+        "is_causal": bool(request.causal),
+        **options(layer),
+    }
+
+
 def _budget(layer: Layer, request: Request, scale: float, progress: Progress) -> ErrorBudget:
     def told(part: str) -> None:
         progress(f"{layer.name}: error budget, {part}")
@@ -323,11 +368,7 @@ def _budget(layer: Layer, request: Request, scale: float, progress: Progress) ->
         inject=request.inject,
         heads=request.budget_heads,
         progress=told,
-        block_q=request.block_q,
-        block_k=request.block_k,
-        scale=scale,
-        is_causal=bool(request.causal),
-        **options(layer),
+        **_call(layer, request, scale),
     )
 
 
@@ -344,7 +385,7 @@ def _reduced(
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
-    trace = Trace(stats=seen.trace.stats, rows=seen.trace.rows, events=kept)
+    trace = replace(seen.trace, events=kept)
     arrays = {
         n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
     }
@@ -369,6 +410,7 @@ def _joined(traces: list[Trace]) -> Trace:
     first = traces[0]
     stats = {name: _joined_stats([t.stats[name] for t in traces]) for name in first.stats}
     rows = {name: _join([t.rows[name] for t in traces], 1) for name in first.rows}
+    away = {name: _join([t.away[name] for t in traces], 1) for name in first.away}
     events = {
         name: (
             _join([t.events[name][0] for t in traces], 1),
@@ -376,7 +418,7 @@ def _joined(traces: list[Trace]) -> Trace:
         )
         for name in first.events
     }
-    return Trace(stats=stats, rows=rows, events=events)
+    return Trace(stats=stats, rows=rows, away=away, events=events)
 
 
 def _joined_stats(parts: list[Stats]) -> Stats:

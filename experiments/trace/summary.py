@@ -12,10 +12,10 @@ from roundscope.attention.sites import Axes
 from roundscope.attention.trace.summary import site_of
 from roundscope.experiments.trace.analysis import bias as analysis
 from roundscope.experiments.trace.analysis import consequences
-from roundscope.experiments.trace.analysis.bias import Event, Lean
+from roundscope.experiments.trace.analysis.bias import Event
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Share
 from roundscope.experiments.trace.analysis.running_error import Running, running
-from roundscope.experiments.trace.focus import Distinct, away_by_argument
+from roundscope.experiments.trace.focus import Distinct
 from roundscope.experiments.trace.results import Result, results
 from roundscope.experiments.trace.run import Observed, shared_arguments
 
@@ -27,10 +27,8 @@ class Summary:
     """The findings of one layer.
 
     seen        what was observed
-    limit       |z| beyond which an event counts as biased
+    limit       |z| beyond which an event counts as biased, in either of its two tests
     events      the events that occurred, in the order of the algorithm
-    away        bias of PV, O and OUT counted away from zero, of those that round
-    away_limit  |z| beyond which such a bias counts
     several     (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
     shares      errors of PV, O and OUT in such rows and in the others
     running     the running error of P V along the keys; None if nothing rounds after P V
@@ -41,8 +39,6 @@ class Summary:
     seen: Observed
     limit: float
     events: list[Event]
-    away: dict[str, Lean]
-    away_limit: float
     several: np.ndarray | None
     shares: list[Share]
     running: Running | None
@@ -61,14 +57,19 @@ class Summary:
         return [e for e in self.events if e.counts["inexact"] or e.counts["nan"]]
 
     @property
-    def leaning(self) -> list[Event]:
+    def biased_events(self) -> list[Event]:
         """The biased events, the one with the largest relative error first."""
-        return sorted((e for e in self.rounding if e.leans), key=lambda e: -e.relative)
+        return sorted((e for e in self.rounding if e.is_biased), key=lambda e: -e.relative)
 
     @property
     def cleared(self) -> list[Event]:
         """The events biased when tested by rows, but not when equal arguments share a coin."""
-        return [e for e in self.rounding if e.shared]
+        return [e for e in self.rounding if e.is_shared]
+
+    @property
+    def chain(self) -> list[Event]:
+        """Those of P V, O and OUT that round."""
+        return [e for e in self.rounding if e.name in CHAIN]
 
 
 def summarise(seen: Observed) -> Summary:
@@ -78,20 +79,18 @@ def summarise(seen: Observed) -> Summary:
     """
     stats, rows, plan = seen.trace.stats, seen.trace.rows, seen.request.plan
     names = [name for name in stats if int(stats[name].n.sum())]
-    limit = analysis.threshold(sum(bool(stats[name].inexact.sum()) for name in names))
+    away = seen.trace.away
+    limit = analysis.threshold(2 * sum(bool(stats[name].inexact.sum()) for name in names))
 
     def make(name: str, distinct: Distinct | None = None) -> Event:
-        return analysis.event(name, _format(plan, name), stats[name], rows[name], limit, distinct)
+        f = _format(plan, name)
+        return analysis.event(name, f, stats[name], rows[name], away[name], limit, distinct)
 
     events = {name: make(name) for name in names}
-    chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].histogram.any()]
-    away, away_limit = {s: _away(seen, s) for s in chain}, analysis.threshold(len(chain))
-    suspects = [n for n, e in events.items() if e.leans and "." not in n]
-    suspects += [s for s in chain if abs(away[s].z) > away_limit and s not in suspects]
+    suspects = [n for n, e in events.items() if e.is_biased and "." not in n]
     for name, distinct in shared_arguments(seen, suspects).items() if suspects else ():
         events[name] = make(name, distinct)
-        if name in away:
-            away[name] = _away(seen, name, away_by_argument(distinct))
+    chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].histogram.any()]
     several = None if seen.ones is None else np.any(seen.ones > 1, axis=2)
     return Summary(
         seen=seen,
@@ -99,10 +98,8 @@ def summarise(seen: Observed) -> Summary:
         events=list(events.values()),
         several=several,
         running=running(seen, several),
-        away=away,
-        away_limit=away_limit,
         drift=_drift(seen),
-        shares=[] if several is None else [_share(seen, events[s], away[s]) for s in chain],
+        shares=[] if several is None else [_share(seen, events[s]) for s in chain],
         results=results(seen),
     )
 
@@ -112,14 +109,7 @@ def _format(plan: Any, name: str) -> Any:
     return plan.accumulator(site).step.format if "." in name else plan[site].format
 
 
-def _away(seen: Observed, site: str, *more: np.ndarray) -> Lean:
-    stats = seen.trace.stats[site]
-    return analysis.lean(
-        [seen.focus[site].away.sum(2), *more], int(stats.n.sum()), float(stats.sq_ulps.sum())
-    )
-
-
-def _share(seen: Observed, event: Event, away: Lean) -> Share:
+def _share(seen: Observed, event: Event) -> Share:
     """Compare a site's errors in rows with several P = 1 with those in the other rows.
 
     PV and O are taken by key tile; OUT, which occurs once a row, by whether any tile of the row has
@@ -130,8 +120,8 @@ def _share(seen: Observed, event: Event, away: Lean) -> Share:
     if focus.signed.shape[2] == 1:
         several, exists = np.any(several, axis=2, keepdims=True), np.ones((1, 1), dtype=bool)
     first, second = (
-        x.null / by.null if by.null else 1.0
-        for x, by in ((event.lean, event.by_rows), (away, _away(seen, event.name)))
+        test.lean.null / test.by_rows.null if test.by_rows.null else 1.0
+        for test in (event.signed, event.away)
     )
     features = seen.layer.v.shape[3]
     return consequences.share(
@@ -159,7 +149,8 @@ def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
         of_keys = site_of(e.name).axes is Axes.SH and "." in e.name
         if trace.stats[e.name].n.shape[1] != heads or of_keys:
             continue
-        ratio = e.lean.null / e.by_rows.null if e.by_rows.null > 0.0 else 1.0
+        lean, by_rows = e.signed.lean, e.signed.by_rows
+        ratio = lean.null / by_rows.null if by_rows.null > 0.0 else 1.0
         mean, score = analysis.head_leans(trace.stats[e.name], trace.rows[e.name], ratio)
         names.append(e.name)
         means.append(mean.reshape(-1))

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.trace.summary import site_of
 from roundscope.experiments.tensors.layers import Layer
-from roundscope.experiments.trace.analysis.bias import Event
+from roundscope.experiments.trace.analysis.bias import Bias, Event
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary
 
@@ -16,7 +16,11 @@ HEADS = (
     "inexact\n%",
     "ties\n%",
     "carries\n%",
-    "mean signed\nerror, ulps",
+    "up (+) or\ndown, ulps",
+    "z",
+    "",
+    "away (+)\nfrom zero",
+    "z",
     "",
     "mean\n|error|",
     "max",
@@ -25,8 +29,8 @@ HEADS = (
 )
 
 
-NARROW = 97  # characters per line of the whole table
-LEFT_OUT = (5, 8, 9)  # columns of the table that a narrower screen does not show
+NARROW = 112  # characters per line of the whole table
+LEFT_OUT = (5, 12, 13, 15)  # columns of the table that a narrower screen does not show
 
 
 def table(s: Summary, width: int = NARROW) -> Any:
@@ -47,7 +51,7 @@ def table(s: Summary, width: int = NARROW) -> Any:
             t.add_section()
         stage = now
         line = cells(e, s.seen.layer.q.shape[0])
-        t.add_row(*(Text(line[i]) for i in shown), style="bold red" if e.leans else None)
+        t.add_row(*(Text(line[i]) for i in shown), style="bold red" if e.is_biased else None)
     return t
 
 
@@ -60,8 +64,8 @@ def cells(e: Event, batch: int) -> list[str]:
         e.format.name,
         count(int(e.counts["n"])),
         *(f"{100 * e.share(k):.1f}" for k in ("inexact", "ties", "carries")),
-        _mean(e),
-        mark(e),
+        *_bias(e, e.signed),
+        *_bias(e, e.away),
         f"{e.mean_abs:.3f}" if e.mean_abs < 100 else f"{e.mean_abs:.1e}",
         f"{e.peak:.2f}" if e.peak < 100 else f"{e.peak:.0e}",
         "/".join(count(b) for b in bad) if any(bad) else "-",
@@ -69,18 +73,19 @@ def cells(e: Event, batch: int) -> list[str]:
     ]
 
 
-def _mean(e: Event) -> str:
-    """The mean error and its standard error, in at most 17 characters."""
-    if max(abs(e.lean.mean), e.lean.se) < 10:
-        return f"{e.lean.mean:+.5f} ±{e.lean.se:.5f}"
-    return f"{e.lean.mean:+.2e} ±{e.lean.se:.0e}"
+def _bias(e: Event, x: Bias) -> list[str]:
+    """Return the mean error of a test in at most 9 characters, its z, and its mark.
 
-
-def mark(e: Event) -> str:
-    """Return ▲ or ▼ for a biased event, = where shared arguments explain the bias, else ·."""
-    if e.leans:
-        return "▲" if e.lean.mean > 0 else "▼"
-    return "=" if e.shared else "·"
+    The mean is "-" if all is NaN.
+    """
+    mean, z = x.lean.mean, x.lean.z
+    if e.counts["nan"] == e.counts["n"]:
+        return ["-", "", x.mark]
+    return [
+        f"{mean:+.5f}" if abs(mean) < 100 else f"{mean:+.1e}",
+        f"{z:+.1f}" if abs(z) < 1000 else f"{z:+.0e}",
+        x.mark,
+    ]
 
 
 def count(n: int) -> str:
@@ -95,29 +100,34 @@ def count(n: int) -> str:
 def folded(s: Summary) -> list[str]:
     """Return lines that name the events without a line of their own in the table."""
     exact = [e.name for e in s.events if e not in s.rounding]
-    inside = [name for name in exact if _rounds_inside(s, name)]
-    exact = [name for name in exact if name not in inside]
+    inside = [str(site) for site in PRODUCTS if _rounds_inside(s, site)]
     absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
+    finite = "" if s.seen.not_finite is None else ", where numbers are finite,"
     kinds = {
-        "exact here": exact,
+        f"the last rounding changes nothing{finite} (what is before it may be inexact)": exact,
         "sums whose additions round inside (shown by --record steps:SITE)": inside,
         "did not occur": absent,
     }
     return [f"{kind}: {' '.join(names)}" for kind, names in kinds.items() if names]
 
 
-def _rounds_inside(s: Summary, name: str) -> bool:
-    """Whether a sum of products rounds at its additions, which the event itself does not show."""
-    if "." in name or site_of(name) not in PRODUCTS or f"{name}.step" in s.seen.trace.stats:
+def _rounds_inside(s: Summary, site: Site) -> bool:
+    """Whether a sum of products rounds at its additions, which the event itself does not show.
+
+    P V has no event of its own where a plan adds it to O.
+    """
+    plan, stats = s.seen.request.plan, s.seen.trace.stats
+    name = "O" if site is Site.PV and plan.pv_into_o else str(site)
+    if f"{site}.step" in stats or name not in stats or not int(stats[name].n.sum()):
         return False
-    return s.seen.request.plan.accumulator(site_of(name)).step.format.precision < 53
+    return plan.accumulator(site).step.format.precision < 53
 
 
 def legend(s: Summary) -> str:
     """Return a line that explains the marks."""
     text = (
-        f"▲ ▼ biased up or down (|z| > {s.limit:.1f}, rows' signs flipped)   · not biased   "
-        "± one standard error"
+        "Mean errors in ulps: up or down, and counted away from zero. ▲ ▼ biased"
+        f" (|z| > {s.limit:.1f}, rows' signs flipped)   · not biased"
     )
     return text + ("   = biased by rows, not by distinct arguments" if s.cleared else "")
 

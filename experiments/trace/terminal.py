@@ -1,5 +1,6 @@
 """A trace on the terminal: the verdict, the results, the error budget, and then the events."""
 
+import math
 from typing import Any
 
 from roundscope.attention.budget.table import ErrorBudget, Line
@@ -32,7 +33,7 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     console.print(Text(v.text))
     if v.step:
         console.print(Text(f"Next: {command} {v.step}".strip(), style="bold"), soft_wrap=True)
-        console.print(Text(f"      {v.buys}", style="dim"))
+        console.print(Text(f"      to see how {v.buys}", style="dim"))
     console.print()
     console.print(_results(s, console.width))
     console.print(Text(results_note(s), style="dim"))
@@ -47,7 +48,7 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     console.print(events.table(s, console.width))
     lines = [*events.folded(s), events.legend(s)]
     if console.width < events.NARROW:
-        lines.append("a wider terminal shows carries, mean |error| and max as well")
+        lines.append("a wider terminal shows carries, mean |error|, max and the worst head as well")
     for line in lines:
         console.print(Text(line, style="dim"))
     console.print()
@@ -95,6 +96,8 @@ def _gain(r: Result) -> list[str]:
     """Return the gain in percent with its mark, and its z."""
     if r.gain is None:
         return ["", ""]
+    if r.gain.mean != r.gain.mean:  # a number of the result is infinite or NaN
+        return ["-", "-"]
     mark = ("▲" if r.gain.mean > 0.0 else "▼") if r.is_biased else "·"
     z = score(r.gain)
     if z != z:  # one key head: there is no scatter
@@ -113,7 +116,7 @@ def _results(s: Summary, width: int) -> Any:
             t.add_column(name, justify="right" if i else "left", no_wrap=True)
     for r in s.results:
         cells = [Text(c) for i, c in enumerate(result_cells(r, s)) if i not in left_out]
-        t.add_row(*cells, style="bold red" if r.is_biased else None)
+        t.add_row(*cells, style="bold red" if r.is_biased or not r.is_known else None)
     return t
 
 
@@ -132,8 +135,13 @@ def improvement(budget: ErrorBudget, line: Line) -> tuple[str, float, float] | N
     """Return (result, error, error without the part) where the part's absence helps most."""
     if line.without is None:
         return None
-    names = [n for n in budget.total if budget.total[n]]
-    name = min(names, key=lambda n: line.without[n] / budget.total[n])  # type: ignore[index]
+    if rescued := [n for n in budget.total if line.rescues(n, budget.total)]:
+        return rescued[0], math.inf, line.without[rescued[0]]
+    names = [n for n, x in budget.total.items() if x > 0.0 and math.isfinite(x)]
+    if not names:
+        return None
+    left = line.without
+    name = min(names, key=lambda n: left[n] / budget.total[n])
     return name, budget.total[name], line.without[name]
 
 
@@ -147,9 +155,9 @@ def _budget(budget: ErrorBudget) -> Any:
         t.add_column(name, justify="right", no_wrap=True)
     t.add_column("without it", no_wrap=True)
     for line in visible(budget):
-        shares = [f"{100 * budget.share(line, n):.1f}" for n in budget.total]
+        shares = [budget.share_words(line, n) for n in budget.total]
         t.add_row(Text(line.part.name, style="bold"), line.part.how, *shares, helps(budget, line))
-    left = [f"{100 * budget.interaction(n):+.1f}" for n in budget.total]
+    left = [budget.interaction_words(n) for n in budget.total]
     t.add_row("interaction", "", *left, "", style="dim")
     return t
 
@@ -186,7 +194,10 @@ def budget_method(s: Summary) -> str:
     assert budget is not None
     n, heads = s.seen.layer.q.shape[2], len(budget.heads)
     which = f"{heads} of {n} heads" if heads < n else "all heads"
+    infinite = any(math.isinf(x) for x in budget.total.values())
+    inf = "inf: this alone makes the result infinite or NaN, whose error has no shares. "
     return (
+        f"{inf if infinite else ''}"
         f"Measured on {which}: each event alone, all else in binary64; interaction is what these do"
         " not add up to. Without it: the event in binary64, all else as in the plan. The two need"
         " not agree: errors of two events may add up or cancel, above all where few numbers make"

@@ -5,10 +5,14 @@ import numpy as np
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
-from roundscope.experiments.trace.analysis.bias import Event, Lean
+from roundscope.attention.trace.summary import site_of
+from roundscope.emu.roundings.modes import Overflow
+from roundscope.experiments.report.wording import listed
+from roundscope.experiments.trace.analysis.bias import Event, Lean, threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.summary import Summary, share_of_rows
+from roundscope.experiments.trace.verdict import culprit, line_words, too
 
 COINS = "standard deviations of random signs"
 
@@ -18,22 +22,25 @@ def sentence(s: Summary) -> str:
 
     What follows is said of P V, O, OUT, the results and delta.
     """
-    statements = (_not_finite, _biased, _cleared, _chain, _vanishing, _delta, _ones)
+    statements = (
+        *(_not_finite, _left_out, _biased, _cleared, _chain),
+        *(_clipping, _vanishing, _delta, _ones),
+    )
     return " ".join(text for text in (state(s) for state in statements) if text)
 
 
 def short(s: Summary) -> str:
-    """Return one line: which events are biased, and whether delta's error adds up."""
-    biased = [
-        f"{_named(s, e.name)} {'up' if e.lean.mean > 0 else 'down'} by {_mean(e.lean)} ulp"
-        for e in s.leaning[:3]
-    ]
-    if len(s.leaning) > 3:
-        biased.append(f"{len(s.leaning) - 3} more")
-    zero = [f"{_named(s, n)} {_zero(x)}" for n, x in outward(s).items()]
-    groups = [", ".join(group) for group in (biased, zero) if group]
-    parts = [_not_finite(s).rstrip("."), f"biased: {'; '.join(groups) or 'nothing'}"]
-    if s.drift is not None:
+    """Return one line: which events and results are biased, and whether delta's error adds up."""
+    events = [f"{_named(s, e.name)} {_ways(e)} ulp" for e in s.biased_events[:3]]
+    if len(s.biased_events) > 3:
+        events.append(f"{len(s.biased_events) - 3} more")
+    of = " among the finite numbers" if s.seen.not_finite is not None else ""
+    parts = [_not_finite(s).rstrip("."), f"biased events{of}: {'; '.join(events) or 'none'}"]
+    if s.biased_results:
+        parts.append(f"biased results: {', '.join(too(r) for r in s.biased_results)}")
+    if s.drift is not None and s.drift.lost:
+        parts.append(f"{s.drift.lost:,} errors of delta are infinite")
+    elif s.drift is not None:
         sums = ", adds up" if s.drift.leans else ""
         parts.append(f"delta, most extreme head: z = {s.drift.z[s.drift.worst]:+.1f}{sums}")
     return ". ".join(p for p in parts if p) + "."
@@ -55,13 +62,16 @@ def plan_changes(plan: Plan) -> list[str]:
 
 
 def _not_finite(s: Summary) -> str:
-    """Return the number of NaN and infinities in the inputs, and of the NaN that follow.
+    """Return how many numbers are infinite or NaN, where they begin, and what avoids them.
 
-    The text is empty where inputs, scores and outputs are finite.
+    Where all results are finite it is the number of NaN and infinities in the inputs and scores.
+    The text is empty where these are finite too.
     """
+    if s.seen.not_finite is not None:
+        return str(s.seen.not_finite)
     layer, counts = s.seen.layer, {e.name: int(e.counts["nan"]) for e in s.events}
     given = []
-    for name in ("q", "k", "v", "do"):
+    for name in ("q", "k", "v", "do", "sinks"):
         a = getattr(layer, name)
         if a is not None:
             bad = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
@@ -77,6 +87,27 @@ def _not_finite(s: Summary) -> str:
     return f"{', '.join(given) or 'The inputs are finite'}; {follow}."
 
 
+def _clipping(s: Summary) -> str:
+    """Return the events whose numbers are cut off at the largest of the format."""
+    plan = s.seen.request.plan
+    cut = [
+        f"{int(e.counts['overflow']):,} of {e.name}"
+        for e in s.rounding
+        if e.counts["overflow"] and "." not in e.name
+        if plan[site_of(e.name)].overflow is Overflow.SATURATE
+    ]
+    if not cut:
+        return ""
+    return f"{_and(cut)} are beyond the format's largest number and cut off there, toward zero."
+
+
+def _left_out(s: Summary) -> str:
+    """Return that numbers which are not finite take no part in what follows, if there are any."""
+    if s.seen.not_finite is None:
+        return ""
+    return "What follows is said of finite numbers alone; the others have no errors in ulps."
+
+
 def _vanishing(s: Summary) -> str:
     """Return the events of which more than 1 % underflow to zero."""
     lost = [
@@ -87,33 +118,52 @@ def _vanishing(s: Summary) -> str:
     return f"{_and(lost)} become 0." if lost else ""
 
 
-def outward(s: Summary) -> dict[str, Lean]:
-    """Return those of P V, O and OUT that are biased away from zero or toward it."""
-    return {site: x for site, x in s.away.items() if abs(x.z) > s.away_limit}
-
-
-def _zero(x: Lean) -> str:
-    return f"{'away from' if x.mean > 0 else 'toward'} zero by {_mean(x)} ulp"
-
-
 def _biased(s: Summary) -> str:
+    """Return which events are biased, and that results are biased if no event explains it."""
     if not s.rounding:
-        return "Nothing rounds: every event of this plan is exact on these tensors."
-    if not s.leaning and outward(s):
-        zero = "; ".join(f"{_named(s, n)} is biased {_zero(x)}" for n, x in outward(s).items())
+        but = f", but {_results_words(s)}" if s.biased_results else ""
+        return f"No event rounds: each of this plan is exact on these tensors{but}."
+    count, biased = len(s.rounding), s.biased_events
+    if biased:
+        first = "; ".join(_bias_words(s, e) for e in biased[:4])
+        more = f"; and {len(biased) - 4} smaller ones" if len(biased) > 4 else ""
+        verb = "is" if len(biased) == 1 else "are"
+        events = f"Of {count} events that round, {len(biased)} {verb} biased: {first}{more}."
+        return " ".join(x for x in (events, _unexplained(s)) if x)
+    beyond = "up or down or away from zero"
+    if s.biased_results:
         return (
-            f"Of {len(s.rounding)} events that round, none is biased up or down"
-            f" (|z| > {s.limit:.1f}); {zero}."
+            f"No single event is biased beyond chance, {beyond} (|z| > {s.limit:.1f},"
+            f" {count} events round), but {_results_words(s)}."
         )
-    if not s.leaning:
-        return (
-            f"No event is biased: of {len(s.rounding)} events that round, none has a mean error"
-            f" that random signs would not give (|z| > {s.limit:.1f})."
-        )
-    first = "; ".join(_bias_words(s, e) for e in s.leaning[:4])
-    more = f"; and {len(s.leaning) - 4} smaller ones" if len(s.leaning) > 4 else ""
-    verb = "is" if len(s.leaning) == 1 else "are"
-    return f"Of {len(s.rounding)} events that round, {len(s.leaning)} {verb} biased: {first}{more}."
+    return (
+        f"No event is biased: of {count} events that round, none has a mean error, {beyond}, that"
+        f" random signs would not give (|z| > {s.limit:.1f})."
+    )
+
+
+def _unexplained(s: Summary) -> str:
+    """Return that results are biased by an event that no test marks, if the budget names one."""
+    if not s.biased_results:
+        return ""
+    line = culprit(s.seen.budget, s.biased_results[0])
+    if line is None or not line.part.places:
+        return ""
+    names = {f"{site}.step" if step else str(site) for site, step in line.part.places}
+    if names.intersection(e.name for e in s.biased_events):
+        return ""
+    return f"No test of events marks what makes results biased: {_results_words(s)}."
+
+
+def _results_words(s: Summary) -> str:
+    """Return which results are biased, and what the error budget says of the cause."""
+    results = listed([too(r) for r in s.biased_results])
+    if s.seen.budget is None:
+        return f"{results}; an error budget would tell which event makes it so"
+    line = culprit(s.seen.budget, s.biased_results[0])
+    if line is None:
+        return f"{results}; no event of the error budget makes a third of it alone"
+    return f"{results}; the error budget names {line_words(line)}"
 
 
 def _named(s: Summary, name: str) -> str:
@@ -122,17 +172,30 @@ def _named(s: Summary, name: str) -> str:
 
 
 def _bias_words(s: Summary, e: Event) -> str:
+    """Return which way an event is biased and by how much, and how many of its errors agree."""
     moved = e.counts["away"] + e.counts["toward"]
     away = e.counts["away"] / moved if moved else 0.5
+    share = max(away, 1 - away)
     zero = (
-        f"{'away from' if away >= 0.5 else 'toward'} zero in {100 * max(away, 1 - away):.0f} % of"
-        " its inexact events"
+        f"{100 * share:.0f} % of its inexact events {'away from' if away >= 0.5 else 'toward'} zero"
     )
     small = ", a relative error below 1e-8" if e.relative < 1e-8 else ""
-    return (
-        f"{_named(s, e.name)} {'up' if e.lean.mean > 0 else 'down'} by {_mean(e.lean)}"
-        f" {e.format.name} ulp, {zero}{small}"
-    )
+    return f"{_named(s, e.name)} {_ways(e)} {e.format.name} ulp ({zero}){small}"
+
+
+def _ways(e: Event) -> str:
+    """Return which ways an event is biased, by the tests that say so, and by how much."""
+    signed, away = e.signed, e.away
+    up, out = ("up" if signed.lean.mean > 0 else "down"), _outward(away.lean)
+    if signed.is_biased and away.is_biased:
+        if abs(signed.lean.mean) == abs(away.lean.mean):  # all arguments have one sign
+            return f"{up}, {out}, by {_mean(signed.lean)}"
+        return f"{up} by {_mean(signed.lean)} and {out} by {_mean(away.lean)}"
+    return f"{out} by {_mean(away.lean)}" if away.is_biased else f"{up} by {_mean(signed.lean)}"
+
+
+def _outward(x: Lean) -> str:
+    return f"{'away from' if x.mean > 0 else 'toward'} zero"
 
 
 def _mean(x: Lean) -> str:
@@ -143,35 +206,30 @@ def _cleared(s: Summary) -> str:
     if not s.cleared:
         return ""
     parts = ", ".join(f"{_named(s, e.name)} ({e.distinct:,})" for e in s.cleared)
-    one = len(s.cleared) == 1
     return (
-        f"{parts} {'looks' if one else 'look'} biased row by row, but many rows share few distinct"
-        " arguments (their number in brackets); with one random sign per argument"
-        f" {'it is' if one else 'they are'} not biased."
+        f"{parts} {'looks' if len(s.cleared) == 1 else 'look'} biased row by row, but many rows"
+        " share few distinct arguments (their number in brackets); with one random sign per"
+        " argument that may be chance."
     )
 
 
 def _chain(s: Summary) -> str:
-    """Return which of P V, O and OUT are biased away from zero, and which are not biased at all."""
-    if not s.away:
-        return "P V, O and OUT are exact here." if s.rounding else ""
-    biased = {e.name for e in s.leaning}
-    beyond = outward(s)
-    quiet = [site for site in s.away if site not in beyond and site not in biased]
-    parts = []
-    if biased:  # without one, the first sentence has named those biased away from zero
-        parts = [f"{_named(s, n)} is biased {_zero(x)}." for n, x in beyond.items()]
-    if quiet:
-        largest = max((s.away[n] for n in quiet), key=lambda x: abs(x.mean))
-        size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
-        rounding, verb, most = "The roundings", "are", "at most "
-        if len(quiet) == 1:
-            rounding, verb, most = "The rounding", "is", ""
-        parts.append(
-            f"{rounding} at {_and(quiet)} {verb} not biased, either up or down or away from zero"
-            f" ({most}{size})."
-        )
-    return " ".join(parts)
+    """Return which of P V, O and OUT are not biased."""
+    if not s.chain:
+        is_said = s.rounding and s.seen.not_finite is None
+        return "The last roundings of P V, O and OUT change nothing here." if is_said else ""
+    quiet = [e for e in s.chain if not e.is_biased]
+    if not quiet:
+        return ""
+    largest = max((e.away.lean for e in quiet), key=lambda x: abs(x.mean))
+    size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
+    rounding, verb, most = "The roundings", "are", "at most "
+    if len(quiet) == 1:
+        rounding, verb, most = "The rounding", "is", ""
+    return (
+        f"{rounding} at {_and([e.name for e in quiet])} {verb} not biased, either up or down or"
+        f" away from zero ({most}{size})."
+    )
 
 
 def _and(names: list[str]) -> str:
@@ -182,9 +240,16 @@ def _delta(s: Summary) -> str:
     if s.drift is None:
         return "The file has no do, so there is no backward and no delta."
     z, head = float(s.drift.z[s.drift.worst]), s.drift.worst[1]
-    if not s.drift.error.any():
-        return f"delta equals that of {s.seen.request.against.name}."
     against = s.seen.request.against.name
+    if s.drift.lost:
+        return (
+            f"{s.drift.lost:,} of {s.drift.error.size:,} errors of delta against {against} are"
+            " infinite, so they do not add up to a number."
+        )
+    if not s.drift.error.any():
+        if s.seen.not_finite is not None and "delta" in s.seen.not_finite.shared:
+            return f"Where delta is finite, it equals that of {against}."
+        return f"delta equals that of {against}."
     if s.drift.leans:
         sign = "positive" if z > 0 else "negative"
         return (
@@ -212,7 +277,8 @@ def _ones(s: Summary) -> str:
     if not some:
         return "No row has several P = 1."
     text = f"{some} of {rows} rows have several P = 1"
-    apart = [x.site for x in s.shares if abs(x.z) > s.away_limit]
+    limit = threshold(max(len(s.shares), 1))
+    apart = [x.site for x in s.shares if abs(x.z) > limit]
     if apart:
         return (
             f"{text}, and the errors of {_and(apart)} away from zero differ there from those of"

@@ -170,6 +170,7 @@ def trace_differences(a: Trace, b: Trace) -> list[str]:
     if (
         list(a.stats) != list(b.stats)
         or set(a.rows) != set(b.rows)
+        or set(a.away) != set(b.away)
         or set(a.events) != set(b.events)
         or set(a.ones) != set(b.ones)
     ):
@@ -179,10 +180,11 @@ def trace_differences(a: Trace, b: Trace) -> list[str]:
         for name in a.stats
         for field in stats_differences(a.stats[name], b.stats[name])
     ]
-    for name, row in a.rows.items():
-        size = np.maximum(a.stats[name].abs_ulps, 1.0)[..., None]
-        if row.shape != b.rows[name].shape or np.any(np.abs(row - b.rows[name]) > 1e-12 * size):
-            found.append(f"rows of {name}")
+    for kind in ("rows", "away"):
+        for name, row in getattr(a, kind).items():
+            other, size = getattr(b, kind)[name], np.maximum(a.stats[name].abs_ulps, 1.0)[..., None]
+            if row.shape != other.shape or np.any(np.abs(row - other) > 1e-12 * size):
+                found.append(f"{kind} of {name}")
     found += [
         f"ones of {name}" for name in a.ones if not np.array_equal(a.ones[name], b.ones[name])
     ]

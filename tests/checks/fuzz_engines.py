@@ -149,7 +149,7 @@ def same_array(x: Any, y: Any) -> bool:
 
 def trace_differences(a: Trace, b: Trace) -> list[str]:
     """Return the names of the parts in which two traces differ."""
-    for part in ("stats", "rows", "events", "ones"):
+    for part in ("stats", "rows", "away", "events", "ones"):
         if list(getattr(a, part)) != list(getattr(b, part)):
             return [f"the names of {part}"]
     found = [
@@ -157,10 +157,11 @@ def trace_differences(a: Trace, b: Trace) -> list[str]:
         for name in a.stats
         for field in stats_differences(a.stats[name], b.stats[name])
     ]
-    for name, row in a.rows.items():
-        size = np.maximum(a.stats[name].abs_ulps, 1.0)[..., None]
-        if not are_close(row, b.rows[name], size):
-            found.append(f"rows of {name}")
+    for kind in ("rows", "away"):
+        for name, row in getattr(a, kind).items():
+            size = np.maximum(a.stats[name].abs_ulps, 1.0)[..., None]
+            if not are_close(row, getattr(b, kind)[name], size):
+                found.append(f"{kind} of {name}")
     found += [
         f"ones of {name}" for name in a.ones if not np.array_equal(a.ones[name], b.ones[name])
     ]

@@ -5,6 +5,7 @@ trace. (An event of one column takes less than its summary; there are few of tho
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +24,12 @@ BITS, IN_A_WORD = 10, 3  # of a count, and counts in a word
 LONG = 2**BITS  # columns of which a count has no number
 FLAGS = (*COUNTS, "ones")  # `ones` counts the results that equal 1
 WORDS = -(-len(FLAGS) // IN_A_WORD)
-# the summary of a row: counts in words, sums, the largest error in ulps and its first column; as
-# many numbers as a power of two, in one array, since each store to memory takes long to compile
+# the summary of a row: counts in words, sums, that of errors counted away from zero, the largest
+# error in ulps and its first column; as many numbers as a power of two, in one array, since each
+# store to memory takes long to compile
 FIELDS = 16
-PEAK, COLUMN = WORDS + len(SUMS), WORDS + len(SUMS) + 1
+AWAY = WORDS + len(SUMS)  # the sum of the errors in ulps, counted away from zero
+PEAK, COLUMN = AWAY + 1, AWAY + 2
 TOGETHER = FIELDS  # columns that are summarized at a time: no thread gives a field to another
 THREADS = 256  # of a program that summarizes events in memory
 LAST = np.int32(np.iinfo(np.int32).max)
@@ -78,7 +81,7 @@ def write_by_row(
         return x[:rows, here], y[:rows, here], own.exists[:rows, here] != np.int8(0)
 
     some = min(TOGETHER, columns)
-    to[*at, :, :] = _by_row(read, (rows, columns), some, judged(f), with_ones)
+    to[*at, :, :] = _by_row(read, (rows, columns), some, judged(f), with_ones, f.is_deep)
     barrier(on_gpu)  # before the memory is written again
 
 
@@ -104,7 +107,7 @@ def summarized_by_row(
     of_site = pl.BlockSpec((None, len(Judged._fields)), lambda n, site: (site, 0))
     made = jax.ShapeDtypeStruct((tiles, sites, shape[0], FIELDS), jnp.float64)
     found: Array = pl.pallas_call(
-        _summarize,
+        partial(_summarize, deep=any(f.is_deep for f in formats)),
         grid=(tiles, sites),
         in_specs=[own(*shape), own(*shape), own(shape[0]), of_site],
         out_specs=own(shape[0], FIELDS),
@@ -116,7 +119,7 @@ def summarized_by_row(
     return found
 
 
-def _summarize(before: Any, after: Any, valid: Any, each: Any, to: Any) -> None:
+def _summarize(before: Any, after: Any, valid: Any, each: Any, to: Any, *, deep: bool) -> None:
     """Write the summaries of the rows of the events that a program sees."""
     exists = valid[...][:, None]
     f = Judged(*(each[n] for n in range(len(Judged._fields))))
@@ -125,7 +128,7 @@ def _summarize(before: Any, after: Any, valid: Any, each: Any, to: Any) -> None:
         return before[:, here], after[:, here], column < exists
 
     some = max(1, THREADS // before.shape[0])  # a thread has one event: more programs at once
-    to[...] = _by_row(read, before.shape, min(some, before.shape[1]), f, True)
+    to[...] = _by_row(read, before.shape, min(some, before.shape[1]), f, True, deep)
 
 
 def _by_row(
@@ -134,6 +137,7 @@ def _by_row(
     some: int,
     f: Judged,
     with_ones: bool,
+    deep: bool,
 ) -> Array:
     """Return the summaries (rows, FIELDS) of an event of a shape, read `some` columns at a time.
 
@@ -145,11 +149,11 @@ def _by_row(
     def part(n: Array, so_far: list[Array]) -> list[Array]:
         column = lax.broadcasted_iota(jnp.int32, (rows, some), 1) + n * some
         x, y, exists = read(pl.ds(n * some, some), column)
-        return _added(so_far, _fields(x, y, f, exists, with_ones, column))
+        return _added(so_far, _fields(x, y, f, exists, with_ones, column, deep))
 
     own = rows, some
     counts = [jnp.zeros(own, jnp.int32) for _ in range(WORDS)]
-    sums = [jnp.zeros(own, jnp.float64) for _ in SUMS]
+    sums = [jnp.zeros(own, jnp.float64) for _ in (*SUMS, "away")]
     nothing = jnp.full(own, -1.0, jnp.float64), jnp.zeros(own, jnp.int32)
     fields = lax.fori_loop(0, columns // some, part, [*counts, *sums, *nothing])
     return _side_by_side(_over_columns(fields))
@@ -167,7 +171,8 @@ def write_columns(to: Any, place: Any, events: Sequence[Event], with_ones: bool)
     before, after = (_in_columns([_wide(y) for y in x], shape) for x in (befores, afters))
     exists, parameters = _in_columns(existing, shape), zip(*map(judged, formats), strict=True)
     each = Judged._make(_in_columns([*map(np.int64, x)], (1, shape[1])) for x in parameters)
-    fields = _fields(before, after, each, exists, with_ones, jnp.zeros(shape, jnp.int32))
+    column, deep = jnp.zeros(shape, jnp.int32), any(f.is_deep for f in formats)
+    fields = _fields(before, after, each, exists, with_ones, column, deep)
     for n, x in enumerate(fields[:-1]):
         to[place, n, :, :] = _wide(x)
 
@@ -182,19 +187,27 @@ def _in_columns(x: Sequence[Any], shape: tuple[int, int]) -> Array:
 
 
 def _fields(
-    before: Array, after: Array, f: Judged, exists: Array, with_ones: bool, column: Array
+    before: Array,
+    after: Array,
+    f: Judged,
+    exists: Array,
+    with_ones: bool,
+    column: Array,
+    deep: bool,
 ) -> list[Array]:
     """Return the fields of the summaries of single events (rows, columns).
 
     f       the parameters of the format, numbers or arrays that fit the events
     column  the numbers of the columns
+    deep    whether a format is deep
     """
     before, after = _wide(before), _wide(after)
-    flags, terms = judged_events(before, after, f, exists)
+    flags, terms = judged_events(before, after, f, exists, has_deep=deep)
     flags.append(exists & (after == 1.0) if with_ones else jnp.zeros_like(exists))
     words = [_word(flags[n : n + IN_A_WORD]) for n in range(0, len(flags), IN_A_WORD)]
     size = jnp.where(exists, terms[SUMS.index("abs_ulps")], -1.0)
-    return [*words, *terms, size, column]
+    ulps = terms[SUMS.index("ulps")]
+    return [*words, *terms, jnp.where(before < 0.0, -ulps, ulps), size, column]
 
 
 def _wide(x: Array) -> Array:
@@ -257,6 +270,10 @@ class Written:
     def sum(self, name: str) -> Array:
         """Return a sum of SUMS; in a row without an event it means nothing."""
         return self._field(WORDS + SUMS.index(name))
+
+    def away(self) -> Array:
+        """Return the sum of errors counted away from zero; without an event it means nothing."""
+        return self._field(AWAY)
 
     def worst(self) -> tuple[Array, Array]:
         """Return the largest error in ulps, and its first column; they mean nothing, too."""

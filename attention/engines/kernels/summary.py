@@ -32,7 +32,7 @@ class _Total(NamedTuple):
     """What was recorded of some events of each site of a shape; all arrays have the same axes.
 
     counts  in the order of COUNTS
-    sums    in the order of SUMS
+    sums    in the order of SUMS, then that of the errors in ulps counted away from zero
     peak    the largest error in ulps, -1 without events
     key     the number of the first event with this error: number of the tile, times the entries of
             a tile, plus the place in the tile. Tiles count as in the other engines
@@ -49,6 +49,7 @@ class _Found(NamedTuple):
 
     total   of all these tiles, (heads, sites)
     rows    the signed errors in ulps of each row, (heads, own tiles, sites, rows)
+    away    the same, counted away from zero
     walked  the numbers of the tiles walked over, (heads, own tiles, tiles recorded)
     ones    by the name of a site: how many results of each row equal 1, (heads, own tiles, tiles
             recorded, rows)
@@ -58,6 +59,7 @@ class _Found(NamedTuple):
 
     total: _Total
     rows: Array
+    away: Array
     walked: Array
     ones: dict[str, Array]
     events: dict[str, tuple[Array, ...]]
@@ -140,6 +142,7 @@ def _of_tiles(
     return _Found(
         _together(_together(of_rows, 4), 1, 2),
         of_rows.sums[SUMS.index("ulps")].sum(2),
+        of_rows.sums[-1].sum(2),
         walked,
         {
             x: jnp.where(counted[..., 0], ones[:, :, :, names[x]], 0)
@@ -171,7 +174,7 @@ def _from_rows(recorder: Recorder, shape: Shape, rows: Array) -> tuple[_Total, A
     own = Written(rows, len(recorder.sites[shape]), shape.columns == 1)
     peak, column = own.worst()
     place = jnp.arange(recorder.rows) * shape.columns + column.astype(jnp.int64)
-    counts, sums = [own.flag(x) for x in COUNTS], [own.sum(x) for x in SUMS]
+    counts, sums = [own.flag(x) for x in COUNTS], [*(own.sum(x) for x in SUMS), own.away()]
     return _Total(counts, sums, peak, place), own.flag("ones")
 
 
@@ -189,7 +192,10 @@ def _from_events(
     before, after, valid = events
     exists = jnp.arange(shape.columns, dtype=jnp.int32) < valid[..., None]
     each = Judged(*np.array([judged(f) for f in formats], np.int64).T[..., None, None])
-    flags, sums = judged_events(before, after, each, exists)
+    deep = any(f.is_deep for f in formats)
+    flags, sums = judged_events(before, after, each, exists, has_deep=deep)
+    ulps = sums[SUMS.index("ulps")]
+    sums.append(jnp.where(before < 0.0, -ulps, ulps))
     size = jnp.where(exists, sums[SUMS.index("abs_ulps")], -1.0)
     place = jnp.arange(recorder.rows * shape.columns).reshape(-1, shape.columns)
     found_rows = row_stats(
@@ -221,16 +227,20 @@ def _of_heads(recorder: Recorder, shape: Shape, own: Array, found: _Found) -> Se
     found  what was recorded, with an axis of parts first
     """
     setup, total = recorder.setup, _together(found.total, 0)
-    counts, sums = jnp.stack(total.counts, -1), jnp.stack(total.sums, -1)
+    counts, sums = jnp.stack(total.counts, -1), jnp.stack(total.sums[: len(SUMS)], -1)
     order, local = jnp.divmod(total.key, recorder.rows * shape.columns)
     i, j = jnp.divmod(order, setup.key_tiles)
-    rows = _of_all_tiles(recorder, _parts_joined(found.rows))
+    rows, away = (_of_all_tiles(recorder, _parts_joined(x)) for x in (found.rows, found.away))
+    assert setup.record is not None
     seen: Seen = {}
     for n, site in enumerate(recorder.sites[shape]):
         place = flat_place(setup, site, i[:, n], j[:, n], local[:, n], shape.columns)
         place = jnp.where(total.peak[:, n] < 0.0, -1, place)
         peak = jnp.maximum(total.peak[:, n], 0.0)
-        seen[str(site)] = counts[:, n], sums[:, n], peak, place, _joined(rows[:, :, n])
+        summary = counts[:, n], sums[:, n], peak, place
+        seen[str(site)] = *summary, _joined(rows[:, :, n])
+        if setup.record.away:
+            seen[f"{site}.away"] = *summary, _joined(away[:, :, n])
     heads = jnp.arange(own.shape[0])[:, None, None]
     shape_of_ones = own.shape[0], 1 if shape.is_once else recorder.tiles[1], recorder.tiles[0]
     for name, x in found.ones.items():

@@ -318,7 +318,8 @@ class Graph:
     def _word_of(self, x: Node) -> Node:
         if not x.is_constant:
             return self.node("word", (x,), kind=I32)
-        return self.node("constant", (), x.shape, I32, (int(x.data) + 2**31) % 2**32 - 2**31)
+        word = (int(x.data) + 2**31) % 2**32 - 2**31
+        return self.node("constant", (), x.shape, I32, word, (word, word))
 
     def binary(self, op: str, a: Any, b: Any) -> Node:
         """Return the result of an operation on numbers, integers or booleans."""
@@ -328,7 +329,8 @@ class Graph:
         if a.kind == I1:
             return self._logical(op, a, b)
         if a.kind == I32:
-            return self.node(op, (a, b), kind=a.kind)
+            bounds = _bounds(op, a.bounds, b.bounds) if op == "and" else WHOLE
+            return self.node(op, (a, b), kind=a.kind, bounds=bounds)
         if a.is_constant and b.is_constant:
             value = _INTEGERS[op](a.data, b.data)
             return self.constant(value, np.broadcast_shapes(a.shape, b.shape))
@@ -350,7 +352,7 @@ class Graph:
         if a.is_constant and b.is_constant:
             value = bool(getattr(operator, op)(a.data, b.data))
             return self.constant(value, np.broadcast_shapes(a.shape, b.shape))
-        if a.kind == I64 and (known := _ordered(op, a.bounds, b.bounds)) is not None:
+        if a.kind in (I32, I64) and (known := _ordered(op, a.bounds, b.bounds)) is not None:
             return self.constant(known, np.broadcast_shapes(a.shape, b.shape))
         return self.node(op, (a, b), kind=I1)
 

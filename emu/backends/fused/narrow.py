@@ -149,18 +149,11 @@ def graph_ops(graph: Graph) -> Ops:
     def by_rule(x: Node, r: Rounding, carrier: Carrier) -> Node:
         t = target_of(r, carrier)
         b = graph.unary("bits32", x, I32) if carrier is C32 else bits(x)
-        a = b & carrier.magnitude
-        rule = rules[carrier]
         even = r.mode is RoundingMode.TIES_TO_EVEN
-        m = (rule.nearest_even if even else rule.any_mode)(a, b < 0, t)
-        signed = m | (b & ~carrier.magnitude)
-        if t.negative_zero == 0:
-            signed = graph.where(m == 0, 0, signed)
-        elif t.nan == 0:
-            signed = graph.where((m == 0) & (a > carrier.infinity), 0, signed)
+        rounded = rules[carrier].nearest_even if even else rules[carrier].any_mode
         if carrier is C32:
-            return graph.unary("number32", signed, F32)
-        y = number(signed)
+            return graph.unary("number32", rounded(b, t), F32)
+        y = number(rounded(b, t))
         return graph.unary("narrow", y, F32) if r.format.fits_binary32 else y
 
     def rounded(x: Node, r: Rounding, random: Any = None) -> Node:

@@ -30,7 +30,9 @@ class Summary:
         self.w, self.code, self.args, self.shape = w, w.code, x.args, shape
         self.out = [w.pointers[part.number] for part in w.graph.parts[x.number]]
         self.is_exact = x.args[0] is x.args[1]  # the rounding changes nothing
-        self.numbers, self.sizes, self.usual, self.classes = classified(judged(f), self.is_exact)
+        self.numbers, self.sizes, self.usual, self.classes = classified(
+            judged(f), self.is_exact, f.is_deep
+        )
         self.f64, self.i64, self.i32, self.i1 = (
             vector(SCALARS[k], LANES) for k in (F64, I64, I32, I1)
         )
@@ -250,10 +252,11 @@ class Summary:
 
 
 @cache
-def classified(f: Any, is_exact: bool) -> tuple[Any, ...]:
+def classified(f: Any, is_exact: bool, is_deep: bool) -> tuple[Any, ...]:
     """Return the classification of the events of a format as nodes of a graph of its own.
 
     is_exact: whether the rounding changes nothing.
+    is_deep: whether the format is deep.
 
     They are the two numbers of an event and their bits without signs; the usual bounds of these
     bits; and the flags but `inexact`, the error, that in ulps and its bits without a sign, if the
@@ -277,6 +280,7 @@ def classified(f: Any, is_exact: bool) -> tuple[Any, ...]:
             lambda e: graph.unary("number", graph.of(e << 52), F64),
             lambda f: f,
             is_exact=is_bounded,
+            has_deep=is_deep,
         )
         _, *flags, error, ulps = classify(*numbers, *sizes, f)
         if is_exact:

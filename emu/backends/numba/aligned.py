@@ -19,7 +19,7 @@ from roundscope.emu.roundings.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.emu.sums.aligned import Factors
 
-_even, _any, _ = RULE64
+_even, _any, *_ = RULE64
 _MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
 _EXPONENT = 0x7FF0_0000_0000_0000
 _ONE_TWICE = 2046 << 52  # for a power of two x, the bits of 1 / x are this number less those of x
@@ -114,11 +114,10 @@ def _leave(row: np.ndarray, top: np.ndarray, units: np.ndarray, kept: int, t: Ta
     bits = row.view(np.int64)
     for j in range(row.size):
         s = bits_of_float(units[j] * float_of_bits(bits_of_float(top[j]) - kept))
-        a = s & _MAGNITUDE
-        m = _even(a, s < 0, t) if t.mode == EVEN else _any(a, s < 0, t)
-        m = _EXPONENT if a >> 52 > t.largest >> 52 else m
+        y = _even(s, t) if t.mode == EVEN else _any(s, t)
+        y = (s & _SIGN) | _EXPONENT if (s & _MAGNITUDE) >> 52 > t.largest >> 52 else y
         if bits[j] & _MAGNITUDE < _EXPONENT:
-            bits[j] = 0 if m == 0 else m | (s & _SIGN)
+            bits[j] = 0 if y & _MAGNITUDE == 0 else y
 
 
 def aligned(a: Factors, b: Factors, init: np.ndarray, acc: Accumulator) -> np.ndarray:

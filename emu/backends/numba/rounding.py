@@ -14,7 +14,7 @@ from roundscope.emu.backends.numba.jit import closure, compiled, njit
 from roundscope.emu.backends.numba.word import from_word, to_word
 from roundscope.emu.backends.threads import over_threads
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.roundings.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
+from roundscope.emu.roundings.rule import C32, C64, Rule, Target, build_rule, target_of
 
 
 @njit
@@ -45,32 +45,24 @@ def in_place(x: np.ndarray, y: np.ndarray) -> bool:
 
 
 def _loops(
-    rule: Rule, carrier: Carrier, enter: Callable[..., Any], leave: Callable[..., Any]
-) -> Rule:
-    """Return the three functions of a rule for arrays, which write the rounded numbers of x to y.
+    rule: Rule, width: int, enter: Callable[..., Any], leave: Callable[..., Any]
+) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """Return the three roundings of a rule for arrays, which write the rounded numbers of x to y.
 
     Their arguments x, y and random are arrays of integers of the same size.
 
     Args:
         rule: the functions for single numbers.
-        carrier: the layout of the bits.
+        width: the width of the integers in bits.
         enter: the function from an element of the array to the integer of the rule.
         leave: the function from the integer of the rule to an element.
     """
-    magnitude, width = carrier.magnitude, carrier.magnitude.bit_length() + 1
-    nearest_even, any_mode, drawn = rule
-
-    @closure(f"{width}")
-    def signed(m: Any, b: Any, t: Target) -> Any:
-        # zeros of the fnuz formats have no sign, nor have zeros that NaN becomes
-        signless = (t.negative_zero == 0) | (b & magnitude > carrier.infinity)
-        return leave(where((m == 0) & signless, 0, m | (b & ~magnitude)))
+    nearest_even, any_mode, drawn, _ = rule
 
     def over(function: Callable[..., Any], name: str) -> Callable[..., None]:
         @closure(f"{name}{width}")
         def one(element: Any, t: Target) -> Any:
-            b = enter(element)
-            return signed(function(b & magnitude, b < 0, t), b, t)
+            return leave(function(enter(element), t))
 
         @closure(f"{name}{width}")
         def loop(x: np.ndarray, y: np.ndarray, t: Target) -> None:
@@ -85,8 +77,7 @@ def _loops(
 
     @closure(f"{width}")
     def one(element: Any, t: Target, random: Any) -> Any:
-        b = enter(element)
-        return signed(drawn(b & magnitude, b < 0, t, enter(random)), b, t)
+        return leave(drawn(enter(element), t, enter(random)))
 
     @closure(f"{width}")
     def stochastic(x: np.ndarray, y: np.ndarray, random: np.ndarray, t: Target) -> None:
@@ -97,14 +88,14 @@ def _loops(
             for i in range(x.size):
                 y[i] = one(x[i], t, random[i])
 
-    return Rule(over(nearest_even, "even"), over(any_mode, "any"), stochastic)
+    return over(nearest_even, "even"), over(any_mode, "any"), stochastic
 
 
 RULE32 = build_rule(C32, where, closure("32"))
 RULE64 = build_rule(C64, where, closure("64"))
-LOOPS32 = _loops(RULE32, C32, to_word, from_word)
+LOOPS32 = _loops(RULE32, 32, to_word, from_word)
 _even32, _any32, _stochastic32 = LOOPS32
-_even64, _any64, _stochastic64 = _loops(RULE64, C64, numba.int64, numba.int64)
+_even64, _any64, _stochastic64 = _loops(RULE64, 64, numba.int64, numba.int64)
 
 
 @compiled

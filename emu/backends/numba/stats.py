@@ -31,7 +31,7 @@ def _power_of_two(exponent: int) -> float:
     return float_of_bits(exponent << 52)
 
 
-_classify = build_classify(where, _power_of_two, closure("classify"))
+_classify = build_classify(where, _power_of_two, closure("classify"), has_deep=True)
 _classify_wide = build_classify(
     lanes.where, lanes.power_of_two, closure("wide"), C32, is_exact=True
 )

@@ -14,8 +14,7 @@ from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.roundings.rule import C64, EVEN, Target, target_of
 from roundscope.emu.sums.odd import WIDEST, build_odd_sum
 
-_even, _any, _ = RULE64
-_MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude
+_even, _any, *_ = RULE64
 _SPARE = 53 - WIDEST
 _odd_sum = closure("64")(build_odd_sum(where, bits_of_float, float_of_bits))
 
@@ -57,12 +56,7 @@ def _fold(a: np.ndarray, b: np.ndarray, total: np.ndarray, t: Target) -> None:
                 s = bits_of_float(
                     _odd_sum(row[j], product) if t.drop >= _SPARE else row[j] + product
                 )
-                m = (
-                    _even(s & _MAGNITUDE, s < 0, t)
-                    if t.mode == EVEN
-                    else _any(s & _MAGNITUDE, s < 0, t)
-                )
-                bits[j] = where((m == 0) & (t.negative_zero == 0), 0, m | (s & _SIGN))
+                bits[j] = _even(s, t) if t.mode == EVEN else _any(s, t)
 
 
 @compiled

@@ -27,6 +27,9 @@ from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 _UNROLL = {"gpu": 16, "cuda": 16}
 IN_A_WORD = 3  # the number of counts that share an integer if a row has fewer than 2^21 columns
 BITS = 21  # the number of bits of each such count
+# the bits of 2^-500, below which the numbers of a deep format are raised to be classified, and the
+# exponent by which they are
+TINY, RAISED = (1023 - 500) << 52, 512
 
 
 def bits_of(x: Array) -> Array:
@@ -268,7 +271,10 @@ def _stats(events: Sequence[Event]) -> list[Any]:
             lambda *numbers: jnp.stack([jnp.asarray(n, jnp.int64) for n in numbers]),
             *map(judged, formats),
         )
-        summaries = jax.vmap(judged_stats)(
+        # where nothing is rounded, an ulp is asked for nothing
+        deep = (f.is_deep and x is not y for x, y, f in zip(before, after, formats, strict=True))
+        summarize = partial(judged_stats, has_deep=any(deep))
+        summaries = jax.vmap(summarize)(
             jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid)
         )
         results |= {
@@ -278,26 +284,54 @@ def _stats(events: Sequence[Event]) -> list[Any]:
 
 
 def judged_events(
-    before: Array, after: Array, f: Judged, valid: Array
+    before: Array, after: Array, f: Judged, valid: Array, *, has_deep: bool
 ) -> tuple[list[Array], list[Array]]:
     """Return the flags of each event in the order of COUNTS, and its terms in the order of SUMS.
 
-    For events that are not valid, the flag `n` is False and the terms are 0.
+    For events that are not valid, the flag `n` is False and the terms are 0. `has_deep` says
+    whether a format may be deep (`Format.is_deep`). Then an event of tiny numbers is classified
+    as if its numbers and its format were multiplied by 2^RAISED, since a CPU flushes subnormal
+    numbers. The error itself is flushed where it is one.
     """
-    x, y = jnp.where(valid, before, 0.0), jnp.where(valid, after, 0.0)
-    *flags, error, ulps = _classify(x, y, bits_of(x) & C64.magnitude, bits_of(y) & C64.magnitude, f)
+    x, y = (jnp.where(valid, v, 0.0) for v in (before, after))
+    a, b = (bits_of(v) & C64.magnitude for v in (x, y))
+    if has_deep:
+        is_tiny = (a < TINY) & (b < TINY)
+        x, y = (jnp.where(is_tiny, _raised(v), v) for v in (x, y))
+        a, b = (bits_of(v) & C64.magnitude for v in (x, y))
+        up = jnp.where(is_tiny, RAISED, 0)
+        f = f._replace(
+            emin=f.emin + up,
+            largest=jnp.where(is_tiny, jnp.minimum(f.largest, TINY) + (up << 52), f.largest),
+            min_normal=f.min_normal + (up << 52),
+        )
+    *flags, error, ulps = _classify(x, y, a, b, f)
+    if has_deep:
+        error = error * jnp.where(is_tiny, 2.0**-RAISED, 1.0)
     return [valid, *flags], [error, jnp.abs(error), error * error, ulps, jnp.abs(ulps), ulps * ulps]
 
 
-@jax.jit
-def judged_stats(before: Array, after: Array, f: Judged, valid: Array) -> tuple[Array, ...]:
+def _raised(x: Array) -> Array:
+    """Return x 2^RAISED for |x| < TINY, without arithmetic on subnormal numbers."""
+    b = bits_of(x)
+    a = b & C64.magnitude
+    # a subnormal number is a 2^-1074
+    small = bits_of(a.astype(jnp.float64)) - ((1074 - RAISED) << 52)
+    magnitude = jnp.where(a < 1 << 52, jnp.where(a == 0, 0, small), a + (RAISED << 52))
+    return number_of(magnitude | (b & ~jnp.int64(C64.magnitude)))
+
+
+@partial(jax.jit, static_argnames="has_deep")
+def judged_stats(
+    before: Array, after: Array, f: Judged, valid: Array, *, has_deep: bool = True
+) -> tuple[Array, ...]:
     """Return the statistics of a tile of rows.
 
     They are the counts (11,), the sums (6,), the peak, its place, and the sum of signed ulps of
     each row. One reduction over many operands computes them, because separate reductions would each
     classify every event again.
     """
-    flags, sums = judged_events(before, after, f, valid)
+    flags, sums = judged_events(before, after, f, valid, has_deep=has_deep)
     size = sums[SUMS.index("abs_ulps")]
     shape = before.shape
     place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(

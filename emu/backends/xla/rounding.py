@@ -15,7 +15,7 @@ from jax import Array, lax
 from roundscope.emu.backends.xla.traced import TracedRounding
 from roundscope.emu.backends.xla.widths import narrow, widen
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.roundings.rule import C32, C64, Carrier, Rule, Target, build_rule, target_of
+from roundscope.emu.roundings.rule import C32, C64, Rule, Target, build_rule, target_of
 
 RULE32 = build_rule(C32, jnp.where, lambda f: f)
 RULE64 = build_rule(C64, jnp.where, lambda f: f)
@@ -26,12 +26,12 @@ def round_array(x: Array, r: Rounding, random: Array | None = None) -> Array:
 
     `random`, an int32 array of x's shape, has the integers of the stochastic mode.
     """
-    if x.dtype == jnp.float64:
-        return round_wide(x, r, random)
+    if x.dtype == jnp.float64:  # to binary64 too: NaN loses its payload, as in every format
+        return _apply(RULE64, jnp.int64, x, r, target_of(r, C64), random)
     if not r.format.fits_binary32:
         with jax.enable_x64(True):
             return narrow(round_wide(widen(x), r, random))
-    return _apply(RULE32, C32, jnp.int32, x, r, target_of(r, C32), random)
+    return _apply(RULE32, jnp.int32, x, r, target_of(r, C32), random)
 
 
 def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = None) -> Array:
@@ -39,12 +39,11 @@ def round_wide(x: Array, r: Rounding | TracedRounding, random: Array | None = No
     if r.is_identity:
         return x
     target = r.target if isinstance(r, TracedRounding) else target_of(r, C64)
-    return _apply(RULE64, C64, jnp.int64, x, r, target, random)
+    return _apply(RULE64, jnp.int64, x, r, target, random)
 
 
 def _apply(
     rule: Rule,
-    carrier: Carrier,
     word: Any,
     x: Array,
     r: Rounding | TracedRounding,
@@ -54,15 +53,11 @@ def _apply(
     """Return x rounded by the rule of one carrier, whose integers have the type `word`."""
     t = Target(*(np.dtype(word).type(field) if isinstance(field, int) else field for field in t))
     b = lax.bitcast_convert_type(x, word)
-    a, negative = b & carrier.magnitude, b < 0
     if r.mode is RoundingMode.STOCHASTIC:
         assert random is not None
-        m = rule.stochastic(a, negative, t, random.astype(word))
+        y = rule.stochastic(b, t, random.astype(word))
     elif r.mode is RoundingMode.TIES_TO_EVEN:
-        m = rule.nearest_even(a, negative, t)
+        y = rule.nearest_even(b, t)
     else:
-        m = rule.any_mode(a, negative, t)
-    sign = b & ~np.dtype(word).type(carrier.magnitude)
-    # zeros of the fnuz formats have no sign, nor have zeros that NaN becomes
-    signless = (t.negative_zero == 0) | (a > carrier.infinity)
-    return lax.bitcast_convert_type(jnp.where((m == 0) & signless, 0, m | sign), x.dtype)
+        y = rule.any_mode(b, t)
+    return lax.bitcast_convert_type(y, x.dtype)

@@ -41,6 +41,7 @@ class TracedFormat(NamedTuple):
     emin: Any
     tie_window: Any
     judged: Judged
+    is_deep: bool  # whether the format may be deep and round (`Format.is_deep`)
 
 
 class TracedRounding(NamedTuple):
@@ -107,7 +108,7 @@ def _formats_in(row: tuple[int, ...]) -> Iterator[Format]:
             nan=nan,
             signed=not target.unsigned,
             zero=target.floor == 0,
-            negative_zero=bool(target.negative_zero),
+            negative_zero=target.signed_zero >= 0,
         )
 
 
@@ -122,7 +123,8 @@ def rounding_of(row: Any, kind: Kind) -> TracedRounding:
     }[kind]
     return TracedRounding(
         mode,
-        TracedFormat(judge.precision, judge.emin - 1023, window, judge),
+        # of deep formats only binary64, in which nothing is rounded, has the kind NEAREST
+        TracedFormat(judge.precision, judge.emin - 1023, window, judge, kind is not Kind.NEAREST),
         target,
         row[T + J + 1],
     )

@@ -16,7 +16,12 @@ from roundscope.experiments.diagnose.gpt.states import (
 )
 from roundscope.experiments.diagnose.replay.clock import Clock
 from roundscope.experiments.diagnose.replay.start import Replayed, replayed
-from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, findings
+from roundscope.experiments.diagnose.tensors.findings import (
+    Findings,
+    Progress,
+    Stopped,
+    findings,
+)
 from roundscope.experiments.diagnose.tensors.measured import Subject
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.state import arm
@@ -30,7 +35,7 @@ def diagnose_run(
     until: int | None,
     out: Path,
     progress: Progress,
-) -> Findings:
+) -> Findings | Stopped:
     """Return the diagnosis of one arm; out: where its replays are kept.
 
     Raises UsageError for a folder without a run, arms and steps that it lacks, and a context that
@@ -46,6 +51,8 @@ def diagnose_run(
     found = findings(
         seen, f"{folder.resolve().name}, arm {chosen.own.name}", progress, guilty_places(done, seen)
     )
+    if isinstance(found, Stopped):
+        return found
     clock.says(6, "replays of the repairs")
     origins = found.origin.origins if found.leaning else []
     rows = repaired_rows(done, found.measured, step)

@@ -1,6 +1,8 @@
 """The report of tensors, or of a GPT's run: its words, every number behind them, and digests."""
 
 import platform
+import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from roundscope.experiments.diagnose.report import words, words_gpt, words_run
@@ -8,7 +10,8 @@ from roundscope.experiments.diagnose.report.data_run import first_steps, survive
 from roundscope.experiments.diagnose.report.page import Report
 from roundscope.experiments.diagnose.report.steps import steps
 from roundscope.experiments.diagnose.tensors.classes import CLASSES
-from roundscope.experiments.diagnose.tensors.findings import Findings
+from roundscope.experiments.diagnose.tensors.findings import Findings, Stopped
+from roundscope.experiments.diagnose.tensors.measured import Measured
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.tensors.layers import sample_path
@@ -53,8 +56,10 @@ GLOSSARY = {
 }
 
 
-def report(found: Findings, seconds: float) -> Report:
+def report(found: Findings | Stopped, seconds: float) -> Report:
     """Return what is said of tensors, or of a GPT's run."""
+    if isinstance(found, Stopped):
+        return _stopped(found, seconds)
     run, request = found.run, found.layer.request
     about = (
         f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against"
@@ -94,25 +99,78 @@ def report(found: Findings, seconds: float) -> Report:
     )
 
 
+def _stopped(found: Stopped, seconds: float) -> Report:
+    """Return what is said where the results of every layer are infinite or NaN."""
+    first = found.lost[0]
+    data = _begin(found.file, first, list(found.lost), seconds) | {
+        "infinite_or_nan": _lost(found.lost)
+    }
+    changes = () if first.not_finite is None else first.not_finite.avoided_by
+    sets = "".join(f" --set {shlex.quote(w)}" for w in changes)
+    return Report(
+        name=found.file,
+        title="Does rounding add up here, and why?",
+        about=f"{found.file}, plan {first.request.plan.name}, against exact arithmetic",
+        first_line=words.not_finite(found.lost),
+        kind="infinite or NaN results",
+        headline=(
+            "The error of delta is infinite, so nothing can be said of how it adds up over tokens;"
+            " steps 3 to 6 were not run."
+        ),
+        steps=(),
+        links=(),
+        unseen=("whether rounding adds up where the results are finite",),
+        said=(),
+        how=f"<p class=note>{HOW}</p>",
+        machine=_machine(data),
+        data=data,
+        seconds=seconds,
+        why="Next, every event of the same call",
+        command=_trace(found.file, first.request.plan.name) + sets,
+    )
+
+
+def _trace(file: str, plan: str) -> str:
+    """Return the command that traces a file under a plan."""
+    source = "--sample" if file == sample_path().name else file
+    return f"roundscope trace {source} --plan {plan.rstrip('*')}"
+
+
+def _lost(lost: Sequence[Measured]) -> dict[str, Any]:
+    """Return what is infinite or NaN in the results of layers, by their names."""
+    return {
+        m.layer.name: {"sentence": str(m.not_finite)} | plain(m.not_finite)
+        for m in lost
+        if m.not_finite is not None
+    }
+
+
 def _of_tensors(found: Findings) -> dict[str, str]:
     """Return the opening of the page on tensors, which have no replays to speak of."""
-    plan = found.layer.request.plan.name.rstrip("*")
-    source = "--sample" if found.file == sample_path().name else found.file
     return {
         "opening": words.opening(found),
         "number": words.most_extreme(found),
         "why": "Next, the error of every result, and which event makes it",
-        "command": f"roundscope trace {source} --plan {plan}",
+        "command": _trace(found.file, found.layer.request.plan.name),
     }
 
 
 def document(found: Findings, seconds: float) -> dict[str, Any]:
     """Return diagnosis.json without the verdict."""
-    request = found.layer.request
+    return _begin(found.file, found.layer, found.measured, seconds) | {
+        "infinite_or_nan": _lost(found.lost),
+        "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
+        "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
+    }
+
+
+def _begin(file: str, m: Measured, measured: Sequence[Measured], seconds: float) -> dict[str, Any]:
+    """Return what was run: the file, the plan of a layer, versions, digests of all layers."""
+    request = m.request
     return {
         "schema": SCHEMA,
         "command": command_line(),
-        "file": found.file,
+        "file": file,
         "plan": request.plan.describe(),
         "causal": request.causal,
         "block_q": request.block_q,
@@ -120,9 +178,7 @@ def document(found: Findings, seconds: float) -> dict[str, Any]:
         "versions": versions(request.engine),
         "platform": platform.platform(),
         "seconds": seconds,
-        "digests": {m.layer.name: _digests(m.layer) for m in found.measured},
-        "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
-        "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
+        "digests": {x.layer.name: _digests(x.layer) for x in measured},
     }
 
 

@@ -1,10 +1,12 @@
 """The sentences of the report: one per step, the verdict, and what was not shown."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from roundscope.experiments.diagnose.report import words_gpt, words_run
 from roundscope.experiments.diagnose.tensors.findings import Findings
-from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES
+from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, Measured
 from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Link
 
 
@@ -14,8 +16,8 @@ def headline(found: Findings) -> str:
     For a run it begins with what its replays say; then comes what the tensors say.
     """
     if found.run is None:
-        return mechanism(found)
-    return f"{words_gpt.headline(found.run)} {mechanism(found)}"
+        return f"{left_out(found)}{mechanism(found)}"
+    return f"{left_out(found)}{words_gpt.headline(found.run)} {mechanism(found)}"
 
 
 def kind(found: Findings) -> str:
@@ -29,12 +31,32 @@ def first_line(found: Findings) -> str:
     """Return the events, the evidence with counts, and the repair as a command."""
     run = found.run
     if run is None or run.replayed is None:
-        return kind(found)
-    return words_run.first_line(run.replayed)
+        return f"{left_out(found)}{kind(found)}"
+    return f"{left_out(found)}{words_run.first_line(run.replayed)}"
 
 
 def opening(found: Findings) -> str:
-    """Return the answer for tensors in one sentence, without numbers of single heads."""
+    """Return the answer for tensors in one sentence, without numbers of single heads.
+
+    Layers with infinite or NaN results are named before it.
+    """
+    return f"{left_out(found)}{_opening(found)}"
+
+
+def left_out(found: Findings) -> str:
+    """Return what is infinite or NaN in layers that take no part in the steps; "" for none."""
+    if not found.lost:
+        return ""
+    names = " and ".join(m.layer.name for m in found.lost)
+    return f"{not_finite(found.lost)} What follows leaves out {names}. "
+
+
+def not_finite(lost: Sequence[Measured]) -> str:
+    """Return the numbers of layers that are infinite or NaN, where they begin, what avoids them."""
+    return " ".join(f"{m.layer.name}: {m.not_finite}" for m in lost)
+
+
+def _opening(found: Findings) -> str:
     count, of = len(found.leaning), found.coherence.tests
     heads = f"{count} of {of} heads"
     if not count:

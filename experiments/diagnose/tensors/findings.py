@@ -44,6 +44,7 @@ class Findings:
     base     the plan as it is;  outcomes: the arms
     rows     by layer and head, the sums of the rows of dS, relative to the gradient of W_Q
              (`rows.shares`); None for blocks
+    lost     the layers whose results are infinite or NaN; they take no part in the steps
     among    the number of heads that steps 5 and 6 chose from, those that a search names; 0: all
     run      for a run: steps 1 and 2, and the replays of step 6
     """
@@ -59,6 +60,7 @@ class Findings:
     outcomes: list[Outcome]
     verdict: Verdict
     rows: list[np.ndarray | None]
+    lost: tuple[Measured, ...] = ()
     among: int = 0
     run: RunPart | None = None
 
@@ -111,7 +113,20 @@ class Findings:
         return float((np.abs(do) * np.ldexp(0.5, exponent - f.precision + 1)).sum(1).mean())
 
 
-def diagnose(layers: list[Layer], request: Request, file: str, progress: Progress) -> Findings:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A diagnosis that ends at step 3, since the results of every layer are infinite or NaN.
+
+    The error of delta is infinite then, and has no sum over tokens.
+    """
+
+    file: str
+    lost: tuple[Measured, ...]
+
+
+def diagnose(
+    layers: list[Layer], request: Request, file: str, progress: Progress
+) -> Findings | Stopped:
     """Run steps 3 to 6 on tensors. A layer is causal as its file says, unless the request says it.
 
     Raises UsageError for a layer without do, and for one with a mask, a window, a softcap or sinks.
@@ -145,15 +160,21 @@ def findings(
     file: str,
     progress: Progress,
     places: Collection[tuple[int, int]] = (),
-) -> Findings:
-    """Run steps 3 to 6.
+) -> Findings | Stopped:
+    """Run steps 3 to 6, on the layers whose results are finite as they should be.
 
     places: (subject, head) among which steps 5 and 6 take the one that stands out most; all if
     empty. Raises UsageError for a layer without do, and for too few tokens.
     """
     tests = sum(x.layer.q.shape[2] for x in subjects)
     _check_tokens([x.layer for x in subjects], tests)
-    measured = [measure(x, lambda text: progress(3, text)) for x in subjects]
+    seen = [measure(x, lambda text: progress(3, text)) for x in subjects]
+    lost = tuple(m for m in seen if m.not_finite is not None)
+    measured = [m for m in seen if m.not_finite is None]
+    if not measured:
+        return Stopped(file=file, lost=lost)
+    number = {id(m): i for i, m in enumerate(measured)}
+    places = [(number[id(seen[i])], n) for i, n in places if id(seen[i]) in number]
     carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
     coherences = [
         _told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured
@@ -178,6 +199,7 @@ def findings(
         outcomes=outcomes,
         verdict=verdict(carriers[chosen], head, c, found, base, outcomes),
         rows=rows,
+        lost=lost,
         among=len(places),
     )
 

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabilizer
+from roundscope.attention.budget.call import results_of
+from roundscope.attention.budget.origin import NotFinite
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.presets import exact as exact_plan
 from roundscope.experiments.errors import bad
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta_drift
 from roundscope.experiments.trace.options import Request
-from roundscope.experiments.trace.run import Progress, call
+from roundscope.experiments.trace.run import Progress, call, lost_numbers
 
 # the roundings between P V and the output as delta reads it, in order
 OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)
@@ -28,6 +30,8 @@ class Measured:
     drift        delta(plan) - delta(exact)
     x            what W_Q reads, (B, T, D); None where it is not known
     heads        names of the heads
+    not_finite   the numbers of the results under the plan that are infinite or NaN; None if there
+                 are none
     """
 
     layer: Layer
@@ -38,6 +42,7 @@ class Measured:
     drift: DeltaDrift
     x: np.ndarray | None
     heads: list[str]
+    not_finite: NotFinite | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,9 @@ def measure(subject: Subject, progress: Progress) -> Measured:
         drift=drift,
         x=subject.x,
         heads=subject.heads,
+        not_finite=lost_numbers(
+            layer, request, scale, results_of(low), results_of(exact), progress
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.studies.catalogue import TWO_LEVEL
-from roundscope.experiments.studies.framework.estimates import Estimate, mean
+from roundscope.experiments.studies.framework.estimates import Estimate, factor, mean, ratio
 from roundscope.experiments.studies.framework.figures.series import (
     COLOURS,
     INK,
@@ -58,8 +58,8 @@ CLAIMS = (
 HEADS = ("V", "keys", "accumulator of O", "rms error", "O is too short by")
 CAPTION = (
     "Minus the gain <O - exact, exact> / |exact|^2 of FP8 attention on Hopper's tensor cores, whose"
-    " sums cut off what they do not hold; means over seeds. FP32: the same with sums in FP32, which"
-    " shows what the casts of P to E4M3 do."
+    " sums cut off what they do not hold; geometric means over seeds. FP32: the same with sums in"
+    " FP32, which shows what the casts of P to E4M3 do."
 )
 CAVEATS = (
     "The sums are those of Hopper's tensor cores, bit by bit"
@@ -129,7 +129,7 @@ def claims(points: Points) -> list[Verdict]:
 def _verdict(
     values: str, own: Point, other: Point, where: str, claim: str, holds: Range
 ) -> Verdict:
-    over: Estimate = mean({seed: x / other.error[seed] for seed, x in own.error.items()})
+    over: Estimate = ratio(own.error, other.error)
     return Verdict(
         figure=f"pull request {where}",
         claim=claim,
@@ -157,15 +157,15 @@ def answer(points: Points) -> str:
         for values in (ONE_SIGNED, REAL)
     )
     return (
-        f"With {KEYS[-1]:,} keys O is too short by, where its accumulator is flushed never or so"
-        f" often, or sums are in FP32: {shares}."
+        f"How much too short O is with {KEYS[-1]:,} keys, by how often its accumulator is flushed:"
+        f" {shares}."
     )
 
 
 def rows(points: Points) -> list[list[str]]:
     """Return a line for each point."""
     return [
-        [p.values, f"{p.keys:,}", p.sums, interval(mean(p.error)), f"{_short(p):.2g} %"]
+        [p.values, f"{p.keys:,}", p.sums, interval(factor(p.error)), f"{_short(p):.2g} %"]
         for p in points
     ]
 
@@ -185,7 +185,6 @@ def picture(points: Points) -> Picture:
                 label=label,
                 color=colour,
                 marker=marker,
-                geometric=False,
             )
         ax.set(xscale="log", yscale="log", xlabel="keys", ylim=(0.03, 40))
         ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])

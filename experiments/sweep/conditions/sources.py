@@ -93,7 +93,7 @@ def _layer(
 
     It is the one named, or the first.
     """
-    from roundscope.experiments.tensors.layers import read_layers
+    from roundscope.experiments.tensors.layers import REPAIR, read_layers
 
     try:
         x = read_layers(path, layer=layer)[0]
@@ -103,7 +103,7 @@ def _layer(
             "give --layout BNTH": f"{save} layout=BNTH",
             "or --layout BTNH": "or layout=BTNH",
             "layout None: the file's metadata has none": "the file names no layout",
-            "or allow NaN to go on": "for a sweep compares numbers",
+            REPAIR: f"{REPAIR} for a sweep compares numbers",
         }
         text = str(error)
         for old, new in words.items():

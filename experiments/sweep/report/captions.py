@@ -142,7 +142,7 @@ def signed(frame: Frame, cut: Slice, metric: str) -> str:
             " 20 does by chance)."
         )
     line = "The thin line through a dot is its own standard error over rows."
-    return f"Is the error of {what} biased? {answer} {_shown(frame, cut, metric)} {line}"
+    return f"Is the error of {what} biased up or down? {answer} {_shown(frame, cut, metric)} {line}"
 
 
 def softmax(frame: Frame, cut: Slice) -> str:

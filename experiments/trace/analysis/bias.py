@@ -2,12 +2,16 @@
 
 Sums are binary64; no number is rounded further.
 
-The null hypothesis: flip the signs of all errors of a row together, by a fair coin per row. The sum
-over rows then has mean 0 and variance sum_r s_r^2, where s_r is a row's sum of signed ulps, so
-z = sum_r s_r / sqrt(sum_r s_r^2). Errors inside a row may depend on each other in any way. Where
-rows share arguments (exp of a BF16 number has few), equal arguments make equal errors, so a coin is
-also flipped once per distinct argument. The larger of the two variances counts, but never less than
-that of independent events, which is the sum of squares of all errors.
+Two questions are asked of every event: are its errors biased up or down, and are they biased away
+from zero or toward it? Truncation of numbers of both signs answers no to the first and yes to the
+second. For the second, the errors of negative numbers have their signs changed.
+
+The null hypothesis of both: flip the signs of all errors of a row together, by a fair coin per row.
+The sum over rows then has mean 0 and variance sum_r s_r^2, where s_r is a row's sum of errors in
+ulps, so z = sum_r s_r / sqrt(sum_r s_r^2). Errors inside a row may depend on each other in any way.
+Where rows share arguments (exp of a BF16 number has few), equal arguments make equal errors, so a
+coin is also flipped once per distinct argument. The larger of the two variances counts, but never
+less than that of independent events, which is the sum of squares of all errors.
 """
 
 import math
@@ -20,6 +24,7 @@ import numpy as np
 
 from roundscope.emu.formats.format import Format
 from roundscope.emu.stats.summary import Stats
+from roundscope.experiments.trace.focus import Distinct, away_by_argument
 
 FALSE_ALARMS = 0.01  # chance that a report without any bias marks something
 
@@ -40,7 +45,7 @@ class Lean:
 
 
 def threshold(tests: int) -> float:
-    """Return the |z| that any of `tests` unbiased events exceeds with probability FALSE_ALARMS.
+    """Return the |z| that any of `tests` unbiased ones exceeds with probability FALSE_ALARMS.
 
     The correction for the number of tests is Bonferroni's.
     """
@@ -75,14 +80,43 @@ def lean(clusters: Sequence[Any], n: int, independent: float = 0.0) -> Lean:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """One of the two questions asked of an event, and its answer.
+
+    lean     the bias;  by_rows: the bias as flips of rows alone would show it
+    limit    the |z| beyond which there is a bias
+    """
+
+    lean: Lean
+    by_rows: Lean
+    limit: float
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether |z| exceeds the threshold."""
+        return abs(self.lean.z) > self.limit
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether |z| does so by rows only, because equal arguments round alike."""
+        return abs(self.by_rows.z) > self.limit >= abs(self.lean.z)
+
+    @property
+    def mark(self) -> str:
+        """▲ or ▼ for a bias, = where shared arguments explain it, else ·."""
+        if self.is_biased:
+            return "▲" if self.lean.mean > 0 else "▼"
+        return "=" if self.is_shared else "·"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One line of the table: a site's counts over all heads, and its bias.
 
     counts      the counts of the site, by name
-    lean        the bias;  by_rows: the bias as flips of rows alone would show it
+    signed      whether its errors are biased up or down
+    away        whether they are biased away from zero or toward it
     distinct    the number of distinct arguments, if they were counted
-    leans       whether the event is biased: whether |z| exceeds the threshold
-    shared      whether |z| does so by rows only, because equal arguments round alike
     mean_abs    the mean |error| in ulps;  peak: the largest
     worst       the (batch, head) whose mean lies farthest from zero;  worst_mean: that mean
     """
@@ -90,20 +124,29 @@ class Event:
     name: str
     format: Format
     counts: dict[str, float]
-    lean: Lean
-    by_rows: Lean
+    signed: Bias
+    away: Bias
     distinct: int | None
-    leans: bool
-    shared: bool
     mean_abs: float
     peak: float
     worst: tuple[int, int]
     worst_mean: float
 
     @property
+    def is_biased(self) -> bool:
+        """Whether one of the two tests finds a bias."""
+        return self.signed.is_biased or self.away.is_biased
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether flips of rows alone show a bias, and coins of distinct arguments do not."""
+        return not self.is_biased and (self.signed.is_shared or self.away.is_shared)
+
+    @property
     def relative(self) -> float:
-        """The largest relative error that |mean| can be: an ulp of a format is at most epsilon."""
-        return abs(self.lean.mean) * self.format.epsilon
+        """The largest relative error that a mean can be: an ulp of a format is at most epsilon."""
+        biased = [abs(t.lean.mean) for t in (self.signed, self.away) if t.is_biased]
+        return max(biased, default=abs(self.signed.lean.mean)) * self.format.epsilon
 
     def share(self, name: str) -> float:
         """Return a count as a share of all events."""
@@ -111,29 +154,38 @@ class Event:
 
 
 def event(
-    name: str, f: Format, stats: Stats, rows: np.ndarray, limit: float, distinct: Any = None
+    name: str,
+    f: Format,
+    stats: Stats,
+    rows: np.ndarray,
+    away: np.ndarray,
+    limit: float,
+    distinct: Distinct | None = None,
 ) -> Event:
     """Return the line of a site.
 
-    f         the format to which it rounds
-    stats     its statistics (batch, heads);  rows: its sums of signed ulps (batch, heads, rows)
-    limit     the |z| beyond which it counts as biased
-    distinct  (arguments, sums) of `experiments.trace.focus.by_argument`, or None
+    f           the format to which it rounds
+    stats       its statistics (batch, heads)
+    rows, away  its sums of signed ulps, and of ulps away from zero, (batch, heads, rows)
+    limit       the |z| beyond which it counts as biased
+    distinct    what `experiments.trace.focus.by_argument` returns, or None
     """
     total = stats.total()
     n, squares = int(total.n), float(total.sq_ulps)
-    by_rows = lean([rows], n, squares)
-    both = by_rows if distinct is None else lean([rows, distinct[1]], n, squares)
+
+    def test(sums: np.ndarray, shared: np.ndarray | None) -> Bias:
+        by_rows = lean([sums], n, squares)
+        both = by_rows if shared is None else lean([sums, shared], n, squares)
+        return Bias(lean=both, by_rows=by_rows, limit=limit)
+
     means = np.where(stats.n > 0, stats.mean_ulps, 0.0)
     worst = np.unravel_index(int(np.abs(means).argmax()), means.shape)
     return Event(
         name=name,
         format=f,
         counts=total.as_dict(),
-        lean=both,
-        by_rows=by_rows,
-        leans=abs(both.z) > limit,
-        shared=abs(by_rows.z) > limit >= abs(both.z),
+        signed=test(rows, None if distinct is None else distinct[1]),
+        away=test(away, None if distinct is None else away_by_argument(distinct)),
         distinct=None if distinct is None else int(distinct[0].size),
         mean_abs=float(total.mean_abs_ulps),
         peak=float(total.peak),

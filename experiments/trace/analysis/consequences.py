@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.stats import comparison
+from roundscope.emu.stats.comparison import deviations, relative_rms
 from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS, Lean, lean, threshold
 
 
@@ -18,20 +20,20 @@ def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     """Return statistics of a - b in value, by name.
 
     They are max_abs, rms, mean, relative_rms (the rms relative to that of b) and not_finite. NaN in
-    both places count as equal; other non-finite differences are counted in not_finite only.
+    both places count as equal, and so do equal infinities; other differences with a number that is
+    not finite are infinite, and counted in not_finite. With such a difference there is no mean.
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        d = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, a - b)
-    finite = np.isfinite(d)
-    d, size = d[finite], float(np.sqrt(np.mean(b[finite] ** 2))) if finite.any() else 0.0
-    rms = float(np.sqrt(np.mean(d**2))) if d.size else 0.0
+    d = deviations(a, b)
+    count = int(np.isinf(d).sum())
+    with np.errstate(over="ignore"):
+        rms = float(np.sqrt(np.mean(d**2)))
     return {
         "max_abs": float(np.abs(d).max(initial=0.0)),
         "rms": rms,
-        "mean": float(d.mean()) if d.size else 0.0,
-        "relative_rms": rms / size if size > 0.0 else 0.0,
-        "not_finite": int((~finite).sum()),
+        "mean": math.nan if count else float(d.mean()),
+        "relative_rms": relative_rms(a, b),
+        "not_finite": count,
     }
 
 
@@ -56,7 +58,9 @@ class Gain:
 
 
 def gain(a: np.ndarray, b: np.ndarray, key_heads: int, tests: int) -> Gain:
-    """Return the gain of a over b, both (B, T, N, H); numbers that are not finite are left out.
+    """Return the gain of a over b, both (B, T, N, H).
+
+    It is NaN if a number of a or b is lost (`emu.stats.comparison`), and so is its error.
 
     tests is the number of results that are judged together.
     """
@@ -68,10 +72,10 @@ def gain(a: np.ndarray, b: np.ndarray, key_heads: int, tests: int) -> Gain:
         return apart.reshape(batch * key_heads, -1)
 
     ours, theirs = (by_key_head(np.asarray(x, dtype=np.float64)) for x in (a, b))
-    kept = np.isfinite(ours) & np.isfinite(theirs)
-    ours, theirs = np.where(kept, ours, 0.0), np.where(kept, theirs, 0.0)
-    length = np.square(theirs).sum(1)
-    gains = ((ours - theirs) * theirs).sum(1)[length > 0.0] / length[length > 0.0]
+    there = np.where(np.isfinite(theirs), theirs, 0.0).any(1)
+    gains = np.array(
+        [comparison.gain(x, y) for x, y in zip(ours[there], theirs[there], strict=True)]
+    )
     n = gains.size
     return Gain(
         mean=float(gains.mean()) if n else 0.0,
@@ -84,11 +88,13 @@ def gain(a: np.ndarray, b: np.ndarray, key_heads: int, tests: int) -> Gain:
 class DeltaDrift:
     """The error of delta and how it adds up over the tokens.
 
-    error     delta of the plan minus that of the plan compared with, (B, T, N)
-    z         (B, N): the sum over the tokens of each head, tested against sign flips
+    error     delta of the plan minus that of the plan compared with, (B, T, N); infinite where one
+              of them is not finite
+    z         (B, N): the sum over the tokens of each head, tested against sign flips; NaN where an
+              error is infinite
     worst     the (batch, head) with the largest |z|;  limit: the threshold of |z|
-    overall   the bias of all errors
-    identity  the largest |error - rowsum dO (O - O_against)|
+    overall   the bias of all errors of the heads without infinite ones
+    identity  the largest finite |error - rowsum dO (O - O_against)|
     """
 
     error: np.ndarray
@@ -97,6 +103,16 @@ class DeltaDrift:
     limit: float
     overall: Lean
     identity: float
+
+    @property
+    def lost(self) -> int:
+        """Return how many errors are infinite."""
+        return int(np.isinf(self.error).sum())
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether some head has no infinite error."""
+        return bool(np.isfinite(self.z).any())
 
     @property
     def leans(self) -> bool:
@@ -126,18 +142,22 @@ def delta_drift(delta: Any, other: Any, out: Any, other_out: Any, do: Any) -> De
     delta, other, out, other_out, do = (
         np.asarray(x, np.float64) for x in (delta, other, out, other_out, do)
     )
-    d = np.nan_to_num(delta - other, posinf=0.0, neginf=0.0)
-    from_o = (do * (out - other_out)).sum(-1)
-    null = np.sqrt((d**2).sum(1))
-    z = d.sum(1) / np.where(null > 0.0, null, math.inf)
-    b, n = np.unravel_index(int(np.abs(z).argmax()), z.shape)
+    d = deviations(delta, other)
+    fine = np.isfinite(d).all(1)
+    kept = np.where(fine[:, None], d, 0.0)
+    with np.errstate(invalid="ignore"):
+        from_o = (do * (out - other_out)).sum(-1)
+        gap = np.abs(d - from_o)
+    null = np.sqrt((kept**2).sum(1))
+    z = np.where(fine, kept.sum(1) / np.where(null > 0.0, null, math.inf), math.nan)
+    b, n = np.unravel_index(int(np.where(fine, np.abs(z), -1.0).argmax()), z.shape)
     return DeltaDrift(
         error=d,
         z=z,
         worst=(int(b), int(n)),
         limit=threshold(z.size),
-        overall=lean([d], d.size),
-        identity=float(np.nanmax(np.abs(d - from_o), initial=0.0)),
+        overall=lean([kept], int(fine.sum()) * d.shape[1]),
+        identity=float(np.where(np.isfinite(gap), gap, 0.0).max(initial=0.0)),
     )
 
 

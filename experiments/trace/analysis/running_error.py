@@ -78,7 +78,7 @@ def running(seen: Observed, several: np.ndarray | None) -> Running | None:
     """Evaluate equation 5 at the most biased place where the whole row has several P = 1.
 
     If there is none among the candidates, the most biased place of all is taken. Returns None if no
-    event after P V is narrower than binary32.
+    event after P V is narrower than binary32, and if the sum or its rounding is not finite.
     """
     site, first = _rounding_site(seen), None
     if site is None:
@@ -88,8 +88,12 @@ def running(seen: Observed, several: np.ndarray | None) -> Running | None:
         row = _row(seen, *place)
         first = first or (place, row)
         if (row[0] == 1.0).sum() > 1:
-            return _running(seen, site, place, row)
-    return None if first is None else _running(seen, site, *first)
+            return _of_finite(_running(seen, site, place, row))
+    return None if first is None else _of_finite(_running(seen, site, *first))
+
+
+def _of_finite(run: Running) -> Running | None:
+    return run if np.isfinite(run.error).all() and np.isfinite(run.total).all() else None
 
 
 def _running(
@@ -124,7 +128,8 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     layer, request = seen.layer, seen.request
     g = n * layer.k.shape[2] // layer.q.shape[2]
     keys = slice(0, t + 1 if request.causal else layer.k.shape[1])
-    plan = replace(request.plan, window=0)  # which counts from a query's own place; in the mask
+    # a window counts from a query's own place, so it is in the mask; one key tile is one split
+    plan = replace(request.plan, window=0, split_tiles=0)
     whole = replace(request, block_k=layer.k.shape[1], causal=False, engine="numpy")
     own, sees = options(layer, n, n + 1), visible(layer, request)
     if sees is not None:

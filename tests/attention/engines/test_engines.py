@@ -25,7 +25,7 @@ SELECTED = [
     )
     for i, preset in enumerate(PRESETS)
 ]
-WATCHED = Record(events=(Site.P, Site.DK), steps=(Site.PV,))
+WATCHED = Record(events=(Site.P, Site.DK), steps=(Site.PV,), away=True)
 RECORDED = [  # 10 s each to compile
     pytest.param("qiu-yao", False, (16, 8), True, WATCHED, marks=pytest.mark.thorough),
     pytest.param("all:e4m3fn", True, (64, 64), False, Record(), marks=pytest.mark.thorough),
@@ -134,7 +134,7 @@ def test_a_trace_without_any_score_has_every_event():
     trace of no scores.
     """
     q, k, v, do = odd_inputs()
-    record = Record(events=(Site.P, Site.DK), ones=(Site.P,), steps=(Site.PV,))
+    record = Record(events=(Site.P, Site.DK), ones=(Site.P,), steps=(Site.PV,), away=True)
     options = {"plan": Plan.preset("fa2-bf16"), "block_q": 16, "block_k": 16, "record": record}
     nothing, something = (
         examine(q, k, v, do, mask=np.full((1, 1), x), engine="numpy", **options).trace

@@ -47,7 +47,7 @@ TILES = {"block_q": 32, "block_k": 16}
 
 
 COUNTED = Record(
-    ones=(Site.P, Site.ALPHA, Site.INV, Site.DV)
+    ones=(Site.P, Site.ALPHA, Site.INV, Site.DV), away=True
 )  # by tile, of rows; once; by tile, of keys
 SAMPLED = replace(COUNTED, every=2)
 

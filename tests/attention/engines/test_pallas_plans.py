@@ -103,7 +103,7 @@ def test_entries_are_calls_of_their_own(every):
     """An entry that draws another's bits; a trace that looks at the tiles of another head."""
     options = {
         "plan": [DRAWN, DRAWN_APART, DRAWN],
-        "record": Record(ones=(Site.P, Site.DV), every=every),
+        "record": Record(ones=(Site.P, Site.DV), every=every, away=True),
         "is_causal": True,
         **TILES,
     }

@@ -64,7 +64,7 @@ def test_kept_events_need_no_other_code(plan: str, monkeypatch: pytest.MonkeyPat
     """The events that a page shows are kept by programs, also in tiles that are cut."""
     made = _made(monkeypatch)
     case = {"plan": plan, "shape": (1, 40, 48, 2, 1, 16, 24), "seed": 5, "tiles": (16, 16)}
-    record = {"events": ("P", "O", "OUT", "EXP", "ALPHA", "P_B")}
+    record = {"away": True, "events": ("P", "O", "OUT", "EXP", "ALPHA", "P_B")}
     for more in ({}, {"is_causal": True}):
         for kind in ("normal", "huge", "nan"):
             assert not differences(case | more | {"record": record}, kind)

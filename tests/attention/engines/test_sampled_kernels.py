@@ -74,7 +74,8 @@ def test_events_in_memory_by_row(rows, columns):
             np.stack([f(x) for x in names], -1)
             for f, names in ((own.flag, COUNTS), (own.sum, SUMS))
         )
-        ones, peak, column = map(np.asarray, (own.flag("ones"), *own.worst()))
+        ones, away = np.asarray(own.flag("ones")), np.asarray(own.away())
+        peak, column = map(np.asarray, own.worst())
     for at in np.ndindex(3, 2, rows):
         there = np.arange(columns) < valid[at]
         event = before[at][None], after[at][None], formats[at[1]].format
@@ -82,5 +83,8 @@ def test_events_in_memory_by_row(rows, columns):
         assert np.array_equal(counts[at], wanted[0])
         np.testing.assert_allclose(sums[at], wanted[1], rtol=1e-12, atol=1e-300)
         assert int(ones[at]) == ((after[at] == 1.0) & there).sum()
+        sign = np.where(before[at] < 0.0, -1.0, 1.0)  # an error away from zero is positive
+        outward = stats(event[0] * sign, event[1] * sign, event[2], there[None])[4]
+        np.testing.assert_allclose(away[at], outward[0], rtol=1e-12, atol=1e-12)
         if valid[at]:
             assert (peak[at], column[at]) == (wanted[2], wanted[3])

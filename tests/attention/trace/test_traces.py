@@ -13,7 +13,7 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 from tests.attention.small import INPUTS, B, G, H, N, S, T, run
 from tests.checks.engines import RESULTS, bits, normal
 
-EVERYTHING = Record(events=tuple(Site), steps=PRODUCTS)
+EVERYTHING = Record(events=tuple(Site), steps=PRODUCTS, away=True)
 OTHERS = ("exact", "fp32", "fa2-bf16", "baseline-bf16", "all:bf16", "all:e4m3fn")
 
 
@@ -110,8 +110,8 @@ def test_ones_are_counted_where_scores_exist(engine):
 @pytest.mark.parametrize("plan", ["qiu-yao", "fa2-bf16", "all:e4m3fn"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_recorded_events_give_the_statistics(plan, causal):
-    """Statistics over other entries than the events; rows summed along the wrong axis; a place in
-    the wrong tile.
+    """Statistics over other entries than the events; rows summed along the wrong axis; errors of
+    negative numbers counted as those of positive ones; a place in the wrong tile.
     """
     preset = Plan.preset(plan)
     seen = run(plan, record=EVERYTHING, is_causal=causal, blocks=(8, 16))
@@ -134,6 +134,12 @@ def test_recorded_events_give_the_statistics(plan, causal):
         per_row = ulps.sum(tuple(a for a in range(2, ulps.ndim) if a != row))
         assert np.all(
             np.abs(seen.trace.rows[name] - per_row) <= 1e-12 * (1 + want["abs_ulps"][..., None])
+        ), name
+        away = (ulps * np.where(before < 0.0, -1.0, 1.0)).sum(
+            tuple(a for a in range(2, ulps.ndim) if a != row)
+        )
+        assert np.all(
+            np.abs(seen.trace.away[name] - away) <= 1e-12 * (1 + want["abs_ulps"][..., None])
         ), name
         if (
             ulps.ndim == 4 and site.axes is not Axes.T

@@ -19,7 +19,7 @@ def test_large_traces_are_those_of_small_ones(monkeypatch, causal):
     random = np.random.default_rng(7)
     q, do = random.standard_normal((2, 2, 11, 4, 6))
     k, v = random.standard_normal((2, 2, 13, 2, 6))
-    record = Record(ones=(Site.P,), events=(Site.O,), steps=(Site.PV,))
+    record = Record(ones=(Site.P,), events=(Site.O,), steps=(Site.PV,), away=True)
 
     def seen():
         options = {
@@ -50,7 +50,9 @@ def test_large_traces_are_those_of_small_ones(monkeypatch, causal):
                 if "error" in field or "ulps" in field
                 else np.array_equal(a, b)
             )
-        assert np.allclose(small.rows[name], large.rows[name], rtol=1e-12, atol=1e-12)
+        for kind in ("rows", "away"):
+            a, b = getattr(small, kind)[name], getattr(large, kind)[name]
+            assert np.allclose(a, b, rtol=1e-12, atol=1e-12)
 
 
 ENTRIES = ["fa2-bf16", Plan.preset("fa2-bf16").at("P", "fp16")]
@@ -68,7 +70,7 @@ def test_copies_off_a_far_device(monkeypatch, plans, size):
     q, do = random.standard_normal((2, 2, 11, 4, 6))
     k, v = random.standard_normal((2, 2, 13, 2, 6))
     options = {"plan": plans or "fa2-bf16", "block_q": 2, "block_k": 3, "engine": "xla"}
-    record = Record(ones=(Site.P,), events=(Site.O,), every=3)
+    record = Record(ones=(Site.P,), events=(Site.O,), every=3, away=True)
     do = do if plans else None
     near = examine(q, k, v, do, record=record, **options).trace
     copied, get = [], jax.device_get
@@ -85,6 +87,7 @@ def test_copies_off_a_far_device(monkeypatch, plans, size):
         for field in stats.__dataclass_fields__:
             assert np.array_equal(getattr(stats, field), getattr(far.stats[name], field))
         assert np.array_equal(near.rows[name], far.rows[name])
+        assert np.array_equal(near.away[name], far.away[name])
     assert near.rows.keys() == far.rows.keys()
     assert all(
         np.any(near.rows[name])

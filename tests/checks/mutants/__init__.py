@@ -9,6 +9,8 @@ test. A fault that changes no behavior proves nothing and has to be replaced.
     faults.py            what a fault is, and the check that its text still stands in the tree
     faults_emu.py        faults in `emu`
     faults_attention.py  faults in `attention`
+    faults_summaries.py  faults in what summaries say of numbers that are not finite
+    faults_trace.py      faults in what a trace says
     catalogue.py         all of them
     copies.py            the copy of the tree, and the environment in which its tests run
     running.py           tests on a copy: which one failed first, and with what message

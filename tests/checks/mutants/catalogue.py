@@ -2,13 +2,21 @@
 
 from collections.abc import Sequence
 
-from tests.checks.mutants import faults_attention, faults_emu, faults_kernels
+from tests.checks.mutants import (
+    faults_attention,
+    faults_emu,
+    faults_kernels,
+    faults_summaries,
+    faults_trace,
+)
 from tests.checks.mutants.faults import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *faults_emu.FAULTS,
     *faults_attention.FAULTS,
     *faults_kernels.FAULTS,
+    *faults_summaries.FAULTS,
+    *faults_trace.FAULTS,
 )
 
 

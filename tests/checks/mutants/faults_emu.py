@@ -8,6 +8,8 @@ SUMS = ("tests/emu/sums/test_accumulate.py", "tests/emu/sums/test_exact_sums.py"
 ALIGNED = ("tests/emu/sums/test_aligned.py",)
 BLOCKS = ("tests/emu/blocks/test_block_round.py", "tests/emu/blocks/test_block_scales.py")
 STATS = ("tests/emu/test_stats.py",)
+NAN_STEPS = ("tests/emu/sums/test_nan_steps.py",)
+DEEP = ("tests/emu/test_deep_formats.py",)
 RULE = "emu/roundings/rule.py"
 BLOCK_RULE = "emu/blocks/rule.py"
 
@@ -17,8 +19,8 @@ OF_ROUNDINGS = (
         kind="tie direction",
         imitates="A conversion adds half a unit and truncates, so that every tie goes up.",
         file=RULE,
-        old="finish(cut(a, (unit - 1 + lsb) >> 1, unit, t.over_positive, t), a, negative, t)",
-        new="finish(cut(a, unit >> 1, unit, t.over_positive, t), a, negative, t)",
+        old="y = cut(a, (unit - 1 + lsb) >> 1, unit, t.over_positive, t)",
+        new="y = cut(a, unit >> 1, unit, t.over_positive, t)",
         tests=ROUNDING,
     ),
     Fault(
@@ -115,10 +117,46 @@ OF_ROUNDINGS = (
         name="unsigned-zero-of-fnuz",
         kind="signed zero",
         imitates="A fnuz format gets a negative zero, whose code is NaN there.",
-        file="emu/backends/xla/rounding.py",
-        old="signless = (t.negative_zero == 0) | (a > carrier.infinity)",
-        new="signless = a > carrier.infinity",
+        file=RULE,
+        old="signless = (m == 0) & (b & MAGNITUDE > t.signed_zero)",
+        new="signless = (m == 0) & (b & MAGNITUDE > INFINITY)",
         tests=ROUNDING,
+    ),
+    Fault(
+        name="sign-of-a-zero-from-nan",
+        kind="signed zero",
+        imitates="A zero that NaN became has the sign of that NaN.",
+        file=RULE,
+        old="signed_zero = carrier.magnitude if keeps_nan else carrier.infinity",
+        new="signed_zero = carrier.magnitude",
+        tests=NAN_STEPS,
+    ),
+    Fault(
+        name="nan-that-becomes-zero",
+        kind="special numbers",
+        imitates="A fast rounding of steps leaves a NaN that its policy makes zero.",
+        file="emu/roundings/nearest.py",
+        old="keeps_nan = f.nan or r.nan is NanPolicy.KEEP",
+        new="keeps_nan = True",
+        tests=NAN_STEPS,
+    ),
+    Fault(
+        name="policies-of-binary64",
+        kind="special numbers",
+        imitates="A rounding to the carrier is left out, whatever becomes of infinities.",
+        file="emu/roundings/modes.py",
+        old="return self.format.is_binary64 and self.keeps_specials",
+        new="return self.format.is_binary64",
+        tests=DEEP,
+    ),
+    Fault(
+        name="ulp-below-the-carrier",
+        kind="subnormal numbers",
+        imitates="The ulp of a small number of binary64 has a negative exponent field.",
+        file="emu/formats/spacing.py",
+        old="if not f.is_deep:",
+        new="if f.precision > 0:",
+        tests=DEEP,
     ),
     Fault(
         name="nearest-even-of-negatives",
@@ -443,9 +481,27 @@ OF_STATS = (
         kind="statistics",
         imitates="The sign of the mean error in ulps is flipped.",
         file="emu/stats/classify.py",
-        old="ulps = error * per_ulp",
-        new="ulps = (error - error - error) * per_ulp",
+        old="ulps = error * power_of_two(scale - lift - e)",
+        new="ulps = (error - error - error) * power_of_two(scale - lift - e)",
         tests=STATS,
+    ),
+    Fault(
+        name="one-over-an-ulp",
+        kind="statistics",
+        imitates="The reciprocal of an ulp is beyond the largest number, so errors are 0 ulps.",
+        file="emu/stats/classify.py",
+        old="lift = where(f.emin < f.precision, f.precision - f.emin, 0)",
+        new="lift = 0 * f.emin",
+        tests=DEEP,
+    ),
+    Fault(
+        name="tiny-events-flushed",
+        kind="statistics",
+        imitates="XLA flushes the errors of subnormal numbers before they are counted.",
+        file="emu/backends/xla/ops.py",
+        old="deep = (f.is_deep and x is not y",
+        new="deep = (f is None",
+        tests=DEEP,
     ),
     Fault(
         name="near-ties-counted",

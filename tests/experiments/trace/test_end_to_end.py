@@ -175,7 +175,7 @@ def test_one_token(run, small, tmp_path):
 
 
 def test_exact_plan_rounds_nothing(run, small, tmp_path):
-    assert "Nothing rounds" in run(small(), "--plan", "exact", "--out", tmp_path / "x")[1]
+    assert "No event rounds" in run(small(), "--plan", "exact", "--out", tmp_path / "x")[1]
 
 
 def test_records_and_steps(run, small, tmp_path):

@@ -22,7 +22,7 @@ def summary(heads=4, tokens=64, **changes):
     random = np.random.default_rng(7)
     q, k, v, do = random.standard_normal((4, 1, tokens, heads, 16)).astype(np.float32)
     layer = Layer(name="a", q=q, k=k, v=v, do=do)
-    return summarise(observe(layer, asked(plan="fa2-bf16", **changes)))
+    return summarise(observe(layer, asked(**({"plan": "fa2-bf16"} | changes))))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,13 @@ def test_an_output_that_is_too_short_is_said_although_its_own_rounding_is_even(c
     assert re.search(r"^Biased: out is too short by 0\.\d+ % \(z = -\d", verdict(cut).bias)
     assert cut.results[0].is_biased and cut.results[0].gain.mean < -5e-4
     assert not re.search(r"(?<!rounding at )\bOUT is not biased", text + verdict(cut).text)
+
+
+@pytest.mark.parametrize("sets", [[], ["O=fp16"]])
+def test_a_plan_with_splits_of_the_keys_has_a_trace(sets):
+    """An error of its last part, which records an event that every split has."""
+    text = "\n".join(shown(summary(heads=1, tokens=16, plan="fa2-split", sets=sets)))
+    assert text.startswith("a: fa2-split")
 
 
 def test_an_unbiased_plan_has_no_biased_result():
@@ -95,11 +102,12 @@ def test_heads_that_share_a_key_head_count_as_one_and_one_head_shows_nothing():
     assert gain(own, exact, 2, 1).se > gain(own, exact, 4, 1).se > 0.0
 
 
-def test_what_is_not_finite_and_results_of_zeros_leave_a_number():
+def test_a_result_with_nan_has_no_gain_and_a_result_of_zeros_has_none_to_speak_of():
+    """The mean of the finite numbers in place of that of all, which says "not too long"."""
     exact = np.ones((1, 2, 2, 2))
     own = exact.copy()
     own[0, 0, 0, 0] = np.nan
-    assert gain(own, exact, 2, 1).mean == 0.0
+    assert np.isnan(gain(own, exact, 2, 1).mean) and not gain(own, exact, 2, 1).is_biased
     assert gain(0.0 * exact, 0.0 * exact, 2, 1).mean == 0.0
 
 

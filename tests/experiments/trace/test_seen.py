@@ -10,7 +10,6 @@ from roundscope.attention import examine
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
 from roundscope.experiments.trace import focus as trace_focus
-from roundscope.experiments.trace import words as trace_words
 from roundscope.experiments.trace.analysis import running_error
 from roundscope.experiments.trace.run import observe
 from roundscope.experiments.trace.summary import summarise
@@ -75,11 +74,9 @@ def test_splitting_by_heads_changes_nothing(monkeypatch, small, changes):
     )
     np.testing.assert_array_equal(direct.dk, split.results["dk"])
     for a, b in zip(summarise(whole).events, summarise(split).events, strict=True):
-        assert (a.lean.mean, a.lean.z, a.distinct) == (
-            pytest.approx(b.lean.mean),
-            pytest.approx(b.lean.z),
-            b.distinct,
-        )
+        assert a.distinct == b.distinct
+        for one, other in ((a.signed.lean, b.signed.lean), (a.away.lean, b.away.lean)):
+            assert (one.mean, one.z) == (pytest.approx(other.mean), pytest.approx(other.z))
 
 
 def test_sample_shows_the_paper_s_rows_and_production_far_fewer(sample):
@@ -127,7 +124,7 @@ def test_delta_error_is_the_output_s_error_as_do_weighs_it(sample):
 def test_shared_arguments_explain_what_rows_alone_do_not(sample):
     """P of BF16 differences takes few values: rows alone would call it biased."""
     (p,) = (e for e in sample.events if e.name == "P")
-    assert abs(p.by_rows.z) > 10 and p.shared and not p.leans and p.distinct < 2000
+    assert abs(p.signed.by_rows.z) > 10 and p.is_shared and not p.is_biased and p.distinct < 2000
     before, after = sample.seen.held["P"]
     values = np.unique(before[before != after])
     ulps = trace_focus.ulps_of(before, after, format_named("bf16"))
@@ -159,8 +156,8 @@ def test_noise_leans_no_more_often_than_promised(plan):
                 asked(plan=plan, block_q=128, block_k=128),
             )
         )
-        marked += [seed] if s.leaning or trace_words.outward(s) else []
-        assert "LSE" not in [e.name for e in s.leaning]
+        marked += [seed] if s.biased_events else []
+        assert "LSE" not in [e.name for e in s.biased_events]
         assert plan != "qiu-yao" or "LSE" in [e.name for e in s.cleared]
     assert len(marked) <= 1
 

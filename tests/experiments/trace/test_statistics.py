@@ -40,10 +40,16 @@ def test_standard_error_is_that_of_the_rows():
 def test_planted_bias_is_found_and_none_is_not(bias, leans):
     random = np.random.default_rng(2)
     errors = random.uniform(-0.5, 0.5, (1, 3, 200, 32)) + bias
-    e = analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), threshold(30))
-    assert e.leans is leans and e.lean.mean == pytest.approx(errors.mean())
-    assert not leans or math.copysign(1, e.lean.z) == math.copysign(1, bias)
-    assert e.lean.se == pytest.approx(errors.std() / math.sqrt(errors.size), rel=0.1)
+    rows, even = errors.sum(-1), np.zeros((1, 3, 200))
+    e = analysis.event("O", format_named("bf16"), _stats(errors), rows, even, threshold(30))
+    assert e.is_biased is e.signed.is_biased is leans and not e.away.is_biased
+    found = e.signed.lean
+    assert found.mean == pytest.approx(errors.mean())
+    assert not leans or math.copysign(1, found.z) == math.copysign(1, bias)
+    assert found.se == pytest.approx(errors.std() / math.sqrt(errors.size), rel=0.1)
+    outward = analysis.event("O", format_named("bf16"), _stats(errors), even, rows, threshold(30))
+    assert outward.away.lean == found and outward.is_biased is leans
+    assert not outward.signed.is_biased
 
 
 def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
@@ -52,9 +58,9 @@ def test_errors_that_agree_inside_a_row_do_not_pass_for_bias():
     zs = []
     for _ in range(200):
         errors = np.repeat(random.uniform(-0.5, 0.5, (1, 1, 200, 1)), 32, -1)
-        zs.append(
-            analysis.event("O", format_named("bf16"), _stats(errors), errors.sum(-1), 3.3).lean.z
-        )
+        rows = errors.sum(-1)
+        e = analysis.event("O", format_named("bf16"), _stats(errors), rows, rows, 3.3)
+        zs.append(e.signed.lean.z)
     assert np.std(zs) == pytest.approx(1.0, abs=0.15)
 
 
@@ -81,10 +87,26 @@ def test_threshold_is_bonferroni():
 
 
 def test_difference():
-    d = consequences.difference(
-        np.array([1.0, 2.0, np.nan, np.inf]), np.array([1.0, 4.0, np.nan, 1.0])
-    )
-    assert (d["max_abs"], d["mean"], d["not_finite"]) == (2.0, pytest.approx(-2 / 3), 1)
+    d = consequences.difference(np.array([1.0, 2.0, np.nan]), np.array([1.0, 4.0, np.nan]))
+    assert (d["max_abs"], d["mean"], d["not_finite"]) == (2.0, pytest.approx(-2 / 3), 0)
+    assert d["relative_rms"] == pytest.approx(2.0 / np.sqrt(17.0))
+
+
+def test_a_difference_that_is_not_finite_is_infinite():
+    """An infinite output that is left out, so that the error of the others stands for all."""
+    d = consequences.difference(np.array([1.0, np.inf]), np.array([1.0, 1.0]))
+    assert d["max_abs"] == d["rms"] == d["relative_rms"] == np.inf and d["not_finite"] == 1
+    assert np.isnan(d["mean"])
+
+
+def test_delta_that_is_not_finite_has_no_sum_and_the_other_heads_have():
+    """NaN that counts as 0, so that delta "equals that of exact"."""
+    do, out = np.ones((1, 8, 2, 3)), np.zeros((1, 8, 2, 3))
+    delta = np.full((1, 8, 2), 0.5)
+    delta[0, 3, 0] = np.nan
+    d = consequences.delta_drift(delta, np.zeros((1, 8, 2)), out, out, do)
+    assert d.lost == 1 and np.isnan(d.z[0, 0]) and d.worst == (0, 1)
+    assert d.z[0, 1] == pytest.approx(np.sqrt(8.0)) and d.overall.mean == pytest.approx(0.5)
 
 
 def test_share_of_rows_with_several_ones():

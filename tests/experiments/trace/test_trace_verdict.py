@@ -51,7 +51,7 @@ class TestVerdict:
         assert re.search(
             r"The largest cause is P \(bf16:toward-zero\), which alone changes", v.bias
         )
-        assert v.step == "--set P=fp32" and v.buys.startswith("the error of ")
+        assert v.step == "--set P=bf16" and "when P rounds without a bias" in v.buys
 
     def test_an_error_is_held_against_the_least_of_its_format(self, plain):
         v, out = verdict(plain), plain.results[0]
