@@ -315,7 +315,7 @@ def _raised(x: Array) -> Array:
     # a subnormal number is a 2^-1074
     small = bits_of(a.astype(jnp.float64)) - ((1074 - RAISED) << 52)
     magnitude = jnp.where(a < 1 << 52, jnp.where(a == 0, 0, small), a + (RAISED << 52))
-    return number_of(magnitude | (b & ~jnp.int64(C64.magnitude)))
+    return number_of(magnitude | (b & ~C64.magnitude))
 
 
 @partial(jax.jit, static_argnames="has_deep")
