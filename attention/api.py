@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from roundscope.attention.alignment import (
+    Alignment,
+    alignment_given,
+    note_on,
+    shift_of,
+)
 from roundscope.attention.arguments import (
     block_given,
     causal_given,
@@ -43,7 +49,8 @@ from roundscope.attention.places import (
     check_record,
 )
 from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.choices import DeltaFrom, Log2E
+from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.blocks import check_blocks
@@ -84,6 +91,9 @@ class Examined:
         dsinks: The gradient of sinks, (N,). It is the sum of the event DSINK over rows and the
             batch, added pairwise in binary64 and rounded once to the type of the result. None
             without sinks or without `do`.
+        notes: What is to be said of the call before its numbers: that it is causal or windowed with
+            other numbers of queries and of keys, and that no `alignment` was given; that q, k and v
+            are FP16, and that the plan rounds them to BF16, or the other way round.
     """
 
     out: Result
@@ -94,6 +104,7 @@ class Examined:
     delta: Result
     trace: Trace
     dsinks: Result = None
+    notes: tuple[str, ...] = ()
 
 
 def attend(
@@ -113,6 +124,7 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    alignment: Alignment | None = None,
 ) -> Result:
     """Return softmax(scale Q K^T) V, tile by tile, with every rounding that the plan names.
 
@@ -134,10 +146,11 @@ def attend(
             tile is padded with entries that no event counts.
         block_k: Keys of a tile.
         scale: The factor of the scores, 1 / sqrt(H) by default. It is rounded to binary32, even if
-            it is given, unless the plan's event SCALED has a wider format.
-        is_causal: Whether query t sees only keys s <= t. Both are counted from the start, as in
-            `jax.nn.dot_product_attention`. FlashAttention counts from the end since version 2.1,
-            which differs if T is not S; pass a mask for that.
+            it is given, unless the plan's event SCALED has a wider format. Plans that keep the
+            maximum of unscaled scores (log2_e=maximum, as in FlashAttention-2) take a negative
+            scale in calls without masked scores only, in key tiles that divide S.
+        is_causal: Whether query t sees only keys s <= t. Both are counted from the start unless
+            `alignment` says otherwise.
         mask: Booleans that broadcast to (B, N, T, S), True where a query sees a key. A row that
             sees no key gives 0. Under engine "xla" and "numpy" it may be an argument of a
             jitted function.
@@ -167,6 +180,14 @@ def attend(
             if V is finite. The plan's field `sinks` chooses the events of the sink. A plan that
             does not compute attention with sinks refuses them. "pallas" runs neither sinks nor
             `window` nor `softcap`.
+        alignment: Where the queries of a causal or windowed call stand if T is not S. "top-left"
+            counts queries and keys from the first, as `jax.nn.dot_product_attention` and PyTorch's
+            `scaled_dot_product_attention` do. "bottom-right" counts both from the last, so that
+            query t sees keys s <= t + S - T, and the window moves along; FlashAttention does since
+            version 2.1, and decoding needs it. Rows that see no key, of which there are some if
+            T > S, give 0. None (default) is "top-left" too, and `examine`, `error_budget` and the
+            commands note then that nothing says how such a call is aligned. "pallas" runs
+            "bottom-right" only where T is S.
 
     Returns:
         The output (B, T, N, Hv), a JAX array for the engines "xla" and "pallas", else a NumPy
@@ -215,6 +236,7 @@ def attend(
         inject,
         None,
         engine if heads is None else "xla",
+        alignment=alignment,
     )
     if heads is not None:
         setup = replace(setup, scale=setup.whole_scale)
@@ -262,6 +284,7 @@ def examine(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    alignment: Alignment | None = None,
 ) -> Examined:
     """Run attention, with its backward if `do` is given, and return the results and their trace.
 
@@ -320,6 +343,7 @@ def examine(
             record,
             engine,
             batch=batch,
+            alignment=alignment,
         )
         for p in plans
     ]
@@ -327,6 +351,7 @@ def examine(
         check_factors(p)
         check_held_values(setups[0][0].inject, p)
     setup, engine = setups[0]
+    notes = notes_of(setup, alignment, (q, k, v))
     if do is None:
         check_forward_record(setup.record)
     inside = any(map(is_traced, (q, k, v, do, mask, sinks)))
@@ -343,10 +368,12 @@ def examine(
         from roundscope.attention.engines import host
 
         if host.is_faster(setup, q.shape[0]):
-            return host.of_jax(_examine(setup, "numpy", q, k, v, do, mask, sinks))
-    return _examine(
+            found = host.of_jax(_examine(setup, "numpy", q, k, v, do, mask, sinks))
+            return replace(found, notes=notes)
+    found = _examine(
         tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask, sinks
     )
+    return replace(found, notes=notes)
 
 
 def _head_plans(plan: Any) -> HeadPlans | None:
@@ -395,6 +422,14 @@ def setup_of_heads(
     return replace(setup, scale=setup.whole_scale)
 
 
+def notes_of(setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...]) -> tuple[str, ...]:
+    """Return what is to be said of a call before its numbers (`Examined.notes`)."""
+    call: dict[str, Any] = {"is_causal": setup.is_causal, "window": setup.plan.window}
+    aligned = note_on(alignment, setup.queries, setup.keys, **call)
+    notes = aligned, note_on_types(setup.plan, (str(x.dtype) for x in qkv))
+    return tuple(note for note in notes if note is not None)
+
+
 def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
     if len(plans) != q.shape[0]:
         raise ValueError(
@@ -425,6 +460,7 @@ def _setup(
     engine: Engine | None,
     *,
     batch: int | None = None,
+    alignment: Alignment | None = None,
 ) -> tuple[Setup, Engine]:
     """Return the setup of a call after all checks, and the engine that runs it.
 
@@ -441,6 +477,8 @@ def _setup(
     scale, whole_scale = scale_given(
         scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24
     )
+    alignment, is_causal = alignment_given(alignment), causal_given(is_causal)
+    is_placed = is_causal or plan.window > 0
     setup = Setup(
         plan=plan,
         queries=q.shape[1],
@@ -451,25 +489,35 @@ def _setup(
         key_heads=k.shape[2],
         scale=scale,
         whole_scale=whole_scale,
-        is_causal=causal_given(is_causal),
+        is_causal=is_causal,
+        shift=shift_of(alignment, q.shape[1], k.shape[1]) if is_placed else 0,
         inject=inject,
         record=record,
     )
     engine_given(engine)
     check_blocks(setup)
-    _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]))
+    _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]), mask is not None)
     return setup, _engine_of(setup, q, k, v, mask, engine)
 
 
-def _check_asked(setup: Setup, batch: int, features: tuple[int, int]) -> None:
-    """Raises ValueError for injections and records of what the call does not have, and for a scale
-    without a root where that is needed.
+def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: bool) -> None:
+    """Raises ValueError for injections and records of what the call does not have, and for a
+    negative scale that the plan does not take.
     """
     if setup.plan.scale_roots and setup.whole_scale < 0.0:
         raise ValueError(
             f"scale={setup.whole_scale:g}: {setup.plan.name} multiplies q and k with its root; give"
             " a positive scale"
         )
+    if setup.of_scores < 0.0 and setup.plan.log2_e is Log2E.MAXIMUM and not setup.plan.softcap:
+        is_missing = has_mask or setup.has_structure or setup.keys % setup.block_k
+        if is_missing:
+            raise ValueError(
+                f"scale={setup.whole_scale:g}: {setup.plan.name} keeps the maximum of unscaled"
+                " scores (log2_e=maximum), and a masked score, or one that pads a tile, -inf, is"
+                " inf after a negative scale: its kernel returns NaN; give -q and a positive scale,"
+                " or a plan with log2_e=scale"
+            )
     sizes = Sizes(
         batch,
         setup.queries,

@@ -61,6 +61,16 @@ def check_floats(name: str, x: Any) -> None:
             " roundscope.torch.attention takes tensors (B, N, T, H), and"
             f" {name}.detach().float().cpu().numpy() makes an array, exactly"
         )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: a masked array, whose mask would be lost; give {name}.filled(0) and, for keys"
+            " that no query sees, the argument mask"
+        )
+    if x.dtype.kind == "c":
+        raise TypeError(
+            f"{name}: dtype {x.dtype}, must be real; give {name}.real.astype('float32') if that"
+            " is all of it"
+        )
     if "float" not in str(x.dtype) or x.dtype.itemsize > WIDEST:
         raise TypeError(
             f"{name}: dtype {x.dtype}, must be a float of at most 64 bits; convert it with"
@@ -76,9 +86,14 @@ def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
 
 
 def plan_given(plan: Any) -> Plan:
-    """Return a plan, given as such or as the name of a preset. Raise TypeError for other types."""
+    """Return a plan, given as such, as the name of a preset, or as "fa2-bf16; OD=fp32".
+
+    Raise TypeError for other types.
+    """
     if isinstance(plan, str):
-        return Plan.preset(plan)
+        from roundscope.attention.grammar.text import plan_of  # which reads Plan
+
+        return plan_of(plan) if ";" in plan else Plan.preset(plan)
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan={reprlib.repr(plan)}: give a Plan or a preset's name, such as 'fa2-bf16';"
@@ -106,10 +121,10 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
             raise TypeError(
                 f"window={window!r}: a whole number of keys, a query's own included, such as 128"
             )
-        if window < 1:
+        if not 1 <= window < 2**63:
             raise ValueError(
-                f"window={window}: a query sees at least its own key; give 1 or more, or None for"
-                " all keys"
+                f"window={window}: a query sees at least its own key, and fewer than 2^63; give 1"
+                " or more, or None for all keys"
             )
         plan = replace(plan, window=operator.index(window))
     if softcap is not None:
@@ -118,9 +133,12 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
                 f"softcap={softcap!r}: give a number, such as 50.0; it is part of the program, and"
                 " no data"
             )
-        if not 0.0 < float(softcap) < math.inf:
+        with np.errstate(over="ignore", under="ignore"):
+            is_held = 0.0 < float(np.float32(softcap)) < math.inf
+        if not 0.0 < float(softcap) < math.inf or not is_held:
             raise ValueError(
-                f"softcap={softcap}: give a number above 0, such as 50.0, or None for no bound"
+                f"softcap={softcap}: give a number above 0 that binary32 holds, such as 50.0, or"
+                " None for no bound"
             )
         plan = replace(plan, softcap=float(softcap))
     if sinks is None:

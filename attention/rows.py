@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roundscope.attention.alignment import Alignment, visible_keys
 from roundscope.attention.api import Engine, examine
 from roundscope.attention.arguments import check_shapes, plan_given, scale_given, served_given
 from roundscope.attention.events.recorder import Record
@@ -34,6 +35,7 @@ def row_sums(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    alignment: Alignment | None = None,
 ) -> NDArray[np.float64]:
     """Return the sum of each row of dS = P (dP - delta), as the plan computes dS.
 
@@ -96,9 +98,13 @@ def row_sums(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        alignment=alignment,
     ).trace
-    ds = np.where(_seen(trace.events[site][1].shape, is_causal, mask, served.window),
-                  trace.events[site][1], 0.0)  # fmt: skip
+    queries, keys = q.shape[1], k.shape[1]
+    call: dict[str, Any] = {"is_causal": is_causal, "window": served.window}
+    sees = visible_keys(queries, keys, alignment=alignment, **call)
+    sees = sees if mask is None else sees & np.asarray(mask)
+    ds = np.where(sees, trace.events[site][1], 0.0)
     sums = np.array([_sum(row) for row in ds.reshape(-1, ds.shape[-1])]).reshape(ds.shape[:3])
     if served.gradient_scale is not ScaleOfGradient.RESULT:
         is_wide = served[Site.SCALED].format.precision > 24
@@ -113,17 +119,6 @@ def _operand(plan: Plan) -> Site:
     if plan.dp_from_delta:
         return Site.DSQ
     return Site.DSM if plan.maximum_gradient else Site.DS
-
-
-def _seen(shape: tuple[int, ...], is_causal: bool, mask: Any, window: int) -> NDArray[np.bool_]:
-    """Return which scores (B, N, T, S) exist."""
-    gap = np.arange(shape[2])[:, None] - np.arange(shape[3])
-    seen = np.ones(shape[2:], bool)
-    if is_causal:
-        seen &= gap >= 0
-    if window:
-        seen &= np.abs(gap) < window
-    return np.broadcast_to(seen if mask is None else seen & np.asarray(mask), shape)
 
 
 def _sum(row: NDArray[np.float64]) -> float:

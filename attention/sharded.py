@@ -12,6 +12,7 @@ import jax
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from roundscope.attention.alignment import Alignment
 from roundscope.attention.api import Engine, attend
 from roundscope.attention.arguments import check_shapes, plan_given
 from roundscope.attention.plans.plan import Plan
@@ -31,6 +32,7 @@ def attend_sharded(
     block_k: int = 128,
     scale: float | None = None,
     is_causal: bool = False,
+    alignment: Alignment | None = None,
     engine: Engine = "xla",
 ) -> Array:
     """Return `attend` computed over several devices, with the bits of one device.
@@ -50,6 +52,7 @@ def attend_sharded(
         block_k: Rows of a key tile.
         scale: The factor of the scores, 1 / sqrt(H) by default.
         is_causal: Whether query t sees only keys s <= t.
+        alignment: As for `attend`.
         engine: "xla", or "pallas" for the fused kernels, with a mesh of GPUs.
 
     Returns:
@@ -81,6 +84,7 @@ def attend_sharded(
         block_k=block_k,
         scale=scale,
         is_causal=is_causal,
+        alignment=alignment,
         engine=engine,
     )
     spec = PartitionSpec(BATCH, None, HEADS, None)

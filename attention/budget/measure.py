@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from roundscope.attention.budget.parts import (
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise
+from roundscope.attention.plans.half import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.arrays import Array
 from roundscope.emu.stats.comparison import gain, relative_rms
@@ -40,7 +42,7 @@ def error_budget(
     v: Array,
     do: Array | None = None,
     *,
-    plan: Plan | str = "fa2",
+    plan: Plan | str | None = None,
     inject: Injection | str | Sequence[Injection | str] = (),
     heads: int | None = None,
     progress: Progress = lambda _: None,
@@ -61,7 +63,8 @@ def error_budget(
         k: Keys (B, S, G, H).
         v: Values (B, S, G, Hv).
         do: The gradient of the output, (B, T, N, Hv). Without it only the output is measured.
-        plan: The plan or the name of a preset.
+        plan: The plan or the name of a preset. By default "fa2", or "fa2-fp16" if q, k or v is
+            float16 and none of them bfloat16.
         inject: Injections, as in `attend`. Together they are one line of the budget, measured by
             their absence: what the results of the plan change by when they are taken away.
         heads: Measure this many query heads (whole groups of the heads that read one key head),
@@ -69,7 +72,7 @@ def error_budget(
             `inject` is given or an event rounds stochastically.
         progress: A function that is called with the name of what runs next.
         options: Further arguments of `attend` other than engine: block_q, block_k, scale,
-            is_causal, mask, window, softcap and sinks.
+            is_causal, mask, window, softcap, sinks and alignment.
 
     Returns:
         An `ErrorBudget`. Its text is a table.
@@ -92,13 +95,17 @@ def error_budget(
     q, k, v = (np.asarray(x) for x in (q, k, v))
     check_shapes(q, k, v)
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
-    (given,) = plans_given(plan)
+    types = [str(x.dtype) for x in (q, k, v)]
+    (given,) = plans_given(fitting("fa2", types) if plan is None else plan)
+    cast = note_on_types(given, types)
     plan = served_given(given, *served, q.shape[2])
     injected = injections_given(inject)
     heads_of_q, heads_of_k = _chosen(q, k, heads, whole=bool(injected) or draws(plan))
     do = None if do is None else np.asarray(do)
     call = Call(q=q, k=k, v=v, do=do, inject=injected, options=options)
-    return _measured(call.of_heads(heads_of_q, heads_of_k), plan, progress, heads_of_q, heads_of_k)
+    call = call.of_heads(heads_of_q, heads_of_k)
+    found = _measured(call, plan, progress, heads_of_q, heads_of_k)
+    return found if cast is None else replace(found, notes=(*found.notes, cast))
 
 
 def _measured(
@@ -128,6 +135,7 @@ def _measured(
         lines=tuple(sorted(lines, key=lambda x: -x.weight(total))),
         functions={name: relative_rms(rest[name], exact[name]) for name in exact},
         heads=tuple(int(h) for h in heads),
+        notes=whole.notes,
         not_finite=None if found is None else found.numbered(heads, key_heads),
     )
 

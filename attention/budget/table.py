@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from roundscope.attention.budget.origin import NotFinite
+from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import Part
 
 
@@ -66,6 +66,7 @@ class ErrorBudget:
         functions: The relative rms error that is left where nothing rounds, as that of exp by an
             instruction of a GPU.
         heads: The query heads that were measured.
+        notes: What is to be said of the call, as in `Examined.notes`.
         not_finite: The numbers of the results that are infinite or NaN, where they begin and what
             avoids them; None if all are finite.
 
@@ -86,6 +87,7 @@ class ErrorBudget:
     lines: tuple[Line, ...]
     functions: dict[str, float]
     heads: tuple[int, ...]
+    notes: tuple[str, ...] = ()
     not_finite: NotFinite | None = None
 
     def share(self, line: Line, result: str) -> float:
@@ -167,4 +169,4 @@ class ErrorBudget:
         of = f"relative rms errors, of heads {' '.join(map(str, self.heads))}"
         if self.not_finite is not None and self.not_finite.lost:
             of += "; inf: the part alone makes the result infinite or NaN"
-        return "\n".join([*text, of])
+        return "\n".join([*text, of, *(f"note: {note}" for note in self.notes)])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax.nnx.nn import dtypes
 from jax import Array
 
+from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend
 from roundscope.attention.arguments import block_given, causal_given, plan_given
 from roundscope.attention.grammar.text import plan_of
@@ -33,6 +34,7 @@ def attention_fn(
     block_k: int = 128,
     is_causal: bool = False,
     scale: float | None = None,
+    alignment: Alignment | None = None,
 ) -> AttentionFn:
     """Return attention on a plan, as the `attention_fn` of a module of flax.
 
@@ -49,6 +51,9 @@ def attention_fn(
         block_k: Keys of a tile.
         is_causal: Whether every call is causal, also one that does not say so.
         scale: The factor of the scores, 1 / sqrt(H) by default.
+        alignment: Where queries stand in causal calls with other numbers of queries than of keys:
+            "top-left", as `jax.nn.dot_product_attention` has it, which None (default) is too, or
+            "bottom-right". See `roundscope.attend`.
 
     Returns:
         A function of query (..., T, N, H), key (..., S, G, H) and value (..., S, G, Hv) that
@@ -70,7 +75,7 @@ def attention_fn(
         (1, 4, 16)
     """
     plan = plan_of(plan) if isinstance(plan, str) else plan_given(plan)
-    always = causal_given(is_causal)
+    always, alignment = causal_given(is_causal), alignment_given(alignment)
     block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
 
     def attention(
@@ -99,6 +104,7 @@ def attention_fn(
             block_k=block_k,
             scale=scale,
             is_causal=always or is_causal,
+            alignment=alignment,
             mask=None if mask is None else _mask(mask, lead),
         )
         return jnp.asarray(out).astype(q.dtype).reshape(*lead, *out.shape[1:])

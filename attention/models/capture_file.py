@@ -10,7 +10,8 @@ They are contiguous and in the model's own types, in layout BNTH: (batch, heads,
                      that is added to the scaled scores
     sinks            (N,)
 
-Metadata are strings: layout, scale, is_causal (true or false; query t sees the keys s <= t), step,
+Metadata are strings: layout, scale, is_causal (true or false; query t sees the keys s <= t),
+alignment (top-left or bottom-right, of causal and windowed calls: `attention.alignment`), step,
 implementation, window, softcap, dropout, notes, and what the caller says of versions. What differs
 between calls stands under `<prefix>.scale` and so on in place of `scale`; `<prefix>.name` is the
 path of the module. `roundscope trace`, `identify` and `diagnose` read such a file as it is.
@@ -26,6 +27,8 @@ from typing import Any
 import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
+from roundscope.attention.alignment import Alignment, shift_of
+
 FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
 TENSORS = ("q", "k", "v", "mask", "out", "do", "dq", "dk", "dv", "sinks")
@@ -33,6 +36,7 @@ OF_QUERIES = ("q", "out", "do", "dq")
 OF_CALLS = (
     "scale",
     "is_causal",
+    "alignment",
     "step",
     "implementation",
     "window",
@@ -56,7 +60,8 @@ class Captured:
                     broadcasts to (B, N, T, S)
     sinks           (N,): a logit for each head, which enters the sums of rows
     scale           the factor of the scores
-    is_causal       whether query t sees the keys s <= t only, both counted from the first
+    is_causal       whether query t sees the keys s <= t only
+    alignment       whether t and s are counted from the first ("top-left") or from the last
     window          how many keys a query sees, its own included; None for all
     softcap         the bound of the scores; None for none
     dropout         the probability with which a weight was dropped, 0 for none; above 0, out does
@@ -80,6 +85,7 @@ class Captured:
     sinks: np.ndarray | None = None
     scale: float
     is_causal: bool
+    alignment: Alignment = "top-left"
     window: int | None = None
     softcap: float | None = None
     dropout: float = 0.0
@@ -183,12 +189,14 @@ def finished(call: Captured, choice: Choice) -> Captured:
     The entries and heads are taken to be chosen already. A float mask of 0 and the lowest numbers
     of its type, which is how many models write a mask, becomes a bool mask; a mask that is causal
     becomes `is_causal`, and one that lets every query see every key becomes None. Of a causal call
-    the first `choice.tokens` queries and keys are kept, of others the first queries with all keys.
+    the first `choice.tokens` queries and the keys up to the last of them are kept, of others the
+    first queries with all keys.
     The gradients dk and dv, which sum over all queries, are left out where queries are. `notes`
     say all of this.
 
     Raises:
-        ValueError: A mask does not broadcast to (B, N, T, S).
+        ValueError: A mask does not broadcast to (B, N, T, S), or none of the first tokens sees a
+            key.
     """
     return _first_tokens(_with_plain_mask(call), choice.tokens)
 
@@ -318,7 +326,10 @@ def _with_plain_mask(call: Captured) -> Captured:
     if mask.all():
         return replace(call, mask=None)
     added = ", which was added to the scores as 0 and lowest numbers," if is_added else ""
-    if np.array_equal(mask, np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)):
+    is_first = call.alignment == "top-left" or queries == keys
+    if is_first and np.array_equal(
+        mask, np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)
+    ):
         notes.append(f"its causal mask{added} is written as is_causal")
         return replace(call, mask=None, is_causal=True, notes=tuple(notes))
     if added:
@@ -338,7 +349,19 @@ def _first_tokens(call: Captured, tokens: int | None) -> Captured:
     queries, keys = call.q.shape[2], call.k.shape[2]
     if tokens is None or tokens >= queries:
         return call
-    seen = min(tokens, keys) if call.is_causal else keys
+    shift = shift_of(call.alignment, queries, keys)
+    if shift and call.window is not None and not call.is_causal:
+        raise ValueError(
+            f"tokens={tokens}: of {queries} queries of a window that counts {keys} keys from the"
+            " last; keep all tokens"
+        )
+    seen = min(tokens + shift, keys) if call.is_causal else keys
+    if seen < 1:
+        raise ValueError(
+            f"tokens={tokens}: the first {-shift} of {queries} queries see none of the {keys} keys;"
+            f" keep more than {-shift}"
+        )
+    alignment: Alignment = call.alignment if call.is_causal else "top-left"
     changed: dict[str, Any] = {
         name: x[:, :, :tokens] for name in OF_QUERIES if (x := getattr(call, name)) is not None
     }
@@ -348,7 +371,7 @@ def _first_tokens(call: Captured, tokens: int | None) -> Captured:
     note = f"the first {tokens} of {queries} queries and {seen} of {keys} keys"
     if call.dk is not None:
         note += ", without dk and dv, which sum over all queries"
-    return replace(call, **changed, notes=(*call.notes, note))
+    return replace(call, **changed, alignment=alignment, notes=(*call.notes, note))
 
 
 def _at(x: Any, axis: int, name: str, numbers: tuple[int, ...] | None) -> Any:

@@ -26,6 +26,8 @@ import math
 import sys
 from typing import Any, NamedTuple
 
+from roundscope.attention.alignment import Alignment, shift_of
+
 ELEMENTS = 1 << 25  # scores held at a time: 128 MiB of float32, and about five such arrays
 HALF_ULP = {"float16": 2.0**-12, "bfloat16": 2.0**-9}  # below 1; of wider types, that of binary32
 
@@ -91,6 +93,7 @@ def head_numbers(
     out: Any,
     scale: float,
     is_causal: bool = False,
+    alignment: Alignment | None = None,
     mask: Any = None,
     inputs: Any = None,
     elements: int = ELEMENTS,
@@ -109,7 +112,9 @@ def head_numbers(
         dq: The gradient of q, (N, T, H), as the kernel returned it.
         out: The output, (N, T, Hv), as the kernel returned it.
         scale: The factor of the scores.
-        is_causal: Whether query t sees only keys s <= t, both counted from the start.
+        is_causal: Whether query t sees only keys s <= t, both counted from the start unless
+            `alignment` says otherwise.
+        alignment: "top-left" (None is too) or "bottom-right", as for `attend`.
         mask: True where a query sees a key, or floats that are added to the scores; broadcasts to
             (N, T, S).
         inputs: What W_Q reads, (T, D). By default the values of all key heads, side by side, stand
@@ -140,6 +145,7 @@ def head_numbers(
         out=out,
         scale=scale,
         is_causal=is_causal,
+        alignment=alignment,
         mask=mask,
         inputs=None if inputs is None else inputs[None],
         elements=elements,
@@ -158,6 +164,7 @@ def head_sums(
     out: Any,
     scale: float,
     is_causal: bool = False,
+    alignment: Alignment | None = None,
     mask: Any = None,
     inputs: Any = None,
     elements: int = ELEMENTS,
@@ -174,8 +181,9 @@ def head_sums(
     kept = _type_name(q) if _type_name(q) == "float64" else "float32"
     q, k, v, do, r, dq, out = (_cast(xp, x, kept) for x in (q, k, v, do, r, dq, out))
     u = _stand_in(xp, v, q.shape[2]) if inputs is None else _cast(xp, inputs, kept)
-    attention = _Attention(xp, q * scale, k, v, do, is_causal, mask, ones_above)
     layers, heads, queries = q.shape[:3]
+    first = shift_of(alignment, queries, k.shape[2]) if is_causal else None
+    attention = _Attention(xp, q * scale, k, v, do, first, mask, ones_above)
     rows = max(1, elements // (layers * heads * k.shape[2]))
     parts = [
         attention.rows(slice(start, min(start + rows, queries)))
@@ -229,11 +237,14 @@ class _Attention:
         k: Any,
         v: Any,
         do: Any,
-        is_causal: bool,
+        first: int | None,
         mask: Any,
         ones_above: float,
     ) -> None:
-        """Arrange tensors (L, N, T, H) and (L, G, S, H); q is scaled."""
+        """Arrange tensors (L, N, T, H) and (L, G, S, H); q is scaled.
+
+        first: the key at which query 0 of a causal call stands; None for calls that are not causal.
+        """
         self.xp, self.matmul, self.ones_above = xp, _matmul(xp), ones_above
         self.shape, self.groups, self.keys = tuple(q.shape[:3]), k.shape[1], k.shape[2]
         self.q, self.do = (self._by_key_head(x) for x in (q, do))
@@ -241,16 +252,19 @@ class _Attention:
         self.k, self.v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         self.vk, self.values = xp.concatenate((v, k), -1), v.shape[-1]
         self.mask: Any = None if mask is None else _by_group(mask, self.groups, self.shape[1])
-        self.places: Any = None
-        if is_causal:
+        self.first, self.places = first, None
+        if first is not None:
             self.places = xp.arange(max(self.shape[2], self.keys), **_place(xp, q))
+        # in any other call every row sees a key, of a causal one its first
+        self.has_blind_rows = mask is not None or (first is not None and first < 0)
 
     def rows(self, t: slice) -> tuple[Any, Any, Any, Any]:
         """Return rowsum |dS|, whether several P are 1, the exact output and P K, of some rows.
 
         Their axes are (L, N, T) and (L, N, T, features).
         """
-        s = slice(0, self.keys if self.places is None else min(t.stop, self.keys))
+        last = self.keys if self.first is None else t.stop + self.first
+        s = slice(0, max(1, min(last, self.keys)))
         q, do = (x[:, :, t].reshape(x.shape[0], -1, x.shape[-1]) for x in (self.q, self.do))
         p, several = self._weights(self.matmul(q, self.k[..., s]), t, s)
         both = self.matmul(p, self.vk[:, s])
@@ -265,17 +279,17 @@ class _Attention:
         """Return P of some rows, and in which of them several P are 1."""
         xp, shape = self.xp, scores.shape
         by_head = (-1, self.groups, self.shape[1] // self.groups, t.stop - t.start, shape[-1])
-        if self.places is not None:  # every row sees a key, its first
-            seen = self.places[t, None] >= self.places[s]
+        if self.places is not None:
+            seen = self.places[t, None] + self.first >= self.places[s]
             scores = xp.where(seen, scores.reshape(by_head), -math.inf).reshape(shape)
         if self.mask is not None:
             scores = self._masked(scores.reshape(by_head), t, s).reshape(shape)
         top = xp.amax(scores, -1, keepdims=True)
-        if self.mask is not None:
+        if self.has_blind_rows:
             top = xp.where(xp.isfinite(top), top, 0.0)
         e = xp.exp(scores - top)
         total = e.sum(-1)[..., None]
-        if self.mask is not None:
+        if self.has_blind_rows:
             total = xp.where(total > 0.0, total, 1.0)
         ones = _cast(
             xp, e >= self.ones_above, _type_name(e)

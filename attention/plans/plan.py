@@ -91,7 +91,8 @@ class Plan:
             instruction rcp.approx.ftz.f32 (cuDNN, Triton).
         log: How ln l is computed, one of `Logarithm`: correct (default), lg2 (FlashAttention-2,
             cuDNN) or cuda (CUTLASS, Triton).
-        lse_base2: True keeps L in base 2: m + log2 l. Default False. Source: kernels that Triton
+        lse_base2: True keeps L in base 2: m + log2 l. Default False. It needs log2_e scale or
+            scores, exponent_again forward, and goes with no sinks. Source: kernels that Triton
             compiles (flex, triton-tutorial, pallas-mha).
 
         exp: How exp is computed, forward and backward, one of `Exponential`: correct (default),
@@ -101,12 +102,14 @@ class Plan:
             ex2.
         fused_exponent: True computes X as one multiply-add. The scores are multiplied by scale, c
             or log2 e in it, and this product is not rounded before m is subtracted. Default False.
+            With exp base2 or ex2 it needs log2_e other than none.
             Source: twins flex and triton-tutorial, and FlashAttention-4.
         unfused_if_cut: With fused_exponent, True rounds the product of that multiply-add in the
             tiles that causality or a window cuts, forward and backward. Default False. Source:
             twins flex and triton-tutorial.
         fused_without_mask: True sets fused_exponent in calls that have no mask and no window and
-            are not causal. Default False. Source: the compiled code of arXiv 2510.04212.
+            are not causal, and needs what that needs. Default False. Source: the compiled code of
+            arXiv 2510.04212.
         polynomial: The columns in which a polynomial takes the place of 2^x in EXP, a `Polynomial`,
             or None (default). It needs exp base2 or ex2. Source: FlashAttention-4.
         offset: A whole number from 0 (default) to 63, which is added to the exponent X. EXP, P, the
@@ -156,7 +159,8 @@ class Plan:
             key with normalise_first, and like last otherwise.
 
         exponent_again: How the backward computes P again, one of `BackwardExponent`: forward
-            (default), after (cuDNN), natural (CUTLASS).
+            (default), after (cuDNN; it needs exp base2 or ex2), natural (CUTLASS). Those two need
+            an L in base e.
         saved_p: True lets the backward read P as the forward had it instead of exp(S - L). It needs
             normalise_first. Default False. Source: eager frameworks and XLA.
         delta_from: The operands of delta, one of `DeltaFrom`: OUT (default; fused kernels), O, P_DP
@@ -169,28 +173,31 @@ class Plan:
             Source: CUTLASS (sdpa-efficient), gpt-oss.
         score_gradient: How dS is computed, one of `ScoreGradient`: difference (default; fused
             kernels), softmax (eager frameworks) or quotient (JAX). quotient needs saved_p and
-            delta_from P_DP.
+            delta_from P_DP, and has no sinks.
         maximum_gradient: True differentiates through m too. The row sum of dS (event DMAX) is then
-            subtracted from dS at the first key that has the maximum (event DSM). It needs saved_p.
-            Default False. Source: eager gpt-oss.
+            subtracted from dS at the first key that has the maximum (event DSM). It needs saved_p,
+            and has no softcap. Default False. Source: eager gpt-oss.
         gradient_scale: Where the scale enters dQ and dK, one of `ScaleOfGradient`: result (default;
             FlashAttention-2), probability (arXiv 2510.04212), register (cuDNN) or operand (eager
-            frameworks).
+            frameworks). scale_roots has result alone; score_gradient quotient and dp_from_delta
+            have no probability; sinks with maximum_gradient need result or operand.
         query_order: The order of the tiles in dK, dV and dQ, one of `QueryOrder`: ascending
             (default), descending (FlashAttention-2), masked-first (flex) or wrapped (CUTLASS).
         gradients_apart: Which gradients sum each tile separately before they add it to the total,
             one of `GradientsApart`: none (default), dq (FlashAttention-2, cuDNN) or all
             (arXiv 2510.04212). The events DQP, DKP and DVP round the sums of one tile.
         scale_roots: True multiplies q and k by the square root of the scale (events QS and KS), and
-            their gradients too. The scores are then not multiplied by the scale. Default False.
+            their gradients too. The scores are then not multiplied by the scale. Default False. It
+            needs gradient_scale result.
             Source: the math back end of torch's SDPA.
         scaled_keys: True multiplies K by scale times log2 e in the backward, rounds the product
             (event KC), and uses it for S_B and dQ; dQ is multiplied by ln 2 at the end. It needs
-            log2_e scale, lse_base2 and gradient_scale result. Default False. Source: Triton's
-            tutorial 06.
+            log2_e scale, lse_base2 and gradient_scale result, and has neither saved_p, scale_roots
+            nor a softcap. Default False. Source: Triton's tutorial 06.
         dp_from_delta: True computes a second dP - delta for dQ, as one sum of dO V^T that starts at
             -delta (event DPQ). It gives a second dS, the event DSQ. For dK, delta is subtracted
-            from DP as usual. Default False. Source: Pallas' mha (pallas-mha).
+            from DP as usual. Default False. It goes neither with score_gradient quotient nor with a
+            softcap. Source: Pallas' mha (pallas-mha).
 
     Raises:
         ValueError: A site or product is missing, a field has a value that is not allowed, or a
@@ -266,7 +273,8 @@ class Plan:
                 all:FORMAT, which rounds every event and every step of a sum to one format. A preset
                 or all:FORMAT may end in @ARCHITECTURE. Its products of matrices then run on the
                 tensor cores of that architecture, except those whose factors are in a format that
-                the tensor cores cannot read.
+                the tensor cores cannot read. A preset or a twin may end in -fp16: FP16 stands in
+                place of BF16 everywhere, on its tensor cores too.
 
         Returns:
             The plan, whose `name` is the given one.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import ModuleType
 
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
+from roundscope.attention.plans.half import SUFFIX, half
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, PRODUCTS, Site
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
@@ -278,7 +279,7 @@ def preset(name: str) -> Plan:
 
     The name is that of a preset, or all:FORMAT for every event in one format, either of them with
     @ARCHITECTURE at its end for products on tensor cores; or that of a twin, whose products are on
-    tensor cores already.
+    tensor cores already. A preset or a twin with -fp16 behind its name has FP16 in place of BF16.
 
     Raises:
         ValueError: There is no such name. The message has the nearest one.
@@ -286,6 +287,12 @@ def preset(name: str) -> Plan:
     """
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")
+    if "=" in name:
+        first = name.replace(";", " ").split()[0]
+        raise ValueError(
+            f"preset '{name}': a name without changes; give them to"
+            f" Plan.preset('{first}').changed('O=fp32'), or to attend as plan='{first}; O=fp32'"
+        )
     plain, _, arch = name.partition("@")
     if arch:
         return on_tensor_cores(preset(plain), arch)
@@ -299,6 +306,11 @@ def preset(name: str) -> Plan:
         return everywhere(name, rounding(f))
     if name in PRESETS:
         return PRESETS[name]()
+    if name.endswith(SUFFIX):
+        plain = name.removesuffix(SUFFIX)
+        if (made := half(preset(plain))) == preset(plain):
+            raise ValueError(f"preset '{name}': {plain} has no event in BF16; give {plain}")
+        return replace(made, name=name)
     from roundscope.attention.plans.twins import TWINS  # which are made of presets
 
     if name not in TWINS:

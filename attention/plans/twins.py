@@ -75,6 +75,9 @@ def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
 def fa2() -> Plan:
     """Return FlashAttention-2 as torch's SDPA runs it: m is of the unscaled scores, and
     X = c S - c m with both products rounded.
+
+    SDPA aligns causal calls at the top left; FlashAttention's own package aligns them at the bottom
+    right since version 2.1, for which the argument `alignment` of a call stands.
     """
     plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
@@ -88,7 +91,11 @@ def fa2_split() -> Plan:
 
 
 def cudnn() -> Plan:
-    """Return cuDNN's fused attention, which multiplies the scores by c before the maximum."""
+    """Return cuDNN's fused attention, which multiplies the scores by c before the maximum.
+
+    With a negative scale it is not the kernel: of a full call with scale -0.125, half of the
+    numbers of the output have the kernel's bits, and a causal call has NaN there.
+    """
     return replace(
         _fused("cudnn", lanes=16),
         log2_e=Log2E.SCALE,

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import Alignment
+
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -20,6 +22,7 @@ class Inputs:
         is_causal: whether a query sees only the keys up to its own position.
         window, softcap, sinks, mask: as in `roundscope.attend`; None for none, and most kernels
             support none.
+        alignment: as in `roundscope.attend`; None is top-left, and nobody has said so.
     """
 
     q: np.ndarray
@@ -32,6 +35,7 @@ class Inputs:
     softcap: float | None = None
     sinks: np.ndarray | None = None
     mask: np.ndarray | None = None
+    alignment: Alignment | None = None
 
     def __repr__(self) -> str:
         """Return the shapes and the options, without the numbers of the arrays."""
@@ -48,7 +52,7 @@ class Inputs:
         """The arguments of `roundscope.attend` other than the tensors."""
         return {
             name: getattr(self, name)
-            for name in ("scale", "is_causal", "window", "softcap", "sinks", "mask")
+            for name in ("scale", "is_causal", "window", "softcap", "sinks", "mask", "alignment")
         }
 
 

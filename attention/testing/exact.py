@@ -35,7 +35,8 @@ def visible(x: Inputs) -> np.ndarray:
     """Return which keys each query sees, booleans that broadcast to (B, N, T, S)."""
     queries, keys = x.q.shape[1], x.k.shape[1]
     sees = np.ones((1, 1, queries, keys), bool) if x.mask is None else np.asarray(x.mask, bool)
-    apart = np.arange(queries)[:, None] - np.arange(keys)
+    first = keys - queries if x.alignment == "bottom-right" else 0
+    apart = np.arange(queries)[:, None] + first - np.arange(keys)
     if x.is_causal:
         sees = sees & (apart >= 0)
     if x.window is not None:

@@ -69,6 +69,8 @@ def given(x: np.ndarray, dtype: str, layout: str) -> jax.Array:
 
 def array(x: jax.Array, layout: str) -> np.ndarray:
     """Return an array of a layout as a float32 array (B, T, N, H)."""
+    if jnp.iscomplexobj(x):
+        raise TypeError("the kernel returned complex numbers; return real numbers")
     a = np.asarray(x.astype(jnp.float32))
     return np.ascontiguousarray(a.swapaxes(1, 2) if layout == "BNTH" else a)
 

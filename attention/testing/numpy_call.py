@@ -37,4 +37,7 @@ def _turned(x: np.ndarray, layout: str) -> np.ndarray:
 
 
 def _float32(x: Any, layout: str) -> np.ndarray:
+    if isinstance(x, np.ma.MaskedArray) or np.iscomplexobj(x):
+        what = "complex" if np.iscomplexobj(x) else "masked"
+        raise TypeError(f"the kernel returned a {what} array; return real numbers")
     return _turned(np.asarray(x).astype(np.float32), layout)

@@ -28,6 +28,8 @@ def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16, layout: str = "BN
 
 def array(x: Tensor, layout: str = "BNTH") -> np.ndarray:
     """Return a tensor of a layout as a float32 array (B, T, N, H)."""
+    if x.is_complex():
+        raise TypeError("the kernel returned complex numbers; return real numbers")
     a = x.detach().float().cpu().numpy()
     return np.ascontiguousarray(a.swapaxes(1, 2) if layout == "BNTH" else a)
 

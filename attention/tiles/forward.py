@@ -133,7 +133,8 @@ def forward(
         of_whole = at.seen() | seen_last
     else:
         results, of_whole = _combined(ops, setup, head, mask, at, whole)
-    if masks is not None or setup.plan.window or setup.queries % setup.block_q:
+    is_blind = setup.is_causal and setup.shift < 0  # whether rows stand before the first key
+    if masks is not None or setup.plan.window or setup.queries % setup.block_q or is_blind:
         results = algorithm.without_rows_of_no_key(at, *results)
     return results, {"tiles": seen, "whole": of_whole}
 

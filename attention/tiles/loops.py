@@ -61,6 +61,8 @@ class Setup:
                       format
     whole_scale       the scale before that rounding
     is_causal         whether a query sees the keys up to its own position only
+    shift             the key at which query 0 stands in a causal or windowed call: 0, or keys -
+                      queries if both are counted from the last (`attention.alignment`)
     inject, record    the injections, and what a trace keeps (None for no trace)
     some              the heads that a fused kernel computes; None for all. If it is given, `heads`
                       and `key_heads` count only the heads of the kernel's arrays
@@ -76,6 +78,7 @@ class Setup:
     scale: float
     whole_scale: float
     is_causal: bool
+    shift: int = 0
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
     some: SomeHeads | None = None
@@ -154,8 +157,10 @@ def whole_head(
     s = xp.arange(setup.key_tiles * setup.block_k)
     rows, keys = _before(xp, t, setup.queries), _before(xp, s, setup.keys)
     if mask is not None and setup.is_causal:
-        mask = mask & (t[:, None] >= s[None, :])
+        mask = mask & (t[:, None] + setup.shift >= s[None, :])
     seeing = rows if mask is None else rows & mask.any(axis=1)
+    if setup.is_causal and setup.shift < 0:
+        seeing = seeing & (t + setup.shift >= 0)
     if setup.plan.window:
         near = _in_window(setup, t, s) & keys
         seeing = rows & (near if mask is None else near & mask).any(axis=1)
@@ -189,7 +194,7 @@ def _in_window(setup: Setup, t: Array, s: Array) -> Array:
     A window has the nearest `window` keys on each side of the query, each side including the
     query's own key. A causal call hides the later side.
     """
-    gap = t[:, None] - s[None, :]
+    gap = t[:, None] + setup.shift - s[None, :]
     return (gap < setup.plan.window) & (gap > -setup.plan.window)
 
 
@@ -216,9 +221,10 @@ def tile_at(
     exists = here[:, None] & keys[None, :]
     active = row0 < setup.queries  # and it has some key, since every tile has one
     if setup.is_causal:
-        exists = exists & (s[None, :] <= t[:, None])
-        last = xp.minimum(row0 + setup.block_q, setup.queries) - 1
-        here, keys, active = here & (key0 <= t), keys & (s <= last), key0 <= last
+        at = t + setup.shift
+        exists = exists & (s[None, :] <= at[:, None])
+        last = xp.minimum(row0 + setup.block_q, setup.queries) - 1 + setup.shift
+        here, keys, active = here & (key0 <= at), keys & (s <= last), key0 <= last
     if mask is not None:
         exists = exists & mask
     if setup.plan.window:
@@ -304,9 +310,10 @@ def computed(
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:
     """Return the bounds of query tile i and of key tile j.
 
-    The bounds of a tile are its first row and the row after its last.
+    The bounds of a tile are its first row and the row after its last. A query is counted as the key
+    at which it stands.
     """
-    return (i * setup.block_q, (i + 1) * setup.block_q), (
+    return (i * setup.block_q + setup.shift, (i + 1) * setup.block_q + setup.shift), (
         j * setup.block_k,
         (j + 1) * setup.block_k,
     )

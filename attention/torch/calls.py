@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from roundscope.attention.alignment import Alignment
 from roundscope.attention.models.removable import Removable
 from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.torch import multi_head, transformers
@@ -48,7 +49,10 @@ class Call:
         v: Values (B, G, S, Hv).
         mask: None, or what broadcasts to (B, N, T, S): booleans, True where a query sees a key, or
             numbers that are added to the scores.
-        is_causal: Whether query t sees only keys s <= t, both counted from the start.
+        is_causal: Whether query t sees only keys s <= t.
+        alignment: Where queries stand in a causal or windowed call with other numbers of queries
+            than of keys: "top-left", as SDPA has it, or "bottom-right", as FlashAttention's
+            package since 2.1 has it.
         scale: The factor of the scores.
         dropout: The probability with which a weight is dropped, 0 for none.
         window: How many keys a query sees, its own included; None for all.
@@ -72,6 +76,7 @@ class Call:
     softcap: float | None = None
     sinks: Tensor | None = None
     implementation: str = "sdpa"
+    alignment: Alignment = "top-left"
     run: Run
 
 

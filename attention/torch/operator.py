@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend, examine, output_type
 from roundscope.attention.arguments import (
     block_given,
@@ -52,6 +53,7 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     engine: str | None = None,
+    alignment: Alignment | None = None,
 ) -> Tensor:
     """Return softmax(scale Q K^T) V of PyTorch tensors, with every rounding that the plan names.
 
@@ -80,7 +82,8 @@ def attention(
             sees no key gives 0. Or numbers that are added to the scores, if each is 0 or -inf, or
             the lowest number of its type, as the transformers library writes; they are taken as
             booleans. With is_causal a query sees a key that both let it see.
-        is_causal: Whether query t sees only keys s <= t, both counted from the start.
+        is_causal: Whether query t sees only keys s <= t, both counted from the start unless
+            `alignment` says otherwise.
         scale: The factor of the scores, 1 / sqrt(H) by default; rounded as by `attend`.
         block_q: Query rows of a tile.
         block_k: Keys of a tile.
@@ -90,6 +93,9 @@ def attention(
         engine: "numpy" (tensors on a CPU), "xla", or "pallas" (fused kernels). By
             default "numpy" for tensors on a CPU and "xla" for those on a GPU, which JAX takes by
             DLPack without a copy and compiles once for each plan and shape.
+        alignment: "top-left", as `F.scaled_dot_product_attention` has it, which None (default) is
+            too; or "bottom-right", as `torch.nn.attention.bias.causal_lower_right` and
+            FlashAttention's own package since 2.1: query t sees only keys s <= t + S - T.
 
     Returns:
         The output (B, N, T, Hv), contiguous, on q's device. It has the type that `attend` says:
@@ -119,6 +125,7 @@ def attention(
         check_mask(mask)
         engine_given(engine)
         causal_given(is_causal)
+        alignment_given(alignment)
         scale, block_q, block_k, window, softcap = _numbers(
             q, plan_of(text), scale, block_q, block_k, window, softcap
         )
@@ -127,7 +134,20 @@ def attention(
     if mask is not None and mask.is_floating_point():
         mask = visible(mask)
     out: Tensor = _attention(
-        q, k, v, mask, sinks, text, is_causal, scale, block_q, block_k, window, softcap, engine
+        q,
+        k,
+        v,
+        mask,
+        sinks,
+        text,
+        is_causal,
+        scale,
+        block_q,
+        block_k,
+        window,
+        softcap,
+        engine,
+        alignment,
     )
     return out
 
@@ -232,10 +252,12 @@ def _attention(
     window: int | None,
     softcap: float | None,
     engine: str,
+    alignment: str | None,
 ) -> Tensor:
     """Return the output (B, N, T, Hv)."""
     _check_tensors(q, k, v, mask, sinks)
-    options = Options(plan, is_causal, scale, block_q, block_k, window, softcap, engine)
+    given = plan, is_causal, scale, block_q, block_k, window, softcap, engine
+    options = Options(*given, alignment_given(alignment))
     if engine != "numpy":
         (out,) = _by_jax("forward", options, (q, k, v, mask, sinks))
         return out
@@ -261,10 +283,12 @@ def _backward(
     window: int | None,
     softcap: float | None,
     engine: str,
+    alignment: str | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and sinks; the last is empty for a call without sinks."""
     _check_tensors(q, k, v, mask, sinks)
-    options = Options(plan, is_causal, scale, block_q, block_k, window, softcap, engine)
+    given = plan, is_causal, scale, block_q, block_k, window, softcap, engine
+    options = Options(*given, alignment_given(alignment))
     if engine != "numpy":
         found = _by_jax("backward", options, (do, q, k, v, mask, sinks))
     else:

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from roundscope.attention.alignment import Alignment
 from roundscope.attention.grammar.text import plan_of
 
 
@@ -17,6 +18,7 @@ class Options(NamedTuple):
         window: See `attention`.
         softcap: See `attention`.
         engine: "numpy", "xla" or "pallas".
+        alignment: See `attention`.
     """
 
     plan: str
@@ -27,6 +29,7 @@ class Options(NamedTuple):
     window: int | None
     softcap: float | None
     engine: str
+    alignment: Alignment | None
 
     def of_attend(self) -> dict[str, Any]:
         """Return the arguments of `attend` and `examine`."""

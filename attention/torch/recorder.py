@@ -253,6 +253,7 @@ def _about_call(call: Call) -> dict[str, Any]:
     return {
         "scale": float(call.scale),
         "is_causal": bool(call.is_causal),
+        "alignment": call.alignment,
         "window": call.window,
         "softcap": call.softcap,
         "dropout": float(call.dropout),

@@ -1,13 +1,16 @@
 """`use`: a PyTorch model whose attention runs, forward and backward, on chosen plans."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from roundscope.attention.arguments import block_given, plan_given
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.models.selection import Layer, chosen
+from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.torch.calls import (
     Call,
@@ -37,7 +40,10 @@ def use(
 
     A plan's seed is fixed, so a stochastic plan draws the same random bits in every layer of the
     same shape and in every step. A row of the mask in which nothing is visible gives 0, where
-    softmax of equal scores gives the mean of V; rows of padding are such rows.
+    softmax of equal scores gives the mean of V; rows of padding are such rows. A plan that rounds
+    the FP16 of a model to BF16, as "fa2" does, is obeyed with a warning; "fa2-fp16" is that kernel
+    in FP16. Causal calls are aligned as the model's own: at the top left in SDPA, and at the bottom
+    right in FlashAttention's package.
 
     Args:
         model: Any `nn.Module` whose layers call attention; see `attention_layers`.
@@ -105,8 +111,17 @@ def _handler(plan: Any, block_q: int, block_k: int) -> Handler:
     return lambda call: _attended(call, text, block_q, block_k)
 
 
+def _warn_of_types(call: Call, text: str) -> None:
+    """Warn, once where warnings are shown once, of a call in FP16 that a plan rounds to BF16."""
+    types = (str(x.dtype).removeprefix("torch.") for x in (call.q, call.k, call.v))
+    if note := note_on_types(plan_of(text), types):
+        warnings.warn(f"use: {note}", stacklevel=2)
+
+
 def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
     """Return the output of a call by a plan, in the type of q."""
+    if not torch.compiler.is_compiling():
+        _warn_of_types(call, text)
     where = _named(call.layer)
     if call.dropout:
         raise ValueError(
@@ -125,6 +140,7 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
         plan=text,
         mask=mask,
         is_causal=call.is_causal,
+        alignment=call.alignment,
         scale=call.scale,
         block_q=block_q,
         block_k=block_k,

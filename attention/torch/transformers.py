@@ -208,5 +208,6 @@ def _call(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
         implementation=name,
+        alignment="bottom-right" if is_flash else "top-left",
         run=run,
     )

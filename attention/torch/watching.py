@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
+from roundscope.attention.alignment import shift_of
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
 from roundscope.attention.models.removable import Removable
@@ -332,7 +333,8 @@ def _stacks(seen: Mapping[Layer, _Seen]) -> list[list[_Seen]]:
         call, do = x.call, x.do
         assert do is not None
         tensors = tuple((y.shape, y.dtype, y.device) for y in (call.q, call.k, call.v, x.out, do))
-        told = (call.is_causal, call.scale, call.dropout, call.window, id(call.mask))
+        served = (call.is_causal, call.alignment, call.window)
+        told = (*served, call.scale, call.dropout, id(call.mask))
         kind = (tensors, told, call.implementation, x.entry, x.batch, tuple(x.allowed), x.kernel)
         alike.setdefault(kind, []).append(x)
     stacks = []
@@ -376,6 +378,7 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
             out=out,
             scale=call.scale,
             is_causal=call.is_causal,
+            alignment=call.alignment,
             mask=_mask(call, stack[0].entry, of_q),
             inputs=inputs,
             elements=_elements(call.q),
@@ -438,8 +441,10 @@ def _mask(call: Call, entry: int, heads: Tensor | None) -> Tensor | None:
         mask = mask[heads]
     if call.window is None:
         return mask
-    t, s = (torch.arange(n, device=call.q.device) for n in (call.q.shape[2], call.k.shape[2]))
-    near = (t[:, None] - s).abs() < call.window
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    t, s = (torch.arange(n, device=call.q.device) for n in (queries, keys))
+    first = shift_of(call.alignment, queries, keys)
+    near = (t[:, None] + first - s).abs() < call.window
     if mask is None:
         return near
     if mask.dtype == torch.bool:

@@ -5,7 +5,17 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import (
+    Alignment,
+    Json,
+    Mask,
+    Scale,
+    Scales,
+    Sinks,
+    Softcap,
+    Window,
+    said,
+)
 
 
 def check(
@@ -33,6 +43,13 @@ def check(
         bool | None,
         typer.Option("--causal/--full", help="Causal calls alone, or full ones; by default both."),
     ] = None,
+    alignment: Alignment = None,
+    scale: Scale = None,
+    window: Window = None,
+    softcap: Softcap = None,
+    sinks: Sinks = None,
+    mask: Mask = None,
+    scales: Scales = None,
     tokens: Annotated[int, typer.Option(help="Queries and keys of a head.")] = 192,
     features: Annotated[int, typer.Option(help="Features of a head.")] = 64,
     heads: Annotated[int, typer.Option(help="Heads of a call.")] = 8,
@@ -57,7 +74,9 @@ def check(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Other bits of a second call, or of another batch, are a failure."
+            "--strict",
+            help="Other bits of a second call, or of another batch, are a failure, and so are rows"
+            " that see no key and are not 0.",
         ),
     ] = False,
     false_alarm: Annotated[
@@ -65,8 +84,9 @@ def check(
         typer.Option(help="Probability that a kernel as good as its plan fails envelope or bias."),
     ] = 1e-4,
     budget: Annotated[
-        float, typer.Option(help="Seconds of the search for the plan of its bits, each direction.")
-    ] = 10.0,
+        int,
+        typer.Option(metavar="PLANS", help="Plans that the search for the plan of its bits tries."),
+    ] = 3000,
     library: Annotated[
         str | None,
         typer.Option(
@@ -80,6 +100,9 @@ def check(
         typer.Option(help="Axes of its arrays, or of a file: BNTH or BTNH."),
     ] = None,
     layer: Annotated[str | None, typer.Option(help="Layer of a file; by default all.")] = None,
+    head: Annotated[
+        int, typer.Option(help="Key head whose arithmetic is looked for, from 0 on.")
+    ] = 0,
     block_q: Annotated[
         int | None, typer.Option(help="Queries of the plan's tiles; by default the twin's.")
     ] = None,
@@ -102,7 +125,9 @@ def check(
     """Test a kernel: as exact as its plan? biased? explained? invariant? right at the edges?"""
     from roundscope.experiments.check import command
     from roundscope.experiments.check.asked import TESTS, Asked, claims_of
+    from roundscope.experiments.tensors.overrides import Overrides, words
 
+    overrides = words(**said(None, alignment, scale, window, softcap, sinks, mask, scales))
     asked = Asked(
         source=source,
         claims=claims_of(source) if claims is None else claims,
@@ -125,6 +150,8 @@ def check(
         budget=budget,
         is_strict=strict,
         layer=layer,
+        overrides=Overrides(**overrides),
+        head=head,
     )
     if code := command.run(asked, out=out, junit_file=junit, as_json=json):
         raise typer.Exit(code)

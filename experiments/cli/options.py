@@ -5,7 +5,78 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+Causal = Annotated[
+    bool | None,
+    typer.Option(
+        "--causal/--full",
+        help=(
+            "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
+            " full."
+        ),
+    ),
+]
+Alignment = Annotated[
+    str | None,
+    typer.Option(
+        metavar="top-left|bottom-right",
+        help=(
+            "Of causal and windowed calls with other numbers of queries and keys: whether they are"
+            " counted from the first, as in PyTorch's SDPA, or from the last, as in FlashAttention"
+            " since 2.1; by default as in the file's metadata, else top-left, with a note."
+        ),
+    ),
+]
+Scale = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBER|none",
+        help="Factor of the scores; by default the file's; none, and else, is 1 / sqrt(H).",
+    ),
+]
+Window = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEYS|none",
+        help="Number of nearest keys that a query sees; by default the file's, else all.",
+    ),
+]
+Softcap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NUMBER|none",
+        help="Scores are softcap tanh(score / softcap); by default the file's, else without.",
+    ),
+]
+Sinks = Annotated[
+    str | None, typer.Option(metavar="none", help="none leaves the file's sinks out.")
+]
+Mask = Annotated[str | None, typer.Option(metavar="none", help="none leaves the file's mask out.")]
+OVERRULING = ("causal", "alignment", "scale", "window", "softcap", "sinks", "mask", "scales")
+Scales = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none", help="none takes q, k and v as they are stored, without the file's scales."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def said(
+    causal: bool | None,
+    alignment: str | None,
+    scale: str | None,
+    window: str | None,
+    softcap: str | None,
+    sinks: str | None,
+    mask: str | None,
+    scales: str | None,
+) -> dict[str, Any]:
+    """Return the options that overrule a file, as `experiments.tensors.overrides.words` takes them.
+
+    Those that were not given are left out.
+    """
+    given = (causal, alignment, scale, window, softcap, sinks, mask, scales)
+    return {name: x for name, x in zip(OVERRULING, given, strict=True) if x is not None}
 
 
 class WordsCommand(TyperCommand):

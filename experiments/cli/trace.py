@@ -5,7 +5,18 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import (
+    Alignment,
+    Causal,
+    Json,
+    Mask,
+    Scale,
+    Scales,
+    Sinks,
+    Softcap,
+    Window,
+    said,
+)
 
 
 def trace(
@@ -26,27 +37,25 @@ def trace(
         typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
     ] = None,
     plan: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="{presets} or all:FORMAT; with @ARCHITECTURE on its tensor cores: {architectures}."
+            help=(
+                "{presets} or all:FORMAT; with -fp16 at its end in FP16 in place of BF16; with"
+                " @ARCHITECTURE on its tensor cores: {architectures}. By default fa2, or fa2-fp16"
+                " for tensors in FP16."
+            )
         ),
-    ] = "fa2",
+    ] = None,
     block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128,
     block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128,
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--full",
-            help=(
-                "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
-                " full."
-            ),
-        ),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Factor of the scores; by default the file's, else 1 / sqrt(H)."),
-    ] = None,
+    causal: Causal = None,
+    alignment: Alignment = None,
+    scale: Scale = None,
+    window: Window = None,
+    softcap: Softcap = None,
+    sinks: Sinks = None,
+    mask: Mask = None,
+    scales: Scales = None,
     layout: Annotated[
         str | None,
         typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
@@ -89,9 +98,11 @@ def trace(
         str, typer.Option(help="The plan with whose results to compare; exact is binary64.")
     ] = "exact",
     beside: Annotated[
-        str,
-        typer.Option(help="The plan whose errors stand beside those of the plan; or none."),
-    ] = "fa2",
+        str | None,
+        typer.Option(
+            help="The plan whose errors stand beside those of the plan, by default fa2; or none."
+        ),
+    ] = None,
     budget: Annotated[
         bool,
         typer.Option(
@@ -162,8 +173,7 @@ def trace(
             seed=seed,
             block_q=block_q,
             block_k=block_k,
-            scale=scale,
-            causal=causal,
+            said=said(causal, alignment, scale, window, softcap, sinks, mask, scales),
         )
 
 
@@ -182,17 +192,15 @@ def diagnose(
         str | None,
         typer.Option(help="Use these layers only: names, numbers or patterns, by commas."),
     ] = None,
-    plan: Annotated[str | None, typer.Option(help="As in trace; by default fa2.")] = None,
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--full",
-            help=(
-                "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
-                " full."
-            ),
-        ),
-    ] = None,
+    plan: Annotated[str | None, typer.Option(help="As in trace.")] = None,
+    causal: Causal = None,
+    alignment: Alignment = None,
+    scale: Scale = None,
+    window: Window = None,
+    softcap: Softcap = None,
+    sinks: Sinks = None,
+    mask: Mask = None,
+    scales: Scales = None,
     arm: Annotated[
         str | None,
         typer.Option(help="Arm of a run; by default the one that failed first.", metavar="NAME"),
@@ -228,7 +236,7 @@ def diagnose(
         sample=sample,
         layer=layer,
         plan=plan,
-        causal=causal,
+        said=said(causal, alignment, scale, window, softcap, sinks, mask, scales),
         arm=arm,
         first=from_,
         until=until,
@@ -248,20 +256,14 @@ def identify(
             ),
         ),
     ],
-    causal: Annotated[
-        bool | None,
-        typer.Option(
-            "--causal/--full",
-            help=(
-                "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
-                " full."
-            ),
-        ),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        typer.Option(help="Factor of the scores; by default the file's, else 1 / sqrt(H)."),
-    ] = None,
+    causal: Causal = None,
+    alignment: Alignment = None,
+    scale: Scale = None,
+    window: Window = None,
+    softcap: Softcap = None,
+    sinks: Sinks = None,
+    mask: Mask = None,
+    scales: Scales = None,
     layout: Annotated[
         str | None,
         typer.Option(help="Axes of a file: BNTH or BTNH; by default as in its metadata."),
@@ -270,19 +272,13 @@ def identify(
     head: Annotated[
         int, typer.Option(help="The key head to examine, in the first entry of the batch.")
     ] = 0,
-    window: Annotated[
-        int | None, typer.Option(help="Number of nearest keys that a query sees; by default all.")
-    ] = None,
-    softcap: Annotated[
-        float | None,
-        typer.Option(
-            help="Scores are softcap tanh(score / softcap). A file's `sinks` are read too."
-        ),
-    ] = None,
     budget: Annotated[
-        float,
-        typer.Option(help="Seconds for the search of the forward and for that of the backward."),
-    ] = 45.0,
+        int,
+        typer.Option(
+            metavar="PLANS",
+            help="Plans that the search of the forward tries; that of the backward a sixteenth.",
+        ),
+    ] = 8000,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -297,14 +293,8 @@ def identify(
     """Find the plan that gives a kernel's numbers to the bit, or the nearest plans."""
     from roundscope.experiments.kernels import command
     from roundscope.experiments.kernels.reading import Options
+    from roundscope.experiments.tensors.overrides import words
 
-    options = Options(
-        is_causal=causal,
-        scale=scale,
-        layout=layout,
-        layer=layer,
-        head=head,
-        window=window,
-        softcap=softcap,
-    )
+    overrides = words(**said(causal, alignment, scale, window, softcap, sinks, mask, scales))
+    options = Options(layout=layout, layer=layer, head=head, **overrides)
     command.run(source, options, budget=budget, out=out, as_json=json)

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ from roundscope.experiments.results.folder import (
     tell_replaced,
 )
 from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import options
+from roundscope.experiments.trace.served import USUAL, noted, plan_for
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
-OF_TENSORS, OF_RUNS = ("--layer", "--plan", "--causal", "--full"), ("--arm", "--from", "--until")
-PLAN = "fa2"
+OF_RUNS = ("--arm", "--from", "--until")
 INTERRUPTED = 130
 RECORD = "diagnosis.json"
 SELDOM = 30.0  # seconds between two lines where there is no terminal
@@ -39,7 +40,7 @@ def run(
     sample: bool,
     layer: str | None,
     plan: str | None,
-    causal: bool | None,
+    said: Mapping[str, Any],
     arm: str | None,
     first: int | None,
     until: int | None,
@@ -48,21 +49,27 @@ def run(
 ) -> None:
     """Diagnose a file's layers, or an arm of a run.
 
-    The arguments are those of `roundscope diagnose --help`. Raises UsageError for bad usage.
+    The arguments are those of `roundscope diagnose --help`; said: what overrules the file, the
+    arguments of `experiments.tensors.overrides.words`. Raises UsageError for bad usage.
     """
     if (source is None) == (not sample):
         problem = "and --sample are both given: choose one" if sample else ""
         raise UsageError(f"RUN_OR_TENSORS {problem or 'is missing: give one, or --sample'}")
     path = sample_path() if source is None else source
     is_run = path.is_dir()
-    values = (layer, plan, causal or None, causal is False or None, arm, first, until)
-    for name, value in zip((*OF_TENSORS, *OF_RUNS), values, strict=True):
-        if value is not None and (name in OF_TENSORS) == is_run:
+    overrides = Overrides(**words(**said))
+    of_tensors: dict[str, Any] = {"--layer": layer, "--plan": plan}
+    of_tensors |= {f"--{name}": value for name, value in said.items() if name != "causal"}
+    if overrides.is_causal is not None:
+        of_tensors["--causal" if overrides.is_causal else "--full"] = True
+    of_runs = dict(zip(OF_RUNS, (arm, first, until), strict=True))
+    for name, value in (of_tensors | of_runs).items():
+        if value is not None and (name in of_tensors) == is_run:
             repair = "is for a run's folder; leave it out"
             if is_run:
                 repair = "is for tensors: a run has its own plan"
             raise bad(name, value, repair)
-    request = request_of(str(path.resolve()), layer, plan, causal, arm, first, until)
+    request = request_of(str(path.resolve()), layer, plan, overrides, arm, first, until)
     if out is not None:
         checked_folder(out, RECORD)
     folder = out or free_folder(_named(path, plan, arm), request, RECORD, NAME)
@@ -82,7 +89,7 @@ def run(
                 if is_run:
                     findings = _of_run(path, arm, first, until, folder, progress)
                 else:
-                    findings = _of_file(path, layer, plan or PLAN, causal, progress)
+                    findings = _of_file(path, layer, plan, overrides, progress)
                 progress(LAST, "report")
                 report = data.report(findings, time.perf_counter() - start)
             document = page.written(report, folder, request)
@@ -120,15 +127,17 @@ def _named(path: Path, plan: str | None, arm: str | None) -> str:
     if arm is not None:
         parts.append(arm)
     if not path.is_dir():
-        parts.append(plan or PLAN)
+        parts.append(plan or USUAL)
     return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
 
 
 def _of_file(
-    path: Path, layer: str | None, plan: str, causal: bool | None, progress: Progress
+    path: Path, layer: str | None, plan: str | None, overrides: Overrides, progress: Progress
 ) -> Findings | Stopped:
-    asked = _request(plan, causal)
-    return diagnose(read_layers(path, layer=layer), asked, path.name, progress)
+    layers = read_layers(path, layer=layer, overrides=overrides)
+    asked = _request(plan_for(layers, plan))
+    layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
+    return diagnose(layers, asked, path.name, progress)
 
 
 def _of_run(
@@ -144,7 +153,7 @@ def _of_run(
     return diagnose_run(path, name=arm, first=first, until=until, out=folder, progress=progress)
 
 
-def _request(plan: str, causal: bool | None) -> options.Request:
+def _request(plan: str) -> options.Request:
     return options.request(
         plan=plan,
         against="exact",
@@ -155,8 +164,6 @@ def _request(plan: str, causal: bool | None) -> options.Request:
         seed=0,
         block_q=128,
         block_k=128,
-        scale=None,
-        causal=causal,
     )
 
 

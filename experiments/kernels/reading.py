@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.exact import visible
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.tensors.files import open_tensors
 from roundscope.experiments.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
+from roundscope.experiments.tensors.overrides import Overrides
 
 GRADIENTS = ("dq", "dk", "dv")
 SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are called
@@ -24,27 +26,29 @@ SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are calle
 class Call:
     """One call of a kernel, for one key head and the query heads that share it.
 
-    name    the name of the kernel, or of the file
-    about   the inputs of the call in words
+    name            the name of the kernel, or of the file
+    about           the inputs of the call in words
+    x, outputs      the inputs and the outputs of this head, without queries that see no key
+    given, returned the inputs and the outputs of all heads and batch entries
+    head            the number of the key head
     """
 
     name: str
     about: str
     x: Inputs
     outputs: Outputs
+    given: Inputs
+    returned: Outputs
+    head: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Overrides):
     """What the command line says of the call; None: as the file says, or the default."""
 
-    is_causal: bool | None = None
-    scale: float | None = None
     layout: str | None = None
     layer: str | None = None
     head: int = 0
-    window: int | None = None
-    softcap: float | None = None
 
 
 def read(source: str, options: Options) -> Call:
@@ -53,7 +57,6 @@ def read(source: str, options: Options) -> Call:
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
-    check_options(options)
     path = Path(source)
     if path.is_file():
         return one_head(*whole_of_file(path, options), options.head)
@@ -82,27 +85,15 @@ def unknown_source(source: str) -> UsageError:
     )
 
 
-def check_options(options: Options) -> None:
-    """Raise UsageError for a number that no call can have."""
-    if options.scale is not None and not (np.isfinite(options.scale) and options.scale):
-        raise bad("--scale", options.scale, "give a finite number other than 0, such as 0.125")
-    if options.window is not None and options.window < 1:
-        repair = "give how many keys a query sees, 1 or more; leave it out for all"
-        raise bad("--window", options.window, repair)
-    if options.softcap is not None and not (np.isfinite(options.softcap) and options.softcap > 0):
-        repair = "give a finite number above 0, such as 50; leave it out for none"
-        raise bad("--softcap", options.softcap, repair)
-
-
 def _of_kernel(name: str, options: Options) -> Call:
     for option, value in (("--layout", options.layout), ("--layer", options.layer)):
         if value is not None:
             raise bad(
                 option, value, f"is for a file; a kernel runs on {SAMPLE} of the shipped tensors"
             )
-    [layer] = read_layers(sample_path(), layer=SAMPLE)
+    [layer] = read_layers(sample_path(), layer=SAMPLE, overrides=options)
     assert layer.do is not None
-    x = _inputs(layer, options, bool(options.is_causal))
+    x = _inputs(layer, bool(options.is_causal))
     try:
         outputs = kernel(name)(x)
     except ImportError as error:
@@ -129,7 +120,7 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
-    layers = read_layers(path, options.layout, options.layer)
+    layers = read_layers(path, options.layout, options.layer, overrides=options)
     if len(layers) > 1:
         names = ", ".join(each.name for each in layers[:SHOWN])
         more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
@@ -141,12 +132,12 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
         layout = (options.layout or file.metadata["layout"]).upper()
         given = {
             n: _btnh(file[prefix + n], layout)
-            for n in ("out", *GRADIENTS)
+            for n in ("out", "lse", *GRADIENTS)
             if prefix + n in file.names
         }
         dropout = file.said(layer.name, "dropout")
         names = ", ".join(sorted(file.names)[:12])
-    is_causal = options.is_causal if options.is_causal is not None else layer.is_causal
+    is_causal = layer.is_causal
     if is_causal is None:
         raise bad("is_causal", None, "the file's metadata has none; give --causal or --full")
     if dropout is not None:
@@ -166,8 +157,11 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
             f"has {', '.join(extra)}, but no {prefix}do, the gradient of the output; add it, or"
             " leave them out",
         )
+    if (lse := given.get("lse")) is not None and lse.shape != _of_rows(layer.q):
+        del given["lse"]  # of another layout than the one that is compared
     shapes = {
         "out": (*layer.q.shape[:3], layer.v.shape[3]),
+        "lse": _of_rows(layer.q),
         "dq": layer.q.shape,
         "dk": layer.k.shape,
         "dv": layer.v.shape,
@@ -179,9 +173,14 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
                 f" layout {layout}?"
             )
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
-    x = replace(_inputs(layer, options, is_causal), sinks=layer.sinks, mask=layer.mask)
+    x = replace(_inputs(layer, is_causal), sinks=layer.sinks, mask=layer.mask)
     about = ", ".join((path.name, *([] if layer.name == BARE else [layer.name]), *layer.notes))
     return path.stem, about, x, Outputs(**given)
+
+
+def _of_rows(q: np.ndarray) -> tuple[int, int, int]:
+    """Return the shape of numbers of the rows, (B, N, T)."""
+    return (q.shape[0], q.shape[2], q.shape[1])
 
 
 def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
@@ -189,9 +188,8 @@ def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
     return np.ascontiguousarray(array.swapaxes(1, 2)) if is_swapped else array
 
 
-def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
-    usual = layer.q.shape[-1] ** -0.5
-    scale = next((s for s in (options.scale, layer.scale) if s is not None), usual)
+def _inputs(layer: Layer, is_causal: bool) -> Inputs:
+    scale = layer.q.shape[-1] ** -0.5 if layer.scale is None else layer.scale
     do = layer.do
     if do is None:
         do = np.zeros((*layer.q.shape[:3], layer.v.shape[3]), np.float32)
@@ -202,8 +200,9 @@ def _inputs(layer: Layer, options: Options, is_causal: bool) -> Inputs:
         do=do,
         scale=scale,
         is_causal=is_causal,
-        window=layer.window if options.window is None else options.window,
-        softcap=layer.softcap if options.softcap is None else options.softcap,
+        alignment=layer.alignment,
+        window=layer.window,
+        softcap=layer.softcap,
     )
 
 
@@ -224,23 +223,7 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
     if not 0 <= head < heads:
         raise bad("--head", head, f"there are {heads} key heads, numbered from 0 to {heads - 1}")
     group = x.q.shape[2] // heads
-    key_head, query_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
-
-    def cut(n: str, a: np.ndarray) -> np.ndarray:
-        part = key_head if n in ("k", "v", "dk", "dv") else query_heads
-        return np.ascontiguousarray(a[:1, :, part])
-
-    inputs = replace(
-        x,
-        q=cut("q", x.q),
-        k=cut("k", x.k),
-        v=cut("v", x.v),
-        do=cut("do", x.do),
-        sinks=None if x.sinks is None else x.sinks[query_heads],
-        mask=None if x.mask is None else _mask_of(x.mask, query_heads),
-    )
-    kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
-    inputs, kept, blind = _seeing(inputs, kept)
+    inputs, kept, blind = of_key_head(x, outputs, 0, head)
     which = (
         f"head {head} of {heads}"
         if group == 1
@@ -248,10 +231,12 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
     )
     shape = f"{inputs.q.shape[1]} queries, {x.k.shape[1]} keys, width {x.q.shape[3]}"
     mask = "causal" if x.is_causal else "full"
+    if x.alignment is not None and x.q.shape[1] != x.k.shape[1] and (x.is_causal or x.window):
+        mask += f" aligned {x.alignment}"
     if x.mask is not None:
         mask += ", masked"
-    if blind:
-        mask += f", without {blind} queries that see no key"
+    if blind.any():
+        mask += f", without {int(blind.sum())} queries that see no key"
         mask += ", and without dk and dv" if outputs.dk is not None and kept.dk is None else ""
     served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
     mask += "".join(
@@ -264,28 +249,67 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
         about=f"{about}, {which}: {shape}, {mask}, scale {x.scale:.6g}",
         x=inputs,
         outputs=kept,
+        given=x,
+        returned=outputs,
+        head=head,
     )
 
 
-def _mask_of(mask: np.ndarray, heads: slice) -> np.ndarray:
-    """Return the mask of some query heads of the first entry of the batch."""
-    return np.ascontiguousarray(mask[:1, heads if mask.shape[1] > 1 else slice(None)])
+def of_key_head(
+    x: Inputs, outputs: Outputs, entry: int, head: int
+) -> tuple[Inputs, Outputs, np.ndarray]:
+    """Return the call of one key head, and which of its queries see no key, booleans (T,).
+
+    Those queries are left out of the call.
+
+    Args:
+        x: the inputs of all heads.
+        outputs: what the kernel returned.
+        entry: the entry of the batch.
+        head: the number of the key head.
+
+    Raises:
+        UsageError: no query sees a key.
+    """
+    group = x.q.shape[2] // x.k.shape[2]
+    key_head, query_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
+    of_batch = slice(entry, entry + 1)
+
+    def cut(n: str, a: np.ndarray) -> np.ndarray:
+        part = key_head if n in ("k", "v", "dk", "dv") else query_heads
+        return np.ascontiguousarray(a[of_batch, :, part])
+
+    mask = x.mask
+    if mask is not None:
+        entries = of_batch if mask.shape[0] > 1 else slice(None)
+        mask = np.ascontiguousarray(
+            mask[entries, query_heads if mask.shape[1] > 1 else slice(None)]
+        )
+    inputs = replace(
+        x,
+        q=cut("q", x.q),
+        k=cut("k", x.k),
+        v=cut("v", x.v),
+        do=cut("do", x.do),
+        sinks=None if x.sinks is None else x.sinks[query_heads],
+        mask=mask,
+    )
+    return _seeing(inputs, Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"}))
 
 
-def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
-    """Return a call without the queries that see no key, and how many they were.
+def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, np.ndarray]:
+    """Return a call without the queries that see no key, and which these are, booleans (T,).
 
     What a kernel returns for them is its own choice: 0, NaN, or the mean of V. What they add to dk
     and dv is as well, so these are left out unless `do` is 0 there. If there are any, the mask has
-    the causality too, which counts queries from the first.
+    the causality and the window too, which count queries.
     """
-    if x.mask is None:
-        return x, outputs, 0
-    queries, keys = x.mask.shape[2:]
-    mask = x.mask & np.tri(queries, keys, dtype=bool) if x.is_causal else x.mask
+    queries, keys = x.q.shape[1], x.k.shape[1]
+    mask = np.broadcast_to(visible(x), (1, x.q.shape[2], queries, keys))
     sees = mask.any(-1).reshape(-1, queries).all(0)
+    blind: np.ndarray = np.logical_not(sees)
     if sees.all():
-        return x, outputs, 0
+        return x, outputs, blind
     if not sees.any():
         raise bad("mask", "of no key", "no query sees a key; choose another layer or batch entry")
 
@@ -298,8 +322,9 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
         do=cut(x.do),
         mask=np.ascontiguousarray(mask[:, :, sees]),
         is_causal=False,
+        window=None,
     )
     kept = {n: cut(a) for n, a in outputs.named() if n in ("out", "dq")}
     if not x.do[:, ~sees].any():
         kept |= {n: a for n, a in outputs.named() if n in ("dk", "dv")}
-    return inputs, Outputs(**kept), int((~sees).sum())
+    return inputs, Outputs(**kept), blind

@@ -1,26 +1,38 @@
 """Attention's tensors from a file: q, k, v and optionally do, per layer, as (B, T, N, H).
 
-What a file says of a layer's call is read too: mask, causality, scale, window, softcap and sinks,
-as in the files that `attention.models.capture_file` writes.
+What a file says of a layer's call is read too: mask, causality and how it is aligned, scale,
+window, softcap and sinks, as in the files that `attention.models.capture_file` writes, and the
+scales with which q, k and v are stored (`tensors.scales`). A caller may overrule it
+(`tensors.overrides`).
 """
 
 import fnmatch
-import math
 import re
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import ALIGNMENTS, Alignment, note_on
+from roundscope.attention.models.capture_file import FORMAT
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.tensors.files import TensorFile, open_tensors
+from roundscope.experiments.tensors import scales
+from roundscope.experiments.tensors.files import TEXTS, TensorFile, open_tensors
+from roundscope.experiments.tensors.overrides import (
+    AS_THE_FILE,
+    Overrides,
+    keys_given,
+    number_given,
+)
 
 LAYOUTS = ("BNTH", "BTNH")
 ROLES = ("q", "k", "v", "do")
 OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
+DIGITS = 18  # of a number of a layer, at most
 SHOWN = 8  # how many names a message lists
 REPAIR = "repair the tensors"  # what a reader can do about NaN; a verb may add an option of its own
 BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
@@ -33,13 +45,15 @@ class Layer:
     q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
     nan_count     how many numbers of all of them, and of sinks, are NaN or infinite
     scale         the factor of the scores from the file's metadata; None if it has none
-    is_causal     whether a query t sees the keys s <= t only; None if the metadata has none
+    is_causal     whether a query t sees the keys s <= t only; None if nothing says so
+    alignment     whether t and s are counted from the first or from the last, if that is said
     mask          (B or 1, N or 1, T, S) of bool, True where a query sees a key; None for none
     window        how many keys a query sees, its own included; None for all
     softcap       the bound of the scores; None for none
     sinks         (N,): a logit of each query head; None for none
-    notes         what a reader of the results should know of the file: tensors of this layer that
-                  are not read, metadata that the caller overruled
+    types         the types of q, k and v in the file, by their names in NumPy
+    notes         what a reader of the results should know of the file: what is not read of it, what
+                  the caller overruled, scales, and what nothing says
     """
 
     name: str
@@ -55,6 +69,8 @@ class Layer:
     window: int | None = None
     softcap: float | None = None
     sinks: np.ndarray | None = None
+    alignment: Alignment | None = None
+    types: tuple[str, ...] = ()
 
 
 def sample_path() -> Path:
@@ -69,6 +85,7 @@ def read_layers(
     layer: str | None = None,
     *,
     allow_nan: bool = False,
+    overrides: Overrides = AS_THE_FILE,
 ) -> list[Layer]:
     """Return the layers of a safetensors or npz file, in natural order of their names.
 
@@ -78,6 +95,7 @@ def read_layers(
     layer      the only layer to read, or several: names and patterns such as layers.* by commas, or
                the number of a layer; all of them if left out
     allow_nan  whether to accept NaN and infinities, which `nan_count` then counts
+    overrides  what holds in place of what the file says
 
     Raises UsageError: one line that names the argument, its value and the repair.
     """
@@ -87,9 +105,8 @@ def read_layers(
         order = _layout(layout, file)
         overruled = _overruled(order, file)
         return [
-            replace(
-                _layer(file, name, names[name], order, allow_nan),
-                notes=overruled + _said(file, names[name]) + _unread(file, names[name]),
+            _with_notes(
+                file, names, overruled, _layer(file, name, names[name], order, allow_nan, overrides)
             )
             for name in _chosen(layer, list(names))
         ]
@@ -102,6 +119,17 @@ def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
     """
     with open_tensors(Path(path)) as file:
         return _chosen(layer, [p or BARE for p in _prefixes(file, str(path))])
+
+
+def _with_notes(
+    file: TensorFile, names: dict[str, str], overruled: tuple[str, ...], layer: Layer
+) -> Layer:
+    """Return a layer with all that is to be said of it, before what it has found itself."""
+    prefix = names[layer.name]
+    call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
+    aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
+    notes = (*overruled, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
+    return replace(layer, notes=notes + _unread(file, prefix, list(names.values())))
 
 
 def _chosen(layer: str | None, names: list[str]) -> list[str]:
@@ -122,7 +150,7 @@ def _chosen(layer: str | None, names: list[str]) -> list[str]:
 
 def int_of(text: str) -> int | None:
     """Return the whole number that a text is, or None."""
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
 
 
 def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
@@ -147,12 +175,31 @@ def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
     return tuple(text for text in words if text)
 
 
-def _unread(file: TensorFile, prefix: str) -> tuple[str, ...]:
-    """Return a note that names the tensors of a layer that have no role here, if there are any."""
+def _unread(file: TensorFile, prefix: str, prefixes: list[str]) -> tuple[str, ...]:
+    """Return notes that name the tensors and the metadata of a layer that have no meaning here.
+
+    Metadata that stand for the whole file are those of each layer. A capture's own are not named.
+    """
     parts = [(name.rpartition("."), name) for name in file.names]
     known = (*ROLES, *OTHERS)
-    names = sorted(name for (own, _, role), name in parts if own == prefix and role not in known)
-    return (f"not used: {_listed(names)}",) if names else ()
+    names = sorted(
+        name
+        for (own, _, role), name in parts
+        if own == prefix and role not in known and not scales.is_read(role)
+    )
+    notes = (f"not used: {_listed(names)}",) if names else ()
+    if file.metadata.get("format") == FORMAT:
+        return notes
+    others = tuple(p for p in prefixes if p != prefix)
+    keys = sorted(
+        key
+        for key in file.metadata
+        if key != "format"
+        and key.rpartition(".")[0] not in others
+        and key.rpartition(".")[2] not in TEXTS
+        and not scales.is_read(key.rpartition(".")[2])
+    )
+    return (*notes, f"metadata that are not read: {_listed(keys)}") if keys else notes
 
 
 def _listed(names: list[str]) -> str:
@@ -175,22 +222,23 @@ def _layout(given: str | None, file: TensorFile) -> str:
 
 
 def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | None:
-    """Return a number of a layer's metadata. Raises UsageError unless it is finite."""
+    """Return a number of a layer's metadata. Raises UsageError unless binary32 holds it."""
     text = file.said(prefix, name)
-    try:
-        number = None if text is None else float(text)
-    except ValueError:
-        number = math.nan
-    if number is not None and not math.isfinite(number):
-        raise bad(f"metadata {name}", text, f"write a finite number, such as {example}")
-    return number
+    return None if text is None else number_given(f"metadata {name}", text, f"such as {example}")
+
+
+def _scale(file: TensorFile, prefix: str) -> float | None:
+    scale = _number(file, prefix, "scale", "0.125")
+    if scale == 0.0:
+        raise bad("metadata scale", "0", "write a finite number other than 0, such as 0.125")
+    return scale
 
 
 def _window(file: TensorFile, prefix: str) -> int | None:
-    window = _number(file, prefix, "window", "128")
-    if window is not None and (window < 1 or window != int(window)):
+    window = keys_given("metadata window", _number(file, prefix, "window", "128"))
+    if window == 0:
         raise bad("metadata window", window, "write how many keys a query sees, such as 128")
-    return None if window is None else int(window)
+    return window
 
 
 def _softcap(file: TensorFile, prefix: str) -> float | None:
@@ -205,6 +253,44 @@ def _is_causal(file: TensorFile, prefix: str) -> bool | None:
     if text is not None and text.lower() not in TRUTH:
         raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
     return None if text is None else TRUTH[text.lower()]
+
+
+def _alignment(file: TensorFile, prefix: str) -> Alignment | None:
+    text = file.said(prefix, "alignment")
+    found = [known for known in ALIGNMENTS if known == text]
+    if text is not None and not found:
+        raise bad("metadata alignment", text, f"write {' or '.join(ALIGNMENTS)}")
+    return found[0] if found else None
+
+
+def _settled(file: TensorFile, prefix: str, layer: Layer, overrides: Overrides) -> Layer:
+    """Return a layer with what its file says of its call, and what the caller says instead."""
+    said: dict[str, Any] = {
+        "is_causal": _is_causal(file, prefix),
+        "alignment": _alignment(file, prefix),
+        "scale": _scale(file, prefix),
+        "window": _window(file, prefix),
+        "softcap": _softcap(file, prefix),
+    }
+    given = {name: getattr(overrides, name) for name in said}
+    # 0 stands for none, but a call that is not causal is one
+    asked = {n: x if x or x is False else None for n, x in given.items() if x is not None}
+    notes = [
+        f"{name} {_word(x)} as asked, although the file says {name} {_word(said[name])}"
+        for name, x in asked.items()
+        if said[name] not in (None, x)
+    ]
+    for name, is_read in (("mask", overrides.has_mask), ("sinks", overrides.has_sinks)):
+        if not is_read and (f"{prefix}.{name}" if prefix else name) in file.names:
+            notes.append(f"no {name} as asked, although the file has {name}")
+    return replace(layer, **said | asked, notes=(*layer.notes, *notes))
+
+
+def _word(value: Any) -> str:
+    """Return a value as a file or a command line says it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _prefixes(file: TensorFile, path: str) -> list[str]:
@@ -223,19 +309,37 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
                 path,
                 f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
             )
-    return sorted(
-        layers, key=lambda p: [int(w) if w.isdigit() else w for w in re.split(r"(\d+)", p)]
-    )
+    return sorted(layers, key=_place)
 
 
-def _layer(file: TensorFile, name: str, prefix: str, layout: str, allow_nan: bool) -> Layer:
-    arrays = {}
+def _place(prefix: str) -> list[tuple[int, str]]:
+    """Return what layers are sorted by: their names, with numbers by their size."""
+    parts = re.split(r"([0-9]+)", prefix)  # text and digits in turn
+    digits = [part.lstrip("0") if n % 2 else part for n, part in enumerate(parts)]
+    return [(len(part) if n % 2 else 0, part) for n, part in enumerate(digits)]
+
+
+def _layer(
+    file: TensorFile,
+    name: str,
+    prefix: str,
+    layout: str,
+    allow_nan: bool,
+    overrides: Overrides,
+) -> Layer:
+    if overrides.has_scales:
+        scales.check_names(file, prefix)
+    arrays, types, notes = {}, {}, []
     for role in ROLES:
         full = f"{prefix}.{role}" if prefix else role
         if full in file.names:
-            arrays[role] = _btnh(full, file[full], layout)
+            array, types[role], note = scales.scaled(
+                file, prefix, role, layout, has_scales=overrides.has_scales
+            )
+            arrays[role] = _btnh(full, array, layout)
+            notes += [note] if note else []
     _check_shapes(name, arrays, layout)
-    sinks = _sinks(file, prefix, arrays["q"].shape[2])
+    sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
     counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
     if sinks is not None:  # a sink of -inf is none
         counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
@@ -243,20 +347,20 @@ def _layer(file: TensorFile, name: str, prefix: str, layout: str, allow_nan: boo
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
         raise bad("layer", name, f"NaN or infinity: {where}; {REPAIR}")
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
-    return Layer(
+    shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    layer = Layer(
         name=name,
         q=q,
         k=k,
         v=v,
         do=do,
         nan_count=sum(counts.values()),
-        scale=_number(file, prefix, "scale", "0.125"),
-        is_causal=_is_causal(file, prefix),
-        mask=_mask(file, prefix, (q.shape[0], q.shape[2], q.shape[1], k.shape[1])),
-        window=_window(file, prefix),
-        softcap=_softcap(file, prefix),
+        mask=_mask(file, prefix, shape) if overrides.has_mask else None,
         sinks=sinks,
+        types=tuple(types[role] for role in ("q", "k", "v")),
+        notes=tuple(notes),
     )
+    return _settled(file, prefix, layer, overrides)
 
 
 def _mask(file: TensorFile, prefix: str, shape: tuple[int, ...]) -> np.ndarray | None:

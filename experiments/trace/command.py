@@ -3,7 +3,9 @@
 import json as json_text
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,14 @@ from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced
 from roundscope.experiments.tensors.layers import REPAIR, Layer, read_layers, sample_path
+from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.run import Progress, check_engine, observe, slower
-from roundscope.experiments.trace.served import settled
+from roundscope.experiments.trace.served import noted, plan_for, settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
 RECORD = "trace.json"
@@ -36,6 +39,9 @@ def run(
     out: Path | None = None,
     as_json: bool = False,
     png: bool = False,
+    said: Mapping[str, Any] = MappingProxyType({}),
+    plan: str | None = None,
+    beside: str | None = None,
     **options: Any,
 ) -> None:
     """Trace a file's layers, and write and print the results.
@@ -47,26 +53,31 @@ def run(
     out        the folder for the files; None for a name made of file and plan
     as_json    print the data of trace.json instead of a table
     png        write the page's pictures as PNG files too
-    options    the arguments of `experiments.trace.options.request`
+    said       what overrules the file, the arguments of `experiments.tensors.overrides.words`
+    plan       the plan; None for fa2, or fa2-fp16 for tensors in FP16
+    beside     the plan that stands beside; None for as of `plan`
+    options    the other arguments of `experiments.trace.options.request`
 
     Raises UsageError for bad usage.
     """
     if (file is None) == (not sample):
         problem = "and --sample are both given: choose one" if sample else ""
         raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
-    asked = request(**options)
+    overrides = Overrides(**words(**said))
     path = sample_path() if file is None else file
     try:
-        layers = read_layers(path, layout, layer, allow_nan=allow_nan)
+        layers = read_layers(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
     except UsageError as error:
         raise UsageError(
             str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
         ) from None
+    asked = request(plan=plan_for(layers, plan), beside=plan_for(layers, beside), **options)
+    layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
     for each in layers:
         _check(settled(asked, each), each)
     if note := slower(asked):
         print(f"roundscope: {note}", file=sys.stderr)
-    digest = request_digest(asked, path, layer, layout)
+    digest = request_digest(asked, path, layer, layout, overrides)
     if out is not None:
         checked_folder(out, RECORD)
     folder = out or folder_for(path, asked, digest)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.budget.origin import NotFinite
+from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain
@@ -78,6 +78,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "notes": list(seen.layer.notes),
         "scale": seen.scale,
         "causal": bool(seen.request.causal),
+        "alignment": seen.request.alignment,
         "tile": blocks(seen.layer, seen.request),
         "not_finite": seen.layer.nan_count,
         "infinite_or_nan": _not_finite(seen.not_finite),

@@ -138,6 +138,7 @@ def existing(
     block_k: int,
     causal: bool,
     visible: np.ndarray | None = None,
+    shift: int = 0,
 ) -> np.ndarray:
     """Return whether a row has events in a key tile, (tiles, T).
 
@@ -146,14 +147,16 @@ def existing(
     visible: (B, N, T, S), which keys a query sees, for layers with a mask or a window; the result
     is then (B, N, tiles, T). The algorithm skips tiles that no query sees, and a row has events
     from the first tile on in which it sees a key.
+    shift: the key at which query 0 of a causal call stands.
     """
-    last = np.minimum((np.arange(queries) // block_q + 1) * block_q, queries) - 1
+    at = np.arange(queries) + shift
+    last = np.minimum((np.arange(queries) // block_q + 1) * block_q, queries) - 1 + shift
     first = np.arange(0, keys, block_k)
     if visible is not None:
         return _existing_where(visible, block_q, block_k)
     if not causal:
         return np.ones((first.size, queries), dtype=bool)
-    return np.asarray(first[:, None] <= last[None, :])
+    return np.asarray((first[:, None] <= last[None, :]) & (at >= 0)[None, :])
 
 
 def _existing_where(visible: np.ndarray, block_q: int, block_k: int) -> np.ndarray:

@@ -5,16 +5,23 @@ import re
 from pathlib import Path
 
 from roundscope.experiments.results.folder import free_folder
+from roundscope.experiments.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.words import plan_changes
 
 
-def digest(asked: Request, path: Path, layer: str | None = None, layout: str | None = None) -> str:
+def digest(
+    asked: Request,
+    path: Path,
+    layer: str | None = None,
+    layout: str | None = None,
+    overrides: Overrides = AS_THE_FILE,
+) -> str:
     """Return a digest of everything that decides what a trace writes.
 
     The version of the program and the contents of the file are not part of it.
     """
-    whole = (str(path.resolve()), layer, layout, asked)
+    whole = (str(path.resolve()), layer, layout, overrides, asked)
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
 

@@ -8,6 +8,7 @@ The words of --set and --inject are `attention.grammar`'s (docs/reference/gramma
 import math
 from dataclasses import dataclass, field, replace
 
+from roundscope.attention.alignment import Alignment
 from roundscope.attention.arguments import ENGINES, check_forward_record
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.changes import sites_of
@@ -30,6 +31,7 @@ class Request:
     budget_heads      on how many query heads; None for as many as are quick
     block_q, block_k  queries and keys of a tile
     causal            whether query t sees the keys s <= t only; None for as the layer's file says
+    alignment         whether t and s are counted from the first or the last, as the layer has it
     scale             that of the scores; None for the layer's own, or 1 / sqrt(H)
     inject            the errors to add;  record: the events and steps to keep
     rows              whether to write each row's sum of errors
@@ -44,6 +46,7 @@ class Request:
     block_q: int = 128
     block_k: int = 128
     causal: bool | None = None
+    alignment: Alignment | None = None
     scale: float | None = None
     inject: tuple[Injection, ...] = ()
     record: Record = field(default_factory=Record)
@@ -76,8 +79,8 @@ def request(
     seed: int,
     block_q: int,
     block_k: int,
-    scale: float | None,
-    causal: bool | None,
+    scale: float | None = None,
+    causal: bool | None = None,
 ) -> Request:
     """Return the request that these words of the command line make.
 

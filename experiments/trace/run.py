@@ -21,7 +21,9 @@ from roundscope.attention import (
     error_budget,
     examine,
 )
-from roundscope.attention.budget.origin import NotFinite, not_finite
+from roundscope.attention.alignment import shift_of
+from roundscope.attention.budget.not_finite import NotFinite
+from roundscope.attention.budget.origin import not_finite
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
@@ -127,7 +129,13 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
         ones=_join([p[2] for p in parts], 1),
         focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
         exists=existing(
-            queries, keys, block_q, block_k, bool(request.causal), visible(layer, request)
+            queries,
+            keys,
+            block_q,
+            block_k,
+            bool(request.causal),
+            visible(layer, request),
+            shift_of(request.alignment, queries, keys),
         ),
         held=held,
     )
@@ -151,6 +159,7 @@ def check_engine(layer: Layer, request: Request) -> None:
         "block_q": request.block_q,
         "block_k": request.block_k,
         "is_causal": request.causal,
+        "alignment": request.alignment,
     }
     check_factors(request.plan)
 
@@ -273,6 +282,7 @@ def call(
         block_k=request.block_k,
         scale=scale,
         is_causal=bool(request.causal),
+        alignment=request.alignment,
         inject=inject,
         **more,
         **own,
@@ -351,6 +361,7 @@ def _call(layer: Layer, request: Request, scale: float) -> dict[str, Any]:
         "block_k": request.block_k,
         "scale": scale,
         "is_causal": bool(request.causal),
+        "alignment": request.alignment,
         **options(layer),
     }
 
@@ -386,7 +397,7 @@ def _reduced(
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
     trace = replace(seen.trace, events=kept)
-    arrays = {
+    arrays: dict[str, Any] = {
         n: None if getattr(seen, n) is None else np.asarray(getattr(seen, n)) for n in RESULTS
     }
     return Examined(**arrays, trace=trace), focused, ones

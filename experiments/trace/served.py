@@ -1,13 +1,39 @@
 """What a layer's file says of its call beside q, k, v: causality, mask, window, softcap, sinks."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from roundscope.attention.alignment import visible_keys
 from roundscope.attention.arguments import served_given
+from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.options import Request
+
+USUAL = "fa2"  # the plan that is taken if none is asked for
+
+
+def plan_for(layers: Sequence[Layer], plan: str | None) -> str:
+    """Return the name of the plan that was asked for, or else that of FlashAttention-2.
+
+    It is in FP16 if the tensors of all layers are.
+    """
+    names = {fitting(USUAL, layer.types) for layer in layers}
+    return plan if plan is not None else names.pop() if len(names) == 1 else USUAL
+
+
+def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
+    """Return a layer with a note on how its types and those of the plan agree.
+
+    is_asked: whether somebody asked for the plan
+    """
+    note, fitted = note_on_types(plan, layer.types), fitting(USUAL, layer.types)
+    if note is None and not is_asked and fitted != USUAL:
+        note = f"q, k and v are {', '.join(dict.fromkeys(layer.types))}, so the plan is {fitted}"
+    return layer if note is None else replace(layer, notes=(*layer.notes, note))
 
 
 def settled(request: Request, layer: Layer) -> Request:
@@ -25,6 +51,7 @@ def settled(request: Request, layer: Layer) -> Request:
     return replace(
         request,
         causal=causal,
+        alignment=layer.alignment,
         plan=served(request.plan),
         against=served(request.against),
         beside=None if request.beside is None else served(request.beside),
@@ -43,17 +70,15 @@ def options(layer: Layer, first: int = 0, end: int | None = None) -> dict[str, A
 def visible(layer: Layer, request: Request) -> np.ndarray | None:
     """Return which keys a query sees, (B or 1, N or 1, T, S), by mask, window and causality.
 
-    The window has the query's own key on either side. None for a layer without mask and window,
-    where causality alone says it.
+    None for a layer without mask and window, where causality alone says it.
     """
     if layer.mask is None and layer.window is None:
         return None
-    queries, keys = layer.q.shape[1], layer.k.shape[1]
-    sees = np.ones((1, 1, queries, keys), dtype=bool) if layer.mask is None else layer.mask
-    if request.causal:
-        sees = sees & np.tri(queries, keys, dtype=bool)
-    if layer.window is not None:
-        last, first = layer.window - 1, -layer.window  # diagonals: keys after, keys before a query
-        sees = sees & np.tri(queries, keys, last, dtype=bool)
-        sees = sees & ~np.tri(queries, keys, first, dtype=bool)
-    return sees
+    sees = visible_keys(
+        layer.q.shape[1],
+        layer.k.shape[1],
+        is_causal=bool(request.causal),
+        window=layer.window,
+        alignment=request.alignment,
+    )[None, None]
+    return sees if layer.mask is None else sees & layer.mask

@@ -144,8 +144,10 @@ def sizes(s: Summary) -> str:
 def call_words(request: Request, layer: Layer) -> str:
     """Return which keys a query sees, and what else the layer's call had, as words to add."""
     plan = request.plan
+    is_placed = layer.q.shape[1] != layer.k.shape[1] and (request.causal or plan.window > 0)
     has = {
         "causal": request.causal,
+        f"aligned {request.alignment}": request.alignment is not None and is_placed,
         "masked": layer.mask is not None,
         f"window {plan.window}": plan.window > 0,
         f"softcap {plan.softcap:g}": plan.softcap > 0.0,

@@ -84,6 +84,11 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
         )
     if mask is not None and setup.record is not None:
         raise ValueError(f"record: the fused kernel has no traces of calls with a mask{ELSEWHERE}")
+    if setup.is_causal and setup.shift:
+        raise ValueError(
+            f"alignment='bottom-right': with {setup.queries} queries and {setup.keys} keys, the"
+            f" fused kernel counts both from the first{ELSEWHERE}"
+        )
     check_plan(setup.plan)
     for injection in setup.inject:
         _check_injection(setup.plan, injection)

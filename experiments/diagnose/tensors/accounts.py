@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Record, Site
+from roundscope.attention.alignment import shift_of
 from roundscope.attention.plans.choices import Log2E
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.api import round_to
@@ -97,7 +98,10 @@ def head_events(m: Measured, b: int, n: int) -> Head:
         s: (np.asarray(b)[0, 0], np.asarray(a)[0, 0]) for s, (b, a) in low.trace.events.items()
     }
     block_q, block_k = blocks(layer, m.request)
-    exists = existing(layer.q.shape[1], layer.k.shape[1], block_q, block_k, bool(m.request.causal))
+    queries, keys = layer.q.shape[1], layer.k.shape[1]
+    shift = shift_of(m.request.alignment, queries, keys)
+    causal = bool(m.request.causal)
+    exists = existing(queries, keys, block_q, block_k, causal, shift=shift)
     top = np.where(exists, events["M"][1] * _unit(plan, m.scale), -np.inf)
     with np.errstate(invalid="ignore"):
         part = np.where(exists & np.isfinite(top), np.exp(top - top.max(0)), 0.0)

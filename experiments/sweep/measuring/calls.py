@@ -238,7 +238,7 @@ def _of_one(found: Examined) -> Examined:
 
     Their rows follow each other, and in the trace their heads do.
     """
-    rows = {
+    rows: dict[str, Any] = {
         name: np.asarray(x).reshape(1, -1, *x.shape[2:]) for name, x in results_of(found).items()
     }
 

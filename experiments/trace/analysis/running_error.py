@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Record, Site
+from roundscope.attention.alignment import shift_of
 from roundscope.attention.engines.fused import as_for
 from roundscope.emu.api import dot
 from roundscope.emu.backends.numpy_rounding import rounded
@@ -127,7 +128,9 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     """Return P and V of one row as one key tile, and its row sum (1 if P is normalized)."""
     layer, request = seen.layer, seen.request
     g = n * layer.k.shape[2] // layer.q.shape[2]
-    keys = slice(0, t + 1 if request.causal else layer.k.shape[1])
+    queries, count = layer.q.shape[1], layer.k.shape[1]
+    last = t + 1 + shift_of(request.alignment, queries, count)
+    keys = slice(0, max(1, min(last, count)) if request.causal else count)
     # a window counts from a query's own place, so it is in the mask; one key tile is one split
     plan = replace(request.plan, window=0, split_tiles=0)
     whole = replace(request, block_k=layer.k.shape[1], causal=False, engine="numpy")

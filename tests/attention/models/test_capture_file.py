@@ -73,6 +73,7 @@ def test_metadata_stand_once_where_calls_agree(tmp_path):
         "format": "roundscope-capture-1",
         "torch": "9.9",
         "layout": "BNTH",
+        "alignment": "top-left",
         "step": "0",
         "layers.0.scale": "0.3",
         "layers.7.scale": "0.1",

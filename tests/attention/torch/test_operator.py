@@ -192,7 +192,7 @@ def test_opcheck(dtype, engine):
     *qkv, do = tensors(dtype)
     for mask, sinks in ((None, None), (MASK, SINKS.clone())):
         given = [x.requires_grad_() for x in (*qkv, *(() if sinks is None else (sinks,)))]
-        args = (*given[:3], mask, given[3] if sinks is not None else None, *OPERATOR, engine)
+        args = (*given[:3], mask, given[3] if sinks is not None else None, *OPERATOR, engine, None)
         torch.library.opcheck(operator._attention, args)
         plain = (x.detach() if isinstance(x, torch.Tensor) else x for x in args)
         torch.library.opcheck(operator._backward, (do.to(dtype), *plain))

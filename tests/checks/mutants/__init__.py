@@ -9,6 +9,7 @@ test. A fault that changes no behavior proves nothing and has to be replaced.
     faults.py            what a fault is, and the check that its text still stands in the tree
     faults_emu.py        faults in `emu`
     faults_attention.py  faults in `attention`
+    faults_files.py      faults in what a call means and what a file says
     faults_summaries.py  faults in what summaries say of numbers that are not finite
     faults_trace.py      faults in what a trace says
     catalogue.py         all of them
