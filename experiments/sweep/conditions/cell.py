@@ -47,6 +47,7 @@ PRESET_BEFORE = "qiu-yao"  # the default until version 0.2
 # (`default`), which is nothing for a drawn input
 OF_CALL = {
     "scale": "default",
+    "alignment": "default",
     "window": "none",
     "softcap": "none",
     "mask": "none",

@@ -11,6 +11,7 @@ from roundscope.attention.arguments import served_given
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, occurs
+from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
 from roundscope.experiments.errors import UsageError, bad
@@ -48,7 +49,7 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
     if file is not None:
         sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
         check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
-        note = told(str(parameters["input"]), file, parameters)
+        _check_cut(parameters, file)
     settings = settings_of(parameters)
     try:
         plan = plan_of(settings, int(parameters["seed"]))
@@ -56,6 +57,8 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
         words = " ".join(f"{name}={value}" for name, value in settings)
         hint = "" if "preset" in given else _other_preset(settings)
         raise UsageError(f"{words}: {error}{hint}") from None
+    if file is not None:
+        note = told(str(parameters["input"]), file, parameters, note_on_types(plan, file.types))
     run = _served(parameters, plan)
     _check_named(parameters, run)
     inject = _injections(parameters, run, file)
@@ -145,6 +148,18 @@ def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Valu
     more = {name: x for name, x in given.items() if name not in (*DEFAULTS, *OF_CALL)}
     more |= _call(given, file)
     return whole | {name: more[name] for name in sorted(more, key=_rank)}
+
+
+def _check_cut(parameters: Mapping[str, Value], file: FileSizes) -> None:
+    """Raise UsageError for a cut that moves queries which are counted from the last key."""
+    is_cut = (parameters["T"], parameters["S"]) != (file.T, file.S)
+    if is_cut and parameters.get("alignment") == "bottom-right":
+        raise bad(
+            "T",
+            parameters["T"],
+            "a cut of a call aligned bottom-right is another call; leave T and S out, or give"
+            " alignment=top-left",
+        )
 
 
 def _call(given: Mapping[str, Value], file: FileSizes | None) -> dict[str, Value]:

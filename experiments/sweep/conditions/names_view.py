@@ -75,6 +75,10 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         ),
         "causal": (_TRUTH, "whether query t sees keys s <= t only; by default as a file says"),
         "scale": ("default, none, or a number", "the factor of the scores; none is 1 / sqrt(H)"),
+        "alignment": (
+            "default top-left bottom-right",
+            "where queries stand among keys, causal or windowed",
+        ),
         "window": ("default, none, or a number of keys", "how many keys a query sees"),
         "softcap": ("default, none, or a number above 0", "the bound of the scores"),
         "mask": ("default none", "whether a file's mask takes part"),

@@ -29,6 +29,7 @@ class FileSizes:
     causal       whether the call was causal; None if the file does not say
     says         what it has of `cell.OF_CALL`, in the words of these axes; "file" is a tensor in it
     notes        what else a reader of the results should know of the file
+    types        the types of q, k and v in the file, by their names in NumPy
     """
 
     content: str  # SHA-256 of the file
@@ -42,6 +43,7 @@ class FileSizes:
     causal: bool | None = None
     says: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -68,6 +70,7 @@ def sizes_of(name: str) -> FileSizes | None:
     (b, t, n, h), (_, s, g, width) = x.q.shape, x.v.shape
     says = {
         "scale": None if x.scale is None else number_words(x.scale),
+        "alignment": x.alignment,
         "window": None if x.window is None else str(x.window),
         "softcap": None if x.softcap is None else number_words(x.softcap),
         "mask": None if x.mask is None else "file",
@@ -86,6 +89,7 @@ def sizes_of(name: str) -> FileSizes | None:
         causal=x.is_causal,
         says={axis: word for axis, word in says.items() if word is not None},
         notes=x.notes,
+        types=x.types,
     )
 
 
@@ -110,10 +114,13 @@ def layers_of(name: str) -> list[str]:
     return [f"{whole}:{each}" for each in names] if len(names) > 1 else [name]
 
 
-def told(name: str, file: FileSizes, parameters: Mapping[str, Value]) -> str:
+def told(
+    name: str, file: FileSizes, parameters: Mapping[str, Value], more: str | None = None
+) -> str:
     """Return what a file says of its call, and where a cell's parameters say otherwise, in words.
 
-    It is empty where a file says nothing and is used whole. parameters: those of the cell.
+    It is empty where a file says nothing and is used whole. parameters: those of the cell; more: what
+    else is to be said.
     """
     own = {size: str(getattr(file, size)) for size in ("T", "S", "N")}
     if file.causal is not None:
@@ -129,7 +136,7 @@ def told(name: str, file: FileSizes, parameters: Mapping[str, Value]) -> str:
             kept.append(axis if said == "file" else f"{axis}={said}")
     parts = [f"as the file says, {' '.join(kept)}"] if kept else []
     parts += [f"as asked, {', '.join(changed)}"] if changed else []
-    parts += file.notes
+    parts += [*file.notes, *([more] if more else [])]
     return f"input {name}: {'; '.join(parts)}" if parts else ""
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 
+from roundscope.attention.alignment import alignment_given
 from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.sites import PRODUCTS, Site, site_named
@@ -129,6 +130,10 @@ def _of_call(
     return checked
 
 
+def _alignment(text: str) -> str:
+    return str(alignment_given(text))
+
+
 def _count(text: str) -> str:
     return str(_whole(1, LARGEST)(text))
 
@@ -179,6 +184,7 @@ _READERS: dict[str, Callable[[Value], Value]] = {
         for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")
     },
     "scale": _of_call(_factor),
+    "alignment": _of_call(_alignment, none="default"),
     "window": _of_call(_count),
     "softcap": _of_call(_positive),
     "mask": _of_call(),

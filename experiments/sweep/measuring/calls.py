@@ -28,6 +28,7 @@ from roundscope.experiments.sweep.measuring.kept import Kept
 from roundscope.experiments.sweep.measuring.sums import Arrays
 from roundscope.experiments.sweep.measuring.tensors import Tensors
 
+CALLED = ("scale", "alignment", "window", "softcap", "mask", "sinks")  # of `Inputs`
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 EXACT = Plan.preset("exact")
 # the query tile of golden and unfused calls, which changes no bit: these were fastest
@@ -217,7 +218,7 @@ def _examine(
     # entries of one cell are numbered together, as for anybody who calls `examine` on the file
     one = cell["engine"] == "numpy" or plans[0] is EXACT or entries(cell) > 1
     options: dict[str, Any] = {"engine": cell["engine"], "record": record, "inject": inject}
-    options |= {name: getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")}
+    options |= {name: getattr(x, name) for name in CALLED}
     q, k, v = (tensors.of(role, every) for role in "qkv")
     found = examine(
         q,

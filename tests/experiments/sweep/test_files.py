@@ -169,6 +169,15 @@ def test_what_else_a_file_says_is_told(file):
     assert "dropped weights with probability 0.1" in note and note in cell_of({"input": path}).note
 
 
+def test_a_plan_that_rounds_fp16_to_bf16_is_told(tmp_path):
+    """Catches the 2^-9 of a cast that the file's call never made, taken for the kernel's error."""
+    x = {role: value.astype(np.float16) for role, value in tensors()[0].items()}
+    path = str(tmp_path / "half.safetensors")
+    save_file(x, path, metadata={"layout": "BNTH"})
+    assert "q is float16, and the plan fa2 rounds it to bf16" in cell_of({"input": path}).note
+    assert "float16" not in cell_of({"input": path, "preset": "fa2-fp16"}).note
+
+
 def test_sizes_that_are_asked_cut_and_say_so(file):
     """Catches a file that is cut to defaults: 256 tokens, 4 heads, one batch entry."""
     path, x, call = file("all", **CALLS["all"])
@@ -231,6 +240,28 @@ def test_a_drawn_input_takes_a_window_and_a_softcap():
     )
     assert repr(plain.metrics) == repr(same.metrics) and plain.key == same.key
     assert narrow.metrics["rms"] != plain.metrics["rms"] and narrow.key != plain.key
+
+
+def test_a_file_that_is_aligned_bottom_right(tmp_path):
+    """Catches queries counted from the first key where the file says from the last."""
+    x = tensors()[0]
+    x = {r: x[r][:, :, : 6 if r in ("q", "do") else T] for r in x}
+    path = str(tmp_path / "a.safetensors")
+    words = {"layout": "BNTH", "is_causal": "true", "alignment": "bottom-right"}
+    save_file({r: np.ascontiguousarray(v) for r, v in x.items()}, path, metadata=words)
+    point = {"input": path, "preset": "fa2-bf16", "tile": 4}
+    cells = [cell_of(point), cell_of(point | {"alignment": "top-left"})]
+    q, k, v = (x[r].transpose(0, 2, 1, 3).astype(np.float64) for r in "qkv")
+    for found, alignment in zip(measure(cells), ("bottom-right", "top-left"), strict=True):
+        mine, golden = (
+            examine(q, k, v, plan=p, block_q=4, block_k=4, is_causal=True, alignment=alignment).out
+            for p in ("fa2-bf16", "exact")
+        )
+        assert found.metrics["rel_rms"] == pytest.approx(relative_rms(mine, golden), rel=1e-9)
+    assert "alignment=bottom-right" in cells[0].note
+    assert "alignment=top-left (the file: bottom-right)" in cells[1].note
+    with pytest.raises(UsageError, match="a cut of a call aligned bottom-right is another call"):
+        cell_of(point | {"T": 4})
 
 
 def test_a_file_of_several_layers_is_several_inputs(tmp_path):
