@@ -119,8 +119,8 @@ def told(
 ) -> str:
     """Return what a file says of its call, and where a cell's parameters say otherwise, in words.
 
-    It is empty where a file says nothing and is used whole. parameters: those of the cell; more: what
-    else is to be said.
+    It is empty where a file says nothing and is used whole. parameters: those of the cell; more:
+    what else is to be said.
     """
     own = {size: str(getattr(file, size)) for size in ("T", "S", "N")}
     if file.causal is not None:
