@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -65,6 +65,11 @@ fuzz: $(READY)  ## random calls: NumPy against XLA, as users compile and as the 
 	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED)
 	$(BIN)/python -m tests.checks.fuzz_engines --hours $(HOURS) --seed $(SEED) --plain
 	$(BIN)/python -m tests.checks.fuzz_programs --seed $(SEED)
+
+PLANS ?= 5000
+
+every-plan: $(READY)  ## random plans in binary64 against exact attention, with every argument of a call
+	$(BIN)/python -m tests.checks.every_plan --plans $(PLANS) --seed $(SEED)
 
 COPIES ?= 2
 

@@ -11,9 +11,14 @@ Arrays are binary64 and hold one tile of bq queries and bk keys, with H features
 features of v: q (bq, H), k (bk, H), v (bk, Hv), do and O (bq, Hv), m, l, L and delta (bq,), S, P
 and dS (bq, bk). `scale` is the factor of S.
 
-A masked score takes part in the sums of its tile like any other, with S = -inf and so P = 0. Its
-products with V and dO are then 0, or NaN where V or dO is infinite or NaN. Tiles in which no score
-exists are left out by the loops (`attention.tiles`).
+A masked score takes part in the sums of its tile like any other, with S = -inf and so P = exp(S -
+L) = 0, but NaN where L is NaN: that is what the kernels return whose twins were compared (an
+infinity or NaN in one row of q reaches dV at all keys of the row's last tile). cuDNN alone sets P
+of a masked score to 0 after the subtraction (`BackwardExponent.AFTER`), and FlashAttention-2 stores
+L = inf for a row whose sum is NaN (`softmax.logarithm`), of which P is 0 but where S is inf too. A
+multiply-add is no exception: -inf c - L is NaN where L is. The products of a masked score with V
+and dO are 0, or NaN where P, V or dO is infinite or NaN. Tiles in which no score exists are left
+out by the loops (`attention.tiles`).
 """
 
 import math
@@ -268,7 +273,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     al = (
         at.ops.xp.zeros(q.shape[0])
         if sink is None
-        else at(Site.AL, at(Site.ALPHA, exponential(at, dm)))
+        else at(Site.AL, at(Site.ALPHA, exponential(at, dm)) * 2.0**at.plan.offset)
     )
     l = at(Site.L, whole_row_sum(at, al, e))
     share = (

@@ -49,7 +49,7 @@ from roundscope.attention.places import (
     check_record,
 )
 from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.choices import DeltaFrom, Log2E
 from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
@@ -146,7 +146,9 @@ def attend(
             tile is padded with entries that no event counts.
         block_k: Keys of a tile.
         scale: The factor of the scores, 1 / sqrt(H) by default. It is rounded to binary32, even if
-            it is given, unless the plan's event SCALED has a wider format.
+            it is given, unless the plan's event SCALED has a wider format. Plans that keep the
+            maximum of unscaled scores (log2_e=maximum, as in FlashAttention-2) take a negative
+            scale in calls without masked scores only, in key tiles that divide S.
         is_causal: Whether query t sees only keys s <= t. Both are counted from the start unless
             `alignment` says otherwise.
         mask: Booleans that broadcast to (B, N, T, S), True where a query sees a key. A row that
@@ -494,19 +496,28 @@ def _setup(
     )
     engine_given(engine)
     check_blocks(setup)
-    _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]))
+    _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]), mask is not None)
     return setup, _engine_of(setup, q, k, v, mask, engine)
 
 
-def _check_asked(setup: Setup, batch: int, features: tuple[int, int]) -> None:
-    """Raises ValueError for injections and records of what the call does not have, and for a scale
-    without a root where that is needed.
+def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: bool) -> None:
+    """Raises ValueError for injections and records of what the call does not have, and for a
+    negative scale that the plan does not take.
     """
     if setup.plan.scale_roots and setup.whole_scale < 0.0:
         raise ValueError(
             f"scale={setup.whole_scale:g}: {setup.plan.name} multiplies q and k with its root; give"
             " a positive scale"
         )
+    if setup.of_scores < 0.0 and setup.plan.log2_e is Log2E.MAXIMUM and not setup.plan.softcap:
+        is_missing = has_mask or setup.has_structure or setup.keys % setup.block_k
+        if is_missing:
+            raise ValueError(
+                f"scale={setup.whole_scale:g}: {setup.plan.name} keeps the maximum of unscaled"
+                " scores (log2_e=maximum), and a masked score, or one that pads a tile, -inf, is"
+                " inf after a negative scale: its kernel returns NaN; give -q and a positive scale,"
+                " or a plan with log2_e=scale"
+            )
     sizes = Sizes(
         batch,
         setup.queries,

@@ -86,9 +86,14 @@ def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
 
 
 def plan_given(plan: Any) -> Plan:
-    """Return a plan, given as such or as the name of a preset. Raise TypeError for other types."""
+    """Return a plan, given as such, as the name of a preset, or as "fa2-bf16; OD=fp32".
+
+    Raise TypeError for other types.
+    """
     if isinstance(plan, str):
-        return Plan.preset(plan)
+        from roundscope.attention.grammar.text import plan_of  # which reads Plan
+
+        return plan_of(plan) if ";" in plan else Plan.preset(plan)
     if not isinstance(plan, Plan):
         raise TypeError(
             f"plan={reprlib.repr(plan)}: give a Plan or a preset's name, such as 'fa2-bf16';"

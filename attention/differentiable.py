@@ -192,7 +192,29 @@ def _held_by(setup: Setup, site: Site, dtype: Any, wide: Any) -> Any:
     return dtype if own.holds(setup.plan[site].format) else wide
 
 
-_attend.defvjp(lambda engine, setup, types, *x: _forward(engine, setup, *x), _backward)
+@jax.custom_jvp
+def _once(*x: Array) -> tuple[Array, ...]:
+    """Return the arrays, which nothing that is differentiated may depend on."""
+    return x
+
+
+@_once.defjvp
+def _refused(primals: Any, tangents: Any) -> Any:
+    """Raise TypeError: a derivative of the emulated backward, or one in forward mode, is asked."""
+    raise TypeError(
+        "attend: its derivative is the emulated backward, of which there is no derivative; use"
+        " jax.grad, jax.vjp or jax.jacrev once, without jax.hessian, jax.jvp or a second jax.grad"
+    )
+
+
+def _saved(
+    engine: ModuleType, setup: Setup, types: Types, output: Any, each: Each, *x: Any
+) -> tuple[Array, Residuals]:
+    """Return what `_forward` does, of q, k and v that are differentiated once."""
+    return _forward(engine, setup, output, each, *_once(*x[:3]), *x[3:])
+
+
+_attend.defvjp(_saved, _backward)
 
 
 class Pulled(NamedTuple):

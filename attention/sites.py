@@ -344,6 +344,8 @@ def site_named(name: Site | str) -> Site:
     Raises:
         ValueError: There is no such site. The message names the nearest one.
     """
+    if isinstance(name, Site):
+        return name
     try:
         return Site[str(name).upper()]
     except KeyError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +67,8 @@ def round_to(
             bfloat16 and float8 arrays are converted to float32 first, Python numbers and whole
             numbers without a shape to float64. Since rounding has no derivative of use, a tensor
             that requires a gradient is refused unless gradients are switched off.
-        format: the name of a format ("bf16", "e4m3fn", "e5m10" ...), a `Format` or a `Rounding`.
+        format: the name of a format ("bf16", "e4m3fn", "e5m10" ...), a `Format`, a `Rounding`, or
+            a rounding in words such as "e5m10:saturate" (`rounding`).
         mode: a `RoundingMode` or its name; ties-to-even by default.
         overflow: what a number beyond the largest finite one becomes, an `Overflow` or its name; by
             default what `Format.saturates` says.
@@ -88,8 +88,8 @@ def round_to(
 
     Raises:
         ValueError: for an unknown name, a block format (`round_blocks` rounds to those), a format
-            wider than the array, an `out` of another shape or type, or a tensor that requires a
-            gradient.
+            wider than the array, an `out` of another shape or type or one that is read-only, or a
+            tensor that requires a gradient.
         TypeError: for an array of whole numbers, or an argument that does not make an array of
             floats.
 
@@ -153,6 +153,8 @@ def _check_out(out: Any, x: AnyArray) -> None:
         )
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
+    if out is not None and not out.flags.writeable:
+        raise ValueError("out: is read-only; give an array that can be written, such as a copy")
 
 
 @takes_tensors
@@ -250,8 +252,12 @@ def error_of(
     numbers = _carrier(x)
     rounded = round_to(numbers, format, mode, **policies)
     is_plain = not _is_jax(numbers) or numbers.dtype == np.float64
-    error: Array = rounded - numbers if is_plain else _program(_difference, rounded, numbers)
-    return error
+    if not is_plain:
+        between: Array = _program(_difference, rounded, numbers)
+        return between
+    with np.errstate(all="ignore"):  # inf - inf
+        error: Array = rounded - numbers
+        return error
 
 
 def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
@@ -585,8 +591,11 @@ def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
 
 
 def _wide(x: AnyArray) -> Any:
-    """Return a context in which JAX has 64-bit types; for NumPy, one that does nothing."""
-    return sys.modules["jax"].enable_x64(True) if _is_jax(x) else nullcontext()
+    """Return a context in which JAX has 64-bit types, and NumPy reports no errors.
+
+    Infinities, NaN, zeros and subnormal numbers are results here, whatever `numpy.seterr` says.
+    """
+    return sys.modules["jax"].enable_x64(True) if _is_jax(x) else np.errstate(all="ignore")
 
 
 def _library(x: AnyArray) -> Any:

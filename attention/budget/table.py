@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from roundscope.attention.budget.origin import NotFinite
+from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import Part
 
 

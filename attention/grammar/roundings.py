@@ -10,20 +10,19 @@ core takes N products at a time.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from roundscope.attention.plans.plan import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.roundings.modes import BINARY32, Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, Rounding
+from roundscope.emu.roundings.words import parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 
 ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
 Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event
-_WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}
 
 
 def event_of(text: str) -> Event:
@@ -36,7 +35,7 @@ def event_of(text: str) -> Event:
         ValueError: A word is unknown (the message has the nearest one), two words are of one kind,
             or the format has no zero or no sign.
     """
-    name, words = _parted(text)
+    name, words = parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")
     if name in BLOCK_NAMED:
         return block_format(name, mode, rule=words.get("rule"), overflow=overflow)
@@ -59,7 +58,7 @@ def event_words(text: str) -> str:
         ValueError: As `event_of`.
     """
     event = event_of(text)
-    name, words = _parted(text)
+    name, words = parted(text)
     name = event.format.name if isinstance(event, Rounding) else name
     return ":".join(
         [name, *(words[kind] for kind in ("rule", "mode", "overflow") if kind in words)]
@@ -68,7 +67,7 @@ def event_words(text: str) -> str:
 
 def without_mode(text: str) -> tuple[str, str | None]:
     """Return the words of a rounding without its mode, and the mode, or None where it has none."""
-    name, words = _parted(text)
+    name, words = parted(text)
     mode = words.pop("mode", None)
     return ":".join([name, *words.values()]), mode
 
@@ -197,27 +196,3 @@ def _place(word: str) -> Place:
             f"{site} is no sum of products and has no steps; those are {' '.join(PRODUCTS)}"
         )
     return site, bool(dot)
-
-
-def _parted(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name of a format and the further words by kind: mode, overflow or rule."""
-    name, *rest = text.strip().split(":")
-    known = _WORDS if name in BLOCK_NAMED else {k: v for k, v in _WORDS.items() if k != "rule"}
-    found: dict[str, str] = {}
-    for word in rest:
-        kind, plain = _kind(word, known)
-        if kind in found:
-            raise ValueError(f"'{text}': {found[kind]} and {plain} are both a {kind}; give one")
-        found[kind] = plain
-    return name, found
-
-
-def _kind(word: str, known: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
-    """Return the kind of a word and its one spelling; `known` has the words for the message."""
-    plain = word.strip().lower().replace("_", "-")
-    for kind, names in _WORDS.items():
-        if plain in list(names):
-            return kind, plain
-    raise ValueError(
-        unknown(", ".join(known), word, [name for names in known.values() for name in names])
-    )

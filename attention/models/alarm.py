@@ -10,7 +10,7 @@ go. It does not say which of several seeds of this arithmetic will diverge, or w
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,12 @@ The largest of 0.02, 0.05, 0.1, 0.2 and 0.5 at which 40 trainings that chose it 
 before their loss moved, if they diverged. How often it is right on other trainings, and what other
 thresholds do, is in docs/notes/measurements.md (`roundscope reproduce alarm`).
 """
+
+ACTION = (
+    "To keep those sums at 0: correct(model) of roundscope.torch, or corrected(attention) of"
+    " roundscope.jax (docs/howto/bring-your-model.md)"
+)
+"""What an alarm advises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class Alarm:
         return (
             f"step {self.step}: rows of dS that do not sum to zero make {self.share:.2g} of the"
             f" queries' gradient, more than {self.threshold:.2g}; most of it in head {self.head} of"
-            f" layer {self.layer.number} ({self.layer.name})"
+            f" layer {self.layer.number} ({self.layer.name}). {ACTION}"
         )
 
 
@@ -78,8 +84,8 @@ class Shares:
     ) -> Alarm | None:
         """Take one look in, and return the alarm if it begins here, else None.
 
-        A look that is not finite somewhere is left out: loss scaling makes such steps, and skips
-        them.
+        A look that is not finite somewhere is left out of the share, and whoever looked says so
+        (`attention.models.log.Look.lost`): loss scaling makes such steps, and skips them.
 
         Args:
             step: The step of the look.
@@ -109,16 +115,17 @@ class Shares:
 
     def share(self) -> float:
         """Return the share of the drift over all looks so far, NaN before the first."""
-        return _share(map(sum, self._drift.values()), map(sum, self._gradient.values()))
+        return share_of(map(sum, self._drift.values()), map(sum, self._gradient.values()))
 
     def layers(self) -> dict[Layer, float]:
         """Return the share of each layer over all looks so far."""
         return {
-            layer: _share([sum(x)], [sum(self._gradient[layer])])
+            layer: share_of([sum(x)], [sum(self._gradient[layer])])
             for layer, x in self._drift.items()
         }
 
 
-def _share(drift: Any, gradient: Any) -> float:
+def share_of(drift: Iterable[float], gradient: Iterable[float]) -> float:
+    """Return the share that drifts have of gradients; NaN where there is no gradient."""
     made, whole = sum(drift), sum(gradient)
     return made / whole if whole else math.nan

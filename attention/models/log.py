@@ -12,12 +12,12 @@ Numbers that are not finite are null.
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roundscope.attention.models.alarm import Alarm
+from roundscope.attention.models.alarm import Alarm, share_of
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.selection import Layer
 
@@ -40,6 +40,17 @@ class LayerLook:
     heads: tuple[int, ...]
     numbers: HeadNumbers
 
+    @property
+    def now(self) -> float:
+        """The share of its drift at this look alone; NaN where a number of it is not finite."""
+        return share_of(self.numbers.drift, self.numbers.gradient)
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The heads whose drift, gradient or row sums are not finite."""
+        own = zip(self.heads, *self.numbers[:3], strict=True)  # drift, gradient, row_sums
+        return tuple(head for head, *x in own if not all(map(math.isfinite, x)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
@@ -58,6 +69,42 @@ class Look:
     threshold: float | None
     alarm: Alarm | None
     layers: tuple[LayerLook, ...]
+
+    @property
+    def now(self) -> float:
+        """The share of the drift at this look alone; NaN where a number of it is not finite."""
+        drift, gradient = (
+            [x for own in self.layers for x in getattr(own.numbers, name)]
+            for name in ("drift", "gradient")
+        )
+        return share_of(drift, gradient)
+
+    @property
+    def lost(self) -> tuple[tuple[Layer, int], ...]:
+        """The layers and heads whose drift, gradient or row sums are not finite."""
+        return tuple((own.layer, head) for own in self.layers for head in own.lost)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the drift of this look alone is finite, and not above the threshold."""
+        return not self.lost and (self.threshold is None or not self.now > self.threshold)
+
+
+def over_since(looks: Sequence[Look]) -> int | None:
+    """Return the step from which on an alarm is over: every look from there is quiet.
+
+    A look that is not finite says nothing: it neither ends an alarm nor makes it go on.
+
+    Args:
+        looks: The looks of one training, in their order.
+
+    Returns:
+        The step of the first of these looks; None if there was no alarm, or it is not over.
+    """
+    began = next((i for i, look in enumerate(looks) if look.alarm is not None), len(looks))
+    told = [i for i, look in enumerate(looks) if i >= began and not look.lost]
+    last = max((i for i in told if i == began or not looks[i].is_quiet), default=began)
+    return next((looks[i].step for i in told if i > last), None)
 
 
 def append(path: str | Path, look: Look) -> None:

@@ -38,6 +38,7 @@ class Watcher:
             on_alarm: Called once, with the alarm; by default it is printed to stderr.
         """
         self._shares, self._on_alarm, self.log = Shares(threshold), on_alarm, log
+        self._is_on = False
         if on_alarm is not None and not callable(on_alarm):
             raise TypeError(f"on_alarm={on_alarm!r}: give a function of an Alarm, or None")
         if log is not None:
@@ -59,11 +60,15 @@ class Watcher:
                 arrays of NumPy.
 
         Returns:
-            Name -> number, as loggers take it. "attention/drift" is the share of the drift over
-            heads, layers and looks, which the threshold is for, and "attention/layers.3/drift" that
-            of a layer. "row_sums", "several_ones" and "gain" are means over heads, "bias" is that
-            of the head where it is largest in size. "attention/alarm" is 1 from the alarm on, else
-            0. Numbers that are not finite are NaN.
+            Name -> number, as loggers take it. "attention/not_finite" is how many heads have
+            numbers that are not finite at this look. "attention/drift" is the share of the drift
+            at this look, over heads and layers. "attention/drift_history" is that over all looks
+            so far, a look counting 0.9 times the next one, which the threshold is for.
+            "attention/layers.3/drift" and so on are those of a layer. "row_sums", "several_ones"
+            and "gain" are means over heads, "bias" is that of the head where it is largest in
+            size. "attention/alarm" is 1 from the alarm on, but 0 at a look whose own drift is
+            not above the threshold, and 0 before; a look that is not finite leaves it as it was.
+            Numbers that are not finite are NaN.
         """
         plain = {layer: HeadNumbers(*map(_list, own)) for layer, (_, own) in numbers.items()}
         begun = self._shares.update(
@@ -93,16 +98,27 @@ class Watcher:
             self._on_alarm(begun)
         elif begun is not None:
             print(f"roundscope: {begun}", file=sys.stderr, flush=True)
-        return flat(look) | {"attention/alarm": float(self.alarm is not None)}
+        if not look.lost:
+            self._is_on = self.alarm is not None and not (begun is None and look.is_quiet)
+        return flat(look) | {"attention/alarm": float(self._is_on)}
 
 
 def flat(look: Look) -> dict[str, float]:
     """Return the numbers of a look, name -> number (see `Watcher.look`)."""
-    found = {"attention/drift": look.share} | _means("attention", [x.numbers for x in look.layers])
+    found = _shares("attention", look) | _means("attention", [x.numbers for x in look.layers])
     for own in look.layers:
         name = f"attention/layers.{own.layer.number}"
-        found |= {f"{name}/drift": own.share} | _means(name, [own.numbers])
+        found |= _shares(name, own) | _means(name, [own.numbers])
     return found
+
+
+def _shares(name: str, look: Look | LayerLook) -> dict[str, float]:
+    """Return what is lost of a look, or of one layer of it, its drift and that of all looks."""
+    return {
+        f"{name}/not_finite": float(len(look.lost)),
+        f"{name}/drift": look.now,
+        f"{name}/drift_history": look.share,
+    }
 
 
 def _means(name: str, numbers: Sequence[HeadNumbers]) -> dict[str, float]:
@@ -115,7 +131,9 @@ def _means(name: str, numbers: Sequence[HeadNumbers]) -> dict[str, float]:
         f"{name}/{which}": sum(of(which)) / max(len(of(which)), 1)
         for which in ("row_sums", "several_ones", "gain")
     }
-    return means | {f"{name}/bias": max(of("bias"), key=abs, default=math.nan)}
+    biases = of("bias")
+    most = math.nan if any(map(math.isnan, biases)) else max(biases, key=abs, default=math.nan)
+    return means | {f"{name}/bias": most}
 
 
 def _list(x: Any) -> list[float]:

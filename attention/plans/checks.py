@@ -11,7 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from roundscope.attention.plans.choices import (
+    BackwardExponent,
+    CappedBy,
     DeltaFrom,
     Exponential,
     KeyOrder,
@@ -55,12 +59,34 @@ def _check_lengths(plan: "Plan") -> None:
 
 
 def _check_base(plan: "Plan") -> None:
-    """Raise ValueError for a wrong operand of the row sum, and for log2 e in base e."""
+    """Raise ValueError for a wrong operand of the row sum, and for exponents and L of two bases."""
     if plan.row_sum_of not in (Site.EXP, Site.P):
         raise ValueError(f"row_sum_of={plan.row_sum_of}: the row sum adds EXP or P")
     if plan.log2_e is not Log2E.NONE and plan.exp not in (Exponential.BASE2, Exponential.EX2):
         raise ValueError(
             f"log2_e={plan.log2_e}: goes with exp=base2 or exp=ex2, here exp={plan.exp}"
+        )
+    is_base2 = plan.exp in (Exponential.BASE2, Exponential.EX2)
+    for name in ("fused_exponent", "fused_without_mask"):
+        if getattr(plan, name) and is_base2 and plan.log2_e is Log2E.NONE:
+            raise ValueError(
+                f"{name}=True: with exp={plan.exp} X is the exponent of a power of 2, and"
+                " log2_e=none leaves log2 e out of it; use log2_e=scale, maximum or scores"
+            )
+    if plan.lse_base2 and plan.log2_e not in (Log2E.SCALE, Log2E.SCORES):
+        raise ValueError(
+            f"lse_base2=True: L is m + log2 l, so m has to be in base 2, here log2_e={plan.log2_e};"
+            " use log2_e=scale or scores"
+        )
+    if plan.exponent_again is not BackwardExponent.FORWARD and plan.lse_base2:
+        raise ValueError(
+            f"exponent_again={plan.exponent_again}: subtracts L in base e, and lse_base2=True keeps"
+            " it in base 2; use exponent_again=forward"
+        )
+    if plan.exponent_again is BackwardExponent.AFTER and not is_base2:
+        raise ValueError(
+            "exponent_again=after: P is a power of 2 in the backward; it goes with exp=base2 or"
+            f" exp=ex2, here exp={plan.exp}"
         )
     if plan.normalise_first and plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES):
         why = "its lanes are kept from tile to tile, and a softmax of whole rows has one"
@@ -105,6 +131,27 @@ def _check_gradients(plan: "Plan") -> None:
             "maximum_gradient=True: the sum of dS is of whole rows, whose maximum is known; it"
             " goes with saved_p"
         )
+    scale, told = plan.gradient_scale, f"gradient_scale={plan.gradient_scale}: "
+    if plan.scale_roots and scale is not ScaleOfGradient.RESULT:
+        raise ValueError(
+            told + "with scale_roots=True the root of the scale multiplies dQ and dK at the end;"
+            " use gradient_scale=result"
+        )
+    if scale is ScaleOfGradient.PROBABILITY:
+        for is_other, name in (
+            (plan.score_gradient is ScoreGradient.QUOTIENT, "score_gradient=quotient"),
+            (plan.dp_from_delta, "dp_from_delta=True"),
+        ):
+            if is_other:
+                raise ValueError(
+                    told + f"{name} has no product of the scale and P; use gradient_scale=result,"
+                    " register or operand"
+                )
+    if plan.dp_from_delta and plan.score_gradient is ScoreGradient.QUOTIENT:
+        raise ValueError(
+            "dp_from_delta=True: dQ's sum begins at -delta, and delta of score_gradient=quotient is"
+            " divided by l; use score_gradient=difference or softmax"
+        )
     if plan.scaled_keys and not (
         plan.lse_base2
         and plan.log2_e is Log2E.SCALE
@@ -114,6 +161,12 @@ def _check_gradients(plan: "Plan") -> None:
             "scaled_keys=True: S_B is in base 2, as L must be; it needs log2_e=scale,"
             " lse_base2, gradient_scale=result"
         )
+    for name in ("saved_p", "scale_roots"):
+        if plan.scaled_keys and getattr(plan, name):
+            raise ValueError(
+                f"scaled_keys=True: the keys contain the scale, and {name}=True has no place for"
+                f" it; use {name}=false"
+            )
 
 
 def _check_maximum(plan: "Plan") -> None:
@@ -136,8 +189,8 @@ def _check_maximum(plan: "Plan") -> None:
         raise ValueError(f"stale_maximum={plan.stale_maximum}: {allowed}")
     if plan.offset and (plan.log2_e is Log2E.NONE or not 0 <= plan.offset < 64):
         raise ValueError(
-            f"offset={plan.offset}: a whole number from 0 to 63, of powers of two; it goes with"
-            " log2_e=scale, maximum or scores"
+            f"offset={plan.offset}: a number of powers of two, whole, from 0 to 63; it needs"
+            f" log2_e=scale, maximum or scores, here log2_e={plan.log2_e}"
         )
     if plan.polynomial is not None and plan.exp not in (Exponential.BASE2, Exponential.EX2):
         raise ValueError(
@@ -157,11 +210,8 @@ def check_served(plan: "Plan") -> None:
             f"softcap={plan.softcap}: a number above 0, such as 50.0, that bounds the scores; 0 for"
             " no bound"
         )
-    if plan.softcap and plan.dp_from_delta:
-        raise ValueError(
-            f"softcap={plan.softcap:g}: a second dS, of dp_from_delta=true, knows no softcap; use"
-            " dp_from_delta=false"
-        )
+    if plan.softcap:
+        _check_softcap(plan)
     if isinstance(plan.window, bool) or plan.window < 0:
         raise ValueError(
             f"window={plan.window}: how many keys a query sees, its own included, such as 128; 0"
@@ -175,6 +225,19 @@ def check_served(plan: "Plan") -> None:
                 f"sinks={plan.sinks}: {plan.name} has {name}={getattr(plan, name)}, which knows no"
                 " sinks; change it"
             )
+    if plan.score_gradient is ScoreGradient.QUOTIENT:
+        raise ValueError(
+            f"sinks={plan.sinks}: {plan.name} has score_gradient=quotient, whose delta is divided"
+            " by l, and its kernel has no sinks; use score_gradient=softmax or difference"
+        )
+    if plan.maximum_gradient and plan.gradient_scale in (
+        ScaleOfGradient.REGISTER,
+        ScaleOfGradient.PROBABILITY,
+    ):
+        raise ValueError(
+            f"sinks={plan.sinks}: the sum of dS of maximum_gradient=True has the sink's part"
+            f" without the scale; use gradient_scale=operand or result, not {plan.gradient_scale}"
+        )
     if plan.delta_from is DeltaFrom.CENTERED:
         raise ValueError(
             f"sinks={plan.sinks}: rows of P do not add up to 1, which delta_from=CENTRED expects;"
@@ -190,6 +253,36 @@ def check_served(plan: "Plan") -> None:
             "sinks=last: P of a softmax of whole rows is divided before any later key; use"
             " sinks=key or sinks=first"
         )
+
+
+def _check_softcap(plan: "Plan") -> None:
+    """Raise ValueError for a softcap that its format does not hold, or that the plan has not.
+
+    The kernels of the fields named here have no softcap, so there is nothing that the plan could
+    imitate.
+    """
+    told = f"softcap={plan.softcap:g}: "
+    if plan[Site.SCALED].format.precision <= 24 or plan.capped_by is CappedBy.CHAIN:
+        with np.errstate(over="ignore", divide="ignore"):
+            narrow = np.float32(plan.softcap)
+            kept = (narrow, np.float32(1.0) / narrow)[
+                : 2 if plan.capped_by is CappedBy.CHAIN else 1
+            ]
+        if not all(0.0 < x < math.inf for x in kept):
+            raise ValueError(
+                told + "0 or infinite in binary32, itself or its inverse; give a number such as"
+                " 50.0"
+            )
+    for name, why in (
+        ("dp_from_delta", "a second dS"),
+        ("scaled_keys", "keys that contain scale log2 e already"),
+        ("maximum_gradient", "a sum of dS that is taken away behind the tanh"),
+    ):
+        if getattr(plan, name):
+            raise ValueError(
+                told + f"{plan.name} has {name}=True, {why}, and its kernel has no softcap; use"
+                f" {name}=false"
+            )
 
 
 def _check_tiles(plan: "Plan") -> None:

@@ -71,7 +71,8 @@ class Log2E(StrEnum):
     """In the scale: SCALED = c S and X = SCALED - m, as in cuDNN and Triton's tutorial."""
     MAXIMUM = "maximum"
     """In the scale, where m is the maximum of the unscaled scores: SCALED = c S, X = SCALED - c m,
-    and DX = c (m_old - m), as in FlashAttention-2.
+    and DX = c (m_old - m), as in FlashAttention-2. A negative scale makes inf of the -inf of a
+    masked score, for which FlashAttention-2 returns NaN, so such a call is refused.
     """
     SCORES = "scores"
     """After the scale: SCALED = scale S, LS = log2 e SCALED and X = LS - m, as in flex attention
@@ -170,7 +171,9 @@ class BackwardExponent(StrEnum):
     FORWARD = "forward"
     """As in the forward, with L instead of m."""
     AFTER = "after"
-    """X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B. cuDNN."""
+    """X_B = scale S - L by one multiply-add, LS_B = log2 e X_B, and 2^LS_B, which is 0 for a masked
+    score whatever L is. cuDNN.
+    """
     NATURAL = "natural"
     """X_B = SCALED_B - L and `expf` of CUDA's library. CUTLASS."""
 
@@ -181,7 +184,9 @@ class Logarithm(StrEnum):
     CORRECT = "correct"
     """In binary64, so that LSE is its only rounding."""
     LG2 = "lg2"
-    """binary32(ln 2) times the result of lg2.approx.ftz.f32, rounded, which is CUDA's `__logf`."""
+    """binary32(ln 2) times the result of lg2.approx.ftz.f32, rounded, which is CUDA's `__logf`.
+    With `Log2E.MAXIMUM`, L is inf where l is NaN, as in FlashAttention-2.
+    """
     CUDA = "cuda"
     """`logf` of CUDA's library, or `log2f` where L is in base 2, bit for bit."""
 

@@ -91,7 +91,8 @@ class Plan:
             instruction rcp.approx.ftz.f32 (cuDNN, Triton).
         log: How ln l is computed, one of `Logarithm`: correct (default), lg2 (FlashAttention-2,
             cuDNN) or cuda (CUTLASS, Triton).
-        lse_base2: True keeps L in base 2: m + log2 l. Default False. Source: kernels that Triton
+        lse_base2: True keeps L in base 2: m + log2 l. Default False. It needs log2_e scale or
+            scores, exponent_again forward, and goes with no sinks. Source: kernels that Triton
             compiles (flex, triton-tutorial, pallas-mha).
 
         exp: How exp is computed, forward and backward, one of `Exponential`: correct (default),
@@ -101,12 +102,14 @@ class Plan:
             ex2.
         fused_exponent: True computes X as one multiply-add. The scores are multiplied by scale, c
             or log2 e in it, and this product is not rounded before m is subtracted. Default False.
+            With exp base2 or ex2 it needs log2_e other than none.
             Source: twins flex and triton-tutorial, and FlashAttention-4.
         unfused_if_cut: With fused_exponent, True rounds the product of that multiply-add in the
             tiles that causality or a window cuts, forward and backward. Default False. Source:
             twins flex and triton-tutorial.
         fused_without_mask: True sets fused_exponent in calls that have no mask and no window and
-            are not causal. Default False. Source: the compiled code of arXiv 2510.04212.
+            are not causal, and needs what that needs. Default False. Source: the compiled code of
+            arXiv 2510.04212.
         polynomial: The columns in which a polynomial takes the place of 2^x in EXP, a `Polynomial`,
             or None (default). It needs exp base2 or ex2. Source: FlashAttention-4.
         offset: A whole number from 0 (default) to 63, which is added to the exponent X. EXP, P, the
@@ -156,7 +159,8 @@ class Plan:
             key with normalise_first, and like last otherwise.
 
         exponent_again: How the backward computes P again, one of `BackwardExponent`: forward
-            (default), after (cuDNN), natural (CUTLASS).
+            (default), after (cuDNN; it needs exp base2 or ex2), natural (CUTLASS). Those two need
+            an L in base e.
         saved_p: True lets the backward read P as the forward had it instead of exp(S - L). It needs
             normalise_first. Default False. Source: eager frameworks and XLA.
         delta_from: The operands of delta, one of `DeltaFrom`: OUT (default; fused kernels), O, P_DP
@@ -169,28 +173,31 @@ class Plan:
             Source: CUTLASS (sdpa-efficient), gpt-oss.
         score_gradient: How dS is computed, one of `ScoreGradient`: difference (default; fused
             kernels), softmax (eager frameworks) or quotient (JAX). quotient needs saved_p and
-            delta_from P_DP.
+            delta_from P_DP, and has no sinks.
         maximum_gradient: True differentiates through m too. The row sum of dS (event DMAX) is then
-            subtracted from dS at the first key that has the maximum (event DSM). It needs saved_p.
-            Default False. Source: eager gpt-oss.
+            subtracted from dS at the first key that has the maximum (event DSM). It needs saved_p,
+            and has no softcap. Default False. Source: eager gpt-oss.
         gradient_scale: Where the scale enters dQ and dK, one of `ScaleOfGradient`: result (default;
             FlashAttention-2), probability (arXiv 2510.04212), register (cuDNN) or operand (eager
-            frameworks).
+            frameworks). scale_roots has result alone; score_gradient quotient and dp_from_delta
+            have no probability; sinks with maximum_gradient need result or operand.
         query_order: The order of the tiles in dK, dV and dQ, one of `QueryOrder`: ascending
             (default), descending (FlashAttention-2), masked-first (flex) or wrapped (CUTLASS).
         gradients_apart: Which gradients sum each tile separately before they add it to the total,
             one of `GradientsApart`: none (default), dq (FlashAttention-2, cuDNN) or all
             (arXiv 2510.04212). The events DQP, DKP and DVP round the sums of one tile.
         scale_roots: True multiplies q and k by the square root of the scale (events QS and KS), and
-            their gradients too. The scores are then not multiplied by the scale. Default False.
+            their gradients too. The scores are then not multiplied by the scale. Default False. It
+            needs gradient_scale result.
             Source: the math back end of torch's SDPA.
         scaled_keys: True multiplies K by scale times log2 e in the backward, rounds the product
             (event KC), and uses it for S_B and dQ; dQ is multiplied by ln 2 at the end. It needs
-            log2_e scale, lse_base2 and gradient_scale result. Default False. Source: Triton's
-            tutorial 06.
+            log2_e scale, lse_base2 and gradient_scale result, and has neither saved_p, scale_roots
+            nor a softcap. Default False. Source: Triton's tutorial 06.
         dp_from_delta: True computes a second dP - delta for dQ, as one sum of dO V^T that starts at
             -delta (event DPQ). It gives a second dS, the event DSQ. For dK, delta is subtracted
-            from DP as usual. Default False. Source: Pallas' mha (pallas-mha).
+            from DP as usual. Default False. It goes neither with score_gradient quotient nor with a
+            softcap. Source: Pallas' mha (pallas-mha).
 
     Raises:
         ValueError: A site or product is missing, a field has a value that is not allowed, or a
@@ -288,7 +295,7 @@ class Plan:
 
         return preset(name)
 
-    def __getitem__(self, site: Site) -> Rounding:
+    def __getitem__(self, site: Site | str) -> Rounding:
         """Return the rounding of a site.
 
         Args:
@@ -306,39 +313,46 @@ class Plan:
             >>> Plan.preset("fa2-bf16")[Site.P].format.precision
             8
         """
-        return self.roundings[_ORDINAL[site if site in _ORDINAL else site_named(site)]]
+        return self.roundings[_ORDINAL[site_named(site)]]
 
-    def block(self, site: Site) -> BlockFormat | None:
+    def block(self, site: Site | str) -> BlockFormat | None:
         """Return the block format of a site, or None where numbers round one by one.
 
         Args:
-            site: A member of `Site`.
+            site: A member of `Site`, or its name in upper or lower case.
 
         Returns:
             The block format, or None. Its element has seed 0; the seed of the site is in
             `plan[site]`.
 
+        Raises:
+            ValueError: There is no site of that name.
+
         Example:
             >>> from roundscope.attention import Plan, Site
-            >>> Plan.preset("mxfp8-attention").block(Site.P).size
+            >>> Plan.preset("mxfp8-attention").block("P").size
             32
             >>> Plan.preset("fa2-bf16").block(Site.P) is None
             True
         """
+        site = site_named(site)
         return next((block for blocked, block in self.blocks if blocked is site), None)
 
-    def event(self, site: Site) -> Event:
+    def event(self, site: Site | str) -> Event:
         """Return how a site rounds: its block format with the seed, or its rounding.
 
         Args:
-            site: A member of `Site`.
+            site: A member of `Site`, or its name in upper or lower case.
 
         Returns:
             A `BlockFormat` for a site that rounds in blocks, and a `Rounding` otherwise.
 
+        Raises:
+            ValueError: There is no site of that name.
+
         Example:
-            >>> from roundscope.attention import Plan, Site
-            >>> str(Plan.preset("mxfp8-attention").event(Site.V))
+            >>> from roundscope.attention import Plan
+            >>> str(Plan.preset("mxfp8-attention").event("V"))
             'mxfp8_e4m3'
         """
         block = self.block(site)
@@ -348,7 +362,7 @@ class Plan:
         """Return how the sum of products at a site is added up.
 
         Args:
-            site: A member of `PRODUCTS`, or its name.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             The accumulator of that sum.
@@ -523,11 +537,11 @@ class Plan:
         sums = tuple(replace(a, step=reseeded(a.step)) for a in self.accumulators)
         return replace(self, roundings=tuple(map(reseeded, self.roundings)), accumulators=sums)
 
-    def first_term(self, site: Site) -> Site | None:
+    def first_term(self, site: Site | str) -> Site | None:
         """Return the event whose result the sum at a site starts from, or None if it starts from 0.
 
         Args:
-            site: A member of `PRODUCTS`.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             The site of that event, or None.
@@ -539,17 +553,18 @@ class Plan:
             >>> Plan.preset("qiu-yao").first_term(Site.PV) is None
             True
         """
+        site = product_named(site)
         if site is Site.PV:
             return Site.AO if self.pv_into_o else None
         if site is Site.DP:
             return Site.DELTA if self.dp_from_delta else None
         return site if site in (Site.DV, Site.DQ, Site.DK) else None
 
-    def product_bits(self, site: Site) -> int:
+    def product_bits(self, site: Site | str) -> int:
         """Return the most significand bits that a product in the sum at a site can have.
 
         Args:
-            site: A member of `PRODUCTS`.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             The sum of the precisions of the two factors, with two exceptions. It is at least 53 if
@@ -573,11 +588,11 @@ class Plan:
             bits = max(bits, EXACT_PRODUCT)
         return bits if bits <= EXACT_PRODUCT else ANY_PRODUCT
 
-    def factors(self, site: Site) -> tuple[Site, ...]:
+    def factors(self, site: Site | str) -> tuple[Site, ...]:
         """Return the events whose results are multiplied at a site.
 
         Args:
-            site: A member of `PRODUCTS`.
+            site: A member of `PRODUCTS`, or its name in upper or lower case.
 
         Returns:
             Two sites, or one where the other factor is 1, as in a row sum.
@@ -587,6 +602,7 @@ class Plan:
             >>> [str(s) for s in Plan.preset("fa2-bf16").factors(Site.PV)]
             ['P', 'V']
         """
+        site = product_named(site)
         if site is Site.ROWSUM:
             return (self.row_sum_of,)
         if site is not Site.DELTA:

@@ -287,6 +287,12 @@ def preset(name: str) -> Plan:
     """
     if not isinstance(name, str):
         raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")
+    if "=" in name:
+        first = name.replace(";", " ").split()[0]
+        raise ValueError(
+            f"preset '{name}': a name without changes; give them to"
+            f" Plan.preset('{first}').changed('O=fp32'), or to attend as plan='{first}; O=fp32'"
+        )
     plain, _, arch = name.partition("@")
     if arch:
         return on_tensor_cores(preset(plain), arch)

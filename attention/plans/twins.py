@@ -91,7 +91,11 @@ def fa2_split() -> Plan:
 
 
 def cudnn() -> Plan:
-    """Return cuDNN's fused attention, which multiplies the scores by c before the maximum."""
+    """Return cuDNN's fused attention, which multiplies the scores by c before the maximum.
+
+    With a negative scale it is not the kernel: of a full call with scale -0.125, half of the
+    numbers of the output have the kernel's bits, and a causal call has NaN there.
+    """
     return replace(
         _fused("cudnn", lanes=16),
         log2_e=Log2E.SCALE,

@@ -47,7 +47,10 @@ def exponents(at: Events, scale: float, m_old: Array, s: Array) -> tuple[Array, 
             if plan.fused_exponent
             else at(Site.X, scaled - cm)
         )
-        return m, x, at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
+        dx = at(Site.DX, mul(at(Site.DM, m_old - finite(xp, m)), scale))
+        if _is_negative(scale):  # the first tile of a row rescales nothing: not by exp(-inf scale)
+            dx = xp.where(m_old == -math.inf, -math.inf, dx)
+        return m, x, dx
     scaled, factor, factors = _scaled(at, scale, s, Site.SCALED, Site.LS)
     scaled = masked(at, scaled)
     m = new_maximum(at, m_old, scaled)
@@ -75,7 +78,7 @@ def exponents_again(at: Events, scale: float, s: Array, lse: Array) -> Array:
     plan, mul = at.plan, at.ops.multiply
     if plan.exponent_again is BackwardExponent.AFTER:
         x = multiply_add(at, Site.X_B, masked(at, s), scale, lse[:, None])
-        return at(Site.LS_B, mul(x, LOG2_E32))
+        return masked(at, at(Site.LS_B, mul(x, LOG2_E32)))
     if plan.exponent_again is BackwardExponent.NATURAL:
         scaled = masked(at, at(Site.SCALED_B, mul(s, scale)))
         fused = plan.fused_exponent and plan.log2_e is Log2E.NONE
@@ -125,9 +128,11 @@ def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
 def multiply_add(
     at: Events, site: Site, x: Array, factor: float, less: Array, product: Array | None = None
 ) -> Array:
-    """Return x times factor, minus less, with the event as its only rounding; -inf where x is.
+    """Return x times factor, minus less, with the event as its only rounding.
 
-    The sum before the event is rounded to odd, so that two roundings give what one would.
+    The sum before the event is rounded to odd, so that two roundings give what one would. Where x
+    is -inf, the result is what IEEE 754's fma gives, NaN where `less` is NaN, and else -inf; with a
+    negative factor it is inf if the score exists, which -inf of a masked score never is.
 
     less     what is subtracted, broadcastable to x
     product  the rounded product of x and factor; plans with `unfused_if_cut` subtract from it in
@@ -137,7 +142,15 @@ def multiply_add(
     total = at.ops.odd_sum(*xp.broadcast_arrays(at.ops.multiply(finite(xp, x), factor), -less))
     if product is not None and at.plan.unfused_if_cut:
         total = xp.where(at.tile.is_cut, product - less, total)
-    return xp.where(x == -math.inf, -math.inf, at(site, total))
+    lowest = -math.inf
+    if _is_negative(factor):
+        lowest = xp.where(at.tile.mask, math.inf, -math.inf)
+    return xp.where((x == -math.inf) & (less == less), lowest, at(site, total))
+
+
+def _is_negative(factor: Array | float) -> bool:
+    """Return whether a factor of scores is negative; a factor that is data is not known to be."""
+    return isinstance(factor, (int, float)) and factor < 0.0
 
 
 def exponent(ops: Ops, plan: Plan, x: Array) -> Array:

@@ -4,6 +4,8 @@ The module also has the weights by which kernels combine the results of a row wh
 over several thread blocks of a GPU. They are computed from the L of each split.
 """
 
+import math
+
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import Log2E, Logarithm
 from roundscope.attention.sites import Site
@@ -20,7 +22,9 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     """Return L = m + ln l, (rows,), before the event LSE.
 
     L has the units of the scaled scores. In plans with `lse_base2` the result is m + log2 l, in
-    base 2. For rows without a key, where m is -inf and l is 0, it is -inf.
+    base 2. For rows without a key, where m is -inf and l is 0, it is -inf. FlashAttention-2 (log2_e
+    maximum, log lg2) stores inf where l is NaN, of which the backward makes P = 0
+    (csrc/flash_attn/src/softmax.h, `normalize_softmax_lse`); splits of the keys do not.
 
     scale  the factor by which m is multiplied in plans where m is the maximum of unscaled scores
     m, l   the maximum and the row sum after the last tile, (rows,)
@@ -48,7 +52,10 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     if plan.log2_e is Log2E.NONE:
         return m + (at(Site.LN, ln_l) if plan.kept_state else ln_l)
     if plan.log2_e is Log2E.MAXIMUM:
-        return ops.odd_sum(ops.multiply(m, scale), ln_l)
+        lse = ops.odd_sum(ops.multiply(m, scale), ln_l)
+        if plan.log is Logarithm.LG2 and not plan.split_tiles:
+            lse = ops.xp.where(l == l, lse, math.inf)
+        return lse
     if plan.log2_e is Log2E.SCORES:
         natural = ops.round(ops.divide(m, ops.xp.full_like(m, LOG2_E32)), BINARY32, None)
         return natural + at(Site.LN, ln_l)

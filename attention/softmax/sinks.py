@@ -25,7 +25,7 @@ def sink_logit(at: Events, scale: float, rows: int) -> Array | None:
     if at.sink is None:
         return None
     ops, sink = at.ops, at.ops.xp.broadcast_to(at.sink, (rows,))
-    if at.plan.log2_e is Log2E.MAXIMUM and at.plan.sinks is Sinks.FIRST:
+    if at.plan.log2_e is Log2E.MAXIMUM and at.plan.sinks is not Sinks.LAST:
         sink = ops.divide(sink, ops.xp.full_like(sink, scale))
     elif at.plan.log2_e is not Log2E.NONE:
         sink = ops.multiply(sink, LOG2_E32)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
+from roundscope.attention.testing.cases import raised
 from roundscope.attention.testing.errors import STATISTICS, Errors, differences
 from roundscope.attention.testing.evidence import Evidence, State, heads_needed, weigh
 from roundscope.attention.testing.exact import RESULTS
@@ -21,6 +22,7 @@ from roundscope.attention.testing.gross import pairs as of_results
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 from roundscope.attention.testing.user import Kernel
+from roundscope.emu.stats.comparison import agree
 
 FALSE_ALARM = 1e-4
 DIRECTIONS = {"rms": (1,), "row": (1,), "gain": (-1, 1), "mean": (-1, 1)}
@@ -78,6 +80,7 @@ class Comparison:
         false_alarm: The probability that a kernel as good as the plan fails.
         findings: Every question with its answer.
         gross: Heads whose errors no order of additions explains.
+        raised: The error that the kernel raised on a kind of inputs, by the kind, in words.
         equal: The share of equal bits of each result, over all inputs.
         heads: How many heads were compared in all.
         looks: How many draws of each kind of inputs were looked at.
@@ -88,6 +91,7 @@ class Comparison:
     false_alarm: float
     findings: list[Finding] = field(default_factory=list)
     gross: list[Gross] = field(default_factory=list)
+    raised: dict[str, str] = field(default_factory=dict)
     equal: dict[str, float] = field(default_factory=dict)
     heads: int = 0
     looks: int = 0
@@ -102,7 +106,7 @@ class Comparison:
     @property
     def is_fine(self) -> bool:
         """True if nothing says that the kernel is worse than the plan."""
-        return not self.gross and not self.alarms
+        return not self.gross and not self.alarms and not self.raised
 
     @property
     def undecided(self) -> int:
@@ -163,7 +167,8 @@ def compare(
         margins: How much worse than the plan the kernel may be.
         unit: The least error that is taken for the plan's where a single head is judged.
         false_alarm: The probability that a kernel as good as the plan fails.
-        stop: Whether the first failure ends the comparison, if it is sequential.
+        stop: Whether the first failure ends the comparison, if it is sequential. An error that the
+            kernel raises is a failure of these inputs if not, and else leaves the comparison.
         is_sequential: Whether the comparison ends as soon as every question is answered. Otherwise
             all draws are made, and judged once.
         tell: Called with words that say what runs.
@@ -175,15 +180,22 @@ def compare(
     level = level_of(false_alarm, len(kinds), draws if is_sequential else 1)
     bits: dict[str, list[float]] = {}
     for look in range(draws):
-        for kind in (k for k, p in pairs.items() if p.is_open or not is_sequential):
+        asked = [k for k, p in pairs.items() if p.is_open or not is_sequential]
+        for kind in (k for k in asked if k not in answer.raised):
             tell(f"draw {look + 1}: {kind}")
             x = draw(kind, look)
-            own = kernel(x)
+            try:
+                own = kernel(x)
+            except Exception as error:  # whatever a library raises
+                if stop:
+                    raise
+                answer.raised[kind] = raised(error)
+                continue
             theirs = plan.outputs(x, backward=own.dq is not None)
             answer.heads += x.q.shape[0] * x.q.shape[2]
             for pair in of_results(x, own, theirs):
                 mine, array = getattr(own, pair.name), getattr(theirs, pair.name)
-                bits.setdefault(pair.name, []).append(float((array == mine).mean()))
+                bits.setdefault(pair.name, []).append(float(agree(mine, array).mean()))
                 pairs[kind].add(pair)
                 answer.gross += gross(kind, pair, mine, array, margins, unit)
             pairs[kind].findings = list(_findings(pairs[kind], kind, margins, level))
@@ -191,7 +203,9 @@ def compare(
             if stop and not answer.is_fine:
                 break
         answer.looks = look + 1
-        is_answered = is_sequential and not any(p.is_open for p in pairs.values())
+        is_answered = is_sequential and not any(
+            p.is_open for kind, p in pairs.items() if kind not in answer.raised
+        )
         if is_answered or (stop and not answer.is_fine):
             break
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}

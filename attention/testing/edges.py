@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.cases import Answer, Case, not_run
+from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
 from roundscope.attention.testing.families import draw, rounded
 from roundscope.attention.testing.gross import UNITS, all_gross
 from roundscope.attention.testing.margins import Margins
@@ -121,7 +121,7 @@ def check_edges(
     x = draw("gaussian", batch=1, heads=2, tokens=TOKENS, features=features, dtype=dtype)
     x = replace(x, is_causal=is_causal)
     masked = _masked(x)
-    special: dict[str, Callable[[], tuple[Answer, str]]] = {
+    special: dict[str, Callable[[], Verdict]] = {
         NAN: lambda: _nan_in_a_query(kernel, x),
         INFINITY: lambda: _infinite_value(kernel, plan, x),
         MASK: lambda: judged(kernel, plan, masked, margins, dtype),
@@ -137,46 +137,46 @@ def check_edges(
             yield _asked(name, ask)
 
 
-def judged(
-    kernel: Kernel, plan: Reference, x: Inputs, margins: Margins, dtype: str
-) -> tuple[Answer, str]:
+def judged(kernel: Kernel, plan: Reference, x: Inputs, margins: Margins, dtype: str) -> Verdict:
     """Return whether a kernel is about as exact as the plan on some inputs, and why not."""
     own = kernel(x)
     theirs = plan.outputs(x, backward=own.dq is not None)
     problems = list(all_gross("", x, own, theirs, margins, UNITS[dtype]))
     if not problems:
-        return Answer.PASS, "As exact as the plan."
+        return Verdict(Answer.PASS, "As exact as the plan.")
     worst = max(problems, key=lambda p: p.size)
-    return Answer.FAIL, f"{worst.sentence.removeprefix(': ')}."
+    sentence = f"{worst.sentence.removeprefix(': ')}."
+    return Verdict(Answer.FAIL, sentence, is_lost=worst.feature is not None)
 
 
-def _asked(name: str, ask: Callable[[], tuple[Answer, str]]) -> Case:
+def _asked(name: str, ask: Callable[[], Verdict]) -> Case:
     began = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
-            answer, sentence = ask()
+            verdict = ask()
     except Exception as error:  # whatever a library raises
         return not_run(TEST, name, error, began)
     seconds = time.perf_counter() - began
-    return Case(test=TEST, name=name, answer=answer, sentence=sentence, seconds=seconds)
+    return Case(test=TEST, name=name, seconds=seconds, **verdict._asdict())
 
 
-def _nan_in_a_query(kernel: Kernel, x: Inputs) -> tuple[Answer, str]:
+def _nan_in_a_query(kernel: Kernel, x: Inputs) -> Verdict:
     """A row whose query has a NaN is NaN, and no other row changes."""
     row, q = x.q.shape[1] // 2, x.q.copy()
     q[0, row, 0, 0] = np.nan
     clean, own = kernel(x).out, kernel(replace(x, q=q)).out.copy()
     if not np.isnan(own[0, row, 0]).all():
-        return Answer.FAIL, "The row of the NaN is not NaN: an error upstream would be hidden."
+        sentence = "The row of the NaN is not NaN: an error upstream would be hidden."
+        return Verdict(Answer.FAIL, sentence)
     own[0, row, 0] = clean[0, row, 0]
     changed = ~np.isclose(own, clean, rtol=0.1, atol=0.1)
     if changed.any():
         rows = int(changed.any(-1).sum())
-        return Answer.FAIL, f"{rows} other rows change as well."
-    return Answer.PASS, "Its row is NaN, and no other row changes."
+        return Verdict(Answer.FAIL, f"{rows} other rows change as well.")
+    return Verdict(Answer.PASS, "Its row is NaN, and no other row changes.")
 
 
-def _infinite_value(kernel: Kernel, plan: Reference, x: Inputs) -> tuple[Answer, str]:
+def _infinite_value(kernel: Kernel, plan: Reference, x: Inputs) -> Verdict:
     """A row that sees an infinite value is not finite in that feature; other rows are untouched.
 
     A plan that casts V to a format without infinities gives finite numbers too.
@@ -188,21 +188,20 @@ def _infinite_value(kernel: Kernel, plan: Reference, x: Inputs) -> tuple[Answer,
     if np.isfinite(own[0, last, 0, 0]):
         sees = "The last row sees the infinity, and its result is finite"
         is_as_planned = np.isfinite(plan.outputs(infinite, backward=False).out[0, last, 0, 0])
-        return (
-            (Answer.NOTE, f"{sees}, as that of the plan is.")
-            if is_as_planned
-            else (Answer.FAIL, f"{sees}.")
-        )
+        if is_as_planned:
+            return Verdict(Answer.NOTE, f"{sees}, as that of the plan is.")
+        return Verdict(Answer.FAIL, f"{sees}.")
     if not x.is_causal:
-        return Answer.PASS, "The rows that see it are not finite."
+        return Verdict(Answer.PASS, "The rows that see it are not finite.")
     earlier = ~np.isclose(own[0, :last], clean[0, :last], rtol=0.1, atol=0.1)
     if earlier.any():
         rows = int(earlier.any(-1).any(-1).sum())
-        return Answer.NOTE, (
+        return Verdict(
+            Answer.NOTE,
             f"{rows} earlier rows, which do not see it, change as well, as where a kernel"
-            " multiplies a masked P = 0 with the infinity."
+            " multiplies a masked P = 0 with the infinity.",
         )
-    return Answer.PASS, "The row that sees it is not finite, and no earlier row changes."
+    return Verdict(Answer.PASS, "The row that sees it is not finite, and no earlier row changes.")
 
 
 def _masked(x: Inputs) -> Inputs:
@@ -217,9 +216,10 @@ def _masked(x: Inputs) -> Inputs:
 
 def _rows_without_keys(
     kernel: Kernel, plan: Reference, x: Inputs, margins: Margins, dtype: str
-) -> tuple[Answer, str]:
-    """Rows that see no key may give anything, but must not change the others.
+) -> Verdict:
+    """Rows that see no key are 0; anything else is a note, and a failure if one is strict.
 
+    They must not change the other results.
     dO is 0 in these rows, so that they add nothing to the gradients.
     """
     assert x.mask is not None
@@ -248,8 +248,15 @@ def _rows_without_keys(
     if problems:
         worst = max(problems, key=lambda p: p.size)
         words = worst.sentence.removeprefix(": ")
-        return Answer.FAIL, f"They give {what}, and harm other results: {words}."
-    return Answer.NOTE, f"They give {what}; no other result is harmed."
+        sentence = f"They give {what}, and harm other results: {words}."
+        return Verdict(Answer.FAIL, sentence, is_lost=worst.feature is not None)
+    if what == "0":
+        return Verdict(Answer.PASS, "They give 0; no other result is harmed.")
+    sentence = (
+        f"They give {what} where exact attention has 0: a row of padding that looks like a result;"
+        " no other result is harmed."
+    )
+    return Verdict(Answer.NOTE, sentence, is_strict=True)
 
 
 def _with_rows(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:

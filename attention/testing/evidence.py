@@ -22,11 +22,15 @@ CLEAR = 3.0  # standard errors below its margin at which a difference is settled
 
 
 class State(StrEnum):
-    """The state of a question: answered by "alarm" or "fine", or still "open"."""
+    """The state of a question: answered by "alarm" or "fine", still "open", or "undefined".
+
+    It is undefined where a number of the results is not finite, so that they have no bias.
+    """
 
     ALARM = "alarm"
     FINE = "fine"
     OPEN = "open"
+    UNDEFINED = "undefined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +65,12 @@ def weigh(d: np.ndarray, margin: float, level: float) -> Evidence:
     """Return the evidence that differences exceed a margin.
 
     Args:
-        d: Differences of independent heads, (n,); infinite where the plan has no error at all.
+        d: Differences of independent heads, (n,); NaN where a result has no such error.
         margin: The largest difference that is accepted.
         level: The probability of a false alarm.
     """
+    if np.isnan(d).any():
+        return Evidence(mean=math.nan, error=math.nan, chance=1.0, state=State.UNDEFINED)
     bound = chance(d - margin)
     with np.errstate(invalid="ignore"):
         mean = float(d.mean())

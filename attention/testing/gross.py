@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.errors import Errors, errors
+from roundscope.attention.testing.errors import Errors, errors, ratios
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.margins import Margins
+from roundscope.emu.stats.comparison import lost
 
 UNITS = {"bfloat16": 2.0**-9, "float16": 2.0**-12, "float32": 2.0**-24}
 """Half an ulp of 1 in the type of a result: smaller errors of a plan count as this large."""
@@ -29,10 +30,11 @@ class Gross:
         inputs: The kind of inputs in words.
         result: "out", "dq", "dk" or "dv".
         head: The batch entry and the head.
-        token: The token of the worst row.
+        token: The token of the worst row, or of the first number that is not finite.
         problem: What is wrong, in words.
         size: How large the problem is: the ratio of errors, or infinity for numbers that are not
             finite.
+        feature: The feature of the first number that is not finite; None if all are.
     """
 
     inputs: str
@@ -41,13 +43,17 @@ class Gross:
     token: int
     problem: str
     size: float
+    feature: int | None = None
 
     @property
     def sentence(self) -> str:
         """The problem in words."""
+        at, feature = "at", ""
+        if self.feature is not None:
+            at, feature = "the first at", f", feature {self.feature}"
         return (
-            f"{self.inputs}: {self.result}: {self.problem}, at batch entry {self.head[0]}, head"
-            f" {self.head[1]}, token {self.token}"
+            f"{self.inputs}: {self.result}: {self.problem}, {at} batch entry {self.head[0]}, head"
+            f" {self.head[1]}, token {self.token}{feature}"
         )
 
 
@@ -103,38 +109,47 @@ def gross(
     """
     strange = ~np.isfinite(mine) & np.isfinite(theirs)
     if strange.any():
-        entry, token, head, _ = (int(i) for i in np.argwhere(strange)[0])
+        found = lost(mine, np.where(strange, theirs, mine))
+        assert found.first is not None
+        entry, token, head, feature = found.first
         yield Gross(
             inputs=kind,
             result=pair.name,
             head=(entry, head),
             token=token,
-            problem=f"{int(strange.sum())} of {mine.size} numbers are not finite where the plan's"
-            " are",
+            problem=f"{found.words('numbers')} where the plan's are finite",
             size=math.inf,
+            feature=feature,
         )
     limit = margins.gross_rms if pair.tokens >= FEW else margins.gross_row
-    yield from _far(kind, pair, "rms", pair.plan.rms, limit, mine.shape[2], unit)
     largest = np.full_like(pair.plan.row, pair.plan.row.max())
-    yield from _far(kind, pair, "row", largest, margins.gross_row, mine.shape[2], unit)
+    others = ~strange.any((1, 3))  # the heads of which nothing was said yet
+    yield from _far(kind, pair, "rms", pair.plan.rms, limit, others, unit)
+    yield from _far(kind, pair, "row", largest, margins.gross_row, others, unit)
 
 
 def _far(
-    kind: str, pair: Pair, statistic: str, plan: np.ndarray, limit: float, heads: int, unit: float
+    kind: str,
+    pair: Pair,
+    statistic: str,
+    plan: np.ndarray,
+    limit: float,
+    heads: np.ndarray,
+    unit: float,
 ) -> Iterator[Gross]:
-    """Yield the head whose error is furthest from the plan's, if it is beyond the limit."""
+    """Yield the head, of some, whose error is furthest from the plan's, if beyond the limit."""
     kernel = getattr(pair.kernel, statistic)
-    ratios = kernel / np.maximum(plan, unit)
-    at = int(ratios.argmax())
-    if ratios[at] > limit:
-        entry, head = divmod(at, heads)
+    over = np.where(heads.reshape(-1), ratios(kernel, plan, unit), 0.0)
+    at = int(over.argmax())
+    if over[at] > limit:
+        entry, head = divmod(at, heads.shape[1])
         yield Gross(
             inputs=kind,
             result=pair.name,
             head=(entry, head),
             token=int(pair.kernel.at[at]),
             problem=WORDS[statistic].format(kernel[at], plan[at]),
-            size=float(ratios[at]),
+            size=float(over[at]),
         )
 
 

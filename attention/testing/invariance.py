@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.cases import Answer, Case, not_run
+from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.gross import UNITS, all_gross
 from roundscope.attention.testing.margins import Margins
@@ -206,20 +206,21 @@ def _case(
     began: float,
 ) -> Case:
     differing = _differing(calls)
-    answer, sentence = Answer.PASS, "The same bits."
+    verdict = Verdict(Answer.PASS, "The same bits.")
     if differing:
-        answer = Answer.NOTE
         shares = ", ".join(f"{100 * share:.3g} % of {n}" for n, share in differing.items())
         sentence = f"Other bits in {shares}, as exact as the plan: an order of additions changes."
+        verdict = Verdict(Answer.NOTE, sentence, is_strict=True)
         theirs = plan.outputs(x, backward=calls[0][0].dq is not None)
         problems = [
             p for _, own in calls for p in all_gross(name, x, own, theirs, margins, UNITS[dtype])
         ]
         if problems:
             worst = max(problems, key=lambda p: p.size)
-            answer, sentence = Answer.FAIL, f"Other results, which are wrong: {worst.sentence}."
+            sentence = f"Other results, which are wrong: {worst.sentence}."
+            verdict = Verdict(Answer.FAIL, sentence, is_lost=worst.feature is not None)
     seconds = time.perf_counter() - began
-    return Case(test=TEST, name=name, answer=answer, sentence=sentence, seconds=seconds)
+    return Case(test=TEST, name=name, seconds=seconds, **verdict._asdict())
 
 
 def _differing(calls: Sequence[tuple[Outputs, Outputs]]) -> dict[str, float]:

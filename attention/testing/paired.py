@@ -6,14 +6,18 @@ from typing import Any
 
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.testing.calls import Inputs
+from roundscope.attention.testing.cases import Answer
+from roundscope.attention.testing.cases import strict as as_failure
 from roundscope.attention.testing.comparison import (
     FALSE_ALARM,
     Comparison,
     check_heads,
     compare,
 )
+from roundscope.attention.testing.edges import MASKED, check_edges
 from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.attention.testing.gross import UNITS
+from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import reference
 from roundscope.attention.testing.user import kernel_of
@@ -40,6 +44,7 @@ def assert_as_good_as(
     seed: int = 0,
     margins: Margins | None = None,
     false_alarm: float = FALSE_ALARM,
+    strict: bool = False,
     library: str | None = None,
     layout: str | None = None,
     block_q: int | None = None,
@@ -77,6 +82,8 @@ def assert_as_good_as(
         seed: The seed of the first draw.
         margins: How much worse than the plan the kernel may be; by default `Margins()`.
         false_alarm: The probability that a kernel as good as the plan fails.
+        strict: Whether the kernel also has to give the same bits at a second call and in another
+            batch, and, if it takes a mask, 0 in rows that see no key.
         library: "numpy", "jax" or "torch"; by default as the function's module imports.
         layout: "BTNH" or "BNTH"; by default that of the library's own attention.
         block_q: Queries of a tile of the plan; by default those of the twin, or 128.
@@ -87,6 +94,8 @@ def assert_as_good_as(
 
     Raises:
         AssertionError: The kernel is worse than the plan. The message says in which respects.
+        KernelExit: The kernel ended the process (SystemExit).
+        Unavailable: The kernel needs a GPU or a library that is not here; pytest skips the test.
         ValueError: An argument has a wrong value, or there are too few heads for evidence.
         TypeError: An argument has the wrong type.
 
@@ -120,18 +129,38 @@ def assert_as_good_as(
         )
 
     called = kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
+    theirs, margins = reference(plan, features, dtype, block_q, block_k), margins or Margins()
     compared = compare(
         called,
-        reference(plan, features, dtype, block_q, block_k),
+        theirs,
         kinds,
         drawn,
         draws=draws,
-        margins=margins or Margins(),
+        margins=margins,
         unit=UNITS[dtype],
         false_alarm=false_alarm,
     )
     if not compared.is_fine:
         raise AssertionError(message(name_of(kernel), compared))
+    if strict:
+        x = drawn(kinds[0], 0)
+        cases = [
+            *check_invariance(called, theirs, x, margins=margins, dtype=dtype),
+            *check_edges(
+                called,
+                theirs,
+                features=features,
+                is_causal=is_causal,
+                margins=margins,
+                dtype=dtype,
+                names=MASKED,
+            ),
+        ]
+        failed = [c for c in map(as_failure, cases) if c.answer is Answer.FAIL]
+        if failed:
+            lines = [f"  {c.test}, {c.name}: {c.sentence}" for c in failed]
+            head = f"{name_of(kernel)} is as exact as {compared.plan}, but not strictly right:"
+            raise AssertionError("\n".join([head, *lines]))
     return compared
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -34,6 +35,7 @@ def assert_deterministic(
     kernel: Callable[..., Any] | str,
     inputs: Inputs | None = None,
     *,
+    is_causal: bool | None = None,
     calls: int = 3,
     results: Sequence[str] = RESULTS,
     library: str | None = None,
@@ -46,6 +48,7 @@ def assert_deterministic(
         kernel: A function (q, k, v, *, scale, is_causal), or its name; see `kernel_of`.
         inputs: The inputs of all calls; by default a causal call of 100 tokens, two batch entries
             and four heads of 64 features.
+        is_causal: Whether the calls are causal; None for what the inputs say.
         calls: How often the kernel is called, at least twice.
         results: The names of the results that are compared, of "out", "dq", "dk" and "dv". Those
             that the kernel does not return are left out.
@@ -73,7 +76,7 @@ def assert_deterministic(
         raise ValueError(f"calls={calls}: a second call is needed; give 2 or more")
     names = _names("results", results, RESULTS)
     called = _kernel(kernel, names, library, layout, dtype)
-    x = _usual(dtype) if inputs is None else inputs
+    x = _called(inputs, is_causal, dtype)
     first = called(x)
     for number in range(2, calls + 1):
         words = f"of call {number}, compared with the first call"
@@ -85,6 +88,7 @@ def assert_invariant(
     to: str | Sequence[str] | None = None,
     inputs: Inputs | None = None,
     *,
+    is_causal: bool | None = None,
     plan: Plan | str | None = None,
     bits: bool = True,
     results: Sequence[str] = RESULTS,
@@ -105,6 +109,7 @@ def assert_invariant(
             that the inputs and the kernel allow.
         inputs: The inputs of the call; by default a causal call of 100 tokens, two batch entries
             and four heads of 64 features.
+        is_causal: Whether the call is causal; None for what the inputs say.
         plan: The plan that the kernel claims, or its name, which `bits=False` needs.
         bits: Whether any other bit is a failure. If False, other bits are accepted where the
             results are as exact as the plan, since a change may change the order of additions.
@@ -132,7 +137,7 @@ def assert_invariant(
     __tracebackhide__ = True
     names = _names("results", results, RESULTS)
     called = _kernel(kernel, names, library, layout, dtype)
-    x = _usual(dtype) if inputs is None else inputs
+    x = _called(inputs, is_causal, dtype)
     kinds = _kinds(called, x, to)
     if bits:
         whole = called(x)
@@ -152,9 +157,11 @@ def assert_invariant(
         raise AssertionError("\n".join([f"{name_of(kernel)} is not invariant:", *bad]))
 
 
-def _usual(dtype: str) -> Inputs:
-    """Return the inputs of a call that names none."""
-    return draw("gaussian", batch=2, tokens=100, heads=4, is_causal=True, dtype=dtype)
+def _called(inputs: Inputs | None, is_causal: bool | None, dtype: str) -> Inputs:
+    """Return the inputs of the call, which are those of a usual causal one if none are given."""
+    if inputs is None:
+        inputs = draw("gaussian", batch=2, tokens=100, heads=4, is_causal=True, dtype=dtype)
+    return inputs if is_causal is None else replace(inputs, is_causal=is_causal)
 
 
 def _kernel(

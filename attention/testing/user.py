@@ -9,11 +9,13 @@ import functools
 import importlib
 import inspect
 import sys
+import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.cases import KernelExit, raised
 from roundscope.emu.formats.format import unknown
 
 Kernel = Callable[[Inputs], Outputs]
@@ -28,6 +30,24 @@ NAMES = {  # argument -> the names that kernels have for it
     "do": ("do", "dout", "grad_out"),
 }
 USUAL = {"scale": "scale", "is_causal": "is_causal"}  # of a function that tells no names
+
+
+NO_DEVICE = (  # what libraries say, in lower case, where a kernel finds no device
+    "not compiled with cuda",
+    "no cuda gpus are available",
+    "no nvidia driver",
+    "no cuda-capable device",
+    "0 active drivers",
+    "unable to initialize backend",
+    "unknown backend",
+    "no available kernel",
+    "no viable backend for scaled_dot_product_attention",
+    "no gpu",
+)
+
+
+class Unavailable(unittest.SkipTest):
+    """A kernel needs a GPU or a library that is not here; pytest and unittest skip the test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +133,48 @@ def kernel_of(
     convention = Convention(
         library=chosen, layout=axes, dtype=dtype, names=names, backward=backward and is_able
     )
-    kernel = functools.partial(_module(chosen).run, found, convention)
+    kernel = functools.partial(_run, found, convention)
     return kernel
+
+
+def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
+    """Return the outputs of a user's function.
+
+    Raises:
+        KernelExit: The function ended the process.
+        Unavailable: The function needs a GPU or a library that is not here.
+    """
+    try:
+        outputs: Outputs = _module(c.library).run(function, c, x)
+    except SystemExit as error:
+        raise KernelExit(_exits(error)) from error
+    except Exception as error:  # whatever a library raises
+        if (reason := unavailable(error)) is not None:
+            raise Unavailable(f"kernel: {reason}") from error
+        raise
+    return outputs
+
+
+def _exits(error: SystemExit) -> str:
+    return f"ends the process (SystemExit, code {error.code})"
+
+
+def unavailable(error: Exception) -> str | None:
+    """Return what is missing on this machine, in words, if that is why a kernel raised an error.
+
+    Example:
+        >>> unavailable(AssertionError("Torch not compiled with CUDA enabled"))
+        'needs a GPU, and none is found here (Torch not compiled with CUDA enabled)'
+        >>> unavailable(ValueError("tokens: at least 16")) is None
+        True
+    """
+    words = " ".join(str(error).split())[:160]
+    if isinstance(error, ImportError):
+        missing = (error.name or words).partition(".")[0]
+        return f"needs {missing}, which is not installed here; install it"
+    if any(said in words.lower() for said in NO_DEVICE):
+        return f"needs a GPU, and none is found here ({words})"
+    return None
 
 
 def takes(function: Kernel, argument: str) -> bool:
@@ -177,6 +237,13 @@ def function_named(name: str, argument: str = "kernel") -> Any:
         raise ValueError(
             f"{argument}={name}: {error}; name a module and a function of it, as module:function"
         ) from error
+    except SystemExit as error:
+        raise ValueError(
+            f"{argument}={name}: importing {module} {_exits(error)}; put what runs under"
+            ' if __name__ == "__main__"'
+        ) from error
+    except Exception as error:  # whatever the module raises
+        raise ValueError(f"{argument}={name}: importing {module} raised {raised(error)}") from error
     finally:
         sys.path.pop(0)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -67,11 +68,13 @@ def watch(
     * A step is a forward of `model` in training mode with gradients enabled. With gradient
       accumulation say how many make a step: `forwards=4`; the first of them is looked at.
     * Call `numbers()` after each backward, before the next forward. It returns {} on other steps.
+      Without it there is no look; a look that was dropped so is told once, as a warning.
     * A model compiled by torch.compile runs eagerly on watched steps, from the forward to
       `numbers()`: its bits are those of eager mode there. Give `watch` the compiled model, the one
       that is called; nothing is compiled again.
     * Activation checkpointing, autocast and loss scaling need nothing: shares do not depend on the
-      scale of the loss. A look that is not finite, as loss scaling makes them, is left out.
+      scale of the loss. A look that is not finite, as loss scaling makes them, is counted and
+      logged, and has no part in the share.
     * With several processes each watches its own part of the batch; one may be enough.
     * H + 1 features, rounded up to a multiple of 8, can be served by another template of the same
       kernel than H, with other tile sizes, and beyond 128 or 256 features by another kernel:
@@ -183,7 +186,7 @@ class Watch(Removable):
         self.layers, self.note = tuple(layers), ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
         self._forwards, self._start, self._modules = forwards, start, modules
-        self._count, self._looks = 0, 0
+        self._count, self._looks, self._is_told = 0, 0, False
         self._seen: dict[Layer, _Seen] = {}
         self._interception: Interception | None = None
         self._eager: Any = None  # what restores torch.compile
@@ -237,7 +240,7 @@ class Watch(Removable):
 
     def remove(self) -> None:
         """Stop watching. A second call does nothing."""
-        self._end()
+        self._drop()
         self._uncounted()
         self._uncounted = _nothing
 
@@ -246,7 +249,7 @@ class Watch(Removable):
         if not (self._model.training and torch.is_grad_enabled()):
             return
         if self._interception is not None:
-            self._end()
+            self._drop()
         is_watched = self._count % (self._every * self._forwards) == 0
         self._count += 1
         if not is_watched:
@@ -259,6 +262,18 @@ class Watch(Removable):
         )
         if "torch._dynamo" in sys.modules:  # else nothing is compiled
             self._eager = torch.compiler.set_stance("force_eager")
+
+    def _drop(self) -> None:
+        """End a look of which nobody asked the numbers, and warn the first time."""
+        is_lost, step = any(x.do is not None for x in self._seen.values()), self.step
+        self._end()
+        if is_lost and not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"watch: numbers() was not called after the backward of step {step}: its look is"
+                " lost, and not in the log; call numbers() in every step",
+                stacklevel=2,
+            )
 
     def _end(self) -> None:
         """Give the model its own attention back, and torch.compile its stance."""

@@ -89,8 +89,9 @@ class BlockFormat:
     """A block format: element format, block size, scale format and scale rule.
 
     A block is stored as one scale and one element for each number; scale * element is near the
-    number. `BLOCK_NAMED` has the known formats by name, and `block_format` returns altered copies
-    of them.
+    number. A block with an infinity or a NaN has the scale NaN, so all its numbers are NaN, and the
+    `NanPolicy` of the elements is never asked. `BLOCK_NAMED` has the known formats by name, and
+    `block_format` returns altered copies of them.
 
     Args:
         element: the `Rounding` of an element, which is number / scale. It has the element format,
@@ -222,7 +223,9 @@ def block_format(
     """Return a `BlockFormat` by name, with changes.
 
     Args:
-        format: one of the names in `BLOCK_NAMED`, or a `BlockFormat`.
+        format: one of the names in `BLOCK_NAMED`, a `BlockFormat`, or a block format in words,
+            FORMAT[:RULE][:MODE][:OVERFLOW], such as "mxfp8_e4m3:rceil:stochastic". The other
+            arguments replace its words.
         mode: the `RoundingMode` of the elements or its name; that of the format by default.
         rule: the `ScaleRule` or its name; that of the format by default.
         overflow: what elements beyond the largest one become, an `Overflow` or its name; that of
@@ -242,6 +245,14 @@ def block_format(
         >>> str(emu.block_format("mxfp8_e4m3", "stochastic", rule="rceil", seed=7))
         'e4m3fn:stochastic:saturate[32]*e8m0fnu:rceil'
     """
+    if isinstance(format, str) and ":" in format:
+        from roundscope.emu.roundings.words import parted  # which imports this file
+
+        name, words = parted(format)
+        named = block_format(
+            name, words.get("mode"), rule=words.get("rule"), overflow=words.get("overflow")
+        )
+        return block_format(named, mode, rule=rule, overflow=overflow, seed=seed)
     if isinstance(format, str) and format not in BLOCK_NAMED:
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
     if not isinstance(format, (str, BlockFormat)):

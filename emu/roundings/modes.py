@@ -78,9 +78,12 @@ class Overflow(StrEnum):
 class NanPolicy(StrEnum):
     """What a NaN becomes in a format without NaN. In a format with NaN it stays NaN.
 
+    Events and the steps of sums obey it. A block with a NaN is NaN whatever its elements' policy
+    (`BlockFormat`), and a tensor core keeps NaN.
+
     Attributes:
         KEEP: it stays a NaN of the array's type, so that nothing is lost.
-        ZERO: it becomes zero.
+        ZERO: it becomes +0, whatever its sign.
 
     Example:
         >>> from roundscope import emu
@@ -206,8 +209,9 @@ def rounding(
     """Return a `Rounding` from names.
 
     Args:
-        format: the name of a format ("bf16", "e5m10" ...), a `Format`, or a `Rounding`. A
-            `Rounding` keeps its mode, policies and seed unless another argument replaces them.
+        format: the name of a format ("bf16", "e5m10" ...), a `Format`, a `Rounding`, or a rounding
+            in words, FORMAT[:MODE][:OVERFLOW], such as "e5m10:toward-zero:saturate". A `Rounding`
+            and words keep their mode, policies and seed unless another argument replaces them.
         mode: a `RoundingMode` or its name; ties-to-even by default.
         overflow: an `Overflow` or its name; by default `Format.saturates` decides.
         nan: a `NanPolicy` or its name; "keep" by default.
@@ -225,6 +229,8 @@ def rounding(
         >>> r = emu.rounding("bf16", "stochastic", seed=7)
         >>> str(r), r.seed, str(emu.rounding(r, "toward-zero"))
         ('bf16:stochastic', 7, 'bf16:toward-zero')
+        >>> emu.rounding("fp16:saturate") == emu.rounding("fp16", overflow="saturate")
+        True
     """
     base = _plain(format)
     changes: dict[str, Any] = {}
@@ -252,7 +258,17 @@ def _plain(format: Any) -> Rounding:
                 " share a scale; emu.round_blocks rounds an array to it"
             )
         raise TypeError(f"format={format!r}: give a name such as 'bf16', a Format or a Rounding")
-    return Rounding(format=format if isinstance(format, Format) else format_named(format))
+    if isinstance(format, Format):
+        return Rounding(format=format)
+    if ":" not in format:
+        return Rounding(format=format_named(format))
+    from roundscope.emu.roundings.words import parted  # which imports this file
+
+    name, words = parted(format)
+    f, rule = format_named(name), words.pop("rule", None)
+    if rule is not None:
+        raise ValueError(f"'{format}': {name} has no scale, so no rule; leave out {rule}")
+    return rounding(f, words.get("mode"), overflow=words.get("overflow"))
 
 
 def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.formats.format import Format, format_named, unknown
-from roundscope.emu.numbers import check_whole
+from roundscope.emu.roundings.modes import Rounding, without_saturation
 from roundscope.emu.testing import differences
 from roundscope.emu.testing.distance import distance, is_number
 from roundscope.emu.testing.given import FORMATS, floats_of, format_of, numpy_of, wide
@@ -77,21 +78,31 @@ def assert_bit_equal(
 def assert_max_ulp(
     actual: ArrayLike,
     expected: ArrayLike,
-    ulps: int,
+    ulps: float,
     format: str | Format | None = None,
     *,
     what: str = "",
 ) -> None:
-    """Assert that no number is more than some numbers of a format away from the expected one.
+    """Assert that no number is more than some ulps of a format away from the expected one.
 
-    The distance is the number of steps from one number of the format to its neighbor, so it is also
-    right at powers of two, where the spacing changes, and across zero. Infinity is the number after
-    the largest finite one, +0 and -0 are the same number, and NaN equals NaN alone.
+    The expected numbers may be a reference in FP32 or FP64, as exact as you have it. A result that
+    was rounded once to nearest is within 0.5 ulp of it, for every number:
+
+        assert_max_ulp(kernel(x), reference(x.astype("float64")), 0.5, "bf16")
+
+    Then the distance is |actual - expected| in ulps of the format at the expected number (at its
+    largest number for one beyond it). If all expected numbers are numbers of the format and `ulps`
+    is whole, the distance is the number of steps from one number of the format to its neighbor, so
+    it is also right at powers of two, where the spacing changes, and across zero.
+
+    Infinity is the number after the largest finite one, +0 and -0 are the same number, and NaN
+    equals NaN alone. An infinity where the expected number rounds to that infinity has distance 0;
+    any other number that is not finite where the expected one is has no distance, and fails first.
 
     Args:
         actual: an array of floats of NumPy (ml_dtypes included) or JAX, or a tensor of PyTorch.
-        expected: an array of actual's shape; its dtype may be another.
-        ulps: the largest distance that is allowed, in numbers of the format.
+        expected: an array of actual's shape; its dtype may be another, and wider.
+        ulps: the largest distance that is allowed, such as 0.5 for results rounded once.
         format: the name of a format or a `Format`, for arrays of a wider dtype that hold its
             numbers; by default the format of actual's dtype.
         what: a name for the arrays, which begins the message.
@@ -99,16 +110,16 @@ def assert_max_ulp(
     Raises:
         AssertionError: for a larger distance, for arrays of different shapes, or if `actual` has a
             number that the format does not have.
-        ValueError: if `expected` has a number that the format does not have, or for an unknown
-            format or a negative `ulps`.
+        ValueError: for an unknown format, or an `ulps` that is negative or not finite.
         TypeError: for an argument that does not make an array of floats, or for an `ulps` that is
-            not a whole number.
+            not a number.
 
     Example:
         >>> import numpy as np
         >>> from roundscope.emu.testing import assert_max_ulp
         >>> x = np.array([1.0, 2.0], np.float32)
         >>> assert_max_ulp(x, np.array([1.0078125, 2.0], np.float32), 1, "bf16")
+        >>> assert_max_ulp(x, np.array([1.003, 1.998]), 0.5, "bf16")  # of exact numbers
         >>> try:
         ...     assert_max_ulp(x, np.array([1.0, 1.984375], np.float32), 1, "bf16")
         ... except AssertionError as error:
@@ -119,29 +130,53 @@ def assert_max_ulp(
           distance  2 ulps of bf16 (numbers from one to the other)
     """
     __tracebackhide__ = True
-    check_whole("ulps", ulps, "it is the largest distance that is allowed, such as 1")
-    if ulps < 0:
-        raise ValueError(f"ulps={ulps}: a distance is not negative; give 0 for equal numbers")
+    if isinstance(ulps, bool) or not isinstance(ulps, (int, float, np.integer, np.floating)):
+        raise TypeError(f"ulps={ulps!r}: must be a number, such as 1, or 0.5 of exact numbers")
+    if not 0 <= ulps < np.inf:
+        raise ValueError(f"ulps={ulps}: must be finite and not negative; give 0 for equal numbers")
     a, b = floats_of(actual, "actual"), floats_of(expected, "expected")
     f = format_of(a.dtype, format)
     _assert_shapes(a, b, what)
     x, y = wide(a), wide(b)
-    _check_numbers("expected", y, f)
-    steps = np.ravel(distance(x, y, f))
-    wrong = steps > np.uint64(ulps)
+    if ulps == int(ulps) and is_number(y, f).all():
+        steps = np.ravel(distance(x, y, f))
+        wrong, is_counted = steps > np.uint64(int(ulps)), True
+    else:
+        steps = np.ravel(_ulps(x, y, f))
+        wrong, is_counted = steps > ulps, False
     if wrong.any():
-        at = int(np.argmax(steps))
-        plural = "s" * (ulps != 1)
+        is_lost = wrong & np.ravel(~np.isfinite(x) & np.isfinite(y))
+        at = int(np.argmax(is_lost) if is_lost.any() else np.argmax(steps))
+        plural = "s" * (ulps == 0 or ulps > 1)
         head = differences.counted(int(wrong.sum()), x.size, "numbers")
-        head += f" by more than {ulps} ulp{plural} of {f.name}, the worst at"
+        head += f" by more than {ulps:g} ulp{plural} of {f.name}, the worst at"
+        if is_lost.any():
+            lost = f"{int(is_lost.sum()):,} of {x.size:,} numbers are infinite or NaN where the"
+            head = f"{lost} expected ones are finite, the first at"
         raise AssertionError(
             differences.joined(
                 differences.titled(what, f"{head} {differences.place(at, x.shape)}"),
                 differences.written("actual", float(x.flat[at]), f),
                 differences.written("expected", float(y.flat[at]), f),
-                differences.apart(int(steps[at]), f),
+                differences.apart(int(steps[at]), f)
+                if is_counted
+                else differences.ulps_apart(float(steps[at]), f),
             )
         )
+
+
+def _ulps(x: np.ndarray, y: np.ndarray, f: Format) -> np.ndarray:
+    """Return |x - y| in ulps of a format at y, float64; infinite where there is no distance.
+
+    The difference of x and a y that is at most twice as large, or half, is exact in float64.
+    """
+    finite = np.isfinite(x) & np.isfinite(y) & is_number(x, f)
+    at = np.clip(np.where(finite, y, 1.0), -f.max_finite, f.max_finite)
+    with np.errstate(over="ignore"):
+        ulps = np.abs(np.where(finite, x, 0.0) - np.where(finite, y, 0.0)) / ulp_of(at, f)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    same |= np.isinf(x) & (x == round_to(y, without_saturation(Rounding(format=f))))
+    return np.where(same, 0.0, np.where(finite, ulps, np.inf))
 
 
 def _assert_shapes(a: np.ndarray, b: np.ndarray, what: str) -> None:
@@ -155,16 +190,6 @@ def _assert_shapes(a: np.ndarray, b: np.ndarray, what: str) -> None:
 def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
     if word not in known:
         raise ValueError(f"{name}={word!r}: {unknown('word', word, known)}")
-
-
-def _check_numbers(name: str, x: np.ndarray, f: Format) -> None:
-    """Raise ValueError unless the format has every number of an array."""
-    foreign = np.flatnonzero(~is_number(x, f))
-    if foreign.size:
-        raise ValueError(
-            f"{name}: {float(x.flat[foreign[0]])!r} at {differences.place(foreign[0], x.shape)} is"
-            f" not a number of {f.name}; emu.round_to({name}, {f.name!r}) makes it one"
-        )
 
 
 def _words(x: np.ndarray) -> np.ndarray:

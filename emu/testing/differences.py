@@ -70,6 +70,13 @@ def apart(steps: int, f: Format) -> str:
     return f"  {'distance':<{LABEL}}{words}"
 
 
+def ulps_apart(ulps: float, f: Format) -> str:
+    """Return the line of a distance in ulps of the format at the expected number."""
+    if math.isinf(ulps):
+        return apart(APART, f)
+    return f"  {'distance':<{LABEL}}{ulps:.6g} ulp of {f.name} at the expected number"
+
+
 def in_ulps(error: float, f: Format) -> str:
     """Return the line of an error in ulps of the format at the exact value."""
     return f"  {'error':<{LABEL}}{error:+.6g} ulp of {f.name}"

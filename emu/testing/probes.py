@@ -154,7 +154,8 @@ def _near(middle: np.ndarray, gap: np.ndarray, f: Format, carrier: np.dtype) -> 
     for via in map(format_named, VIAS):
         if via.precision > f.precision and via.holds(f):
             offset = np.ldexp(gap, f.precision - via.precision - 2)
-            parts += [(middle + offset).astype(carrier), (middle - offset).astype(carrier)]
+            with np.errstate(all="ignore"):  # beyond the carrier on either side
+                parts += [(middle + offset).astype(carrier), (middle - offset).astype(carrier)]
     return np.concatenate(parts)
 
 

@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.numbers import check_whole
-from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode, rounding
 from roundscope.emu.testing.given import carrier_named
 from roundscope.emu.testing.probes import probes_of
 
@@ -80,7 +80,7 @@ def roundings(
     modes: Sequence[str | RoundingMode] = tuple(RoundingMode),
     carrier: str = "float64",
 ) -> Rounding:
-    """Return a strategy of roundings: a format, a mode, an overflow policy and a seed.
+    """Return a strategy of roundings: a format, a mode, policies of overflow and NaN, and a seed.
 
     Args:
         draw: filled in by Hypothesis.
@@ -89,7 +89,8 @@ def roundings(
         carrier: the dtype of the arrays that hold the numbers, for `formats`.
 
     Returns:
-        A strategy of `Rounding`. The seed is 0 outside the stochastic mode.
+        A strategy of `Rounding`. The seed is 0 outside the stochastic mode, and the policy of NaN
+        is "keep" in a format with NaN, where it changes nothing.
 
     Example:
         >>> from hypothesis import find
@@ -102,7 +103,9 @@ def roundings(
     policies = [None, Overflow.SATURATE]
     policies += [Overflow.INF] * f.inf + [Overflow.NAN] * f.nan
     seed = draw(_SEEDS) if mode == RoundingMode.STOCHASTIC else 0
-    return rounding(f, mode, overflow=draw(st.sampled_from(policies)), seed=seed)
+    overflow = draw(st.sampled_from(policies))
+    nan = NanPolicy.KEEP if f.nan else draw(st.sampled_from(list(NanPolicy)))
+    return rounding(f, mode, overflow=overflow, nan=nan, seed=seed)
 
 
 def bit_patterns(format: str | Format) -> st.SearchStrategy[int]:

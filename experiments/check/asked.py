@@ -1,6 +1,7 @@
 """The options of `roundscope check`: the kernel, the plan it claims, and the sizes of calls."""
 
 from dataclasses import dataclass, field
+from shlex import quote
 
 from roundscope.attention.testing.comparison import FALSE_ALARM
 from roundscope.attention.testing.gross import UNITS
@@ -9,10 +10,28 @@ from roundscope.attention.testing.reference import Reference, reference
 from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels.adapters import plain_name
 from roundscope.experiments.kernels.claims import CLAIMS
+from roundscope.experiments.kernels.search import check_budget
 from roundscope.experiments.tensors.overrides import AS_THE_FILE, Overrides
 
 DEFAULT = "fa2"  # what a kernel claims that is not listed
 TESTS = ("envelope", "bias", "explanation", "invariance", "edges")
+OPTIONS = (  # those that a command is written with as --name value
+    "tokens",
+    "features",
+    "batch",
+    "heads",
+    "draws",
+    "seed",
+    "dtype",
+    "library",
+    "layout",
+    "block_q",
+    "block_k",
+    "layer",
+    "head",
+    "false_alarm",
+    "budget",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +50,12 @@ class Asked:
     only         the tests that are run, of `TESTS`
     false_alarm  the probability that a kernel as good as its plan fails envelope or bias
     margins      how much worse than the plan the kernel may be
-    budget       seconds of the search for the plan that gives the kernel's bits, for each direction
-    is_strict    whether other bits of a second call, or of another batch, are a failure
+    budget       plans that the search for the plan of the kernel's bits tries
+    is_strict    whether other bits of a second call, or of another batch, and rows without keys
+                 that are not 0 are a failure
     layer        the layer of a file with several; None for all
     overrides    what is said of the calls of a file in place of what it says
+    head         the key head whose arithmetic is looked for
     """
 
     source: str
@@ -56,10 +77,11 @@ class Asked:
     only: tuple[str, ...] = TESTS
     false_alarm: float = FALSE_ALARM
     margins: Margins = field(default_factory=Margins)
-    budget: float = 10.0
+    budget: int = 3000
     is_strict: bool = False
     layer: str | None = None
     overrides: Overrides = AS_THE_FILE
+    head: int = 0
 
     def reference(self, features: int) -> Reference:
         """Return the claimed plan on its tiles.
@@ -87,10 +109,16 @@ def checked(asked: Asked) -> Asked:
     for name in sizes:
         if getattr(asked, name) < 1:
             raise bad(f"--{name}", getattr(asked, name), "give 1 or more")
+    for name in ("block_q", "block_k"):
+        if getattr(asked, name) is not None and getattr(asked, name) < 1:
+            option = f"--{name.replace('_', '-')}"
+            raise bad(option, getattr(asked, name), "give 1 or more; leave it out for the plan's")
+    for name in ("seed", "head"):
+        if getattr(asked, name) < 0:
+            raise bad(f"--{name}", getattr(asked, name), "give 0 or more")
     if not 0.0 < asked.false_alarm < 1.0:
         raise bad("--false-alarm", asked.false_alarm, "give a probability, such as 1e-4")
-    if not asked.budget >= 0.0:
-        raise bad("--budget", asked.budget, "give seconds, 0 or more")
+    check_budget(asked.budget)
     if asked.dtype not in UNITS:
         raise bad("--dtype", asked.dtype, f"must be one of {', '.join(UNITS)}")
     for name in asked.only:
@@ -98,6 +126,29 @@ def checked(asked: Asked) -> Asked:
             raise bad("--only", name, f"must be among {', '.join(TESTS)}")
     asked.reference(asked.features)
     return asked
+
+
+def command_of(asked: Asked, only: tuple[str, ...] | None = None) -> str:
+    """Return the command that asks the same again, with all that differs from the defaults.
+
+    only    the tests that it runs; None for those that were asked for
+    """
+    words = ["roundscope check", quote(asked.source), f"--claims {asked.plan}"]
+    if asked.is_causal is not None:
+        words.append("--causal" if asked.is_causal else "--full")
+    if not asked.backward:
+        words.append("--forward")
+    if asked.is_strict:
+        words.append("--strict")
+    usual = Asked(source="", claims="")
+    for name in OPTIONS:
+        value = getattr(asked, name)
+        if value != getattr(usual, name):
+            words.append(f"--{name.replace('_', '-')} {quote(str(value))}")
+    tests = asked.only if only is None else only
+    if tests != TESTS:
+        words.append(f"--only {','.join(tests)}")
+    return " ".join(words)
 
 
 def claims_of(source: str) -> str:

@@ -8,6 +8,7 @@ from roundscope.attention.testing.comparison import Comparison, Finding
 from roundscope.attention.testing.evidence import State
 from roundscope.experiments.kernels.identify import Identified, Kind
 
+BITS = "the arithmetic of its bits"  # the name of the one case of the explanation
 OF = {"envelope": ("rms", "row"), "bias": ("gain", "mean")}
 
 
@@ -22,6 +23,10 @@ def of_comparison(compared: Comparison, test: str, seconds: float) -> Iterator[C
     for finding in compared.findings:
         if finding.statistic in OF[test]:
             asked.setdefault((finding.inputs, finding.result), []).append(finding)
+    if test == "envelope":
+        for kind, words in compared.raised.items():
+            sentence = f"It raised an error on these inputs: {words}."
+            yield Case(test=test, name=kind, answer=Answer.FAIL, sentence=sentence)
     for (kind, result), findings in asked.items():
         yield Case(
             test=test,
@@ -40,12 +45,16 @@ def _answer(
         if gross:
             worst = max(gross, key=lambda g: g.size)
             words = worst.sentence.removeprefix(f"{kind}: {result}: ")
-            return {"answer": Answer.FAIL, "sentence": f"{capital(words)}."}
+            is_lost = worst.feature is not None
+            return {"answer": Answer.FAIL, "sentence": f"{capital(words)}.", "is_lost": is_lost}
     alarms = [f for f in findings if f.evidence.state is State.ALARM]
     if alarms:
         worst_of = min(alarms, key=lambda f: f.evidence.chance)
         words = worst_of.sentence.removeprefix(f"{kind}: {result}: ")
         return {"answer": Answer.FAIL, "sentence": f"{capital(words)}."}
+    if any(f.evidence.state is State.UNDEFINED for f in findings):
+        words = "It has none: there are numbers that are not finite, see envelope"
+        return {"answer": Answer.NOT_RUN, "sentence": f"{words}."}
     sentence = "; ".join(_shown(f) for f in {f.statistic: f for f in findings}.values())
     if any(f.evidence.state is State.OPEN for f in findings):
         more = "more draws would decide whether that is chance"
@@ -62,18 +71,19 @@ def _shown(f: Finding) -> str:
 
 
 def of_search(found: Identified) -> Case:
-    """Return the case of the search for a plan that gives the kernel's bits."""
+    """Return the case of the search for a plan that gives the kernel's bits, in every head."""
     answer = {
         Kind.SAME: Answer.PASS,
         Kind.NEAR: Answer.NOTE,
         Kind.NOT_FOUND: Answer.NOTE,
         Kind.NO_ROUNDING: Answer.FAIL,
+        Kind.MEANING: Answer.FAIL,
     }[found.kind]
     changes = [what for what, _ in found.forward.others[:3]]
     more = f" Nearest further changes: {', '.join(changes)}." if changes else ""
     return Case(
         test="explanation",
-        name="the arithmetic of its bits",
+        name=BITS,
         answer=answer,
         sentence=found.verdict + more,
         seconds=found.seconds,

@@ -12,7 +12,7 @@ from roundscope.experiments.check.cast_call import cast_named
 from roundscope.experiments.check.cast_data import Asked, document
 from roundscope.experiments.check.cast_shown import show
 from roundscope.experiments.check.cast_words import failure
-from roundscope.experiments.check.junit import Case, write
+from roundscope.experiments.check.junit import Case, checked, write
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced
 
@@ -36,6 +36,7 @@ def run(
     """
     if out is not None:
         checked_folder(out, RECORD)
+    checked(junit)
     rounding = event_of(format)
     cast, chosen = cast_named(function, library)
     began = time.perf_counter()

@@ -43,6 +43,7 @@ def document(asked: Asked, report: CastReport) -> dict[str, Any]:
         "passed": report.passed,
         "sentence": report.sentence,
         "behaves_as": report.behaves_as,
+        "as_asked": plain(report.whole),
         "rows": [_row(row) for row in report.rows],
         "behaviors": _agreements(report.behaviors),
         "scale_rules": _agreements(report.scales),

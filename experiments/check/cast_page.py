@@ -49,7 +49,7 @@ def _opening(asked: Asked, report: CastReport) -> str:
             why="Next: keep it so, in CI by",
             mood="good",
         )
-    instead = f": it behaves as {report.behaves_as}" if report.behaves_as else ""
+    instead = f": it behaves as {report.instead}" if report.instead else ""
     return page.verdict(
         f"{asked.function} does not round as {asked.format} does{instead}.",
         f"{failed} {report.sentence}",

@@ -31,6 +31,7 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     """
     if out is not None:
         checked_folder(out, RECORD)
+    junit.checked(junit_file)
     checked(asked)
     with telling("check") as tell:
         report = check(asked, tell)

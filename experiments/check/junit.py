@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from roundscope.experiments.errors import bad
+
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -24,6 +26,12 @@ class Case:
     seconds: float = 0.0
     failure: str | None = None
     skipped: str | None = None
+
+
+def checked(path: Path | None) -> None:
+    """Raise UsageError if a file cannot be written there, before anything runs."""
+    if path is not None and path.is_dir():
+        raise bad("--junit", str(path), "is a folder; name a file, such as check.xml")
 
 
 def write(path: Path, suite: str, cases: Sequence[Case]) -> None:

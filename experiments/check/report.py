@@ -6,6 +6,7 @@ from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison
 from roundscope.experiments.check.asked import Asked
 
+MANY = 3  # further inputs with numbers that are not finite, which the sentence names
 QUESTIONS = {
     "envelope": "Is it as exact as the plan?",
     "bias": "Is it more biased than the plan?",
@@ -52,7 +53,7 @@ class Report:
 
     @property
     def sentence(self) -> str:
-        """The answer as one sentence."""
+        """The answer as one sentence; before it, the numbers that are not finite, if any."""
         if self.is_fine:
             return f"{self.name} is as good as {self.asked.plan}{self._how_good()}."
         tests = dict.fromkeys(case.test for case in self.failed)
@@ -64,7 +65,19 @@ class Report:
             "edges": "it fails at edges",
         }
         reasons = "; ".join(words[test] for test in tests)
-        return f"{self.name} is not as good as {self.asked.plan}: {reasons}."
+        return f"{self._lost()}{self.name} is not as good as {self.asked.plan}: {reasons}."
+
+    def _lost(self) -> str:
+        """Return the first numbers that are not finite as a sentence, with the inputs of all."""
+        lost = [case for case in self.failed if case.is_lost]
+        if not lost:
+            return ""
+        first = f"{lost[0].name}: {lost[0].sentence} "
+        others = list(dict.fromkeys(case.name for case in lost))[1:]
+        if not others:
+            return first
+        more = f" and {len(others) - MANY} more" if len(others) > MANY else ""
+        return f"{first}Numbers are not finite also in {', '.join(others[:MANY])}{more}. "
 
     def _how_good(self) -> str:
         parts = []
@@ -74,7 +87,11 @@ class Report:
                 f"as exact and no more biased on {self.compared.heads} heads of {kinds} kinds of"
                 " inputs"
             )
-        ran = [c for c in self.of("edges") if c.answer is not Answer.NOT_RUN]
-        if ran:
-            parts.append(f"right at {len(ran)} edges")
+        edges = self.of("edges")
+        right = sum(c.answer is Answer.PASS for c in edges)
+        if right:
+            parts.append(f"right at {right} edges")
+        noted = [c.name for c in edges if c.answer is Answer.NOTE]
+        if noted:
+            parts.append(f"with a note at {len(noted)}: {', '.join(noted)}")
         return ": " + ", and ".join(parts) if parts else ""

@@ -10,7 +10,7 @@ import numpy as np
 
 from roundscope.attention.plans.half import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.cases import Answer, Case
+from roundscope.attention.testing.cases import Answer, Case, KernelExit, not_run, raised, strict
 from roundscope.attention.testing.comparison import Comparison, compare, level_of
 from roundscope.attention.testing.edges import check_edges, judged
 from roundscope.attention.testing.evidence import heads_needed
@@ -19,9 +19,9 @@ from roundscope.attention.testing.families import FAMILIES, draw, rounded
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
-from roundscope.attention.testing.user import Kernel, kernel_of
+from roundscope.attention.testing.user import Kernel, Unavailable, kernel_of, unavailable
 from roundscope.experiments.check.asked import Asked
-from roundscope.experiments.check.cases import of_comparison, of_search
+from roundscope.experiments.check.cases import BITS, of_comparison, of_search
 from roundscope.experiments.check.report import Report
 from roundscope.experiments.errors import bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
@@ -30,7 +30,6 @@ from roundscope.experiments.kernels.reading import (
     SAMPLE,
     Options,
     is_kernel,
-    one_head,
     unknown_source,
     whole_of_file,
 )
@@ -38,20 +37,12 @@ from roundscope.experiments.tensors.layers import BARE, read_layers, sample_path
 from roundscope.experiments.tensors.overrides import AS_THE_FILE
 
 Tell = Callable[[str], None]
-FULL = ("gaussian", "one-signed-v", "sink")  # families of calls that are not causal, if both are
 OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
     "gaussian, full, many keys": {"tokens": 16, "keys": 1100},
     "one-signed-v, full, many keys": {"tokens": 16, "keys": 1100},
     "ties, full, 128 keys": {"tokens": 128},  # means of 128 numbers of a grid are ties too
     "gaussian, causal, grouped heads": {"heads": 16, "key_heads": 8},
 }
-OF_FULL = (  # edges that are asked about in full calls as well, if both kinds of calls are
-    "one token",
-    "a tile and one token",
-    "one query, many keys",
-    "many queries, one key",
-    "more keys than queries",
-)
 SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
 REAL = "real tensors"
 
@@ -74,7 +65,7 @@ def check(asked: Asked, tell: Tell) -> Report:
     else:
         raise unknown_source(asked.source)
     if asked.is_strict:
-        report.cases = [_strict(case) for case in report.cases]
+        report.cases = [strict(case) for case in report.cases]
     report.seconds = time.perf_counter() - began
     return report
 
@@ -95,16 +86,16 @@ def kernel_asked(asked: Asked) -> Kernel:
             dtype=asked.dtype,
             backward=asked.backward,
         )
-    except (ValueError, ImportError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         words = one_line(error).removeprefix(f"kernel={asked.source}: ")
+        words = words.removeprefix("kernel: ")
         raise bad("KERNEL", asked.source, words) from None
 
 
 def kinds(is_causal: bool | None) -> list[str]:
-    """Return the kinds of inputs in words: every family, and a few of them without causality."""
-    if is_causal is None:
-        return [f"{f}, causal" for f in FAMILIES] + [f"{f}, full" for f in FULL]
-    return [f"{f}, {'causal' if is_causal else 'full'}" for f in FAMILIES]
+    """Return the kinds of inputs in words: every family, in causal and in full calls."""
+    modes = {None: ("causal", "full"), True: ("causal",), False: ("full",)}[is_causal]
+    return [f"{family}, {mode}" for mode in modes for family in FAMILIES]
 
 
 def drawn(asked: Asked, kind: str, look: int) -> Inputs:
@@ -166,7 +157,7 @@ def _of_kernel(asked: Asked, tell: Tell) -> Report:
     tell("first call")
     runs = _running(function, asked)
     report = Report(name=plain_name(asked.source), about=_about(asked), asked=asked)
-    if not runs:
+    if not runs and asked.backward:
         report.notes.append("It returns no gradients, so that only the output was checked.")
     if {"envelope", "bias"} & set(asked.only):
         others, refused = taken_kinds(function, asked)
@@ -175,7 +166,7 @@ def _of_kernel(asked: Asked, tell: Tell) -> Report:
         report.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
         report.cases += _compared(report.compared, asked)
     if "explanation" in asked.only:
-        report.cases.append(_explained(function, asked, tell))
+        report.cases.append(_explained(function, asked, tell, report.notes))
     modes = (True, False) if asked.is_causal is None else (asked.is_causal,)
     if "invariance" in asked.only:
         tell("invariance")
@@ -199,14 +190,14 @@ def _running(function: Kernel, asked: Asked) -> bool:
     x = drawn(asked, kinds(asked.is_causal)[0], 0)
     try:
         return function(x).dq is not None
-    except ImportError as error:
-        missing = (error.name or one_line(error)).partition(".")[0]
-        repair = f"needs {missing}, which is not installed here; install it"
-        raise bad("KERNEL", asked.source, repair) from None
+    except KernelExit as error:
+        raise bad("KERNEL", asked.source, one_line(error)) from None
+    except Unavailable as error:
+        raise bad("KERNEL", asked.source, one_line(error).removeprefix("kernel: ")) from None
     except Exception as error:  # whatever a library raises
         shape = f"q of shape {x.q.shape}, (batch, tokens, heads, features)"
-        repair = (
-            f"does not run on {shape}: {type(error).__name__}: {one_line(error)[:160]}; choose"
+        repair = unavailable(error) or (
+            f"does not run on {shape}: {raised(error)}; choose"
             " sizes that it takes with --tokens, --features, --heads and --batch, or --forward"
         )
         raise bad("KERNEL", asked.source, repair) from None
@@ -238,30 +229,47 @@ def _real(asked: Asked, is_causal: bool) -> Inputs:
     return Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
 
 
-def _explained(function: Kernel, asked: Asked, tell: Tell) -> Case:
-    """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones."""
+def _explained(function: Kernel, asked: Asked, tell: Tell, notes: list[str]) -> Case:
+    """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones.
+
+    An error on the real tensors becomes a note.
+    """
     is_causal = asked.is_causal is not False
     x = _real(asked, is_causal)
     try:
         outputs = function(x)
-    except Exception:  # a kernel may not take 32 features
+    except Exception as error:  # a kernel may not take 32 features
+        shape = x.q.shape
+        notes.append(
+            f"It raised an error on the real tensors, q of shape {shape}: {raised(error)}. Its"
+            " arithmetic was looked for on drawn tensors."
+        )
         x = drawn(asked, f"gaussian, {'causal' if is_causal else 'full'}", 0)
-        outputs = function(x)
+        try:
+            outputs = function(x)
+        except Exception as again:  # it took them before
+            sentence = f"It raised an error on these inputs: {raised(again)}."
+            return Case(test="explanation", name=BITS, answer=Answer.FAIL, sentence=sentence)
     return _searched(x, outputs, asked, tell)
 
 
 def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
-    call = one_head(asked.source, "", x, outputs, 0)
     with np.errstate(all="ignore"):
         return of_search(
-            identify(call.x, call.outputs, lambda text: tell(f"explanation: {text}"), asked.budget)
+            identify(
+                x,
+                outputs,
+                lambda text: tell(f"explanation: {text}"),
+                asked.budget,
+                head=asked.head,
+            )
         )
 
 
 def edge_cases(
     function: Kernel, plan: Reference, asked: Asked, modes: tuple[bool, ...]
 ) -> Iterator[Case]:
-    """Yield the answers of a kernel at every edge, and in the second mode at some of them.
+    """Yield the answers of a kernel at every edge, in every mode.
 
     Args:
         function: The kernel.
@@ -278,7 +286,6 @@ def edge_cases(
             is_causal=is_causal,
             margins=asked.margins,
             dtype=asked.dtype,
-            names=OF_FULL if is_further else None,
         ):
             yield replace(case, name=f"{case.name}, full") if is_further else case
 
@@ -288,12 +295,11 @@ def _real_tensors(function: Kernel, asked: Asked, is_causal: bool) -> Case:
     began = time.perf_counter()
     try:
         real = asked.reference(x.q.shape[-1])
-        answer, sentence = judged(function, real, x, asked.margins, asked.dtype)
+        verdict = judged(function, real, x, asked.margins, asked.dtype)
     except Exception as error:  # a kernel may not take 32 features
-        sentence = f"The kernel does not take them ({one_line(error)[:160]})."
-        answer = Answer.NOT_RUN
+        return not_run("edges", REAL, error, began)
     seconds = time.perf_counter() - began
-    return Case(test="edges", name=REAL, answer=answer, sentence=sentence, seconds=seconds)
+    return Case(test="edges", name=REAL, seconds=seconds, **verdict._asdict())
 
 
 def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
@@ -350,23 +356,21 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
     return report
 
 
+def seeing(x: Inputs) -> np.ndarray:
+    """Return which queries see a key, booleans (B, T, N)."""
+    shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+    sees: np.ndarray = np.broadcast_to(visible(x), shape).max(-1)
+    return sees.swapaxes(1, 2)
+
+
 def _comparable(x: Inputs, outputs: Outputs) -> Outputs:
     """Return outputs with all three gradients or none, and 0 in rows of queries that see no key.
 
     What a kernel returns in such rows is its own choice.
     """
-    shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
-    sees: np.ndarray = np.broadcast_to(visible(x), shape).max(-1)
-    seen = sees.swapaxes(1, 2)[..., None]
+    seen = seeing(x)[..., None]
     out = np.where(seen, outputs.out, np.float32(0.0))
     if outputs.dq is None or outputs.dk is None or outputs.dv is None:
         return Outputs(out=out)
     dq = np.where(seen, outputs.dq, np.float32(0.0))
     return Outputs(out=out, dq=dq, dk=outputs.dk, dv=outputs.dv)
-
-
-def _strict(case: Case) -> Case:
-    """Return the case with other bits as a failure."""
-    if case.test == "invariance" and case.answer is Answer.NOTE:
-        return replace(case, answer=Answer.FAIL)
-    return case

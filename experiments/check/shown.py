@@ -1,9 +1,10 @@
 """What `roundscope check` prints."""
 
+import math
 from typing import Any
 
 from roundscope.attention.testing.cases import Answer
-from roundscope.attention.testing.comparison import Comparison
+from roundscope.attention.testing.comparison import Comparison, Finding
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.experiments.check.report import Report
 from roundscope.experiments.check.words import counts, how, next_step, reasons
@@ -48,6 +49,10 @@ def _tests(report: Report) -> Any:
     return t
 
 
+def _over(f: Finding) -> float:
+    return f.kernel / f.plan if f.plan else 1.0
+
+
 def _sizes(compared: Comparison) -> Any:
     """Return the table of rms errors: the kernel's, and how many times the plan's."""
     from rich.text import Text
@@ -62,12 +67,12 @@ def _sizes(compared: Comparison) -> Any:
     cells: dict[str, dict[str, Text]] = {}
     for f in compared.findings:
         if f.statistic == "rms":
-            ratio = f.kernel / f.plan if f.plan else 1.0
+            ratio = math.exp(f.evidence.mean) if f.plan == math.inf else _over(f)
             style = "bold red" if (f.inputs, f.result) in bad else ""
             text = Text(f"{f.kernel:.2e} {ratio:7.3g}", style=style)
             cells.setdefault(f.inputs, {})[f.result] = text
     for kind, row in cells.items():
-        t.add_row(kind, *(row[name] for name in names))
+        t.add_row(kind, *(row.get(name, Text("")) for name in names))
     equal = [f"{compared.equal[name]:.6f}" for name in names]
     t.add_row("share of equal bits", *equal, style="dim")
     return t

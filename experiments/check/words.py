@@ -1,6 +1,10 @@
 """The words that a check's page and its terminal output share."""
 
+import math
+from shlex import quote
+
 from roundscope.attention.testing.cases import Answer, Case
+from roundscope.experiments.check.asked import Asked, command_of
 from roundscope.experiments.check.report import QUESTIONS, Report
 
 MANY = 6  # reasons that are shown
@@ -41,13 +45,18 @@ def counts(report: Report) -> list[tuple[str, ...]]:
 
 def next_step(report: Report) -> tuple[str, str]:
     """Return what to do next in words, and the command for it."""
-    source, tests = report.asked.source, [test for test in QUESTIONS if _fails(report, test)]
-    again = f"roundscope check {source} --claims {report.asked.plan}"
+    asked, tests = report.asked, [test for test in QUESTIONS if _fails(report, test)]
+    again = command_of(asked)
     if not tests:
         return (
-            "Next: keep it so, by assert_as_good_as(kernel,"
-            f' "{report.asked.claims}") in a test, or in CI by',
+            f"Next: keep it so, by {_assertion(asked)} in a test, or in CI by",
             f"{again} --junit check.xml",
+        )
+    if any(case.is_lost for case in report.failed):
+        return (
+            "Next: find the event that overflows or divides by 0 (trace the plan on these inputs,"
+            " or print the maxima and row sums of the kernel). After the repair, check again",
+            again,
         )
     if "explanation" in tests:
         return (
@@ -59,13 +68,39 @@ def next_step(report: Report) -> tuple[str, str]:
         return (
             "Next: call the kernel as the first failed case does, which says its inputs. After the"
             " repair, check again",
-            f"{again} --only {','.join(tests)}",
+            command_of(asked, tuple(tests)),
         )
     return (
         "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
         " with --claims)",
-        f"roundscope identify {source} --budget 120",
+        f"roundscope identify {quote(asked.source)}{_mode(asked)} --budget 50000",
     )
+
+
+def _assertion(asked: Asked) -> str:
+    """Return the call in Python that asks the same, with all that differs from its defaults."""
+    plan = f'"{asked.claims}"'
+    if asked.changes:
+        plan = f"Plan.preset({plan}).changed({', '.join(map(repr, asked.changes))})"
+    words = ["kernel", plan]
+    if asked.is_causal:
+        words.append("is_causal=True")
+    words += ["backward=False"] if not asked.backward else []
+    words += ["strict=True"] if asked.is_strict else []
+    usual = Asked(source="", claims="")
+    for name in ("tokens", "features", "batch", "heads", "dtype", "block_q", "block_k"):
+        value = getattr(asked, name)
+        if value != getattr(usual, name):
+            words.append(f"{name}={value!r}")
+    return f"assert_as_good_as({', '.join(words)})"
+
+
+def _mode(asked: Asked) -> str:
+    """Return the options of `identify` that say which call is meant."""
+    causal = {None: "", True: " --causal", False: " --full"}[asked.is_causal]
+    layout = f" --layout {asked.layout}" if asked.layout and ":" not in asked.source else ""
+    layer = f" --layer {quote(asked.layer)}" if asked.layer is not None else ""
+    return causal + layout + layer + (f" --head {asked.head}" if asked.head else "")
 
 
 def _fails(report: Report, test: str) -> bool:
@@ -76,14 +111,16 @@ def number(report: Report) -> str:
     """Return how many cases failed, and the rms error that is largest beside the plan's."""
     asked = [case for case in report.cases if case.answer is not Answer.NOT_RUN]
     failed = f"{len(report.failed) or 'None'} of {len(asked)} cases failed."
-    ratios = [
+    sizes = [
         (f.kernel / f.plan, f)
         for f in (report.compared.findings if report.compared is not None else ())
-        if f.statistic == "rms" and f.plan
+        if f.statistic == "rms" and f.plan and math.isfinite(f.plan)
     ]
-    if not ratios:
+    if not sizes:
         return failed
-    ratio, f = max(ratios, key=lambda pair: pair[0])
+    ratio, f = max(sizes, key=lambda pair: pair[0])
+    if math.isinf(ratio):
+        return f"{failed} The error of {f.result} is infinite ({f.inputs})."
     return (
         f"{failed} The relative rms error is at most {ratio:.3g} times the plan's: {f.kernel:.2e}"
         f" ({f.result}, {f.inputs})."

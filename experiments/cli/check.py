@@ -74,7 +74,9 @@ def check(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Other bits of a second call, or of another batch, are a failure."
+            "--strict",
+            help="Other bits of a second call, or of another batch, are a failure, and so are rows"
+            " that see no key and are not 0.",
         ),
     ] = False,
     false_alarm: Annotated[
@@ -82,8 +84,9 @@ def check(
         typer.Option(help="Probability that a kernel as good as its plan fails envelope or bias."),
     ] = 1e-4,
     budget: Annotated[
-        float, typer.Option(help="Seconds of the search for the plan of its bits, each direction.")
-    ] = 10.0,
+        int,
+        typer.Option(metavar="PLANS", help="Plans that the search for the plan of its bits tries."),
+    ] = 3000,
     library: Annotated[
         str | None,
         typer.Option(
@@ -97,6 +100,9 @@ def check(
         typer.Option(help="Axes of its arrays, or of a file: BNTH or BTNH."),
     ] = None,
     layer: Annotated[str | None, typer.Option(help="Layer of a file; by default all.")] = None,
+    head: Annotated[
+        int, typer.Option(help="Key head whose arithmetic is looked for, from 0 on.")
+    ] = 0,
     block_q: Annotated[
         int | None, typer.Option(help="Queries of the plan's tiles; by default the twin's.")
     ] = None,
@@ -145,6 +151,7 @@ def check(
         is_strict=strict,
         layer=layer,
         overrides=Overrides(**overrides),
+        head=head,
     )
     if code := command.run(asked, out=out, junit_file=junit, as_json=json):
         raise typer.Exit(code)

@@ -28,9 +28,16 @@ def explain(
         str, typer.Argument(help="For example -4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")
     ],
     to: Annotated[
-        str, typer.Option("--to", help="Target format, such as bf16 or e4m3fn.", metavar="FORMAT")
+        str,
+        typer.Option(
+            "--to",
+            help="Target format, such as bf16 or e4m3fn:saturate.",
+            metavar="FORMAT[:MODE[:OVERFLOW]]",
+        ),
     ],
-    mode: Annotated[str, typer.Option(help="Rounding mode, such as toward-zero.")] = "ties-to-even",
+    mode: Annotated[
+        str | None, typer.Option(help="Rounding mode, such as toward-zero; else ties-to-even.")
+    ] = None,
     overflow: Annotated[
         str | None, typer.Option(help="inf, nan or saturate; by default the format's own.")
     ] = None,

@@ -19,8 +19,9 @@ def sweep(
                 "The axes with their values, as in preset=qiu-yao,fa2-bf16 T=128,256 seed=0:10"
                 " O=bf16,fp32 PV.sum=exact,hopper:bf16; or an axes.toml. A range a:b:step leaves b"
                 " out. Axes: {axes}; of one event: SITE, SITE.sum, SITE.mode, or {per_site} with"
-                " .SITE. The defaults are T=256 N=4 H=64, tile 64, fa2, gaussian. --axes prints"
-                " the values of each axis; docs/reference/grammar.md explains every word."
+                " .SITE. The defaults are T=256 N=4 H=64, tile 64, fa2, gaussian; input=FILE is the"
+                " call that the file says, of all its layers. --axes prints the values of each"
+                " axis; docs/reference/grammar.md explains every word."
             ),
         ),
     ] = None,
@@ -154,6 +155,8 @@ def export(
         )
         raise bad("SWEEP.sqlite", str(file), repair)
     rows = export_results.export(file, out, table)
+    if said := export_results.lost(file):
+        print(said)
     print(f"written: {out} ({rows} rows)")
 
 
@@ -179,4 +182,5 @@ def report(
         return
     from roundscope.experiments.sweep.report import report as sweep_report
 
-    print(f"written: {sweep_report.write(file, out)}")
+    page_of, answer = sweep_report.write(file, out), sweep_report.answer(file)
+    print(f"{answer}\nwritten: {page_of}")

@@ -273,9 +273,12 @@ def identify(
         int, typer.Option(help="The key head to examine, in the first entry of the batch.")
     ] = 0,
     budget: Annotated[
-        float,
-        typer.Option(help="Seconds for the search of the forward and for that of the backward."),
-    ] = 45.0,
+        int,
+        typer.Option(
+            metavar="PLANS",
+            help="Plans that the search of the forward tries; that of the backward a sixteenth.",
+        ),
+    ] = 8000,
     out: Annotated[
         Path | None,
         typer.Option(

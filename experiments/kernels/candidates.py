@@ -11,6 +11,7 @@ from roundscope.attention import Plan, Site
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import (
     BackwardExponent,
+    DeltaFrom,
     Exponential,
     GradientsApart,
     KeyOrder,
@@ -25,7 +26,15 @@ from roundscope.attention.plans.half import half
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, E4M3, FP16, Rounding
+from roundscope.emu.roundings.modes import (
+    BF16,
+    BINARY32,
+    BINARY64,
+    E4M3,
+    FP16,
+    Rounding,
+    RoundingMode,
+)
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 
@@ -38,12 +47,15 @@ PRESETS = (
     "qiu-yao",
     "baseline-bf16",
 )
-KEY_TILES = (16, 32, 64, 128, 256, 512)
+KEY_TILES = (*range(16, 257, 16), 512)  # keys of a tile
+USUAL_TILES = (32, 64, 128, 256, 512)  # those that are tried in every order of the keys
 SUMS = {
     "tensor core": HOPPER,
     "tensor core, 8 at a time": EIGHTS,
     "fp32 ascending": Accumulator(),
     "exact": Accumulator(order=Order.EXACT),
+    "chunks of 64": Accumulator(order=Order.CHUNKED, chunk=64),
+    "chunks of 128": Accumulator(order=Order.CHUNKED, chunk=128),
 }
 ROW_SUMS = {
     "ascending": Accumulator(),
@@ -57,6 +69,22 @@ ROW_SUMS = {
 FORMATS = {"bf16": BF16, "fp16": FP16, "fp32": BINARY32, "fp64": BINARY64}
 FORWARD = tuple(s for s in Site if s.stage == "forward" and s not in (Site.LSE, Site.LN))
 BACKWARD = tuple(s for s in Site if s.stage == "backward")
+OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
+MODES = (
+    RoundingMode.TOWARD_ZERO,
+    RoundingMode.AWAY_FROM_ZERO,
+    RoundingMode.TIES_TO_AWAY,
+    RoundingMode.TO_ODD,
+)
+AGAIN = {
+    Site.S: Site.S_B,
+    Site.SCALED: Site.SCALED_B,
+    Site.LS: Site.LS_B,
+    Site.X: Site.X_B,
+    Site.EXP: Site.EXP_B,
+    Site.P: Site.P_B,
+}
+"""The events that the backward computes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +94,19 @@ class Candidate:
     block_k  keys of a tile
     block_q  queries of a tile, in whose order the gradients of K and V are added up
     change   the words of the last change; empty for a structure
+    scale_ulps  how many ulps of binary32 the scale is larger than that of the call
     """
 
     plan: Plan
     block_k: int
     block_q: int = 128
     change: str = ""
+    scale_ulps: int = 0
+
+    @property
+    def key(self) -> tuple[Plan, int, int, int]:
+        """What decides the results: everything but names."""
+        return (replace(self.plan, name=""), self.block_q, self.block_k, self.scale_ulps)
 
 
 def structures(width: int, keys: int) -> Iterator[Candidate]:
@@ -88,14 +123,15 @@ RESULTS = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_
 
 
 def narrowest(*arrays: np.ndarray) -> Rounding:
-    """Return the narrowest of BF16, FP16 and FP32 that has every number of some arrays."""
-    for name in ("bfloat16", "float16"):
+    """Return the narrowest of E4M3, BF16, FP16 and FP32 that has every number of some arrays."""
+    kinds = {"float8_e4m3fn": E4M3, "bfloat16": BF16, "float16": FP16}
+    for name, rounding in kinds.items():
         kind = np.dtype(getattr(ml_dtypes, name, name))
         with np.errstate(over="ignore"):
             if all(
                 np.array_equal(x.astype(kind).astype(np.float32), x, equal_nan=True) for x in arrays
             ):
-                return BF16 if name == "bfloat16" else FP16
+                return rounding
     return BINARY32
 
 
@@ -120,18 +156,48 @@ def in_half(best: Candidate) -> Candidate:
     return replace(best, plan=half(best.plan))
 
 
+def in_fp8(best: Candidate, keys: int) -> Iterator[Candidate]:
+    """Yield the candidate with Q, K, V and P in E4M3 on tensor cores of E4M3, on some tiles.
+
+    S is not rounded after its tensor core, and P is multiplied by 2^8 or not.
+    """
+    plan = best.plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.P), E4M3))
+    for site in (Site.S, Site.PV):
+        plan = plan.adding(site, tensor_core("hopper", "e4m3fn"))
+    plan = replace(plan, name=best.plan.name)
+    offsets = (0,) if plan.log2_e is Log2E.NONE else (0, 8)
+    for offset in offsets:
+        for size in (128, 256):
+            change = f"E4M3, offset {offset}, key tiles of {size}"
+            moved = replace(plan, offset=offset)
+            yield replace(best, plan=moved, block_k=min(size, keys), change=change)
+
+
 def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
-    """Yield the same plan on other tiles of keys, in each order of the keys that it can have."""
+    """Yield the same plan on other tiles of keys: any multiple of 16 up to 256, 512, whole rows.
+
+    On the usual tiles it is tried in each order of the keys that it can have.
+    """
     if best.plan.normalise_first:
         return
     orders = (KeyOrder.ASCENDING, KeyOrder.DESCENDING) if best.plan.split_tiles else tuple(KeyOrder)
-    for order in orders:
-        for size in (*(n for n in KEY_TILES if n < keys), keys):
+    own = best.plan.key_order
+    for order in (own, *(o for o in orders if o is not own)):
+        sizes = KEY_TILES if order is own else USUAL_TILES
+        for size in (*(n for n in sizes if n < keys), keys):
             plan = replace(best.plan, key_order=order)
-            rows = size if plan.first_tile_apart else best.block_q  # square tiles
             yield replace(
-                best, plan=plan, block_q=rows, block_k=size, change=f"key tiles of {size}, {order}"
+                best,
+                plan=plan,
+                block_q=rows_of(plan, size, best.block_q),
+                block_k=size,
+                change=f"key tiles of {size}, {order}",
             )
+
+
+def rows_of(plan: Plan, size: int, usual: int) -> int:
+    """Return the queries of a tile: as many as keys in the released code, which has square ones."""
+    return size if plan.kept_state else usual
 
 
 def forward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -142,17 +208,39 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
             yield _changed(best, f"{site}.sum: {name}", plan.adding(site, accumulator))
     for name, accumulator in ROW_SUMS.items():
         yield _changed(best, f"ROWSUM.sum: {name}", plan.adding(Site.ROWSUM, accumulator))
-    yield from _fields(best, "exp", tuple(Exponential))
-    yield from _fields(best, "log2_e", tuple(Log2E))
-    for name in ("fused_exponent", "registers", "pv_into_o", "scale_roots"):
-        yield from _fields(best, name, (True, False))
-    yield from _fields(best, "row_sum", tuple(RowSum))
-    yield from _fields(best, "reciprocal", tuple(Reciprocal))
-    yield from _fields(best, "split_tiles", (0, 1))
-    yield from _fields(best, "row_sum_of", (Site.EXP, Site.P))
+    fields: list[Candidate] = [
+        *_fields(best, "exp", tuple(Exponential)),
+        *_fields(best, "log2_e", tuple(Log2E)),
+        *_fields(best, "row_sum", tuple(RowSum)),
+        *_fields(best, "reciprocal", tuple(Reciprocal)),
+        *_fields(best, "split_tiles", (0, 1)),
+        *_fields(best, "row_sum_of", (Site.EXP, Site.P)),
+    ]
+    for name in SWITCHES:
+        fields += _fields(best, name, (True, False))
+    yield from fields
     yield from _formats(best, FORWARD)
+    yield from _modes(best, FORWARD)
     for site in (Site.P, Site.Q, Site.K, Site.V):
         yield _changed(best, f"{site}=e4m3fn", _readable(plan.at(site, E4M3)))
+    for ulps in (1, -1):
+        change = f"the scale {abs(ulps)} ulp {'larger' if ulps > 0 else 'smaller'}"
+        yield replace(best, scale_ulps=ulps, change=change)
+    yield from _unlocked(best, fields, FORWARD)
+
+
+SWITCHES = (
+    "fused_exponent",
+    "registers",
+    "pv_into_o",
+    "scale_roots",
+    "kept_state",
+    "first_tile_apart",
+    "fused_without_mask",
+    "unfused_if_cut",
+    "normalise_first",
+)
+"""The fields of a forward that are true or false."""
 
 
 def backward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -161,18 +249,59 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
     for name, accumulator in SUMS.items():
         for site in (Site.S_B, Site.DP, Site.DQ, Site.DK, Site.DV):
             yield _changed(best, f"{site}.sum: {name}", plan.adding(site, accumulator))
+        every = plan
+        for site in (Site.DQ, Site.DK, Site.DV):
+            every = every.adding(site, accumulator)
+        yield _changed(best, f"DQ.sum DK.sum DV.sum: {name}", every)
     for name, accumulator in ROW_SUMS.items():
         yield _changed(best, f"DELTA.sum: {name}", plan.adding(Site.DELTA, accumulator))
-    yield from _fields(best, "gradient_scale", tuple(ScaleOfGradient))
-    yield from _fields(best, "score_gradient", tuple(ScoreGradient))
-    yield from _fields(best, "query_order", tuple(QueryOrder))
-    yield from _fields(best, "exponent_again", tuple(BackwardExponent))
-    yield from _fields(best, "gradients_apart", tuple(GradientsApart))
+    fields: list[Candidate] = [
+        *_fields(best, "gradient_scale", tuple(ScaleOfGradient)),
+        *_fields(best, "score_gradient", tuple(ScoreGradient)),
+        *_fields(best, "delta_from", tuple(DeltaFrom)),
+        *_fields(best, "query_order", tuple(QueryOrder)),
+        *_fields(best, "exponent_again", tuple(BackwardExponent)),
+        *_fields(best, "gradients_apart", tuple(GradientsApart)),
+    ]
     for name in ("registers", "ds_from_p", "lse_base2", "delta_products", "dp_from_delta"):
-        yield from _fields(best, name, (True, False))
+        fields += _fields(best, name, (True, False))
     if plan.normalise_first:
-        yield from _fields(best, "saved_p", (True, False))
-    yield from _formats(best, BACKWARD)
+        fields += _fields(best, "saved_p", (True, False))
+    sites = (*BACKWARD, *OF_ROWS)
+    unlocked = list(_unlocked(best, fields, sites))
+    yield from fields
+    yield from _formats(best, sites)
+    yield from _modes(best, sites)
+    yield from unlocked
+
+
+def again(best: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate whose backward computes events again as its forward did."""
+    plan = best.plan
+    pairs = {
+        b: plan[f] for f, b in AGAIN.items() if plan.block(f) is None and plan.block(b) is None
+    }
+    yield _changed(best, "events as in the forward", plan.rounded(pairs))
+    for site, r in pairs.items():
+        if plan[site] != r:
+            yield _changed(best, f"{site}={r}", plan.rounded({site: r}))
+
+
+def _unlocked(
+    best: Candidate, fields: list[Candidate], sites: tuple[Site, ...]
+) -> Iterator[Candidate]:
+    """Yield each change of a field together with each format of an event that it unlocks."""
+    for c in fields:
+        for site in sites:
+            if absent(best.plan, site) is None or absent(c.plan, site) is not None:
+                continue
+            for name, r in FORMATS.items():
+                if c.plan.event(site) != r:
+                    yield replace(
+                        c,
+                        plan=_readable(_rounded(c.plan, site, r)),
+                        change=f"{c.change} {site}={name}",
+                    )
 
 
 def _formats(best: Candidate, sites: tuple[Site, ...]) -> Iterator[Candidate]:
@@ -181,6 +310,17 @@ def _formats(best: Candidate, sites: tuple[Site, ...]) -> Iterator[Candidate]:
             continue
         for name, r in FORMATS.items():
             yield _changed(best, f"{site}={name}", _readable(_rounded(best.plan, site, r)))
+
+
+def _modes(best: Candidate, sites: tuple[Site, ...]) -> Iterator[Candidate]:
+    """Yield the candidate with the casts to narrow formats in other modes than to nearest."""
+    for site in sites:
+        r = best.plan[site]
+        if absent(best.plan, site) is not None or r.format.precision >= 24:
+            continue
+        for mode in MODES:
+            changed = _rounded(best.plan, site, replace(r, mode=mode))
+            yield _changed(best, f"{site}={r.format.name}:{mode}", changed)
 
 
 def _rounded(plan: Plan, site: Site, r: Rounding) -> Plan:
@@ -209,4 +349,4 @@ def _fields(best: Candidate, name: str, values: tuple[Any, ...]) -> Iterator[Can
 
 
 def _changed(best: Candidate, change: str, plan: Plan) -> Candidate:
-    return replace(best, plan=plan, change=change)
+    return replace(best, plan=replace(plan, name=best.plan.name), change=change)

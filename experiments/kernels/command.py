@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels import shown
 from roundscope.experiments.kernels.identify import identify
 from roundscope.experiments.kernels.reading import Call, Options, read
+from roundscope.experiments.kernels.search import check_budget
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, free_folder, tell_replaced
@@ -21,27 +21,26 @@ from roundscope.experiments.results.folder import checked_folder, free_folder, t
 RECORD = "identify.json"
 
 
-def run(source: str, options: Options, *, budget: float, out: Path | None, as_json: bool) -> None:
+def run(source: str, options: Options, *, budget: int, out: Path | None, as_json: bool) -> None:
     """Identify the arithmetic of a kernel, or of the outputs in a file.
 
     Args:
         source: the name of a kernel, module:function, or a file.
         options: what was said of the call.
-        budget: seconds for the search of either direction.
+        budget: plans that the search of the forward tries; that of the backward a sixteenth.
         out: the folder of identify.json; None for identify-NAME.
         as_json: whether to print the JSON rather than text.
 
     Raises:
         UsageError: bad usage.
     """
-    if not budget >= 0.0:
-        raise bad("--budget", budget, "give seconds, 0 or more")
+    check_budget(budget)
     if out is not None:
         checked_folder(out, RECORD)
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
         call = read(source, options)
-        found = identify(call.x, call.outputs, tell, budget)
+        found = identify(call.given, call.returned, tell, budget, call.head)
     digest = shown.digest(source, call)
     folder = out if out is not None else free_folder(f"identify-{_word(call)}", digest, RECORD)
     data = plain(shown.document(call, found) | {"request": digest})

@@ -44,13 +44,6 @@ def ulps(x: np.ndarray, least: float = 0.0) -> np.ndarray:
     return np.exp2(np.floor(np.log2(np.maximum(size, max(least, 2.0**-126))))) * 2.0**-7
 
 
-def relative_rms(x: np.ndarray, exact: np.ndarray) -> float:
-    """Return the root mean square of x - exact over that of exact."""
-    size = float(np.sqrt(np.mean(np.square(exact, dtype=np.float64))))
-    difference = np.sqrt(np.mean(np.square(x.astype(np.float64) - exact)))
-    return float(difference / size) if size else float(difference)
-
-
 def where_rows_differ(got: np.ndarray, want: np.ndarray, tile: int) -> list[tuple[int, float]]:
     """Return (first row, share of equal numbers) of each tile of rows that is not wholly equal.
 

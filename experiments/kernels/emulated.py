@@ -20,6 +20,11 @@ def emulated(
 
     Raises ValueError for a plan that cannot run.
     """
+    if c.scale_ulps:
+        scale = np.float32(options["scale"])
+        for _ in range(abs(c.scale_ulps)):
+            scale = np.nextafter(scale, np.float32(np.inf * c.scale_ulps))
+        options["scale"] = float(scale)
     return examine(
         q,
         k,

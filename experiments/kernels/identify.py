@@ -7,27 +7,31 @@ from enum import StrEnum
 import numpy as np
 
 from roundscope.attention import Plan
+from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.roundings.modes import BF16
-from roundscope.experiments.kernels import search
+from roundscope.emu.stats.comparison import relative_rms
+from roundscope.experiments.kernels import meanings, search
 from roundscope.experiments.kernels.candidates import PRESETS, Candidate
 from roundscope.experiments.kernels.compare import (
     Nearness,
     nearness,
-    relative_rms,
     ulps,
     where_rows_differ,
 )
 from roundscope.experiments.kernels.emulated import emulated
+from roundscope.experiments.kernels.meanings import Meant, exact_rows
+from roundscope.experiments.kernels.reading import of_key_head
 from roundscope.experiments.kernels.search import Found, Told
+from roundscope.experiments.kernels.whole import GRADIENTS, Whole, best_over_heads
 from roundscope.experiments.report.wording import listed
 
-SAME = 0.9999  # the share of equal bits from which the plan is taken to be the kernel's
-NEAR = 0.99  # the share from which only some event of the plan is wrong
+NEAR = 0.99  # the share of equal numbers from which only some event of the plan is wrong
 FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
-BUDGET = 45.0  # seconds for the search of either direction
+# scores of a call from which a search compiles programs: they are of one plan, tried once
+COMPILED = 2**22
 ROWS = 64  # rows of the tiles whose differences are reported
 
 
@@ -38,6 +42,7 @@ class Kind(StrEnum):
     NEAR = "near"
     NO_ROUNDING = "no-rounding"
     NOT_FOUND = "not-found"
+    MEANING = "another-meaning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,23 +63,25 @@ class Part:
 class Errors:
     """Relative root mean squares of differences between the kernel, the nearest plan and exactness.
 
+    An error is infinite if one of the two results is not finite where the other is.
+
     kernel   the kernel's error, from the exact result
     plan     the nearest plan's error, from the exact result
     between  the kernel from the plan
     cast     the exact result cast to BF16, from the exact result: no plan's error is taken to be
              smaller than this
-    strange  how many numbers of the kernel are not finite where the plan's are
     """
 
     kernel: float
     plan: float
     between: float
     cast: float
-    strange: int
 
     @property
     def ratio(self) -> float:
         """The distance of the kernel from the plan over that of the plan from the exact result."""
+        if np.isinf(self.between):
+            return np.inf
         return self.between / max(self.plan, self.cast, 1e-300)
 
 
@@ -90,8 +97,10 @@ class Identified:
     forward    the search of the forward
     backward   the search of the gradients, None if they were not searched for
     ties       other structures that give every bit too
-    parts      the comparisons of out, dq, dk and dv
-    errors     the errors of out
+    parts      the comparisons of out, dq, dk and dv of the head that was searched for
+    whole      the comparison of all heads
+    errors     the errors of out, of the head that was searched for
+    meant      the trial of what the call means
     seconds    how long it all took
     notes      what the reader must know of the search
     """
@@ -105,75 +114,90 @@ class Identified:
     backward: Found | None
     ties: list[str]
     parts: dict[str, Part]
+    whole: Whole
     errors: Errors
+    meant: Meant
     seconds: float
     notes: list[str] = field(default_factory=list)
 
     @property
     def plan(self) -> str:
         """The plan in words."""
-        return named(self.base, self.words)
+        return named(self.base, self.words, self.best)
 
 
-def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) -> Identified:
-    """Find the plan that is nearest to the outputs of one key head.
+def identify(
+    x: Inputs, outputs: Outputs, tell: Told, budget: int = search.MOST, head: int = 0
+) -> Identified:
+    """Find the plan that gives the outputs of a call: on one key head, then compared in all heads.
 
     Args:
-        x: the inputs, of one key head and the query heads that share it.
+        x: the inputs, of all heads.
         outputs: what the kernel returned.
         tell: called with words that say what runs.
-        budget: seconds for the search of either direction; that of the backward begins only if the
-            forward was found.
+        budget: the number of plans that the search of the forward tries; that of the backward
+            begins only if the forward was found, and tries a sixteenth of them, which cost more.
+        head: the number of the key head, in the first entry of the batch.
     """
     start = time.perf_counter()
-    found = search.forward(x, outputs.out, tell, budget)
-    has_gradients = any(n in ("dq", "dk", "dv") for n, _ in outputs.named())
-    best, back, notes = found.best, None, []
+    tell("meanings of the call")
+    meant = meanings.trial(x, outputs, head)
+    notes = _notes_of_rows(x, outputs, meant)
+    part, kept, _ = of_key_head(meant.x, meant.outputs, 0, head)
+    with from_scores(COMPILED):
+        found = search.forward(part, kept.out, tell, budget)
+    has_gradients = any(n in GRADIENTS for n, _ in kept.named())
+    best, back = found.best, None
     if found.stopped:
         notes.append(
-            f"the search of the forward stopped after {budget:.0f} s, its budget; a longer one may"
-            " find more"
+            f"the search of the forward ended after {found.tried} plans, its budget; a larger one"
+            " may find more"
         )
-    out = _results(x, best, with_do=False).out
-    kind = _kind(float((out == outputs.out).mean()))
-    if has_gradients and kind in (Kind.SAME, Kind.NEAR):
-        back = search.backward(x, outputs, found, tell, budget)
-        best = back.best
+    ranked = [
+        (c, nearness(_results(part, c, with_do=False).out, kept.out))
+        for c in (best, *found.ties[: search.TIES])
+    ]
+    # of several that give as much, the one of fewest words
+    best, near = max(ranked, key=lambda pair: (pair[1], -len(_nearest_name(pair[0].plan)[1])))
+    equal = [c for c, n in ranked if n.equal == 1.0 and c is not best]
+    over = best_over_heads([best, *equal], meant.x, meant.outputs, ("out",), tell)
+    (best, every), *others = over
+    found = replace(found, best=best, near=near, ties=[c for c, w in others if not w.differ])
+    if has_gradients and near.equal >= NEAR:
+        with from_scores(COMPILED):
+            back = search.backward(part, kept, found, tell, budget // search.SHARE)
+        names = ("out", *GRADIENTS)
+        over = best_over_heads([back.best, *back.ties], meant.x, meant.outputs, names, tell)
+        (best, every), *others = over
+        back = replace(back, best=best, ties=[c for c, w in others if not w.differ])
         if back.stopped:
             notes.append(
-                f"the search of the backward stopped after {budget:.0f} s, its budget; a longer one"
-                " may find more"
+                f"the search of the backward ended after {back.tried} plans, its budget; a larger"
+                " one may find more"
             )
     elif has_gradients:
         notes.append("the gradients were not looked for, since the forward was not found")
-    tell("comparing")
-    got = _results(x, best, with_do=has_gradients)
-    parts = {n: _part(getattr(got, n), a) for n, a in outputs.named() if n != "lse"}
-    errors = _errors(x, outputs.out, got.out)
-    kind = _kind(parts["out"].near.equal)
-    if kind is Kind.NOT_FOUND and (errors.strange or errors.ratio > FAR):
-        kind = Kind.NO_ROUNDING
+    got = _results(part, best, with_do=has_gradients)
+    parts = {n: _part(getattr(got, n), a) for n, a in kept.named()}
+    notes.insert(0, f"compared: {every.about}")
+    errors = _errors(part, kept.out, got.out)
+    kind = _kind(parts["out"].near.equal, every, errors)
     gradients = [p.near.equal for n, p in parts.items() if n != "out"]
     is_whole = back is not None and min(gradients) >= NEAR
     base, of_forward = _nearest_name(best.plan if is_whole else found.best.plan)
     words = differences(
         replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base)
     )
-    tried = found.tried + (back.tried if back else 0)
-    ties = [_nearest_name(c.plan) for c in (back or found).ties] if kind is Kind.SAME else []
-    tied = [named(*each) for each in ties]
-    verdict = _verdict(
-        kind,
-        named(base, words if is_whole else of_forward),
-        tied,
-        parts,
-        errors,
-        tried,
-        is_known=back is not None,
-    )
+    ties = [] if kind is not Kind.SAME else (back or found).ties
+    tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
+    plan = named(base, words if is_whole else of_forward, best)
+    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
+    if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
+        notes += _of_other_heads(meant, every, head, budget, tell)
+    kind, sentence = _meant_so(kind, sentence, meant)
     return Identified(
         kind=kind,
-        verdict=verdict,
+        verdict=f"{_strange(every)}{sentence}",
         base=base,
         words=words,
         best=best,
@@ -181,19 +205,55 @@ def identify(x: Inputs, outputs: Outputs, tell: Told, budget: float = BUDGET) ->
         backward=back,
         ties=tied,
         parts=parts,
+        whole=every,
         errors=errors,
+        meant=meant,
         seconds=time.perf_counter() - start,
         notes=notes,
     )
 
 
-def named(base: str, words: list[str]) -> str:
-    """Return a plan in words: its base and the changes of it."""
-    return f"{base} with {' '.join(words)}" if words else base
+def named(base: str, words: list[str], c: Candidate | None = None) -> str:
+    """Return a plan in words: its base, the changes of it, and a scale that is not the call's."""
+    text = f"{base} with {' '.join(words)}" if words else base
+    if c is not None and c.scale_ulps:
+        larger = "larger" if c.scale_ulps > 0 else "smaller"
+        text += f" and a scale that is {abs(c.scale_ulps)} ulp of FP32 {larger}"
+    return text
 
 
-def _kind(equal: float) -> Kind:
-    return Kind.SAME if equal >= SAME else Kind.NEAR if equal >= NEAR else Kind.NOT_FOUND
+def _named(c: Candidate) -> str:
+    """Return a candidate in words."""
+    return named(*_nearest_name(c.plan), c)
+
+
+def _kind(share: float, every: Whole, errors: Errors) -> Kind:
+    """Return the kind of a verdict, by the head that was searched for and by all heads."""
+    if not every.counts["out"].differ:
+        return Kind.SAME
+    if share >= NEAR and not np.isinf(errors.between):
+        return Kind.NEAR
+    return Kind.NO_ROUNDING if errors.ratio > FAR else Kind.NOT_FOUND
+
+
+def _strange(every: Whole) -> str:
+    """Return what is not finite in the kernel's results: it comes before all else."""
+    sentences = []
+    for c in every.counts.values():
+        if not c.strange:
+            continue
+        assert c.strange.first is not None
+        b, t, n, h = c.strange.first
+        plan = (
+            "the nearest plan has them at the same places"
+            if not c.lost
+            else f"the nearest plan differs in {c.lost:,} such places"
+        )
+        sentences.append(
+            f"{c.strange.words(f'numbers of {c.name}')}, first at batch entry {b}, head {n}, token"
+            f" {t}, feature {h}; {plan}. "
+        )
+    return "".join(sentences)
 
 
 def _verdict(
@@ -201,36 +261,92 @@ def _verdict(
     plan: str,
     ties: list[str],
     parts: dict[str, Part],
+    every: Whole,
     errors: Errors,
-    tried: int,
-    is_known: bool,
+    found: Found,
+    back: Found | None,
+    head: int,
 ) -> str:
-    equal = f"{parts['out'].near.equal:.6f} of out's bits"
+    out = every.counts["out"]
+    tried = found.tried + (back.tried if back else 0)
     if kind is Kind.SAME:
-        sentence = f"These are the numbers of {plan}: {equal} are equal."
+        sentence = f"These are the numbers of {plan}: {out.words()}."
         if ties:
             give = "give" if len(ties) > 1 else "gives"
             sentence += f" {listed(ties)} {give} them too: these tensors do not tell them apart."
+    elif kind is Kind.NEAR and parts["out"].near.equal == 1.0:
+        sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
+        sentence += f" {out.words()}."
     elif kind is Kind.NEAR:
-        sentence = f"Near {plan}: some event is missing. {equal} are equal."
+        sentence = f"Near {plan}: {out.words()}. Some event, or an order of additions, is missing."
     elif kind is Kind.NOT_FOUND:
-        return f"Not found among {tried} plans: the nearest, {plan}, gives {equal}."
-    elif errors.strange:
+        share = parts["out"].near.equal
+        return f"Not found among {tried} plans: the nearest, {plan}, gives {share:.4f} of out."
+    elif np.isinf(errors.between):
         return (
-            f"No rounding explains this: {errors.strange} numbers of out are not finite where those"
-            " of the nearest plan are."
+            f"No rounding explains this: {out.lost:,} numbers of out are not finite where those of"
+            " the nearest plan are, or the other way round."
         )
     else:
         return (
             f"No rounding explains this: it is {errors.ratio:.3g} times farther from the nearest"
             " plan than that plan is from the exact result."
         )
-    gradients = {n: p.near.equal for n, p in parts.items() if n != "out"}
-    if is_known and gradients and min(gradients.values()) < SAME:
-        shares = ", ".join(f"{share:.4f} of {n}" for n, share in gradients.items())
-        word = "near" if min(gradients.values()) >= NEAR else "not found"
-        sentence += f" Its gradients are {word}: {shares} are equal."
+    gradients = [c for n, c in every.counts.items() if n != "out"]
+    if back is not None and gradients:
+        wrong = [c for c in gradients if c.differ]
+        if not wrong:
+            sentence += f" So are its gradients: {listed([c.words() for c in gradients])}."
+        else:
+            least = min(p.near.equal for n, p in parts.items() if n != "out")
+            word = "near" if least >= NEAR else "not found"
+            sentence += f" Its gradients are {word}: {'; '.join(c.words() for c in gradients)}."
     return sentence
+
+
+def _meant_so(kind: Kind, sentence: str, meant: Meant) -> tuple[Kind, str]:
+    """Return the verdict with what the call means, where the call's own words do not explain it."""
+    if meant.is_rounded or not meant.tried:
+        return kind, sentence
+    if meant.words:
+        said = (
+            f"Explained if {meant.words}: the error from exact attention falls from"
+            f" {meant.given:.3g} to {meant.error:.3g}, which rounding makes."
+        )
+        if not meant.is_call:
+            return Kind.MEANING, f"{said} Roundings were not looked for under this meaning."
+        return Kind.MEANING, f"{said} Then: {sentence}"
+    if kind is Kind.NO_ROUNDING:
+        words, error = meant.nearest
+        more = (
+            f" Nor does another meaning: {meant.tried} were tried (causality, window, softcap,"
+            f" sinks, scale, a factor, missing keys, other heads); the nearest, {words}, leaves an"
+            f" error of {error:.3g}."
+        )
+        return kind, sentence + more
+    return kind, sentence
+
+
+def _notes_of_rows(x: Inputs, outputs: Outputs, meant: Meant) -> list[str]:
+    """Return what the kernel does in rows without keys, and what its L is."""
+    notes = []
+    if words := meanings.blind_rows(x, outputs):
+        notes.append(words)
+    if outputs.lse is not None:
+        notes.append(meanings.base_of_lse(meant.x, outputs.lse))
+    return notes
+
+
+def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: Told) -> list[str]:
+    """Return what explains the head in which most numbers differ: another plan, or a meaning."""
+    heads = every.counts["out"].heads
+    (entry, other), _ = max(heads.items(), key=lambda item: item[1])
+    group = meant.x.q.shape[2] // meant.x.k.shape[2]
+    if (entry, other // group) == (0, head):
+        return []
+    part, kept, _ = of_key_head(meant.x, meant.outputs, entry, other // group)
+    alone = identify(part, Outputs(out=kept.out), tell, budget // 2)
+    return [f"batch entry {entry}, head {other}, searched for alone: {alone.verdict}"]
 
 
 def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
@@ -253,22 +369,13 @@ def _part(got: np.ndarray, want: np.ndarray) -> Part:
 
 
 def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
-    """Return the errors over the numbers that are finite in all of the outputs."""
-    golden = Candidate(plan=Plan.preset("exact"), block_k=x.k.shape[1])
-    exact = _results(x, golden, with_do=False).out
-    strange = np.isfinite(got) & ~np.isfinite(out)
-    fine = np.isfinite(out) & np.isfinite(got) & np.isfinite(exact)
-    out, got, exact = out[fine], got[fine], exact[fine]
-    if not out.size:
-        return Errors(
-            kernel=np.nan, plan=np.nan, between=np.nan, cast=np.nan, strange=int(strange.sum())
-        )
+    """Return the errors of the output of one key head."""
+    exact = exact_rows(x, np.arange(x.q.shape[1]))
     return Errors(
         kernel=relative_rms(out, exact),
         plan=relative_rms(got, exact),
         between=relative_rms(out, got),
         cast=relative_rms(_bf16(exact), exact),
-        strange=int(strange.sum()),
     )
 
 

@@ -26,14 +26,20 @@ SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are calle
 class Call:
     """One call of a kernel, for one key head and the query heads that share it.
 
-    name    the name of the kernel, or of the file
-    about   the inputs of the call in words
+    name            the name of the kernel, or of the file
+    about           the inputs of the call in words
+    x, outputs      the inputs and the outputs of this head, without queries that see no key
+    given, returned the inputs and the outputs of all heads and batch entries
+    head            the number of the key head
     """
 
     name: str
     about: str
     x: Inputs
     outputs: Outputs
+    given: Inputs
+    returned: Outputs
+    head: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +132,7 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
         layout = (options.layout or file.metadata["layout"]).upper()
         given = {
             n: _btnh(file[prefix + n], layout)
-            for n in ("out", *GRADIENTS)
+            for n in ("out", "lse", *GRADIENTS)
             if prefix + n in file.names
         }
         dropout = file.said(layer.name, "dropout")
@@ -151,8 +157,11 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
             f"has {', '.join(extra)}, but no {prefix}do, the gradient of the output; add it, or"
             " leave them out",
         )
+    if (lse := given.get("lse")) is not None and lse.shape != _of_rows(layer.q):
+        del given["lse"]  # of another layout than the one that is compared
     shapes = {
         "out": (*layer.q.shape[:3], layer.v.shape[3]),
+        "lse": _of_rows(layer.q),
         "dq": layer.q.shape,
         "dk": layer.k.shape,
         "dv": layer.v.shape,
@@ -167,6 +176,11 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
     x = replace(_inputs(layer, is_causal), sinks=layer.sinks, mask=layer.mask)
     about = ", ".join((path.name, *([] if layer.name == BARE else [layer.name]), *layer.notes))
     return path.stem, about, x, Outputs(**given)
+
+
+def _of_rows(q: np.ndarray) -> tuple[int, int, int]:
+    """Return the shape of numbers of the rows, (B, N, T)."""
+    return (q.shape[0], q.shape[2], q.shape[1])
 
 
 def _btnh(array: np.ndarray, layout: str) -> np.ndarray:
@@ -209,23 +223,7 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
     if not 0 <= head < heads:
         raise bad("--head", head, f"there are {heads} key heads, numbered from 0 to {heads - 1}")
     group = x.q.shape[2] // heads
-    key_head, query_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
-
-    def cut(n: str, a: np.ndarray) -> np.ndarray:
-        part = key_head if n in ("k", "v", "dk", "dv") else query_heads
-        return np.ascontiguousarray(a[:1, :, part])
-
-    inputs = replace(
-        x,
-        q=cut("q", x.q),
-        k=cut("k", x.k),
-        v=cut("v", x.v),
-        do=cut("do", x.do),
-        sinks=None if x.sinks is None else x.sinks[query_heads],
-        mask=None if x.mask is None else _mask_of(x.mask, query_heads),
-    )
-    kept = Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"})
-    inputs, kept, blind = _seeing(inputs, kept)
+    inputs, kept, blind = of_key_head(x, outputs, 0, head)
     which = (
         f"head {head} of {heads}"
         if group == 1
@@ -237,8 +235,8 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
         mask += f" aligned {x.alignment}"
     if x.mask is not None:
         mask += ", masked"
-    if blind:
-        mask += f", without {blind} queries that see no key"
+    if blind.any():
+        mask += f", without {int(blind.sum())} queries that see no key"
         mask += ", and without dk and dv" if outputs.dk is not None and kept.dk is None else ""
     served = {"window": x.window, "softcap": x.softcap, "sinks": x.sinks}
     mask += "".join(
@@ -251,16 +249,56 @@ def one_head(name: str, about: str, x: Inputs, outputs: Outputs, head: int) -> C
         about=f"{about}, {which}: {shape}, {mask}, scale {x.scale:.6g}",
         x=inputs,
         outputs=kept,
+        given=x,
+        returned=outputs,
+        head=head,
     )
 
 
-def _mask_of(mask: np.ndarray, heads: slice) -> np.ndarray:
-    """Return the mask of some query heads of the first entry of the batch."""
-    return np.ascontiguousarray(mask[:1, heads if mask.shape[1] > 1 else slice(None)])
+def of_key_head(
+    x: Inputs, outputs: Outputs, entry: int, head: int
+) -> tuple[Inputs, Outputs, np.ndarray]:
+    """Return the call of one key head, and which of its queries see no key, booleans (T,).
+
+    Those queries are left out of the call.
+
+    Args:
+        x: the inputs of all heads.
+        outputs: what the kernel returned.
+        entry: the entry of the batch.
+        head: the number of the key head.
+
+    Raises:
+        UsageError: no query sees a key.
+    """
+    group = x.q.shape[2] // x.k.shape[2]
+    key_head, query_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
+    of_batch = slice(entry, entry + 1)
+
+    def cut(n: str, a: np.ndarray) -> np.ndarray:
+        part = key_head if n in ("k", "v", "dk", "dv") else query_heads
+        return np.ascontiguousarray(a[of_batch, :, part])
+
+    mask = x.mask
+    if mask is not None:
+        entries = of_batch if mask.shape[0] > 1 else slice(None)
+        mask = np.ascontiguousarray(
+            mask[entries, query_heads if mask.shape[1] > 1 else slice(None)]
+        )
+    inputs = replace(
+        x,
+        q=cut("q", x.q),
+        k=cut("k", x.k),
+        v=cut("v", x.v),
+        do=cut("do", x.do),
+        sinks=None if x.sinks is None else x.sinks[query_heads],
+        mask=mask,
+    )
+    return _seeing(inputs, Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"}))
 
 
-def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
-    """Return a call without the queries that see no key, and how many they were.
+def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, np.ndarray]:
+    """Return a call without the queries that see no key, and which these are, booleans (T,).
 
     What a kernel returns for them is its own choice: 0, NaN, or the mean of V. What they add to dk
     and dv is as well, so these are left out unless `do` is 0 there. If there are any, the mask has
@@ -269,8 +307,9 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
     queries, keys = x.q.shape[1], x.k.shape[1]
     mask = np.broadcast_to(visible(x), (1, x.q.shape[2], queries, keys))
     sees = mask.any(-1).reshape(-1, queries).all(0)
+    blind: np.ndarray = np.logical_not(sees)
     if sees.all():
-        return x, outputs, 0
+        return x, outputs, blind
     if not sees.any():
         raise bad("mask", "of no key", "no query sees a key; choose another layer or batch entry")
 
@@ -288,4 +327,4 @@ def _seeing(x: Inputs, outputs: Outputs) -> tuple[Inputs, Outputs, int]:
     kept = {n: cut(a) for n, a in outputs.named() if n in ("out", "dq")}
     if not x.do[:, ~sees].any():
         kept |= {n: a for n, a in outputs.named() if n in ("dk", "dv")}
-    return inputs, Outputs(**kept), int((~sees).sum())
+    return inputs, Outputs(**kept), blind

@@ -5,35 +5,40 @@ searched for on the last rows, which see all keys; then the backward on all rows
 plan kept.
 """
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from roundscope.attention.alignment import visible_keys
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import PRODUCTS, Site
+from roundscope.attention.sites import PRODUCTS
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.emu.roundings.modes import FP16
+from roundscope.attention.testing.exact import visible
+from roundscope.emu.roundings.modes import E4M3, FP16
+from roundscope.experiments.errors import bad
 from roundscope.experiments.kernels import candidates
 from roundscope.experiments.kernels.candidates import Candidate, narrowest
 from roundscope.experiments.kernels.compare import Nearness, nearness
 from roundscope.experiments.kernels.emulated import emulated
+from roundscope.experiments.report.progress import Pace, left
 
 ROWS = 128  # how many of the last rows the forward is searched for on
 FEW_ROWS = 32  # how many of them the changes of every structure are first tried on
 CONFIRMED = 24  # how many of the nearest changes are then tried on ROWS
+MOST = 8000  # plans that the search of a forward tries
+LEAST = 200  # plans of a budget; who gives fewer means seconds
+# of a backward so many times fewer are tried, since one costs as much as many on few rows
+SHARE = 16
+TIES = 10  # plans that give every bit of the output, whose backwards are tried
+EACH = 16  # plans between two lines of progress
 FORMS = 3  # how many structures are tried on other tiles
 CHANGES = 8  # the largest number of changes made one after the other
 GAIN = 2e-5  # the share of equal bits that a change must add to explain anything
 PART = 0.01  # the share of the unequal numbers that a change must explain
 # the share of equal bits of a dQ that atomics add, beyond which the rest may be due to their order
 ATOMIC = 0.9998
-QUERY_TILES = (64, 128)  # queries of a tile that are tried for a backward
-OF_ROWS = (Site.LN, Site.LSE, Site.MS)  # events between the forward and the backward
+QUERY_TILES = (64, 128, 256, 512)  # queries of a tile that are tried for a backward
 OF_BACKWARD = (
     "delta_from",
     "delta_products",
@@ -61,7 +66,7 @@ class Found:
     structures   every structure with its nearness, nearest first
     changes      the changes that were kept, in their order, with the nearness after each
     others       each further change of the best and the nearness it gives, nearest first
-    stopped      whether time ran out while changes still helped
+    stopped      whether no plan was left to try while some bit was not found
     ties         structures that give every bit as well, where the best is a structure that does
     """
 
@@ -79,126 +84,228 @@ Judge = Callable[[Candidate], Nearness | None]
 Ranked = list[tuple[Candidate, Nearness]]
 
 
+def check_budget(budget: int) -> None:
+    """Raise UsageError for a budget that is no number of plans.
+
+    Until it counted plans it was in seconds, and small numbers still mean that. 0 tries the
+    structures alone.
+    """
+    if budget < 0 or 0 < budget < LEAST:
+        repair = (
+            f"counts plans, and no longer seconds; give 0, or {LEAST} or more, such as {MOST}, its"
+            " default"
+        )
+        raise bad("--budget", budget, repair)
+
+
+class Tries:
+    """The plans that a search may still try, counted: a busy machine tries as many.
+
+    most   how many plans it may try
+    tell   is told which plan is tried, and how much time is left at the most
+    """
+
+    def __init__(self, most: int, tell: Told) -> None:
+        self.most, self.tell = most, tell
+        self.done, self.stage, self._pace = 0, "", Pace()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no plan is left."""
+        return self.done >= self.most
+
+    def count(self) -> None:
+        """Count a plan that was tried."""
+        self.done += 1
+        if self.done % EACH == 0:
+            self._pace.mark(self.done)
+            rest = left(self.most - self.done, self._pace.rate)
+            most = f", at most {rest}" if rest else ""
+            self.tell(f"{self.stage}: plan {self.done} of at most {self.most}{most}")
+
+
 def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]:
     """Yield every structure in the formats of these inputs and results."""
-    is_half = narrowest(x.q, x.k, x.v) == FP16
+    given = narrowest(x.q, x.k, x.v)
     for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
-        yield candidates.leaving(candidates.in_half(c) if is_half else c, results)
+        yield candidates.leaving(candidates.in_half(c) if given == FP16 else c, results)
+    if given == E4M3:
+        for c in candidates.structures(x.q.shape[-1], x.k.shape[1]):
+            for narrow in candidates.in_fp8(c, x.k.shape[1]):
+                yield candidates.leaving(narrow, results)
 
 
-def forward(x: Inputs, out: np.ndarray, tell: Told, budget: float | None = None) -> Found:
+def forward(x: Inputs, out: np.ndarray, tell: Told, most: int = MOST) -> Found:
     """Find the plan whose output is nearest to `out` (B, T, N, H).
 
-    budget   seconds after which no further change is tried; None for as long as it takes
+    most   the number of plans after which no further one is tried
     """
-    end = None if budget is None else time.monotonic() + budget
-    judge = _forward_judge(x, out, ROWS)
-    ranked = _ranked(judge, structures(x, {"out": out}))
+    forms = list(structures(x, {"out": out}))
+    tries = Tries(most + len(forms), tell)  # structures are always tried
+    judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
+    tries.stage = "structures"
+    ranked = _ranked(judge, forms, tries)
     best, near = ranked[0]
     tell(f"structures: {best.plan.name} is nearest, {near}")
-    result = Found(
-        best=best, near=near, tried=len(ranked), structures=[(c.plan.name, n) for c, n in ranked]
-    )
-    result.ties = _ties(ranked)
-    if near.equal < 1.0:
-        tiled = _ranked(
-            judge, (c for form, _ in ranked[:FORMS] for c in candidates.tilings(form, x.k.shape[1]))
-        )
-        result.tried += len(tiled)
-        if tiled and tiled[0][1] > near:
-            result.best, result.near = tiled[0]
-            result.ties = _ties(tiled)
-            result.changes.append((f"{result.best.plan.name}, {result.best.change}", result.near))
-            tell(f"tiles: {result.changes[-1][0]}; {result.near}")
+    result = Found(best=best, near=near, structures=[(c.plan.name, n) for c, n in ranked])
+    if near.equal == 1.0:
+        sizes = sorted({c.block_k for c, n in ranked if n.equal == 1.0 and not _is_whole(c)})
+        more = (_on_tiles(c, size) for size in sizes for c in forms if not _is_whole(c))
+        result.ties = _ties([*ranked, *_ranked(judge, more, tries, known=ranked)])
+    else:
+        result, forms = _tiled(x, result, [c for c, _ in ranked], judge, quick, tries)
     if result.near.equal < 1.0:
-        result = _widely(x, out, result, [c for c, _ in ranked], tell, end)
+        result = _widely(x, result, forms, judge, quick, tries)
+    result.tried = tries.done
+    result.stopped = tries.is_over and result.near.equal < 1.0
     return result
+
+
+def _is_whole(c: Candidate) -> bool:
+    return c.plan.normalise_first
+
+
+def _on_tiles(c: Candidate, size: int) -> Candidate:
+    rows = candidates.rows_of(c.plan, size, c.block_q)
+    return replace(c, block_k=size, block_q=rows, change=f"key tiles of {size}")
 
 
 def _ties(ranked: Ranked) -> list[Candidate]:
     """Return the candidates after the first that also give every bit."""
-    return [c for c, n in ranked[1:] if n.equal == 1.0]
+    return [c for c, n in ranked if n.equal == 1.0][1:]
+
+
+def _tiled(
+    x: Inputs, nearest: Found, forms: list[Candidate], judge: Judge, quick: Judge, tries: Tries
+) -> tuple[Found, list[Candidate]]:
+    """Try all structures on other tiles; also return every structure on its best tiles.
+
+    All are tried on a few rows, the nearest of them then on more.
+    """
+    tries.stage = "tiles"
+    keys = x.k.shape[1]
+    screened = _ranked(quick, (t for c in forms for t in candidates.tilings(c, keys)), tries)
+    ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+    if ranked and ranked[0][1] > nearest.near:
+        nearest.best, nearest.near = ranked[0]
+        nearest.changes.append((f"{nearest.best.plan.name}, {nearest.best.change}", nearest.near))
+        nearest.ties = _ties(ranked)
+        tries.tell(f"tiles: {nearest.changes[-1][0]}; {nearest.near}")
+    best: dict[str, tuple[Candidate, Nearness]] = {}
+    for c in forms:  # whole rows, and tiles that are as good as any
+        if (near := quick(c)) is not None:
+            best[c.plan.name] = (c, near)
+    for c, near in screened:
+        name = c.plan.name
+        if name not in best or near > best[name][1]:
+            best[name] = (c, near)
+    order = sorted(best.values(), key=lambda pair: pair[1], reverse=True)
+    # on the own tiles too: where an event is wrong, the nearest tiles need not be the right ones
+    own = {c.plan.name: c for c in forms}
+    pairs = ((own[c.plan.name], c) for c, _ in order)
+    return nearest, list(dict.fromkeys(c for pair in pairs for c in pair))
 
 
 def _widely(
     x: Inputs,
-    out: np.ndarray,
     nearest: Found,
     forms: list[Candidate],
-    tell: Told,
-    end: float | None,
+    judge: Judge,
+    quick: Judge,
+    tries: Tries,
 ) -> Found:
     """Try changes of one event of every structure, then of the best few of them, again and again.
 
-    The nearest structure may not be the one that one change makes right.
+    The nearest structure may not be the one that one change makes right. A third of the plans that
+    are left is kept for the further changes.
     """
-    judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
-    tell("changes of every structure")
+    tries.stage = "changes of every structure"
     screened: Ranked = []
     # changes that give every bit: only these are tried on the other structures, for ties
     hits: set[str] = set()
-    for form in (nearest.best, *forms):
+    half = Tries(2 * (tries.most - tries.done) // 3, tries.tell)
+    half.stage = tries.stage
+    for form in dict.fromkeys((nearest.best, *forms)):
         screened += _ranked(
             quick,
             (c for c in candidates.forward_changes(form) if not hits or c.change in hits),
-            end,
+            half,
         )
         hits = {c.change for c, n in screened if n.equal == 1.0}
+    tries.done += half.done
     screened.sort(key=lambda pair: pair[1], reverse=True)
-    ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]))
-    nearest.tried += len(screened)
+    ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
     starts: dict[str, Found] = {}
     for c, n in ranked:
-        name = c.plan.name.rstrip("*")
+        name = c.plan.name
         if name not in starts and _helps(n, nearest.near):
             before = nearest.changes if name == nearest.best.plan.name else []
             starts[name] = replace(
-                nearest, best=c, near=n, changes=[*before, (f"{name}: {c.change}", n)]
+                nearest, best=c, near=n, changes=[*before, (f"{name}: {c.change}", n)], ties=[]
             )
     if ranked and ranked[0][1].equal == 1.0:
         exact = next(iter(starts.values()))
         exact.ties = _ties(ranked)
         return exact
+    keys = x.k.shape[1]
+
+    def changes(c: Candidate) -> Iterator[Candidate]:
+        yield from candidates.tilings(c, keys)
+        yield from candidates.forward_changes(c)
+
+    tries.stage = "further changes"
     reached = []
     for start in (*list(starts.values())[:FORMS], nearest):
-        reached.append(_improved(start, judge, candidates.forward_changes, tell, end))
+        reached.append(_improved(start, judge, changes, tries))
         if reached[-1].near.equal == 1.0:
             break
-    best = max(reached, key=lambda f: f.near)
-    best.tried = nearest.tried + sum(f.tried - nearest.tried for f in reached)
-    return best
+    return max(reached, key=lambda f: f.near)
 
 
 def backward(
-    x: Inputs, outputs: Outputs, found: Found, tell: Told, budget: float | None = None
+    x: Inputs, outputs: Outputs, found: Found, tell: Told, most: int = MOST // SHARE
 ) -> Found:
     """Find the plan whose gradients are nearest: changes of the forward's plan are tried.
 
     The backwards of the twins are tried as well.
 
-    budget   seconds after which no further plan is tried; None for as long as it takes
+    most   the number of plans after which no further one is tried
     """
-    end = None if budget is None else time.monotonic() + budget
+    tries = Tries(most + 1 + TIES, tell)  # the forward's own backwards are always tried
+    tries.stage = "backward"
     judge = _backward_judge(x, outputs)
     wanted = {n: a for n, a in outputs.named() if n in ("dq", "dk", "dv")}
-    own, *tied = (candidates.leaving(c, wanted) for c in (found.best, *found.ties))
-    ranked = _ranked(judge, (own, *tied), end)
+    own, *tied = (candidates.leaving(c, wanted) for c in (found.best, *found.ties[:TIES]))
+    ranked = _ranked(judge, (own, *tied), tries)
     ties = _ties(ranked)
     if ranked and ranked[0][1].equal < 1.0:
-        more = _ranked(
-            judge,
-            (b for c in (own, *tied) for b in _backwards(x, c, wanted)),
-            end,
-            is_one_enough=True,
+        begun = [c for c, _ in ranked]
+        proposed = (
+            *(b for c in begun for b in candidates.again(c)),
+            *(b for c in begun for b in _backwards(x, c, wanted)),
         )
+        more = _ranked(judge, proposed, tries, is_one_enough=True)
         ranked = sorted((*ranked, *more), key=lambda pair: pair[1], reverse=True)
     result = Found(best=own, near=Nearness(0.0, 0.0))
     if ranked:
-        result = Found(best=ranked[0][0], near=ranked[0][1], tried=len(ranked), ties=ties)
+        result = Found(best=ranked[0][0], near=ranked[0][1], ties=ties)
     tell(f"backward: {result.near}")
-    if result.best.plan.gradients_apart is GradientsApart.DQ and result.near.equal >= ATOMIC:
-        return result  # no plan has the order in which atomics added
-    return _improved(result, judge, candidates.backward_changes, tell, end)
+    is_atomic = result.best.plan.gradients_apart is GradientsApart.DQ
+    # no plan has the order in which atomics added
+    if not (is_atomic and result.near.equal >= ATOMIC):
+        starts = {c.plan.name: Found(best=c, near=n) for c, n in reversed(ranked[:1])}
+        for c, n in ranked[1:]:
+            if c.plan.name not in starts and len(starts) < 2:
+                starts[c.plan.name] = Found(best=c, near=n)
+        reached = []
+        for start in (result, *list(starts.values())[1:]):
+            reached.append(_improved(start, judge, candidates.backward_changes, tries))
+            if reached[-1].near.equal == 1.0:
+                break
+        result = max(reached, key=lambda f: f.near)
+    result.tried = tries.done
+    result.stopped = tries.is_over and result.near.equal < 1.0
+    return result
 
 
 def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iterator[Candidate]:
@@ -214,7 +321,7 @@ def _backwards(x: Inputs, own: Candidate, wanted: dict[str, np.ndarray]) -> Iter
             continue  # the forward has no such backward: an L in base 2 of rows that were split
     yield from begun
     for c in (own, *begun):
-        for rows in QUERY_TILES:
+        for rows in dict.fromkeys((c.block_k, *(n for n in QUERY_TILES if n <= x.q.shape[1]))):
             yield replace(c, block_q=rows)
 
 
@@ -223,7 +330,7 @@ def _with_backward(plan: Plan, other: Plan) -> Plan:
 
     It also takes what the other keeps of a row for it: the logarithm of the sum, the maximum.
     """
-    sites = (*candidates.BACKWARD, *OF_ROWS)
+    sites = (*candidates.BACKWARD, *candidates.OF_ROWS)
     changed = plan.rounded({site: other.event(site) for site in sites})
     for site in PRODUCTS:
         if site.stage == "backward":
@@ -235,32 +342,26 @@ def _improved(
     found: Found,
     judge: Judge,
     changes: Callable[[Candidate], Iterable[Candidate]],
-    tell: Told,
-    end: float | None = None,
+    tries: Tries,
 ) -> Found:
-    """Make the change that helps most, again and again, until none helps or time is up."""
+    """Make the change that helps most, again and again, until none helps or no plan is left."""
     for _ in range(CHANGES):
-        if found.near.equal == 1.0:
-            return found
-        if _is_late(end):
-            found.stopped = True
+        if found.near.equal == 1.0 or tries.is_over:
             return found
         ranked = _ranked(
             judge,
-            (c for c in changes(found.best) if c.plan != found.best.plan),
-            end,
+            (c for c in changes(found.best) if c.key != found.best.key),
+            tries,
             is_one_enough=True,
         )
-        found.tried += len(ranked)
         found.others = [(c.change, n) for c, n in ranked]
-        found.stopped = _is_late(end)
         found.ties = []
         if not ranked or not _helps(ranked[0][1], found.near):
             return found
         found.best, found.near = ranked[0]
         found.others = []
-        found.changes.append((found.best.change, found.near))
-        tell(f"{found.best.change}: {found.near}")
+        found.changes = [*found.changes, (found.best.change, found.near)]
+        tries.tell(f"{found.best.change}: {found.near}")
     return found
 
 
@@ -268,32 +369,36 @@ def _helps(new: Nearness, old: Nearness) -> bool:
     return new.equal > old.equal + GAIN + PART * (1.0 - old.equal)
 
 
-def _is_late(end: float | None) -> bool:
-    return end is not None and time.monotonic() > end
-
-
 def _ranked(
     judge: Judge,
     proposed: Iterable[Candidate],
-    end: float | None = None,
+    tries: Tries,
     *,
     is_one_enough: bool = False,
+    known: Sequence[tuple[Candidate, Nearness]] = (),
 ) -> Ranked:
     """Return candidates with their nearness, nearest first.
 
-    Plans that cannot run are left out, and each plan is tried once. Nothing is tried once the time
-    is up, or, if one is enough, after one that gives every bit.
+    Plans that cannot run are left out, and each plan is tried once, those that are known not at
+    all. Nothing is tried once no plan is left, or, if one is enough, after one that gives every
+    bit.
     """
-    judged: dict[tuple[Plan, int, int], tuple[Candidate, Nearness]] = {}
+    seen = {c.key for c, _ in known}
+    judged: Ranked = []
     for candidate in proposed:
-        if _is_late(end):
+        if tries.is_over:
             break
-        key = (replace(candidate.plan, name=""), candidate.block_q, candidate.block_k)
-        if key not in judged and (near := judge(candidate)) is not None:
-            judged[key] = (candidate, near)
-            if is_one_enough and near.equal == 1.0:
-                break
-    return sorted(judged.values(), key=lambda pair: pair[1], reverse=True)
+        if candidate.key in seen:
+            continue
+        seen.add(candidate.key)
+        near = judge(candidate)
+        if near is None:
+            continue
+        tries.count()
+        judged.append((candidate, near))
+        if is_one_enough and near.equal == 1.0:
+            break
+    return sorted(judged, key=lambda pair: pair[1], reverse=True)
 
 
 def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
@@ -305,8 +410,7 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     whole_mask = None if x.mask is None else x.mask[:1, :1]
     mask = None if whole_mask is None else whole_mask[:, :, rows]
     if x.is_causal:
-        call: dict[str, Any] = {"is_causal": True, "window": None, "alignment": x.alignment}
-        below = visible_keys(x.q.shape[1], x.k.shape[1], **call)[None, None, rows]
+        below = visible(replace(x, mask=None, window=None))[:, :, rows]
         mask = below if mask is None else below & mask
     one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1], "mask": whole_mask}
 

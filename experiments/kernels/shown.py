@@ -7,6 +7,7 @@ from roundscope.experiments.kernels.compare import Nearness
 from roundscope.experiments.kernels.identify import ROWS, Identified, Kind, Part
 from roundscope.experiments.kernels.reading import Call
 from roundscope.experiments.kernels.search import Found
+from roundscope.experiments.kernels.whole import Counted
 from roundscope.experiments.report.terminal import table
 from roundscope.experiments.trace.data import command_line, versions
 from roundscope.experiments.trace.data import digest as of_array
@@ -15,19 +16,21 @@ SCHEMA = "roundscope-identify-1"
 FEW = 5  # how many further changes are shown
 STRUCTURES = 8  # how many structures are shown
 TILES = 6  # how many tiles of rows are shown
+PLACE = ("batch", "head", "token")
 COLOURS = {
     Kind.SAME: "bold green",
     Kind.NEAR: "bold yellow",
     Kind.NO_ROUNDING: "bold red",
     Kind.NOT_FOUND: "bold red",
+    Kind.MEANING: "bold yellow",
 }
 Steps = list[tuple[str, Nearness]]
 
 
 def digest(source: str, call: Call) -> str:
     """Return a hash of everything that decides an answer, except the version of the program."""
-    arrays = [of_array(getattr(call.x, n)) for n in ("q", "k", "v", "do")] + [
-        f"{n}{of_array(a)}" for n, a in call.outputs.named()
+    arrays = [of_array(getattr(call.given, n)) for n in ("q", "k", "v", "do")] + [
+        f"{n}{of_array(a)}" for n, a in call.returned.named()
     ]
     return hashlib.sha256(repr((source, call.about, arrays)).encode()).hexdigest()[:16]
 
@@ -52,6 +55,10 @@ def document(call: Call, found: Identified) -> dict[str, Any]:
         "block_k": best.block_k,
         "key_order": best.plan.key_order,
         "query_order": best.plan.query_order,
+        "scale_ulps": best.scale_ulps,
+        "meaning": _meaning(found),
+        "compared": found.whole.about,
+        "numbers": {n: _numbers(c) for n, c in found.whole.counts.items()},
         "equal": {n: p.near.equal for n, p in found.parts.items()},
         "parts": {n: _part(p) for n, p in found.parts.items()},
         "errors": _errors(found),
@@ -59,6 +66,33 @@ def document(call: Call, found: Identified) -> dict[str, Any]:
         "backward": None if found.backward is None else _search(found.backward),
         "notes": found.notes,
         "seconds": round(found.seconds, 1),
+    }
+
+
+def _meaning(found: Identified) -> dict[str, Any]:
+    m = found.meant
+    return {
+        "error_as_given": m.given,
+        "error_of_a_cast": m.cast,
+        "tried": m.tried,
+        "explains": m.words or None,
+        "error": m.error if m.words else None,
+        "nearest": m.nearest[0] or None,
+        "error_of_nearest": m.nearest[1] if m.nearest[0] else None,
+    }
+
+
+def _numbers(c: Counted) -> dict[str, Any]:
+    return {
+        "of": c.of,
+        "differ": c.differ,
+        "heads": len(c.heads),
+        "heads_that_differ": [list(place) for place in c.wrong],
+        "first": None if c.first is None else dict(zip(PLACE, c.first, strict=True)),
+        "most_ulps": c.most,
+        "nan": c.strange.nan,
+        "infinite": c.strange.infinite,
+        "not_finite_unlike_the_plan": c.lost,
     }
 
 
@@ -80,7 +114,6 @@ def _errors(found: Identified) -> dict[str, Any]:
         "kernel_from_plan": e.between,
         "bf16_cast_of_exact": e.cast,
         "ratio": e.ratio,
-        "not_finite": e.strange,
     }
 
 

@@ -12,7 +12,7 @@ def run(
     value: str,
     to: str,
     *,
-    mode: str,
+    mode: str | None,
     overflow: str | None,
     seed: int,
     plus: str | None,

@@ -178,15 +178,21 @@ def _run(
 def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
     """Return a summary of a sweep as data.
 
-    It holds counts, how the time was spent, the axes without effect, and the first failure.
+    It begins with what is NaN or infinite, and holds counts, how the time was spent, the axes
+    without effect, and the first failure.
     """
     from roundscope.experiments.sweep.report.idle import idle
+    from roundscope.experiments.sweep.report.lost import lost, sentence
+    from roundscope.experiments.sweep.running.dry_run import notes
     from roundscope.experiments.sweep.storage.frames import frame_of
 
     some = outcome.done + outcome.failed + outcome.skipped > 0
     frame = frame_of(out, {cell.key for cell in cells}) if some else None
+    none = None if frame is None else lost(frame)
     total = sum(outcome.parts.values())
     return {
+        "not_finite": 0 if none is None else int(none.cells.sum()),
+        "answer": "" if frame is None or none is None else sentence(frame, none),
         "file": str(out),
         "cells": len(cells),
         "done": outcome.done,
@@ -197,7 +203,7 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
         "parts": (
             {name: seconds / total for name, seconds in outcome.parts.items()} if total else {}
         ),
-        "not_finite": 0 if frame is None else int((frame.metric("not_finite") > 0).sum()),
+        "notes": list(notes(cells)),
         "changed_nothing": [] if frame is None else idle(frame),
         "first_error": None if frame is None else _first_error(frame, cells),
     }
@@ -213,11 +219,15 @@ def _first_error(frame: "Frame", cells: Sequence[Cell]) -> str | None:
 
 def _show(found: dict[str, Any]) -> None:
     from roundscope.experiments.sweep.conditions.repeats import said
+    from roundscope.experiments.sweep.report.idle import said as changed_nothing
     from roundscope.experiments.sweep.report.words import many
+    from roundscope.experiments.sweep.running.dry_run import said as lines_of
 
     def say(text: str) -> None:
         console().print(text, markup=False, soft_wrap=True)
 
+    if found["answer"]:
+        say(found["answer"])
     rate = f", {found['done'] / found['seconds']:.3g} cells per second" if found["done"] else ""
     if found["thrown_away"]:
         say(f"--fresh threw away {many(found['thrown_away'], 'cell')}")
@@ -227,18 +237,14 @@ def _show(found: dict[str, Any]) -> None:
     )
     if found["same"]:
         say(said(found["same"]))
+    for line in lines_of(found["notes"]):
+        say(line)
     if found["parts"]:
         shares = sorted(found["parts"].items(), key=lambda part: -part[1])
         parts = [f"{PARTS.get(n, n)} {100 * share:.0f} %" for n, share in shares if share >= 0.005]
         say(f"time: {', '.join(parts)}")
-    if found["not_finite"]:
-        have = "cell has" if found["not_finite"] == 1 else "cells have"
-        say(
-            f"{found['not_finite']} {have} NaN or infinities in their output (not_finite > 0);"
-            " their deviations leave these out"
-        )
-    for axis in found["changed_nothing"]:
-        say(f"{axis} changed nothing: all metrics are equal, to the bit")
+    for line in changed_nothing(found["changed_nothing"], found["not_finite"] > 0):
+        say(line)
     if found["failed"]:
         say(f"first failure: {found['first_error']}")
         say("to try failed cells again: the same command with --retry-failed")

@@ -112,6 +112,15 @@ def read_layers(
         ]
 
 
+def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
+    """Return the names of the layers of a file, or of those that a text means (`read_layers`).
+
+    No tensor is read. Raises UsageError as `read_layers`.
+    """
+    with open_tensors(Path(path)) as file:
+        return _chosen(layer, [p or BARE for p in _prefixes(file, str(path))])
+
+
 def _with_notes(
     file: TensorFile, names: dict[str, str], overruled: tuple[str, ...], layer: Layer
 ) -> Layer:

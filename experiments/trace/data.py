@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.budget.origin import NotFinite
+from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain

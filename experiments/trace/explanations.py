@@ -9,9 +9,11 @@ is exact, which no result in this format can beat.</p>
 <p><b>Error budget.</b> A rounding event is one operation and one rounding, with a name. Each event
 is run alone, with all else in binary64; its share is its squared error over that of the whole
 plan, since independent errors add in squares. Then it is taken away alone: the error that is left
-says what more bits for this event would buy. Sums on tensor cores read narrow operands only, so
-for them the share is the change when they are taken away. <i>Interaction</i> is what the shares do
-not add up to: above 0 errors point the same way, below 0 they cancel.</p>
+says what more bits for this event would buy. Sums on tensor cores read narrow operands only, and
+injected errors are in ulps of the plan's formats, so for these the share is the change when they
+are taken away. <i>Interaction</i> is what the shares do not add up to: above 0 errors point the
+same way, below 0 they cancel. A result with an infinite or NaN number has an infinite error and no
+shares: <i>inf</i> marks the events that alone make it so.</p>
 <p><b>Events.</b> Errors are in ulps, units in the last place of the event's format. ▲ ▼ mark events
 that are biased up or down.</p>"""
 

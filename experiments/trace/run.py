@@ -22,7 +22,8 @@ from roundscope.attention import (
     examine,
 )
 from roundscope.attention.alignment import shift_of
-from roundscope.attention.budget.origin import NotFinite, not_finite
+from roundscope.attention.budget.not_finite import NotFinite
+from roundscope.attention.budget.origin import not_finite
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes

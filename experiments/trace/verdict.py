@@ -4,7 +4,7 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from roundscope.attention.budget.origin import number_words
+from roundscope.attention.budget.not_finite import number_words
 from roundscope.attention.budget.parts import promotion, repair
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.experiments.report.wording import listed

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.attention.models import log
-from roundscope.attention.models.log import Look
+from roundscope.attention.models.alarm import KEPT
+from roundscope.attention.models.log import Look, over_since
+from roundscope.attention.models.selection import Layer
 from roundscope.experiments.report.terminal import console, print_json
 
 WORST = 5  # layers that are listed
@@ -55,52 +57,105 @@ def last_course(looks: Sequence[Look]) -> list[Look]:
 
 
 def numbers(looks: Sequence[Look]) -> dict[str, Any]:
-    """Return what is printed as JSON: the last look's numbers, and the shares of all."""
+    """Return what is printed as JSON: what is not finite, the last look, and the shares of all."""
     last, alarm = looks[-1], alarm_of(looks)
+    lost = [(look, *place) for look in looks for place in look.lost[:1]]
     return {
+        "not_finite": {
+            "looks": len(lost),
+            "first": _place(*lost[0][1:]) | {"step": lost[0][0].step} if lost else None,
+        },
+        "drift": last.now,
+        "drift_history": last.share,
         "looks": len(looks),
         "first_step": looks[0].step,
         "last_step": last.step,
-        "share": last.share,
         "threshold": last.threshold,
         "alarm": alarm
         and {
             "step": alarm.step,
             "share": alarm.share,
-            "layer": alarm.layer.number,
-            "name": alarm.layer.name,
-            "head": alarm.head,
+            **_place(alarm.layer, alarm.head),
+            "over_since": over_since(looks),
         },
         "steps": [look.step for look in looks],
-        "shares": [look.share for look in looks],
+        "drifts": [look.now for look in looks],
+        "drift_histories": [look.share for look in looks],
         "layers": [
-            {"layer": own.layer.number, "name": own.layer.name, "share": own.share}
+            {
+                "layer": own.layer.number,
+                "name": own.layer.name,
+                "drift": own.now,
+                "drift_history": own.share,
+            }
             for own in last.layers
         ],
     }
 
 
+def _place(layer: Layer, head: int) -> dict[str, Any]:
+    return {"layer": layer.number, "name": layer.name, "head": head}
+
+
 def lines(looks: Sequence[Look]) -> list[str]:
-    """Return what is printed as text."""
-    first, last, alarm = looks[0], looks[-1], alarm_of(looks)
+    """Return what is printed as text: what is not finite, then the last look, then the others."""
+    first, last = looks[0], looks[-1]
     few = "look" if len(looks) == 1 else "looks"
+    now = (
+        f"{last.now:.2g} of the queries' gradient is made by rows of dS that do not sum to 0"
+        if math.isfinite(last.now)
+        else "not known, a number of it is not finite"
+    )
     found = [
-        f"{len(looks)} {few}, steps {first.step} to {last.step}",
-        f"drift: {last.share:.2g} of the queries' gradient is made by rows of dS that do not sum"
-        " to 0",
+        *_lost(looks),
+        f"drift at the last look, step {last.step}: {now}",
+        f"{len(looks)} {few}, steps {first.step} to {last.step}; over all, a look counting {KEPT}"
+        f" times the next one: {last.share:.2g}",
+        f"alarm: {_alarm(looks)}",
     ]
-    if alarm is not None:
-        found.append(f"alarm: {alarm}")
-    elif last.threshold is None:
-        found.append("alarm: there is no threshold")
-    else:
-        found.append(f"alarm: none (threshold {last.threshold:.2g})")
-    by_share = sorted(last.layers, key=lambda own: -own.share if math.isfinite(own.share) else 1.0)
-    found += [f"layer {own.layer.number} ({own.layer.name}): {own.share:.2g}"
-              for own in by_share[:WORST]]  # fmt: skip
-    if len(by_share) > WORST:
-        found.append(f"and {len(by_share) - WORST} layers with less")
+    by_drift = sorted(
+        last.layers, key=lambda own: -own.now if math.isfinite(own.now) else -math.inf
+    )
+    found += [
+        f"layer {own.layer.number} ({own.layer.name}): {own.now:.2g}, over all looks"
+        f" {own.share:.2g}"
+        for own in by_drift[:WORST]
+    ]
+    if len(by_drift) > WORST:
+        found.append(f"and {len(by_drift) - WORST} layers with less")
     return found
+
+
+def _lost(looks: Sequence[Look]) -> list[str]:
+    """Return a line on the looks whose numbers are not finite, if there are any."""
+    lost = [look for look in looks if look.lost]
+    if not lost:
+        return []
+    (layer, head), *_ = lost[0].lost
+    return [
+        f"NaN or infinite: numbers of {len(lost)} of {len(looks)} looks, first at step"
+        f" {lost[0].step} in head {head} of layer {layer.number} ({layer.name}),"
+        f" {len(lost[0].lost)} heads there; last at step {lost[-1].step}. These looks have no part"
+        " in the drift. Loss scaling makes such steps and skips them; otherwise `capture` that"
+        " layer and `roundscope trace` the file"
+    ]
+
+
+def _alarm(looks: Sequence[Look]) -> str:
+    """Return what there is of an alarm: when it began, and whether it is over."""
+    alarm, last = alarm_of(looks), looks[-1]
+    if alarm is None:
+        return "there is no threshold" if last.threshold is None else (
+            f"none (threshold {last.threshold:.2g})"
+        )  # fmt: skip
+    over = over_since(looks)
+    if over is None:
+        return f"since {alarm}"
+    few = sum(look.step >= over for look in looks)
+    return (
+        f"over since step {over}, {few} {'look' if few == 1 else 'looks'} not above"
+        f" {alarm.threshold:.2g}; it began at {alarm}"
+    )
 
 
 def alarm_of(looks: Sequence[Look]) -> Any:

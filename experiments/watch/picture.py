@@ -1,4 +1,4 @@
-"""The picture of a watched training: the share of the drift, and the row sums of dS by layer."""
+"""The picture of a watched training: the drift of each look, and the row sums of dS by layer."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
-from roundscope.attention.models.log import Look
+from roundscope.attention.models.log import Look, over_since
 from roundscope.experiments.report.pictures import INK, QUIET, canvas
 from roundscope.experiments.watch.command import alarm_of
 
@@ -20,7 +20,11 @@ LEAST = 1e-12  # a share of 0 is drawn here, for the axis is logarithmic
 
 
 def draw(looks: Sequence[Look]) -> Figure:
-    """Draw the share over steps, of all layers and of each, and the size of the row sums."""
+    """Draw the drift of each look, of all layers and of each, and the size of the row sums.
+
+    The share over all looks, which the threshold is for, is a dotted line; a look that is not
+    finite is a cross at the top.
+    """
     figure, axes = canvas(5.6, rows=2, sharex=True, height_ratios=(3, 2))
     shares, sizes = axes[:, 0]
     layers = sorted({own.layer for look in looks for own in look.layers}, key=lambda x: x.number)
@@ -28,10 +32,15 @@ def draw(looks: Sequence[Look]) -> Figure:
     for layer, color in zip(layers, colors, strict=False):
         own = [next((x for x in look.layers if x.layer == layer), None) for look in looks]
         label = f"layer {layer.number}" if len(layers) <= NAMED else None
-        _line(shares, looks, [x.share if x else math.nan for x in own], color=color, label=label)
+        _line(shares, looks, [x.now if x else math.nan for x in own], color=color, label=label)
         means = [float(np.mean(x.numbers.row_sums)) if x else math.nan for x in own]
         _line(sizes, looks, means, color=color)
-    _line(shares, looks, [look.share for look in looks], color=INK, width=2.4, label="all layers")
+    _line(shares, looks, [look.now for look in looks], color=INK, width=2.4, label="all layers")
+    shares.plot(
+        [look.step for look in looks], [_drawn(look.share) for look in looks], ":", color=INK,
+        linewidth=1.6, label="over all looks",
+    )  # fmt: skip
+    _lost(shares, looks)
     _threshold(shares, looks)
     shares.set_ylabel("share of the queries' gradient\nthat row sums of dS make")
     sizes.set_ylabel("rms of row sums\nover that of rowsum |dS|")
@@ -56,12 +65,25 @@ def _line(
     label: str | None = None,
 ) -> None:
     """Draw one series; looks without a number leave a gap, and single ones are dots."""
-    drawn = [max(x, LEAST) if math.isfinite(x) else math.nan for x in values]
+    drawn = [_drawn(x) for x in values]
     steps = [look.step for look in looks]
     marker = "o" if len(looks) <= 40 else ""
     ax.plot(
         steps, drawn, color=color, linewidth=width, label=label, marker=marker, markersize=width + 2
     )
+
+
+def _drawn(x: float) -> float:
+    return max(x, LEAST) if math.isfinite(x) else math.nan
+
+
+def _lost(ax: Axes, looks: Sequence[Look]) -> None:
+    """Mark the looks of which a number is not finite."""
+    if steps := [look.step for look in looks if look.lost]:
+        ax.plot(
+            steps, [0.97] * len(steps), "x", color=RED, markersize=6, markeredgewidth=1.6,
+            transform=ax.get_xaxis_transform(), label=f"NaN or infinite ({len(steps)})",
+        )  # fmt: skip
 
 
 def _threshold(ax: Axes, looks: Sequence[Look]) -> None:
@@ -71,11 +93,12 @@ def _threshold(ax: Axes, looks: Sequence[Look]) -> None:
         ax.axhline(limit, color=RED, linestyle="--", linewidth=1.2, label=f"threshold {limit:.2g}")
     if alarm is None:
         return
-    ax.axvline(alarm.step, color=RED, linewidth=0.8, alpha=0.6)
+    over = over_since(looks)
+    ax.axvspan(alarm.step, looks[-1].step if over is None else over, color=RED, alpha=0.07, lw=0)
     ax.plot(
         [alarm.step], [alarm.share], "o", color=RED, markersize=8, markerfacecolor="white",
         markeredgewidth=2, zorder=5, label=f"alarm, step {alarm.step}\n(layer {alarm.layer.number},"
-        f" head {alarm.head})",
+        f" head {alarm.head})" + ("" if over is None else f"\nover since {over}"),
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Plans: presets as published, edits, errors that name the repair, and use as static arguments."""
 
+import inspect
 import json
 import pickle
 from dataclasses import replace
@@ -21,6 +22,7 @@ from roundscope.attention import (
     Stabilizer,
 )
 from roundscope.attention.plans.choices import RowSum
+from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -228,3 +230,42 @@ def test_records_are_values():
         Injection(site=Site.O, what=AddUlps(ulps=0.5), rows=range(2, 9), heads=(1, 2))
     )
     assert hash(Record(steps=(Site.PV,))) == hash(Record(steps=(Site.PV,)))
+
+
+def methods_of_a_site():
+    """Every public method of `Plan` that takes a site, with what it needs besides."""
+    more = {"at": ("bf16",), "adding": (Accumulator(order=Order.PAIRWISE),)}
+    found = {
+        name: more.get(name, ())
+        for name, method in inspect.getmembers(Plan, inspect.isfunction)
+        if not (name.startswith("_") and name != "__getitem__")
+        and "site" in inspect.signature(method).parameters
+    }
+    assert set(found) >= {"__getitem__", "block", "event", "accumulator", "first_term", "factors"}
+    return found
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *TWINS])
+def test_a_site_and_its_name_have_the_same_answer(name):
+    """A method that takes a name for another site: `event("V")` was MXFP8's element, without its
+    blocks, and `first_term("PV")` was None.
+    """
+    plan = Plan.preset(name)
+    for method, more in methods_of_a_site().items():
+        ask = getattr(plan, method)
+        of_sums = method in ("accumulator", "first_term", "factors", "product_bits", "adding")
+        for site in PRODUCTS if of_sums else Site:
+            answer = ask(site, *more)
+            for text in (str(site), str(site).lower()):
+                assert ask(text, *more) == answer, (method, text)
+        with pytest.raises(ValueError, match="unknown site 'NOWHERE'"):
+            ask("NOWHERE", *more)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *TWINS])
+def test_an_event_is_what_the_plan_says_of_its_blocks(name):
+    """An event without its block format: `Plan.describe` and `blocks` say which there are."""
+    plan = Plan.preset(name)
+    blocks = {str(site): str(block) for site, block in plan.blocks}
+    for site in Site:
+        assert str(plan.event(str(site))) == blocks.get(str(site), str(plan[site])), site

@@ -12,6 +12,7 @@ A case is a dict of numbers and words that prints as a small Python literal, suc
     mask      (share of keys seen, shape with 0 for a full axis and 1 for one that broadcasts)
     sinks     the kind of numbers that they are
     dtypes    of q, k, v and do; left out: float32
+    nan       what a NaN becomes in events and steps of formats without NaN; left out: "keep"
     backward  False: without do
     record    arguments of `Record`, or None; left out: a summary of every site
     attend    whether `attend` is called too
@@ -34,6 +35,7 @@ What the engines cannot agree on by the documents is never drawn:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -52,6 +54,7 @@ from roundscope.attention.testing.words import (
     sites_of,
     words,
 )
+from roundscope.emu.roundings.modes import rounding
 from tests.attention.judge import ARITHMETICS
 from tests.attention.judge import FORMATS as JUDGED_FORMATS
 
@@ -172,6 +175,8 @@ def cases(draw: Callable[..., Any]) -> Case:
     if is_many:
         case["plan"] = [text, draw(relatives(text))]
     _draw_arguments(draw, case, shape)
+    if draw(st.booleans()):
+        case["nan"] = "zero"
     if case.get("sinks") in FAR and has_wide_exponents(case):
         case["sinks"] = "normal"
     if draw(st.integers(0, 3)) == 3:
@@ -286,7 +291,8 @@ def sinks_of(case: Case) -> np.ndarray | None:
 def arguments(case: Case) -> dict[str, Any]:
     """What `attend` and `examine` are called with, but for tensors, records and engines."""
     several = isinstance(case["plan"], list)
-    made = [plan_of(x, case["seed"]) for x in (case["plan"] if several else [case["plan"]])]
+    texts = case["plan"] if several else [case["plan"]]
+    made = [with_policy(plan_of(x, case["seed"]), case.get("nan", "keep")) for x in texts]
     block_q, block_k = case.get("tiles", (128, 128))
     given = {name: case[name] for name in ("window", "softcap", "scale") if name in case}
     return given | {
@@ -298,6 +304,22 @@ def arguments(case: Case) -> dict[str, Any]:
         "sinks": sinks_of(case),
         "inject": list(case.get("inject", ())),
     }
+
+
+def with_policy(plan: Plan, nan: str) -> Plan:
+    """Return a plan with one `NanPolicy` in every rounding, steps of sums included.
+
+    The grammar has no word for it. Tensor cores have their own NaN, and so has a block's scale.
+    """
+
+    events = tuple(
+        r if plan.block(site) else rounding(r, nan=nan)
+        for site, r in zip(Site, plan.roundings, strict=True)
+    )
+    sums = tuple(
+        a if a.alignment else replace(a, step=rounding(a.step, nan=nan)) for a in plan.accumulators
+    )
+    return replace(plan, roundings=events, accumulators=sums)
 
 
 def record_of(case: Case) -> Record | None:

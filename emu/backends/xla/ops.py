@@ -299,12 +299,9 @@ def judged_events(
         is_tiny = (a < TINY) & (b < TINY)
         x, y = (jnp.where(is_tiny, _raised(v), v) for v in (x, y))
         a, b = (bits_of(v) & C64.magnitude for v in (x, y))
-        up = jnp.where(is_tiny, RAISED, 0)
-        f = f._replace(
-            emin=f.emin + up,
-            largest=jnp.where(is_tiny, jnp.minimum(f.largest, TINY) + (up << 52), f.largest),
-            min_normal=f.min_normal + (up << 52),
-        )
+        up: Any = jnp.where(is_tiny, RAISED, 0)
+        largest: Any = jnp.where(is_tiny, jnp.minimum(f.largest, TINY) + (up << 52), f.largest)
+        f = Judged(f.precision, f.emin + up, largest, f.min_normal + (up << 52))
     *flags, error, ulps = _classify(x, y, a, b, f)
     if has_deep:
         error = error * jnp.where(is_tiny, 2.0**-RAISED, 1.0)
@@ -318,7 +315,7 @@ def _raised(x: Array) -> Array:
     # a subnormal number is a 2^-1074
     small = bits_of(a.astype(jnp.float64)) - ((1074 - RAISED) << 52)
     magnitude = jnp.where(a < 1 << 52, jnp.where(a == 0, 0, small), a + (RAISED << 52))
-    return number_of(magnitude | (b & ~jnp.int64(C64.magnitude)))
+    return number_of(magnitude | (b & ~C64.magnitude))
 
 
 @partial(jax.jit, static_argnames="has_deep")

@@ -23,6 +23,7 @@ class FaultyCast(Protocol):
 
 
 MODES = tuple(mode for mode in RoundingMode if mode is not RoundingMode.STOCHASTIC)
+ZERO = "but zero for every number"
 FLUSHED = "flushing subnormals to zero"
 
 
@@ -31,14 +32,28 @@ def overflows(f: Format) -> list[Overflow]:
     return [Overflow.SATURATE, *[Overflow.NAN] * f.nan, *[Overflow.INF] * f.inf]
 
 
-def faults(f: Format) -> dict[str, FaultyCast]:
+def faults(f: Format, is_quotient: bool = False) -> dict[str, FaultyCast]:
     """Return known faults of casts by their names in words.
 
     Each is a function of the numbers and the rounding that it should have been.
+
+    Args:
+        f: the format.
+        is_quotient: whether the numbers are quotients by a scale, which float32 has to round.
     """
-    wider = [name for name in ("bf16", "fp16") if name != f.name]
+    wider = [*["fp32"] * is_quotient, *(name for name in ("bf16", "fp16") if name != f.name)]
     twice = {f"after rounding to {name} first": _after(name) for name in wider}
-    return {**twice, FLUSHED: flushed, "flushing inputs to zero": _inputs_flushed}
+    cut = {
+        f"after cutting off to {name} first": _after(name, RoundingMode.TOWARD_ZERO)
+        for name in wider
+    }
+    return {
+        **twice,
+        **cut,
+        ZERO: _zero,
+        FLUSHED: flushed,
+        "flushing inputs to zero": _inputs_flushed,
+    }
 
 
 def flushed(x: Numbers, r: Rounding) -> Numbers:
@@ -52,10 +67,14 @@ def _inputs_flushed(x: Numbers, r: Rounding) -> Numbers:
     return y
 
 
-def _after(name: str) -> FaultyCast:
+def _zero(x: Numbers, r: Rounding) -> Numbers:
+    return x * 0.0
+
+
+def _after(name: str, mode: RoundingMode = RoundingMode.TIES_TO_EVEN) -> FaultyCast:
     def twice(x: Numbers, r: Rounding) -> Numbers:
         first = x if rounding(name).format.holds(r.format) else np.clip(x, -65504.0, 65504.0)
-        y: Numbers = round_to(round_to(first, name), r)
+        y: Numbers = round_to(round_to(first, name, mode), r)
         return y
 
     return twice
@@ -73,12 +92,14 @@ def explanations(x: Numbers, got: Numbers, asked: Rounding) -> list[Agreement]:
     """
     found = [
         Agreement(name=name, agree=int(same(got, cast(x)).sum()), of=x.size)
-        for name, cast in _casts(asked)
+        for name, cast in casts(asked)
     ]
+    if (got == got[:1]).all() and got[0] != 0:
+        found.append(Agreement(name=f"the constant {got[0]:g}", agree=x.size, of=x.size))
     return sorted(found, key=lambda a: -a.agree)
 
 
-def _casts(asked: Rounding) -> Iterator[tuple[str, Cast]]:
+def casts(asked: Rounding) -> Iterator[tuple[str, Cast]]:
     """Yield known roundings with their names; the asked mode and policy come first."""
     f = asked.format
     modes = sorted(MODES, key=lambda mode: mode is not asked.mode)

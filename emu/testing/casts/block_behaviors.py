@@ -11,6 +11,7 @@ from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks, to_blocks
 from roundscope.emu.blocks.format import E8M0, BlockFormat, ScaleRule
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults, overflows
 from roundscope.emu.testing.casts.quantized import expected_scales
@@ -18,6 +19,7 @@ from roundscope.emu.testing.casts.records import Agreement, Numbers
 
 Quantizer = Callable[[np.ndarray], np.ndarray]
 Scales = Callable[[Numbers, Numbers, BlockFormat], Numbers]
+LEAST = (1e-12, 1e-10, 1e-8, 1e-6, 1e-5, 1e-4)  # floors of a maximum, against division by 0
 SIZES = (16, 32, 64, 128)
 LOG2 = {
     ScaleRule.FLOOR: "floor(log2(maximum))",
@@ -82,6 +84,11 @@ def explanations(
     return [agreement for agreement, _ in found], found[0][1]
 
 
+def quantizer_named(name: str, asked: BlockFormat) -> Quantizer:
+    """Return a known way to quantize by its name."""
+    return next(known.quantizer for known in _quantizers(asked) if known.name == name)
+
+
 def equal_blocks(a: np.ndarray, b: np.ndarray, f: BlockFormat, carried: float) -> np.ndarray:
     """Return for each block whether all its numbers are equal in two arrays (rows, K)."""
     close = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -128,7 +135,7 @@ def _other_elements(r: Rounding) -> list[Rounding]:
 
 def _faults(f: BlockFormat) -> Iterator[Known]:
     own = _cast_to(f.element)
-    for fault, cast in faults(f.element.format).items():
+    for fault, cast in faults(f.element.format, is_quotient=True).items():
         yield Known(f"elements {fault}", partial(_scaled, f=f, scales=_own, cast=cast), cast)
     for fault, quantizer in _with_own_cast(f):
         yield Known(fault, quantizer, own)
@@ -147,6 +154,20 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
         if size != f.size and f.rows == 1:
             yield f"blocks of {size}", partial(round_blocks, format=replace(f, size=size))
     yield "one scale for each row", partial(_by_rows, f=f)
+    yield "one scale for each column", partial(_by_columns, f=f)
+    yield "one scale for the whole array", partial(_by_array, f=f)
+    if f.tensor:
+        name = "without the scale of the whole array"
+        yield name, partial(round_blocks, format=replace(f, tensor=False))
+    yield "numbers times the reciprocal of the scale", partial(_by_reciprocal, f=f)
+    for fault, used, stored in _stored_otherwise(f):
+        yield fault, partial(_scaled, f=f, scales=used, cast=round_to, stored=stored)
+    if not f.tensor:
+        for least in LEAST:
+            yield (
+                f"maxima of at least {least:g}",
+                partial(_scaled, f=f, scales=partial(_floored, least=least), cast=round_to),
+            )
     yield "blocks along the other axis", partial(round_blocks, format=f, axis=0)
     for name in ("bf16", "fp16"):
         yield f"inputs rounded to {name} first", partial(_twice, f=f, name=name)
@@ -164,6 +185,43 @@ def _by_rows(x: np.ndarray, f: BlockFormat) -> np.ndarray:
     return y
 
 
+def _by_columns(x: np.ndarray, f: BlockFormat) -> np.ndarray:
+    y: np.ndarray = round_blocks(x, replace(f, size=x.shape[0], rows=1), axis=0)
+    return y
+
+
+def _by_array(x: np.ndarray, f: BlockFormat) -> np.ndarray:
+    flat = np.ascontiguousarray(x).reshape(1, -1)
+    y: np.ndarray = round_blocks(flat, replace(f, size=flat.size, rows=1))
+    return y.reshape(x.shape)
+
+
+def _by_reciprocal(x: np.ndarray, f: BlockFormat) -> np.ndarray:
+    """Return an array whose numbers are multiplied, in float32, by 1 / scale in float32."""
+    at = layout_of(x.shape, f, -1)
+    scales, tensor = expected_scales(x, f)
+    product = (scales * tensor)[:, None]
+    quotients = to_lines(np, x, at).astype(np.float32) * (1.0 / product).astype(np.float32)
+    y = round_to(quotients.astype(np.float64), f.element) * product
+    array: np.ndarray = from_lines(np, y.astype(np.float32), at)
+    return array
+
+
+def _stored_otherwise(f: BlockFormat) -> Iterator[tuple[str, Scales, Scales]]:
+    """Yield quantizers that divide by one scale and store another: a name, and the two scales."""
+    yield "divided by the scale before it was rounded", _unrounded, _own
+    yield "scales stored before they were rounded", _own, _unrounded
+    if f.power_of_two:
+        yield "divided by the scale before it was clamped", _unclamped, _own
+        yield "scales stored before they were clamped", _own, _unclamped
+    for name in ("bf16", "fp16"):
+        if f.scale.precision > format_named(name).precision:
+            narrow = partial(_narrow, name=name)
+            yield f"scales rounded to {name}", narrow, narrow
+            yield f"scales stored in {name}", _own, narrow
+    yield "scales that round to zero are zero", _zeroed, _zeroed
+
+
 def _twice(x: np.ndarray, f: BlockFormat, name: str) -> np.ndarray:
     y: np.ndarray = round_blocks(round_to(x, name), f)
     return y
@@ -179,13 +237,22 @@ def _scaled(
     f: BlockFormat,
     scales: Scales,
     cast: Callable[[Numbers, Rounding], Numbers],
+    stored: Scales | None = None,
 ) -> np.ndarray:
-    """Return an array quantized with other scales, or with another cast of the elements."""
+    """Return an array quantized with other scales, or with another cast of the elements.
+
+    scales   the scales that numbers are divided by
+    stored   the scales that elements are multiplied with; None for the same
+    """
     at = layout_of(x.shape, f, -1)
     lines = to_lines(np, x, at).astype(np.float64)
     own, tensor = expected_scales(x, f)
-    product = (scales(lines, own, f) * tensor)[:, None]
-    y = cast(lines / product, f.element) * product
+    relative = lines / tensor
+    divisor = scales(relative, own, f)
+    factor = divisor if stored is None else stored(relative, own, f)
+    quotients = lines / (divisor * tensor)[:, None]
+    y = cast(quotients, f.element) * (factor * tensor)[:, None]
+    y = np.where((factor == 0)[:, None], 0.0, y)
     array: np.ndarray = from_lines(np, y.astype(np.float32), at)
     return array
 
@@ -202,6 +269,31 @@ def _divided(x: np.ndarray, f: BlockFormat) -> np.ndarray:
 
 def _own(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
     return own
+
+
+def _unrounded(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
+    """Return the largest magnitudes over the largest element, in float32, not rounded further."""
+    top = np.abs(x).max(axis=1)
+    exact = (top / f.element.format.max_finite).astype(np.float32).astype(np.float64)
+    scales: Numbers = np.where(exact > 0, exact, own)
+    return scales
+
+
+def _zeroed(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:
+    exact = np.abs(x).max(axis=1) / f.element.format.max_finite
+    scales: Numbers = np.where(exact <= f.scale.min_positive / 2, 0.0, own)
+    return scales
+
+
+def _narrow(x: Numbers, own: Numbers, f: BlockFormat, name: str) -> Numbers:
+    scales: Numbers = round_to(own, name)
+    return scales
+
+
+def _floored(x: Numbers, own: Numbers, f: BlockFormat, least: float) -> Numbers:
+    """Return scales of largest magnitudes that are at least so large."""
+    top = np.maximum(np.abs(x).max(axis=1), least).astype(np.float32)[:, None]
+    return np.asarray(to_blocks(top, replace(f, size=1, rows=1)).scales, np.float64)[:, 0]
 
 
 def _without_abs(x: Numbers, own: Numbers, f: BlockFormat) -> Numbers:

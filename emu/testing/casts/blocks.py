@@ -1,24 +1,40 @@
 """Judgment of a quantizer whose numbers share scales in blocks."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of
-from roundscope.emu.roundings.modes import Rounding
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.bias import bias_row
-from roundscope.emu.testing.casts.block_behaviors import explanations, name_of
+from roundscope.emu.testing.casts.block_behaviors import (
+    equal_blocks,
+    explanations,
+    name_of,
+    quantizer_named,
+)
 from roundscope.emu.testing.casts.block_probes import edge_blocks, element_blocks, random_blocks
 from roundscope.emu.testing.casts.classes import is_allowed
 from roundscope.emu.testing.casts.elements import class_rows, zero_row
-from roundscope.emu.testing.casts.quantized import CARRIED, Quantized, quantized, under_cast
+from roundscope.emu.testing.casts.quantized import (
+    CARRIED,
+    Quantized,
+    expected_scales,
+    fits,
+    quantized,
+    under_cast,
+)
 from roundscope.emu.testing.casts.records import (
     Agreement,
     CastReport,
     Function,
     Numbers,
     Row,
+    Status,
     row_of,
+    with_whole,
 )
 from roundscope.emu.testing.casts.scale_rows import Pair, scale_agreements, scale_rows
 from roundscope.emu.testing.casts.special_blocks import special_rows
@@ -30,21 +46,34 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
     pairs = [(x, quantized(function, x, asked)) for x in arrays]
     known, cast = _explanations(pairs, asked)
+    is_random = asked.element.mode is RoundingMode.STOCHASTIC
     pairs = [(x, under_cast(found, x, asked, cast)) for x, found in pairs]
     scales, exceptions = scale_agreements(pairs, asked)
-    rows = [
+    rows: Sequence[Row] = [
         *scale_rows(pairs, asked),
         *_element_rows([found for _, found in pairs], asked),
         *special_rows(function, asked),
         _bias(pairs[1][1], asked),
         *steady_rows(function, arrays[1], asked.element),
     ]
-    best = known[0]
+    own, best = name_of(asked, asked), known[0]
+    whole = _allowed(pairs, asked) if is_random else next(a for a in known if a.name == own)
+    rows = with_whole(rows, "blocks", whole)
+    is_asked = is_random and all(row.status is not Status.FAIL for row in rows)
+    shape = _shape_name(asked)
     return CastReport(
         asked=asked,
-        sentence=_sentence(known, asked),
-        behaves_as=best.name if best.agree == best.of else None,
-        rows=tuple(rows),
+        title=f"{shape} with {own}",
+        name=own,
+        whole=whole,
+        noun="blocks",
+        done="are equal",
+        known="rule",
+        prefix=f"{shape} with ",
+        remaining=_remaining(arrays, pairs, best, asked),
+        is_random=is_random,
+        behaves_as=best.name if best.agree == best.of else own if is_asked else None,
+        rows=rows,
         behaviors=tuple(known),
         scales=scales,
         exceptions=exceptions,
@@ -109,19 +138,31 @@ def _explanations(pairs: list[Pair], asked: BlockFormat) -> tuple[list[Agreement
     return explanations(arrays, asked, 0.0 if asked.power_of_two else CARRIED)
 
 
-def _sentence(known: list[Agreement], asked: BlockFormat) -> str:
-    own = name_of(asked, asked)
-    base = next(a for a in known if a.name == own)
-    best, of = known[0], base.of
-    if base.agree == of:
-        return f"{_shape_name(asked)} with {own}, as asked: all {of:,} blocks are equal."
-    differ = f"{of - base.agree:,} of {of:,} blocks differ from {own}"
-    if best.agree == of:
-        return f"{_shape_name(asked)} with {best.name}, not {own}: {differ}."
-    return (
-        f"No known rule explains all blocks: {differ}; the nearest, {best.name}, explains"
-        f" {best.agree:,}."
-    )
+def _allowed(pairs: list[Pair], asked: BlockFormat) -> Agreement:
+    """Return on how many blocks a random rounding may give the result."""
+    good = [
+        is_allowed(found.elements, found.quotients, asked.element)[0].all(axis=1)
+        & fits(found, expected_scales(x, asked)[0], asked)
+        for x, found in pairs
+    ]
+    agree, of = sum(int(g.sum()) for g in good), sum(g.size for g in good)
+    return Agreement(name=name_of(asked, asked), agree=agree, of=of)
+
+
+def _remaining(
+    arrays: list[np.ndarray], pairs: list[Pair], best: Agreement, asked: BlockFormat
+) -> str:
+    """Return one of the blocks that the nearest known behavior does not explain, in words."""
+    if best.agree == best.of:
+        return ""
+    quantizer, carried = quantizer_named(best.name, asked), 0.0 if asked.power_of_two else CARRIED
+    for x, (_, found) in zip(arrays, pairs, strict=True):
+        y = from_lines(np, found.y.astype(np.float32), layout_of(x.shape, asked, -1))
+        wrong = np.flatnonzero(~equal_blocks(quantizer(x), y, asked, carried))
+        if wrong.size:
+            top = np.abs(found.x[wrong[0]]).max()
+            return f", such as block {wrong[0]}, whose largest magnitude is {top:.9g}"
+    return ""
 
 
 def _shape_name(f: BlockFormat) -> str:

@@ -1,9 +1,11 @@
 """Judgment of a cast that rounds every number for itself, without scales."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.testing.casts.behaviors import explanations
+from roundscope.emu.testing.casts.behaviors import casts, explanations
 from roundscope.emu.testing.casts.bias import bias_row
 from roundscope.emu.testing.casts.classes import QUESTIONS, allowed, classes_of, is_allowed
 from roundscope.emu.testing.casts.probes import RANDOM, finite_probes
@@ -13,8 +15,11 @@ from roundscope.emu.testing.casts.records import (
     Function,
     Numbers,
     Row,
+    Status,
     row_of,
+    same,
     skipped,
+    with_whole,
 )
 from roundscope.emu.testing.casts.returned import CallError, call, in_words, numbers_of
 from roundscope.emu.testing.casts.steady import steady_rows
@@ -33,19 +38,31 @@ def examine_elements(function: Function, asked: Rounding) -> CastReport:
     f, x = asked.format, finite_probes(asked.format)
     raw = call(function, x)
     got, wide = numbers_of(raw, f, x.shape, "result"), x.astype(np.float64)
-    rows = [
+    rows: Sequence[Row] = [
         *class_rows(wide, got, asked),
         zero_row(wide, got, asked, asked.format.negative_zero),
         *(_special_row(function, name, asked) for name in SPECIALS),
         bias_row(wide[:RANDOM], got[:RANDOM], asked),
         *steady_rows(function, x[:RANDOM], asked),
     ]
-    known = explanations(wide, got, asked)
+    known, noun = explanations(wide, got, asked), "finite numbers"
+    agree = int(is_allowed(got, wide, asked)[0].sum())
+    whole = Agreement(name=_full(asked), agree=agree, of=wide.size)
+    rows = with_whole(rows, noun, whole)
+    best = known[0]
+    is_random = asked.mode is RoundingMode.STOCHASTIC
+    has_failed = any(row.status is Status.FAIL for row in rows)
+    is_asked = is_random and agree == wide.size and not has_failed
     return CastReport(
         asked=asked,
-        sentence=_sentence(wide, got, asked, known),
-        behaves_as=_behaves_as(wide, got, asked, known),
-        rows=tuple(rows),
+        title=str(asked),
+        name=_full(asked),
+        whole=whole,
+        noun=noun,
+        remaining=_remaining(wide, got, best, asked),
+        is_random=is_random,
+        behaves_as=best.name if best.agree == best.of else _full(asked) if is_asked else None,
+        rows=rows,
         behaviors=tuple(known),
         returned=in_words(raw, f),
     )
@@ -115,31 +132,12 @@ def _special_row(function: Function, name: str, r: Rounding) -> Row:
     return row_of(name, question, good, wide, got, expected, f=r.format)
 
 
-def _sentence(x: Numbers, got: Numbers, asked: Rounding, known: list[Agreement]) -> str:
-    good, _ = is_allowed(got, x, asked)
-    wrong, of = int((~good).sum()), x.size
-    best = known[0]
-    if not wrong and best.agree == of and _is_stochastic(asked):
-        return f"{best.name}, not {_full(asked)}: nothing is drawn."
-    if not wrong:
-        return f"{asked} as asked: all {of:,} finite numbers are rounded so."
-    differ = f"{wrong:,} of {of:,} numbers differ from {_full(asked)}"
-    if best.agree == of:
-        return f"{best.name}, not {_full(asked)}: {differ}."
-    nearest = f"the nearest is {best.name}, which explains {best.agree:,}"
-    return f"No known rounding explains the results: {differ}; {nearest}."
-
-
-def _behaves_as(x: Numbers, got: Numbers, asked: Rounding, known: list[Agreement]) -> str | None:
-    """Return the name of the rounding that explains all results, or None."""
-    if known[0].agree == x.size:
-        return known[0].name
-    is_asked = _is_stochastic(asked) and bool(is_allowed(got, x, asked)[0].all())
-    return _full(asked) if is_asked else None
-
-
-def _is_stochastic(r: Rounding) -> bool:
-    return r.mode is RoundingMode.STOCHASTIC
+def _remaining(x: Numbers, got: Numbers, best: Agreement, asked: Rounding) -> str:
+    """Return one of the numbers that the nearest known rounding does not explain, in words."""
+    if best.agree == best.of:
+        return ""
+    wrong = np.flatnonzero(~same(got, dict(casts(asked))[best.name](x)))
+    return f", such as {x[wrong[0]]:.9g}, which becomes {got[wrong[0]]:.9g}"
 
 
 def _full(r: Rounding) -> str:

@@ -22,11 +22,15 @@ STEPS = range(-2, 3)  # other inferred scales, in numbers of the scale format ab
 
 
 class Scales(NamedTuple):
-    """Inferred scales, the elements under them, and how well each block fits."""
+    """Inferred scales, the elements under them, how well each block fits, and if it fits at all.
+
+    A block fits if each of its numbers is an element, times the scale, next to its quotient.
+    """
 
     scales: Numbers
     elements: Numbers
     score: Numbers
+    fit: np.ndarray
 
 
 def inferred(
@@ -48,14 +52,19 @@ def inferred(
         cast: how elements are supposed to be rounded; by default as asked.
     """
     first, *others = _candidates(asked, x, f)
-    elements, score = fitting(x, y, first, f, carried, cast)
-    best = first
+    elements, each = fitting(x, y, first, f, carried, cast)
+    best, score, is_asked = first, each.sum(axis=1), each.all(axis=1)
+    fit: np.ndarray = np.asarray(is_asked)
     for scales in others:
-        under, found = fitting(x, y, scales, f, carried, cast)
-        better = found > score
+        under, each = fitting(x, y, scales, f, carried, cast)
+        found, is_perfect = each.sum(axis=1), (each == 2).all(axis=1)
+        # numbers that the asked scale explains are not said to have another one, but for blocks
+        # that another power of two explains better in every number
+        better = (found > score) & (~is_asked | (is_perfect & f.power_of_two))
         best, score = np.where(better, scales, best), np.where(better, found, score)
+        fit = np.where(better, each.all(axis=1), fit)
         elements = np.where(better[:, None], under, elements)
-    return Scales(best, elements, score)
+    return Scales(best, elements, score, fit)
 
 
 def fitting(
@@ -66,11 +75,11 @@ def fitting(
     carried: float,
     cast: FaultyCast | None = None,
 ) -> tuple[Numbers, Numbers]:
-    """Return what the elements would be under these scales, and how well each block fits."""
+    """Return what the elements would be under these scales, and how well each number fits."""
     product = scales[:, None]
     elements = _on_grid(y / product, f.element.format, carried)
     elements, score = _scored(x / product, elements, f.element, y, product, cast)
-    return elements, score.sum(axis=1)
+    return elements, score
 
 
 def _candidates(asked: Numbers, x: Numbers, f: BlockFormat) -> list[Numbers]:

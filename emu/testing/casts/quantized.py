@@ -21,6 +21,9 @@ from roundscope.emu.testing.casts.returned import CallError, call, in_words, num
 CARRIED = 2.0**-22  # relative error of a number in float32 that is a product of two scales
 
 
+ARRAYS = ("x", "y", "elements", "scales", "score", "fit")  # those with a row for each block
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantized:
     """An array of blocks and what a quantizer made of it; all arrays have a row for each block.
@@ -33,6 +36,7 @@ class Quantized:
         tensor: the scale of the whole array, which multiplies those of the blocks.
         given: whether the quantizer returned its scales; otherwise they are inferred.
         score: how well inferred scales explain the results of each block; zeros if given.
+        fit: whether the results of each block fit a scale at all; all do if it is given.
         cast: how the elements are supposed to be rounded where scales are inferred; None for the
             asked rounding.
         carried: the relative error that a returned number may have from its two scales.
@@ -46,6 +50,7 @@ class Quantized:
     tensor: float
     given: bool
     score: Numbers
+    fit: np.ndarray
     cast: FaultyCast | None = None
     carried: float = 0.0
     words: str
@@ -58,9 +63,7 @@ class Quantized:
 
     def part(self, kept: np.ndarray) -> "Quantized":
         """Return the blocks that a boolean array or a slice selects."""
-        arrays = {
-            name: getattr(self, name)[kept] for name in ("x", "y", "elements", "scales", "score")
-        }
+        arrays = {name: getattr(self, name)[kept] for name in ARRAYS}
         return replace(self, **arrays)
 
 
@@ -122,18 +125,22 @@ def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) 
         tensor=tensor,
         given=True,
         score=np.zeros(len(lines)),
+        fit=np.ones(len(lines), bool),
         words=words,
     )
 
 
 def fits(found: Quantized, scales: Numbers, f: BlockFormat) -> np.ndarray:
-    """Return for each block whether it has a scale, or may have it where scales are inferred."""
+    """Return for each block whether it has a scale, or may have it where scales are inferred.
+
+    A block whose numbers fit no scale may have any.
+    """
     if found.given:
         equal: np.ndarray = found.scales == scales
         return equal
     x, y = found.x / found.tensor, found.y / found.tensor
     _, score = fitting(x, y, scales, f, found.carried, found.cast)
-    enough: np.ndarray = score >= found.score
+    enough: np.ndarray = (score.sum(axis=1) >= found.score) | (found.scales == scales)
     return enough
 
 

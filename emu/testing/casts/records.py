@@ -1,6 +1,6 @@
 """The records of a judgment: a row for each question, and the report that holds the rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -94,7 +94,15 @@ class CastReport:
 
     Attributes:
         asked: the rounding or the block format that the function is meant to implement.
-        sentence: what the function behaves as, in one sentence.
+        title: that in words, as the sentence begins.
+        name: that in the words of known behaviors.
+        whole: on how many of all finite numbers, or blocks, the function does what was asked.
+        noun: what these are, in words.
+        done: what the function did to them if all is right, in words.
+        known: what known behaviors are, in a word.
+        prefix: what stands before the name of a known behavior.
+        remaining: one of the results that the nearest known behavior does not explain, in words.
+        is_random: whether the asked rounding is stochastic.
         behaves_as: the known behavior that explains all results, in words; None if none does.
         rows: the answers, in a fixed order.
         behaviors: known behaviors with the number of results that each explains, the best first.
@@ -104,13 +112,52 @@ class CastReport:
     """
 
     asked: Rounding | BlockFormat
-    sentence: str
+    title: str
+    name: str
+    whole: Agreement
+    noun: str
+    done: str = "are rounded so"
+    known: str = "rounding"
+    prefix: str = ""
+    remaining: str = ""
+    is_random: bool = False
     behaves_as: str | None
     rows: tuple[Row, ...]
     behaviors: tuple[Agreement, ...]
     scales: tuple[Agreement, ...] = ()
     exceptions: tuple[Example, ...] = ()
     returned: str
+
+    @property
+    def instead(self) -> str | None:
+        """The known behavior that explains all results, if it is another than what was asked."""
+        return self.behaves_as if self.behaves_as != self.name else None
+
+    @property
+    def sentence(self) -> str:
+        """What the function does, in one sentence: "as asked" if and only if no row fails."""
+        rows = ", ".join(row.name for row in self.failed)
+        numbers = f"all {self.whole.of:,} {self.noun}"
+        if self.passed:
+            law = ", and their errors have the mean of random rounding" if self.is_random else ""
+            done = "lie beside the exact ones" if self.is_random else self.done
+            return f"{self.title} as asked: {numbers} {done}{law}."
+        if self.whole.agree == self.whole.of and not self.instead:
+            done = "lie beside the exact ones" if self.is_random else f"{self.done} as asked"
+            return f"Not {self.title} in every question: {numbers} {done}, but {_fails(rows)}."
+        wrong = self.whole.of - self.whole.agree
+        differ = f"{wrong:,} of {self.whole.of:,} {self.noun} differ from {self.name}"
+        if self.instead and self.is_random and not wrong:
+            return f"{self.instead}, not {self.name}: nothing is drawn."
+        if self.instead:
+            return f"{self.prefix}{self.instead}, not {self.name}: {differ}."
+        if not self.behaviors:
+            return f"{differ}; {_fails(rows)}."
+        best = self.behaviors[0]
+        return (
+            f"No known {self.known} explains all {self.noun}: {differ}; the nearest, {best.name},"
+            f" explains {best.agree:,}, and {best.of - best.agree:,} remain{self.remaining}."
+        )
 
     @property
     def failed(self) -> tuple[Row, ...]:
@@ -121,6 +168,27 @@ class CastReport:
     def passed(self) -> bool:
         """Whether the function fails no row."""
         return not self.failed
+
+
+def _fails(rows: str) -> str:
+    return f"{rows} {'fail' if ', ' in rows else 'fails'}"
+
+
+def whole_row(noun: str, whole: Agreement) -> Row:
+    """Return the row on all results, which is asked if no other row says that some differ."""
+    return Row(
+        name=f"all {noun}",
+        question=f"Are all {noun} as asked?",
+        status=Status.PASS if whole.agree == whole.of else Status.FAIL,
+        agree=whole.agree,
+        of=whole.of,
+    )
+
+
+def with_whole(rows: Sequence[Row], noun: str, whole: Agreement) -> tuple[Row, ...]:
+    """Return the rows, and one on all results if these differ and no other row fails."""
+    is_told = any(row.status is Status.FAIL for row in rows) or whole.agree == whole.of
+    return tuple(rows if is_told else [*rows, whole_row(noun, whole)])
 
 
 def same(a: Numbers, b: Numbers) -> np.ndarray:

@@ -25,20 +25,27 @@ class CallError(ValueError):
     """The function raised an error, or returned something that cannot be read."""
 
 
+class CallExit(ValueError):
+    """The function ended the process, which no question passes over."""
+
+
 def call(function: Function, x: np.ndarray) -> Any:
     """Return what the function returns for an array, which it is given as a copy.
 
     Raises:
         CallError: the function raised an error.
+        CallExit: the function ended the process.
     """
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             return function(x.copy())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())[:200]
-        raise CallError(
-            f"function: raised {type(error).__name__} on a float32 array {x.shape}: {text}"
+        ends = ", which ends the process," if isinstance(error, SystemExit) else ""
+        kind = CallExit if ends else CallError
+        raise kind(
+            f"function: raised {type(error).__name__}{ends} on a float32 array {x.shape}: {text}"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """The rows on the scales of blocks: which rule gives them, and where it does not."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -7,19 +8,23 @@ import numpy as np
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.testing.casts.block_behaviors import rules_of
 from roundscope.emu.testing.casts.quantized import Quantized, expected_scales, fits
-from roundscope.emu.testing.casts.records import Agreement, Example, Numbers, Row, row_of
+from roundscope.emu.testing.casts.records import Agreement, Example, Numbers, Row, Status, row_of
 
 LISTED = 20  # blocks that the best rule does not explain
 Pair = tuple[np.ndarray, Quantized]  # an input (rows, K), and what the quantizer made of it
 
 
 class _Scales(NamedTuple):
-    """The scales of all blocks: whether they fit, what was got, the maxima, what was asked."""
+    """The scales of all blocks: whether they fit, what was got, the maxima, what was asked.
+
+    `fit` says which blocks fit a scale at all.
+    """
 
     good: np.ndarray
     got: Numbers
     top: Numbers
     expected: Numbers
+    fit: np.ndarray
 
 
 def scale_agreements(
@@ -67,9 +72,14 @@ def scale_rows(pairs: list[Pair], asked: BlockFormat) -> list[Row]:
 
 
 def _row(name: str, question: str, kept: np.ndarray, found: _Scales, f: BlockFormat) -> Row:
-    good, got, top, expected = (a[kept] for a in found)
+    without = int((kept & ~found.fit).sum())
+    kept = kept & found.fit
+    good, got, top, expected, _ = (a[kept] for a in found)
     places = np.flatnonzero(kept)
-    return row_of(
+    note = f"{without:,} blocks fit no scale that was tried, so theirs are not known" * bool(
+        without
+    )
+    row = row_of(
         name,
         question,
         good,
@@ -79,7 +89,10 @@ def _row(name: str, question: str, kept: np.ndarray, found: _Scales, f: BlockFor
         f=f.scale,
         scale=expected,
         where=lambda i: f"scale of block {places[i]}",
+        note=note,
     )
+    is_unknown = without and row.status is Status.PASS
+    return replace(row, status=Status.SKIPPED) if is_unknown else row
 
 
 def _tensor_row(pairs: list[Pair], f: BlockFormat) -> Row:
@@ -109,6 +122,7 @@ def _pooled(pairs: list[Pair], f: BlockFormat, asked: BlockFormat) -> _Scales:
         got=np.concatenate([found.scales for _, found in pairs]),
         top=np.concatenate([np.abs(found.x).max(axis=1) for _, found in pairs]),
         expected=np.concatenate(expected),
+        fit=np.concatenate([found.fit for _, found in pairs]),
     )
 
 

@@ -7,12 +7,22 @@ import numpy as np
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.emu.testing.casts.block_probes import random_blocks
 from roundscope.emu.testing.casts.quantized import quantized
-from roundscope.emu.testing.casts.records import Function, Row, Status, row_of, same, skipped
+from roundscope.emu.testing.casts.records import (
+    Example,
+    Function,
+    Row,
+    Status,
+    row_of,
+    same,
+    skipped,
+)
 from roundscope.emu.testing.casts.returned import CallError
 
 BLOCKS = 512
+RANDOM = "the mode is stochastic: two calls draw other bits"
 EVERY = 4  # of so many blocks, the first is special
 
 Question = Callable[[Function, BlockFormat, str, str], Row]
@@ -63,6 +73,12 @@ def _not_finite(function: Function, f: BlockFormat, name: str, question: str, va
         if nan == len(rest)
         else f"all other numbers of the block become NaN in {nan} of {len(rest)} blocks"
     )
+    if not good.all():
+        wanted = "NaN" if np.isnan(value) else "an infinity or NaN"
+        note = (
+            f"expected {wanted}, but {value:g} becomes {y[~good][0]:g}, a finite number, in"
+            f" {int((~good).sum())} of {good.size} blocks; {note}"
+        )
     given = np.full(y.shape, value)
     return row_of(
         name, question, good, given, y, np.full(y.shape, np.nan), f=f.element.format, note=note
@@ -70,6 +86,8 @@ def _not_finite(function: Function, f: BlockFormat, name: str, question: str, va
 
 
 def _stays(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    if f.element.mode is RoundingMode.STOCHASTIC:
+        return skipped(name, question, RANDOM)
     ordinary, _, _ = _with(f, 0.0)
     before = quantized(function, ordinary, f)
     good = np.ones(len(before.y), bool)
@@ -77,27 +95,58 @@ def _stays(function: Function, f: BlockFormat, name: str, question: str) -> Row:
         x, special, _ = _with(f, value)
         after = quantized(function, x, f)
         good &= special | same(after.y, before.y).all(axis=1)
-    return _block_row(name, question, good[~special])
+    row = _block_row(name, question, good[~special])
+    return _with_coins(row, function, ordinary, f)
 
 
 def _moved(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    """Compare the numbers of each block at both places; for a random rounding, its scales alone."""
     x = random_blocks(f, BLOCKS)
     at = layout_of(x.shape, f, -1)
     order = np.random.default_rng(5).permutation(len(to_lines(np, x, at)))
     moved = from_lines(np, to_lines(np, x, at)[order], at)
     before, after = (quantized(function, a, f) for a in (x, np.ascontiguousarray(moved)))
-    good: np.ndarray = np.all(same(before.y[order], after.y), axis=1)
-    return _block_row(name, question, good)
+    if f.element.mode is RoundingMode.STOCHASTIC:
+        if not before.given:
+            return skipped(name, question, RANDOM)
+        good = same(before.scales[order], after.scales)
+        return _noted(_block_row(name, question, good), "of the scales alone: numbers are random")
+    equal = same(before.y[order], after.y)
+    row = _block_row(name, question, np.asarray(equal.all(axis=1)))
+    if equal.all():
+        return row
+    block = int(np.flatnonzero(~equal.all(axis=1))[0])
+    at_number = int(np.flatnonzero(~equal[block])[0])
+    example = Example(
+        given=float(after.x[block, at_number]),
+        got=float(after.y[block, at_number]),
+        expected=float(before.y[order][block, at_number]),
+        scale=float(before.scales[order][block]),
+        where=f"block {order[block]}, moved to the place of block {block}: number {at_number}",
+    )
+    return _with_coins(replace(row, examples=(example,)), function, x, f)
+
+
+def _with_coins(row: Row, function: Function, x: np.ndarray, f: BlockFormat) -> Row:
+    """Return a failed row with a note if the function is random: two calls differ already."""
+    if row.status is not Status.FAIL:
+        return row
+    one, other = (quantized(function, x, f).y for _ in range(2))
+    is_random = not same(one, other).all()
+    note = "a second call on the same numbers differs too, so that the function is random"
+    return _noted(row, note) if is_random else row
 
 
 def _ragged(function: Function, f: BlockFormat, name: str, question: str) -> Row:
+    if f.element.mode is RoundingMode.STOCHASTIC:
+        return skipped(name, question, RANDOM)
     x = random_blocks(f, BLOCKS)
     k = x.shape[1] - f.size // 2
     short, padded = np.ascontiguousarray(x[:, :k]), x.copy()
     padded[:, k:] = 0
     before, after = (quantized(function, a, f) for a in (padded, short))
     good: np.ndarray = np.all(same(before.y, after.y), axis=1)
-    return _block_row(name, question, good)
+    return _with_coins(_block_row(name, question, good), function, x, f)
 
 
 def _with(

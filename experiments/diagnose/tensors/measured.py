@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.attention import DeltaFrom, Examined, Injection, Plan, Record, Site, Stabilizer
 from roundscope.attention.budget.call import results_of
-from roundscope.attention.budget.origin import NotFinite
+from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.presets import exact as exact_plan
 from roundscope.experiments.errors import bad

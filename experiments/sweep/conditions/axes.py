@@ -4,7 +4,7 @@ A point is a dict of parameters with their values.
 
 words     preset=qiu-yao,fa2-bf16  T=128:512:128  format.O=bf16,fp32; the values of an axis given
           twice are joined. O=bf16,fp32 is format.O and PV.sum=exact is accumulator.PV: the words of
-          every command (docs/reference/grammar.md)
+          every command (docs/reference/grammar.md). input=FILE stands for every layer of a file
 a file    axes.toml with `backward`, `zip` and the table `axes`; words replace the file's axes of
           the same name
 ranges    a:b and a:b:step, as Python's range, so the stop is left out; also 0-9, with both ends.
@@ -23,7 +23,8 @@ from roundscope.attention.grammar.ranges import is_range, one_range
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import PER_SITE, Value
-from roundscope.experiments.sweep.conditions.values import WHOLE, axis_named, typed
+from roundscope.experiments.sweep.conditions.sources import layers_of
+from roundscope.experiments.sweep.conditions.values import RANGES, axis_named, typed
 
 # points that one sweep may have: a stop that is a digit too long should not fill the memory
 MOST = 1_000_000
@@ -56,6 +57,8 @@ def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = Fal
     if backward and list(given.setdefault("backward", [True])) != [True]:
         raise UsageError("--backward: the axis backward is given too; choose one")
     axes |= given
+    if "input" in axes:
+        axes["input"] = [each for name in axes["input"] for each in layers_of(str(name))]
     if not axes:
         raise UsageError(
             "AXES is missing: give at least one, such as preset=qiu-yao,fa2-bf16 or a .toml file"
@@ -180,7 +183,7 @@ def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
     for value in values:
         if not isinstance(value, str | int | float | bool):
             raise bad(name, value, "a value is text, a number, true or false")
-        if name in WHOLE and isinstance(value, str) and is_range(value):
+        if name in RANGES and isinstance(value, str) and is_range(value):
             result.extend(typed(name, n) for n in _range(name, value))
         else:
             result.append(typed(name, value))

@@ -43,14 +43,29 @@ DEFAULTS: dict[str, Value] = {
     "backward": False,
 }
 PRESET_BEFORE = "qiu-yao"  # the default until version 0.2
-# axes of a whole plan: a cell has them only where they are given, so older cells keep their keys
-OPTIONAL = ("delta_from",)
+# what a call has beside tensors and plan, and what a cell without it has: as the file says
+# (`default`), which is nothing for a drawn input
+OF_CALL = {
+    "scale": "default",
+    "window": "none",
+    "softcap": "none",
+    "mask": "none",
+    "sinks": "none",
+    "batch": "1",
+}
+# axes that a cell has only where they have an effect, so older cells keep their keys
+OPTIONAL = ("delta_from", *OF_CALL)
 PER_SITE = ("format", "mode", "accumulator")  # axes that may end in .SITE
 
 
 def is_extra(name: str) -> bool:
     """Return whether a column is a parameter that a cell may lack: of OPTIONAL, or of one site."""
     return name in OPTIONAL or ("." in name and name.partition(".")[0] in PER_SITE)
+
+
+def lacking(name: str) -> str:
+    """Return in words what a cell does that lacks a parameter (`is_extra`)."""
+    return OF_CALL.get(name, "preset")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,7 @@ class Cell:
     parameters  all of DEFAULTS, then those given of OPTIONAL and of single sites, in that order
     plan        the plan that they make;  inject: the injections that they make
     content     the digest of the input file; empty for a drawn input
+    note        what the file says of the call, and what was asked otherwise, in words
     key         the hash of everything that determines the numbers: parameters, plan, input file and
                 the version of the numeric core
     """
@@ -68,6 +84,7 @@ class Cell:
     plan: Plan
     inject: tuple[Injection, ...] = ()
     content: str = ""
+    note: str = field(default="", compare=False)
     key: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +94,7 @@ class Cell:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the key out of what is sent: a worker has it from its own numeric core."""
-        return _received, (self.parameters, self.plan, self.inject, self.content)
+        return _received, (self.parameters, self.plan, self.inject, self.content, self.note)
 
     def __getitem__(self, name: str) -> Value:
         """Return the value of a parameter; None for one that this cell does not have."""
@@ -132,9 +149,15 @@ def _received(
     plan: Plan,
     inject: tuple[Injection, ...],
     content: str,
+    note: str = "",
 ) -> Cell:
     """Return the cell that another process sent."""
-    return Cell(parameters=tuple(parameters), plan=plan, inject=inject, content=content)
+    return Cell(parameters=tuple(parameters), plan=plan, inject=inject, content=content, note=note)
+
+
+def entries(cell: Cell) -> int:
+    """Return how many batch entries the tensors of a cell have."""
+    return int(cell["batch"] or 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

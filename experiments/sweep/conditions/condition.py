@@ -5,20 +5,30 @@ Defaults are filled in, the plan is built, the injection is placed, and errors n
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from roundscope.attention.arguments import served_given
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, occurs
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
 from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Cell, Value
+from roundscope.experiments.sweep.conditions.cell import (
+    DEFAULTS,
+    OF_CALL,
+    OPTIONAL,
+    PER_SITE,
+    Cell,
+    Value,
+)
 from roundscope.experiments.sweep.conditions.plans import (
     Settings,
     changes_plan,
     plan_of,
     settings_of,
 )
-from roundscope.experiments.sweep.conditions.sources import FileSizes, check_fits, sizes_of
+from roundscope.experiments.sweep.conditions.sources import FileSizes, check_fits, sizes_of, told
 from roundscope.experiments.sweep.conditions.values import axis_named, typed
 from roundscope.experiments.trace.options import Request, check_places, injection
 
@@ -28,15 +38,17 @@ _PLACES = {site: i for i, site in enumerate(Site)}  # in the algorithm
 def cell_of(point: Mapping[str, Value]) -> Cell:
     """Return the cell of a point of `axes.points`.
 
-    What the point leaves out has its default. S follows T, and sizes follow the file where the
-    input is one. Raises UsageError naming parameter, value and repair.
+    What the point leaves out has its default. S follows T. Where the input is a file, the sizes
+    and what the call had beside tensors follow the file; what the point gives comes before it, and
+    the cell's note says so. Raises UsageError naming parameter, value and repair.
     """
     given = _given(point)
     file = sizes_of(str(given.get("input", DEFAULTS["input"])))
-    parameters = _complete(given, file)
+    parameters, note = _complete(given, file), ""
     if file is not None:
         sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
         check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
+        note = told(str(parameters["input"]), file, parameters)
     settings = settings_of(parameters)
     try:
         plan = plan_of(settings, int(parameters["seed"]))
@@ -44,13 +56,30 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
         words = " ".join(f"{name}={value}" for name, value in settings)
         hint = "" if "preset" in given else _other_preset(settings)
         raise UsageError(f"{words}: {error}{hint}") from None
-    _check_named(parameters, plan)
-    inject = _injections(parameters, plan, file)
+    run = _served(parameters, plan)
+    _check_named(parameters, run)
+    inject = _injections(parameters, run, file)
     return Cell(
         parameters=tuple(parameters.items()),
         plan=plan,
         inject=inject,
         content="" if file is None else file.content,
+        note=note,
+    )
+
+
+def _served(parameters: Mapping[str, Value], plan: Plan) -> Plan:
+    """Return the plan as it runs in the cell's call: with its window, softcap and sinks."""
+    window, softcap = parameters.get("window"), parameters.get("softcap")
+    heads = int(parameters["N"])
+    if (window, softcap, parameters.get("sinks")) == (None, None, None):
+        return plan
+    return served_given(
+        plan,
+        None if window is None else int(window),
+        None if softcap is None else float(softcap),
+        np.zeros(heads) if "sinks" in parameters else None,
+        heads,
     )
 
 
@@ -100,7 +129,7 @@ def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """Return all of DEFAULTS, those given of OPTIONAL, and those of single sites, each in order.
+    """Return all of DEFAULTS, those in effect of OPTIONAL, and those of single sites, in order.
 
     The order of sites is that of the algorithm.
     """
@@ -110,9 +139,32 @@ def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Valu
     # a file of cross-attention keeps its own keys
     if "T" in given and (file is None or file.T == file.S):
         sizes["S"] = given["T"]
+    if file is not None and file.causal is not None:
+        sizes["causal"] = file.causal
     whole = {name: given.get(name, sizes.get(name, default)) for name, default in DEFAULTS.items()}
-    extra = sorted((name for name in given if name not in DEFAULTS), key=_rank)
-    return whole | {name: given[name] for name in extra}
+    more = {name: x for name, x in given.items() if name not in (*DEFAULTS, *OF_CALL)}
+    more |= _call(given, file)
+    return whole | {name: more[name] for name in sorted(more, key=_rank)}
+
+
+def _call(given: Mapping[str, Value], file: FileSizes | None) -> dict[str, Value]:
+    """Return those of OF_CALL that have an effect: as given, else as the file says.
+
+    The scale of a file has one in any cell, so only another one is named.
+    """
+    said = {} if file is None else file.says
+    found: dict[str, Value] = {}
+    for name, none in OF_CALL.items():
+        own, asked = said.get(name, none), str(given.get(name, "default"))
+        value = own if asked == "default" else asked
+        if name == "scale":
+            none = said.get(name, "none")
+        elif name == "batch" and int(value) > int(own):
+            of = "is drawn: vary the seed" if file is None else f"has {own}; ask for that or less"
+            raise bad("batch", value, f"input {given.get('input', DEFAULTS['input'])} {of}")
+        if value not in (none, "default"):
+            found[name] = value
+    return found
 
 
 def _rank(name: str) -> tuple[int, int]:
@@ -193,7 +245,7 @@ def _check_places(
     request = Request(plan=plan, against=plan, block_q=block_q, block_k=block_k, inject=(placed,))
     groups = 1 if file is None else file.N // file.key_heads
     sizes = Sizes(
-        batch=1,
+        batch=int(parameters.get("batch", 1)),
         queries=queries,
         keys=keys,
         heads=heads,

@@ -1,15 +1,17 @@
 """The inputs of a sweep: named seeded families, each for one mechanism, and tensors from files."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.experiments.errors import bad
-from roundscope.experiments.sweep.conditions.cell import Cell
+from roundscope.experiments.sweep.conditions.cell import Cell, entries
 from roundscope.experiments.tensors.layers import read_layers, sample_path
 
 SAMPLE = "sample"
@@ -20,9 +22,11 @@ SIZES = ("T", "S", "N", "H")
 class Inputs:
     """One cell's tensors, float64 and read-only.
 
-    q, do   (1, T, N, H); do is None if a file has none
-    k, v    (1, S, N, H); from a file, with its key heads
+    q, do   (B, T, N, H), B = 1 if drawn; do is None if a file has none
+    k, v    (B, S, N, H); from a file, with its key heads
     scale   of the scores, from a file's metadata; None for 1 / sqrt(H)
+    mask    (B or 1, N or 1, T, S) of bool, and sinks (N,), from a file; None for none
+    window, softcap  as `examine` takes them; None for none
 
     Drawn values are BF16 numbers, so rounding the inputs to BF16 or wider changes none of them.
     """
@@ -32,6 +36,10 @@ class Inputs:
     v: np.ndarray
     do: np.ndarray | None
     scale: float | None = None
+    mask: np.ndarray | None = None
+    sinks: np.ndarray | None = None
+    window: int | None = None
+    softcap: float | None = None
 
 
 def draw(cell: Cell) -> Inputs:
@@ -49,7 +57,15 @@ def draw(cell: Cell) -> Inputs:
         role: _frozen(tensor.astype(ml_dtypes.bfloat16))
         for role, tensor in FAMILIES[family](source).items()
     }
-    return Inputs(q=x["q"], k=x["k"], v=x["v"], do=x["do"])
+    return Inputs(q=x["q"], k=x["k"], v=x["v"], do=x["do"], **_of_call(cell))
+
+
+def _of_call(cell: Cell) -> dict[str, Any]:
+    """Return scale, window and softcap of a cell, as `examine` takes them; None for none."""
+    kinds: dict[str, Callable[[Any], Any]] = {"scale": float, "window": int, "softcap": float}
+    return {
+        name: None if cell[name] in (None, "none") else of(cell[name]) for name, of in kinds.items()
+    }
 
 
 def file_of(name: str) -> tuple[Path, str | None]:
@@ -64,9 +80,10 @@ def file_of(name: str) -> tuple[Path, str | None]:
 
 
 def _from_file(name: str, cell: Cell) -> Inputs:
-    """Return the first T queries, S keys and N heads of the first sequence of a layer.
+    """Return the first T queries, S keys, N heads and batch entries of a layer, as the cell asks.
 
-    The layer is the one named, or the first; the values are float32 as in the file.
+    The layer is the one named, or the first; the values are float32 as in the file. Mask and sinks
+    are there if the cell has them.
     """
     from roundscope.experiments.sweep.conditions.sources import check_fits, sizes_of
 
@@ -83,13 +100,17 @@ def _from_file(name: str, cell: Cell) -> Inputs:
         )
     x = read_layers(path, layer=layer)[0]
     g = max(1, n * x.k.shape[2] // x.q.shape[2])
-    do = None if x.do is None else _frozen(x.do[:1, :t, :n])
+    b, call = entries(cell), _of_call(cell)
+    do = None if x.do is None else _frozen(x.do[:b, :t, :n])
+    has_mask, has_sinks = (cell[name] is not None for name in ("mask", "sinks"))
     return Inputs(
-        q=_frozen(x.q[:1, :t, :n]),
-        k=_frozen(x.k[:1, :s, :g]),
-        v=_frozen(x.v[:1, :s, :g]),
+        q=_frozen(x.q[:b, :t, :n]),
+        k=_frozen(x.k[:b, :s, :g]),
+        v=_frozen(x.v[:b, :s, :g]),
         do=do,
-        scale=x.scale,
+        mask=x.mask[:b, :n, :t, :s] if has_mask and x.mask is not None else None,
+        sinks=x.sinks[:n] if has_sinks and x.sinks is not None else None,
+        **call | {"scale": x.scale if cell["scale"] is None else call["scale"]},
     )
 
 

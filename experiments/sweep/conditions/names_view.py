@@ -17,7 +17,7 @@ from roundscope.emu.formats.format import NAMED
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, lacking
 from roundscope.experiments.sweep.conditions.inputs import SAMPLE
 from roundscope.experiments.sweep.conditions.values import ENGINES
 from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
@@ -73,7 +73,16 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
             "a whole number from 0, or a:b",
             "seed of the tensors, stochastic rounding and noise",
         ),
-        "causal": (_TRUTH, "whether query t sees keys s <= t only"),
+        "causal": (_TRUTH, "whether query t sees keys s <= t only; by default as a file says"),
+        "scale": ("default, none, or a number", "the factor of the scores; none is 1 / sqrt(H)"),
+        "window": ("default, none, or a number of keys", "how many keys a query sees"),
+        "softcap": ("default, none, or a number above 0", "the bound of the scores"),
+        "mask": ("default none", "whether a file's mask takes part"),
+        "sinks": ("default none", "whether a file's sinks take part"),
+        "batch": (
+            "default, or a number from 1",
+            "how many batch entries of a file; a cell has all of them together",
+        ),
         "backward": (_TRUTH, "whether to compute the gradients too"),
         "engine": (" ".join(ENGINES), "what computes; all give the same bits"),
     },
@@ -115,7 +124,9 @@ def data() -> dict[str, Any]:
         name: {
             "group": group,
             "values": values,
-            "default": DEFAULTS.get(name, "preset" if name in OPTIONAL else DEFAULTS["block_q"]),
+            "default": DEFAULTS.get(
+                name, lacking(name) if name in OPTIONAL else DEFAULTS["block_q"]
+            ),
             "meaning": meaning,
         }
         for group, members in _AXES.items()
@@ -138,8 +149,12 @@ def _inputs() -> dict[str, str]:
         for name, family in FAMILIES.items()
     }
     return drawn | {
-        SAMPLE: "the real tensors that come with Roundscope; sample:LAYER",
-        "PATH[:LAYER]": "a safetensors or npz file",
+        SAMPLE: "the first layer of the real tensors that come with Roundscope; sample:LAYER",
+        "PATH[:LAYER]": (
+            "a safetensors or npz file: each of its layers, or one, or layers.*; what the file says"
+            " of causality, scale, window, softcap, mask, sinks and batch holds where the axis does"
+            " not say otherwise (default: as the file says; none: without)"
+        ),
     }
 
 

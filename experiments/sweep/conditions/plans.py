@@ -7,12 +7,13 @@ from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.experiments.sweep.conditions.cell import Value
+from roundscope.experiments.sweep.conditions.cell import OF_CALL, Value
 
 Settings = tuple[tuple[str, Value], ...]
 # values that leave the plan as it is; but stabiliser=none changes it
 UNCHANGED = ("preset", "all", "none", False)
-ORDER = tuple(KINDS)
+# a call has these beside its plan, whatever the plan says
+ORDER = tuple(kind for kind in KINDS if kind not in OF_CALL)
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:

@@ -1,6 +1,7 @@
 """Reads the values of each axis, from words or TOML, into the one form that a parameter has."""
 
 import functools
+import math
 import re
 from collections.abc import Callable
 
@@ -9,9 +10,16 @@ from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, Value
+from roundscope.experiments.sweep.conditions.cell import (
+    DEFAULTS,
+    OF_CALL,
+    OPTIONAL,
+    PER_SITE,
+    Value,
+)
 
 WHOLE = ("T", "S", "N", "H", "block_q", "block_k", "tile", "seed")
+RANGES = (*WHOLE, "window", "batch")  # axes that take a:b
 ENGINES = ("numpy", "xla")
 LARGEST = 2**31 - 1  # of a size
 
@@ -51,7 +59,7 @@ def typed(name: str, value: Value) -> Value:
     """
     kind = name.partition(".")[0]
     try:
-        if value == "preset" and DEFAULTS.get(kind, "preset") == "preset":
+        if value == "preset" and kind not in OF_CALL and DEFAULTS.get(kind, "preset") == "preset":
             return "preset"
         return _READERS[kind](value)
     except ValueError as error:
@@ -102,6 +110,58 @@ def _changing(kind: str) -> Callable[[Value], Value]:
     return _text(KINDS[kind].spell)
 
 
+def _of_call(
+    read: Callable[[str], str] | None = None, none: str = "none"
+) -> Callable[[Value], Value]:
+    """Return a reader of what a call has beside tensors and plan.
+
+    That is `default` (as the file says), none, 0 for the same, or what `read` returns of others.
+    """
+
+    def checked(value: Value) -> Value:
+        text = str(value).strip()
+        if text in ("default", none):
+            return text
+        if read is None:
+            raise ValueError(f"give {none}, or default for what the file has")
+        return none if text == "0" and none == "none" else read(text)
+
+    return checked
+
+
+def _count(text: str) -> str:
+    return str(_whole(1, LARGEST)(text))
+
+
+def _positive(text: str) -> str:
+    number = _real(text)
+    if number <= 0.0:
+        raise ValueError("give a number above 0, or none")
+    return number_words(number)
+
+
+def _factor(text: str) -> str:
+    number = _real(text)
+    if number == 0.0:
+        raise ValueError("give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
+    return number_words(number)
+
+
+def number_words(number: float) -> str:
+    """Return the shortest text of a number: 2 for 2.0, and every digit that it needs."""
+    return repr(number).removesuffix(".0")
+
+
+def _real(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("give a finite number, none, or default for what the file says")
+    return number
+
+
 def _or(word: str, read: Callable[[Value], Value]) -> Callable[[Value], Value]:
     return lambda value: word if value == word else read(value)
 
@@ -118,6 +178,12 @@ _READERS: dict[str, Callable[[Value], Value]] = {
         kind: _changing(kind)
         for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")
     },
+    "scale": _of_call(_factor),
+    "window": _of_call(_count),
+    "softcap": _of_call(_positive),
+    "mask": _of_call(),
+    "sinks": _of_call(),
+    "batch": _of_call(_count, none="1"),
     "only": _or("all", _changing("only")),
     "but": _or("none", _changing("but")),
     "engine": _text(_engine),

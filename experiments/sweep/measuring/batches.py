@@ -3,12 +3,12 @@
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 
-from roundscope.experiments.sweep.conditions.cell import Cell
+from roundscope.experiments.sweep.conditions.cell import OF_CALL, Cell
 
 Batch = list[Cell]
 
 # the parameters that inputs and their golden values depend on
-_INPUT = ("input", "T", "S", "N", "H", "seed", "causal", "backward")
+_INPUT = ("input", "T", "S", "N", "H", "seed", "causal", "backward", *OF_CALL)
 
 
 def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:

@@ -6,11 +6,13 @@ device: batches of `Arrays` with the cells, and what pads them, along the first 
 
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import count
 from os import cpu_count
 from typing import Any
+
+import numpy as np
 
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
 from roundscope.attention.plans.choices import KeyOrder, RowSum
@@ -20,7 +22,7 @@ from roundscope.emu.roundings.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.experiments.compile_cache import keep_compilations
 from roundscope.experiments.results.machine import has_gpu
-from roundscope.experiments.sweep.conditions.cell import Cell
+from roundscope.experiments.sweep.conditions.cell import OF_CALL, Cell, entries
 from roundscope.experiments.sweep.conditions.inputs import Inputs, draw
 from roundscope.experiments.sweep.measuring.kept import Kept
 from roundscope.experiments.sweep.measuring.sums import Arrays
@@ -149,7 +151,7 @@ def results_of(examined: Examined) -> Arrays:
 def _input_key(cell: Cell) -> Hashable:
     """Return everything that a cell's tensors depend on."""
     drawn = cell["seed"] if cell["input"] in FAMILIES else cell.content
-    return drawn, *(cell[name] for name in ("input", "T", "S", "N", "H", "backward"))
+    return drawn, *(cell[name] for name in ("input", "T", "S", "N", "H", "backward", *OF_CALL))
 
 
 def _shared(
@@ -211,18 +213,49 @@ def _examine(
         keep_compilations()
     more = size - len(plans)
     every, plans = [*some, *[some[-1]] * more], [*plans, *[plans[-1]] * more]
-    one = cell["engine"] == "numpy" or plans[0] is EXACT
+    x = tensors.first
+    # entries of one cell are numbered together, as for anybody who calls `examine` on the file
+    one = cell["engine"] == "numpy" or plans[0] is EXACT or entries(cell) > 1
     options: dict[str, Any] = {"engine": cell["engine"], "record": record, "inject": inject}
+    options |= {name: getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")}
     q, k, v = (tensors.of(role, every) for role in "qkv")
-    return examine(
+    found = examine(
         q,
         k,
         v,
-        tensors.of("do", every) if backward and tensors.first.do is not None else None,
+        tensors.of("do", every) if backward and x.do is not None else None,
         plan=plans[0] if one else plans,
         block_q=blocks[0],
         block_k=blocks[1],
-        scale=tensors.first.scale,
         is_causal=bool(cell["causal"]),
         **options,
+    )
+    return found if entries(cell) == 1 else _of_one(found)
+
+
+def _of_one(found: Examined) -> Examined:
+    """Return what a call found of the batch entries of one cell as if they were one entry.
+
+    Their rows follow each other, and in the trace their heads do.
+    """
+    rows: dict[str, Any] = {
+        name: np.asarray(x).reshape(1, -1, *x.shape[2:]) for name, x in results_of(found).items()
+    }
+
+    def heads(x: Any) -> np.ndarray:
+        return np.asarray(x).reshape(1, -1, *np.shape(x)[2:])
+
+    trace = found.trace
+    return replace(
+        found,
+        **rows,
+        trace=replace(
+            trace,
+            stats={
+                name: replace(s, **{f.name: heads(getattr(s, f.name)) for f in fields(s)})
+                for name, s in trace.stats.items()
+            },
+            rows={name: heads(x) for name, x in trace.rows.items()},
+            ones={name: heads(x) for name, x in trace.ones.items()},
+        ),
     )

@@ -16,7 +16,7 @@ from roundscope.attention import Site
 from roundscope.attention.testing.families import FAMILIES
 from roundscope.experiments.errors import one_line
 from roundscope.experiments.results.machine import device, has_gpu, versions
-from roundscope.experiments.sweep.conditions.cell import Cell, Result
+from roundscope.experiments.sweep.conditions.cell import OF_CALL, Cell, Result, entries
 from roundscope.experiments.sweep.measuring import calls, metrics
 from roundscope.experiments.sweep.measuring.sums import Arrays
 from roundscope.experiments.sweep.measuring.tensors import Tensors
@@ -58,7 +58,8 @@ def group(cell: Cell) -> Hashable:
     names = ("engine", "T", "S", "N", "H", "block_q", "block_k", "causal", "backward")
     # a file may have its own scale and key heads
     file = "" if cell["input"] in FAMILIES else cell["input"]
-    return (*(cell[name] for name in names), structure(cell.plan), cell.inject, file, cell.content)
+    own = (cell[name] for name in (*names, *OF_CALL))
+    return (*own, structure(cell.plan), cell.inject, file, cell.content)
 
 
 def batch_size(cell: Cell) -> int:
@@ -68,7 +69,9 @@ def batch_size(cell: Cell) -> int:
     """
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     if cell["engine"] == "numpy":
-        return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h))))
+        return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h * entries(cell)))))
+    if entries(cell) > 1:
+        return 1
     more = GPU if has_gpu() else 1
     return 1 << max(0, min(more * MEMORY // memory(cell), more * LARGEST).bit_length() - 1)
 
@@ -84,7 +87,7 @@ def memory(cell: Cell) -> int:
         calls.REFERENCE_ROWS[str(cell["engine"])] * s,
     )
     traced = TRACED * t * -(-s // int(cell["block_k"]))
-    return 8 * n * (COPIES * (max(t, s) * h + tile) + traced)
+    return 8 * n * entries(cell) * (COPIES * (max(t, s) * h + tile) + traced)
 
 
 def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:

@@ -6,6 +6,9 @@ on the host. The sums of errors behind SITE_METRICS were added by the engines an
 1e-12; their counts are equal.
 
 A standard error takes rows, query x head, as independent. It is NaN for a single row.
+
+An error of a result of which an entry is lost (`roundscope.emu.stats.comparison`) is infinite, and
+a signed mean is NaN: what is left says nothing of the whole.
 """
 
 from collections.abc import Sequence
@@ -34,9 +37,10 @@ METRICS: dict[str, str] = {
     ),
     "mean_ulps_se": "mean_se over the same",
     "not_finite": (
-        "entries of out that are NaN or infinite; deviations are over the others, NaN if there are"
-        " none"
+        "entries of out that are NaN or infinite where golden is not, or the other way round; if"
+        " there is one, every deviation of out is infinite, and a signed mean NaN"
     ),
+    "not_finite_row": "row of the first of them, (batch entry T + query) N + head; -1 for none",
     "unfused_max_abs": (
         "largest |unfused - golden|: the same formats, softmax first and P V over the whole row"
     ),
@@ -48,6 +52,8 @@ METRICS: dict[str, str] = {
     "several_ones": "share of rows in which two or more P of one key tile were 1",
     "rescales": "key tiles after the first whose ALPHA was not 1, mean over rows",
     "lse_max_abs": "largest |lse - golden|",
+    "lse_not_finite": "not_finite of lse",
+    "dq_not_finite_row": "row of the first entry of dq that is not finite, as of out",
     **{
         f"{g}_{name}": f"{meaning} of {g} - golden"
         for g in GRADIENTS
@@ -56,6 +62,7 @@ METRICS: dict[str, str] = {
             "rms": "root mean square",
             "mean": "signed mean",
             "rel_rms": "root mean square, relative to golden's,",
+            "not_finite": "not_finite, if there is one then the others are not,",
         }.items()
     },
     "delta_bias": "mean signed delta - golden, over rows",
@@ -64,7 +71,10 @@ METRICS: dict[str, str] = {
         "|sum| over the root of the sum of squares of delta - golden: about 1 or less where signs"
         " are random"
     ),
+    "delta_not_finite": "not_finite of delta",
 }
+NOT_FINITE = tuple(name for name in METRICS if name.endswith("not_finite"))
+"""The counts of lost entries, one for each result."""
 
 SITE_METRICS: dict[str, str] = {
     "n": "rounding events",
@@ -96,15 +106,20 @@ def of_sums(sums: dict[str, Sums], formats: Sequence[Format]) -> Metrics:
     """
     found = forward(sums["out"], formats)
     found |= against_unfused(found, sums["unfused"], sums["between"]) | {
-        "lse_max_abs": _peak(sums["lse"])
+        "lse_max_abs": _peak(sums["lse"]),
+        "lse_not_finite": _lost(sums["lse"]),
     }
     return found | (backward(sums) if "delta" in sums else {})
 
 
 def deviations(s: Sums) -> Metrics:
-    """Return max_abs, mean_abs and rms over the entries that were counted."""
+    """Return max_abs, mean_abs and rms."""
     n = _none(s["n"])
-    return {"max_abs": _peak(s), "mean_abs": s["size"] / n, "rms": np.sqrt(s["square"] / n)}
+    return {
+        "max_abs": _peak(s),
+        "mean_abs": _error(s, s["size"] / n),
+        "rms": _error(s, np.sqrt(s["square"] / n)),
+    }
 
 
 def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
@@ -120,7 +135,8 @@ def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
         "rel_rms": _relative(found["rms"], s),
         "mean_ulps": found["mean"] / ulp,
         "mean_ulps_se": found["mean_se"] / ulp,
-        "not_finite": (s["entries"] - s["finite"]).astype(np.float64),
+        "not_finite": _lost(s),
+        "not_finite_row": _first(s),
     }
 
 
@@ -157,17 +173,20 @@ def backward(sums: dict[str, Sums]) -> Metrics:
     found: Metrics = {}
     for g in GRADIENTS:
         s, n = sums[g], _none(sums[g]["n"])
-        rms = np.sqrt(s["square"] / n)
+        rms = _error(s, np.sqrt(s["square"] / n))
         seen = {
             "max_abs": _peak(s),
             "rms": rms,
-            "mean": _plus(s["sum"]) / n,
+            "mean": _signed(s, _plus(s["sum"]) / n),
             "rel_rms": _relative(rms, s),
+            "not_finite": _lost(s),
         }
         found |= {f"{g}_{name}": value for name, value in seen.items()}
+    found["dq_not_finite_row"] = _first(sums["dq"])
     s = sums["delta"]
     coherence = np.where(s["n"] > 0, _ratio(np.abs(s["sum"]), np.sqrt(s["square"])), np.nan)
-    return found | _mean("delta_bias", s) | {"delta_coherence": coherence}
+    more = {"delta_coherence": _signed(s, coherence), "delta_not_finite": _lost(s)}
+    return found | _mean("delta_bias", s) | more
 
 
 def sites(trace: Trace) -> list[dict[str, dict[str, float]]]:
@@ -210,8 +229,27 @@ def _site(trace: Trace, name: str) -> Metrics:
     }
 
 
+def _lost(s: Sums) -> np.ndarray:
+    return np.asarray(s["lost"]).astype(np.float64)
+
+
+def _first(s: Sums) -> np.ndarray:
+    """Return the row of the first lost entry; -1 if there is none."""
+    return np.where(s["lost"] > 0, s["first"], -1.0)
+
+
+def _error(s: Sums, x: np.ndarray) -> np.ndarray:
+    """Return a magnitude of deviations: infinite where an entry is lost."""
+    return np.where(s["lost"] > 0, np.inf, x)
+
+
+def _signed(s: Sums, x: np.ndarray) -> np.ndarray:
+    """Return what has a sign: NaN where an entry is lost."""
+    return np.where(s["lost"] > 0, np.nan, x)
+
+
 def _peak(s: Sums) -> np.ndarray:
-    return np.where(s["n"] > 0, s["peak"], np.nan)
+    return _error(s, np.where(s["n"] > 0, s["peak"], np.nan))
 
 
 def _mean(name: str, s: Sums) -> Metrics:
@@ -221,13 +259,13 @@ def _mean(name: str, s: Sums) -> Metrics:
     """
     variance = s["spread"] / _none(s["filled"] - 1)
     return {
-        name: _plus(s["sum"]) / _none(s["n"]),
-        f"{name}_se": np.sqrt(variance / _none(s["filled"])),
+        name: _signed(s, _plus(s["sum"]) / _none(s["n"])),
+        f"{name}_se": _signed(s, np.sqrt(variance / _none(s["filled"]))),
     }
 
 
 def _relative(rms: np.ndarray, s: Sums) -> np.ndarray:
-    return _ratio(rms, np.sqrt(s["golden"] / s["entries"]))
+    return _error(s, _ratio(rms, np.sqrt(s["golden"] / _none(s["n"]))))
 
 
 def _plus(x: np.ndarray) -> np.ndarray:

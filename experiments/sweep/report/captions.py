@@ -1,11 +1,12 @@
 """The captions of the pictures in a sweep's report."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.experiments.sweep.report.effects import LOG, center, mean_interval
+from roundscope.experiments.sweep.report.lost import lost
 from roundscope.experiments.sweep.report.slices import Slice
 from roundscope.experiments.sweep.report.words import listed, number, percent
 from roundscope.experiments.sweep.storage.frames import Axis, Frame
@@ -17,6 +18,9 @@ def against(frame: Frame, cut: Slice) -> str:
     if not axis.numeric:
         return f"Which {axis.label} deviates most? {_extremes(frame, cut)} {shown}"
     question = f"Does the deviation grow with {axis.label}?"
+    if infinite := _infinite(frame, cut):
+        words = listed([axis.word(c) for c in infinite])
+        question += f" At {words} results are NaN or infinite."
     slopes = _slopes(frame, cut)
     if not slopes.size:
         return f"{question} No two values of it can be compared. {shown}"
@@ -52,11 +56,20 @@ def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
 
 
 def _extremes(frame: Frame, cut: Slice) -> str:
-    means = _means(frame, cut)
+    means, word = _means(frame, cut), cut.across.word
+    if infinite := _infinite(frame, cut):
+        words = listed([word(c) for c in infinite])
+        return (
+            f"{words}: results that are NaN or infinite. Of the other cells: {_least(means, word)}"
+        )
+    return _least(means, word)
+
+
+def _least(means: dict[int, float], word: Callable[[int], str]) -> str:
+    """Return which value has the largest mean, and which the least."""
     if len(means) < 2:
         return "No two of them can be compared."
     high, low = max(means, key=lambda c: means[c]), min(means, key=lambda c: means[c])
-    word = cut.across.word
     if means[high] <= 1.001 * means[low]:
         return "None: the geometric means of rms are equal to a thousandth."
     return (
@@ -65,11 +78,18 @@ def _extremes(frame: Frame, cut: Slice) -> str:
     )
 
 
+def _infinite(frame: Frame, cut: Slice) -> list[int]:
+    """Return the values that are shown at which an rms is infinite."""
+    y, code = frame.metric("rms"), frame.code(cut.across)
+    there = cut.cells & np.isinf(y)
+    return [c for c in cut.shown[cut.across.name] if (there & (code == c)).any()]
+
+
 def _means(frame: Frame, cut: Slice) -> dict[int, float]:
     """Return the geometric mean of rms at each value that is shown and has one."""
     y, code = frame.metric("rms"), frame.code(cut.across)
     means = {
-        c: center("rms", y[cut.cells & (code == c) & (y > 0)])[0]
+        c: center("rms", y[cut.cells & (code == c) & (y > 0) & np.isfinite(y)])[0]
         for c in cut.shown[cut.across.name]
     }
     return {c: mean for c, mean in means.items() if np.isfinite(mean)}
@@ -94,8 +114,15 @@ def _shown(frame: Frame, cut: Slice, metric: str) -> str:
             " conditions are and rms is largest."
         )
     y = frame.metric(metric)
-    usable = y > 0 if metric in LOG else np.isfinite(y)
-    if lost := int((cut.cells & ~usable).sum()):
+    usable = np.isfinite(y) & (y > 0) if metric in LOG else np.isfinite(y)
+    if infinite := int((cut.cells & np.isinf(y)).sum()):
+        parts.append(
+            f"{infinite} cells with NaN or infinite results have an infinite {metric}: red"
+            " triangles, no part of the means."
+        )
+    if elsewhere := int((~cut.cells & np.isinf(y)).sum()):
+        parts.append(f"{elsewhere} other cells of infinite {metric} are not in this picture.")
+    if lost := int((cut.cells & ~usable & ~np.isinf(y)).sum()):
         above = " above 0" if metric in LOG else ""
         parts.append(f"{lost} cells without a finite {metric}{above} are left out.")
     return " ".join(parts)
@@ -142,7 +169,14 @@ def signed(frame: Frame, cut: Slice, metric: str) -> str:
             " 20 does by chance)."
         )
     line = "The thin line through a dot is its own standard error over rows."
+    lost_too = int((cut.cells & (np.nan_to_num(frame.metric(_count_of(metric))) > 0)).sum())
+    if lost_too:
+        answer += f" {lost_too} cells with NaN or infinite results have no mean."
     return f"Is the error of {what} biased up or down? {answer} {_shown(frame, cut, metric)} {line}"
+
+
+def _count_of(metric: str) -> str:
+    return "delta_not_finite" if metric == "delta_bias" else "not_finite"
 
 
 def softmax(frame: Frame, cut: Slice) -> str:
@@ -168,8 +202,17 @@ def pair(frame: Frame, cut: Slice, together: float) -> str:
         f"Does {b.label} have the same effect at every {a.label}? Together they explain"
         f" {percent(together)} of the variance of log rms beyond what each explains alone (0 means"
         " that their effects multiply). Means ± half of the 95 % t interval over seeds,"
-        f" {seeds_words(frame, cut.cells)}. Right: the largest error relative to that of unfused"
-        f" attention in the same formats, which is what tiling costs.{_at(cut.held)}"
+        f" {seeds_words(frame, cut.cells)}.{_gray(frame, cut.cells)} Right: the"
+        " largest error relative to that of unfused attention in the same formats, which is what"
+        f" tiling costs.{_at(cut.held)}"
+    )
+
+
+def _gray(frame: Frame, cells: np.ndarray) -> str:
+    """Return what there is to say of cells whose rms is infinite in a map, and in its shares."""
+    n = int(np.isinf(frame.metric("rms")[cells]).sum())
+    return (
+        f" Gray with inf: {n} cells with NaN or infinite results, no part of shares." if n else ""
     )
 
 
@@ -195,6 +238,11 @@ def sites(
     if cut is not None and cut.lines is not None:
         held[cut.lines.label] = _only(frame, cut.lines, cells)
     none = f" Without any error: {' '.join(quiet)}." if quiet else ""
+    if n := int(lost(frame).cells[cells].sum()):
+        none += (
+            f" In {n} cells with NaN or infinite results these are the errors of the events whose"
+            " numbers are finite."
+        )
     means = bias[..., 0]
     return (
         "Which events have the largest errors, and of which sign? rms is largest in"

@@ -55,10 +55,13 @@ class Shares:
 
 
 def mean_interval(x: np.ndarray) -> tuple[float, float]:
-    """Return the mean of the finite numbers and half of its 95 % t interval.
+    """Return the mean of the numbers and half of its 95 % t interval.
 
-    Both are NaN without any number; the half is NaN for a single one.
+    Both are NaN without any number; the half is NaN for a single one. If a number is infinite the
+    mean is, and has no interval.
     """
+    if np.isinf(x).any():
+        return float(x[np.isinf(x)].sum()), np.nan
     x = x[np.isfinite(x)]
     if not x.size:
         return np.nan, np.nan

@@ -3,7 +3,10 @@
 Between any two of their values, all else equal, every metric is the same to the bit.
 """
 
+from collections.abc import Sequence
+
 from roundscope.experiments.sweep.measuring.metrics import METRICS
+from roundscope.experiments.sweep.report.lost import lost
 from roundscope.experiments.sweep.storage.frames import Frame
 from roundscope.experiments.sweep.storage.grouping import bits, numbered, together
 
@@ -11,12 +14,14 @@ from roundscope.experiments.sweep.storage.grouping import bits, numbered, togeth
 def idle(frame: Frame) -> list[str]:
     """Return the labels of the axes that changed no bit of a metric.
 
-    That is so in every pair of cells that differ in this axis alone.
+    That is so in every pair of cells that differ in this axis alone. Cells with NaN or infinite
+    results take no part: two infinite errors are equal, and say nothing.
     """
-    if not frame.axes:
+    kept = ~lost(frame).cells
+    if not frame.axes or not kept.any():
         return []
-    results = together([bits(frame.metric(name)) for name in METRICS])
-    seeds, codes = numbered(frame.seeds()), [frame.code(axis) for axis in frame.axes]
+    results = together([bits(frame.metric(name)[kept]) for name in METRICS])
+    seeds, codes = numbered(frame.seeds()[kept]), [frame.code(axis)[kept] for axis in frame.axes]
     found = []
     for i, axis in enumerate(frame.axes):
         place = together([*codes[:i], *codes[i + 1 :], seeds])
@@ -28,4 +33,10 @@ def idle(frame: Frame) -> list[str]:
 
 def sentences(frame: Frame) -> list[str]:
     """Return one sentence for each such axis."""
-    return [f"{label} changed nothing: all metrics are equal, to the bit" for label in idle(frame)]
+    return said(idle(frame), bool(lost(frame).cells.any()))
+
+
+def said(labels: Sequence[str], are_some_lost: bool) -> list[str]:
+    """Return one sentence for each axis; are_some_lost: whether cells had to be left out."""
+    of = " where results are finite" if are_some_lost else ""
+    return [f"{label} changed nothing: all metrics are equal, to the bit{of}" for label in labels]

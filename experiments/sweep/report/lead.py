@@ -3,15 +3,28 @@
 import numpy as np
 
 from roundscope.experiments.sweep.report.effects import Shares, fold, mean_interval
+from roundscope.experiments.sweep.report.lost import lost
+from roundscope.experiments.sweep.report.lost import sentence as lost_sentence
 from roundscope.experiments.sweep.report.words import fold as times
 from roundscope.experiments.sweep.report.words import listed, many, number, percent, with_interval
 from roundscope.experiments.sweep.storage.frames import Frame
 
 
 def sentence(frame: Frame, found: Shares) -> str:
-    """Return which axis matters most for the deviation, in one sentence."""
+    """Return what is NaN or infinite, and which axis matters most for the deviation elsewhere."""
     if not frame.rows:
         return f"None of {len(frame.failed)} cells is ok; below is why."
+    first = lost_sentence(frame, lost(frame))
+    if not first:
+        return _axis(frame, found)
+    if not frame.axes or not found.cells:
+        return first
+    return (
+        f"{first} Over the {many(found.cells, 'cell')} of finite rms above 0: {_axis(frame, found)}"
+    )
+
+
+def _axis(frame: Frame, found: Shares) -> str:
     if not found.cells:
         return "No cell has a finite deviation above 0, so no axis can explain it."
     if not frame.axes:
@@ -65,7 +78,8 @@ def _alone(frame: Frame) -> str:
 
 
 def _rms(frame: Frame) -> float:
-    return mean_interval(frame.metric("rms"))[0]
+    rms = frame.metric("rms")
+    return mean_interval(rms[np.isfinite(rms)])[0]
 
 
 def opening(frame: Frame, found: Shares) -> str:
@@ -94,18 +108,23 @@ def opening(frame: Frame, found: Shares) -> str:
 
 def _missing(frame: Frame) -> str:
     rms = frame.metric("rms")
-    none, zero = int((~np.isfinite(rms)).sum()), int((rms == 0).sum())
-    lost = [
+    left = [
         f"{many(n, 'cell')} {what}"
-        for n, what in ((none, "without a finite rms"), (zero, "of rms 0"))
+        for n, what in (
+            (int(np.isinf(rms).sum()), "of infinite rms (red triangles)"),
+            (int(np.isnan(rms).sum()), "without an rms"),
+            (int((rms == 0).sum()), "of rms 0"),
+        )
         if n
     ]
-    return f" Left out: {listed(lost)}." if lost else ""
+    return f" Left out of shares and means: {listed(left)}." if left else ""
 
 
 def seeds(frame: Frame) -> str:
     """Return the caption of the picture of seeds."""
+    infinite = int(lost(frame).cells.sum())
+    left = f" {infinite} of them have NaN or infinite results: no dots." if infinite else ""
     return (
         f"{len(frame.rows)} seeds (dots); line and band: mean and its 95 % t interval over seeds,"
-        " of the logarithm for rms and largest."
+        f" of the logarithm for rms and largest.{left}"
     )

@@ -114,7 +114,7 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
     values = {
         name: _table(frame, cut, name, (a, rows), (b, columns)) for name in ("rms", "ratio_max")
     }
-    values = {name: v for name, v in values.items() if np.isfinite(v[0]).any()}
+    values = {name: v for name, v in values.items() if not np.isnan(v[0]).all()}
     labels = AXES_LABELS.get(a.label, a.label), AXES_LABELS.get(b.label, b.label)
     figure = plots_maps.pair(
         [a.word(c) for c in rows], [b.word(c) for c in columns], values, labels

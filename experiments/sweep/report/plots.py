@@ -77,6 +77,7 @@ def _line(
     The interval of the mean is a band where numbers are across, and bars where words are.
     """
     code, color = frame.code(cut.across), _color(cut, k, of)
+    _infinite(ax, frame, cut, mask & np.isinf(y), k, of)
     usable = mask & np.isfinite(y) & ((y > 0) | (metric not in LOG))
     there = [c for c in cut.shown[cut.across.name] if (usable & (code == c)).any()]
     if not there:
@@ -107,6 +108,13 @@ def _line(
     else:
         bars = np.nan_to_num(np.stack([mean - low, high - mean]), nan=0.0)
         ax.errorbar(x, mean, bars, fmt=marker, color=color, ms=5, capsize=2.5, lw=1.2)
+
+
+def _infinite(ax: Axes, frame: Frame, cut: Slice, cells: np.ndarray, k: int, of: int) -> None:
+    """Mark cells whose number is infinite at the upper edge."""
+    codes = [int(c) for c in np.unique(frame.code(cut.across)[cells])]
+    places = [_place(cut, c, k, of) for c in codes if c in cut.shown[cut.across.name]]
+    scales.beyond(ax, places)
 
 
 def _place(cut: Slice, code: int, k: float, of: int) -> float:

@@ -91,7 +91,13 @@ def pair(
         finite = x[np.isfinite(x) & ((x > 0) | (metric not in LOG))]
         wide = finite.size and metric in LOG and finite.max() > 10 * finite.min()
         ends = _ends(finite)
-        _map(ax, x, "viridis", LogNorm(*ends) if wide else Normalize(*ends), text)
+        _map(
+            ax,
+            np.where(np.isinf(x), np.nan, x),
+            "viridis",
+            LogNorm(*ends) if wide else Normalize(*ends),
+            text,
+        )
         ax.set_title(METRIC_LABELS[metric], fontsize=9.5, loc="left")
         ax.set_xlabel(labels[1])
         named(ax, [short(c, 18) for c in columns], tilt)

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 from roundscope.experiments.sweep.report.effects import Shares, center
-from roundscope.experiments.sweep.report.scales import named
+from roundscope.experiments.sweep.report.scales import beyond, named
 from roundscope.experiments.sweep.report.words import AXES_LABELS, METRIC_LABELS, percent, short
 from roundscope.experiments.sweep.storage.frames import Axis
 
@@ -82,10 +82,14 @@ def _share_scale(ax: Axes, share: np.ndarray) -> bool:
 
 def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: np.ndarray) -> None:
     """Draw every cell's rms by the axis' value, slightly apart, and the geometric mean."""
-    codes = np.unique(code[usable])[:ACROSS]
+    codes = np.unique(code[usable | np.isinf(rms)])[:ACROSS]
     ax.set_yscale("log")
     for place, c in enumerate(codes):
         y = rms[usable & (code == c)]
+        if np.isinf(rms[code == c]).any():
+            beyond(ax, [place])
+        if not y.size:
+            continue
         # the dots are spread evenly, and the same way in every run
         aside = 0.5 * ((np.arange(y.size) * 0.618034) % 1.0 - 0.5)
         ax.plot(place + aside, y, ".", color=DOWN, ms=4, alpha=min(0.6, 40 / y.size + 0.1), mew=0)

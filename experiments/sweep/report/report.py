@@ -16,22 +16,26 @@ from roundscope.experiments.results.folder import write_page
 from roundscope.experiments.sweep.report import idle
 from roundscope.experiments.sweep.report.effects import Shares, shares
 from roundscope.experiments.sweep.report.lead import sentence
+from roundscope.experiments.sweep.report.lost import lost
 from roundscope.experiments.sweep.report.pictures import opening, pictures
 from roundscope.experiments.sweep.report.tables import conditions, failures, run
 from roundscope.experiments.sweep.report.words import many, number
+from roundscope.experiments.sweep.running.dry_run import said
 from roundscope.experiments.sweep.storage.frames import Frame, frame_of
 
 Progress = Callable[[str], None]
 
 HOW = """<b>Deviation.</b> Deviations are differences from unfused attention in binary64 on the same
-tensors; entries that are NaN or infinite are left out and counted (not finite). <b>Seeds.</b> A
-seed draws the tensors, the stochastic roundings and the noise; an input file is the same for
-every seed. Intervals are 95 % t intervals of the mean over seeds: they say how well a mean is
-known, nothing about other inputs. On logarithmic scales the logarithm is averaged. <b>Share of
-variance.</b> The share is the sum of squares of log10 rms between the values of an axis over the
-total sum of squares, each axis alone. Whether it is more than noise is decided by an F test in
-which the cells of one value and one seed count as one, since they share their tensors; seeds alone
-would make an axis stand out in one report of a hundred."""
+tensors. A cell with an entry that is NaN or infinite, where that reference is not, has infinite
+deviations and no signed mean; such entries are counted (not finite). <b>Seeds.</b> A seed draws the
+tensors, the stochastic roundings and the noise; an input file is the same for every seed. Intervals
+are 95 % t intervals of the mean over seeds: they say how well a mean is known, nothing about other
+inputs. Infinite deviations make a mean infinite. On logarithmic scales the logarithm is averaged.
+<b>Share of variance.</b> The share is the sum of squares of log10 rms between the values of an axis
+over the total sum of squares, each axis alone, over the cells whose rms is finite and above 0.
+Whether it is more than noise is decided by an F test in which the cells of one value and one seed
+count as one, since they share their tensors; seeds alone would make an axis stand out in one report
+of a hundred."""
 
 
 def write(path: Path, out: Path | None = None, progress: Progress = lambda _: None) -> Path:
@@ -47,6 +51,12 @@ def write(path: Path, out: Path | None = None, progress: Progress = lambda _: No
     page = html(frame, progress)
     write_page(out, page, "Roundscope: sweep")
     return out
+
+
+def answer(path: Path) -> str:
+    """Return the sentence that opens the report of a results file."""
+    frame = frame_of(path)
+    return sentence(frame, shares(frame))
 
 
 def html(frame: Frame, progress: Progress = lambda _: None) -> str:
@@ -71,7 +81,7 @@ def _opening(frame: Frame, found: Shares) -> str:
     shown = "" if picture is None else figure(*picture)
     lead = sentence(frame, found)
     sub = f"{frame.path.name}: {counts(frame)}"
-    still = "".join(f"<p>{escape(sentence)}.</p>" for sentence in idle.sentences(frame))
+    still = "".join(f"<p>{escape(text)}.</p>" for text in (*files(frame), *idle.sentences(frame)))
     return (
         f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p>"
         f"{_verdict(frame, lead)}{still}"
@@ -86,14 +96,31 @@ def _verdict(frame: Frame, lead: str) -> str:
     if usable.size and usable.max() > usable.min():
         span += f" to {number(usable.max())}, over {many(usable.size, 'cell')}."
     by_event = f"roundscope export {name} sites.csv --table sites"
+    if infinite := int(np.isinf(rms).sum()):
+        span += f"{' ' if span else ''}Infinite in {many(infinite, 'cell')}."
     if not frame.rows:
         return verdict(lead, mood="bad")
-    return verdict(lead, span, by_event, why="Next, the error of every rounding event of each cell")
+    mood = "bad" if lost(frame).cells.any() else ""
+    return verdict(
+        lead, span, by_event, why="Next, the error of every rounding event of each cell", mood=mood
+    )
+
+
+def uncounted(frame: Frame) -> int:
+    """Return how many cells with gradients were measured before their lost entries were counted."""
+    backward = frame.rows.column("backward") == "true"
+    return int((backward & np.isnan(frame.metric("dq_not_finite"))).sum())
+
+
+def files(frame: Frame) -> list[str]:
+    """Return what the input files say of their calls, and what was asked otherwise."""
+    notes = frame.rows.columns.get("note", np.empty(0, object))
+    return said(tuple(dict.fromkeys(note for note in notes if note)))
 
 
 def counts(frame: Frame) -> str:
     """Return how many cells, conditions and seeds there are, and what failed or is not finite."""
-    lost = int((np.nan_to_num(frame.metric("not_finite")) > 0).sum())
+    infinite = int(lost(frame).cells.sum())
     seeds = {*frame.rows.column("seed"), *frame.failed.column("seed")}
     ran = len(np.unique(frame.condition))
     parts = [
@@ -103,8 +130,13 @@ def counts(frame: Frame) -> str:
     ]
     if frame.failed:
         parts.append(f"{len(frame.failed)} failed")
-    if lost:
-        parts.append(f"{lost} with NaN or infinities in their output")
+    if infinite:
+        parts.append(f"{infinite} with NaN or infinite results")
+    if earlier := uncounted(frame):
+        parts.append(
+            f"{earlier} of an earlier version, which did not count the NaN and infinities of"
+            " gradients: --fresh computes them again"
+        )
     if frame.repeated:
         parts.append(f"{frame.repeated} computed again later, of which the last result counts")
     return ", ".join(parts) + "."

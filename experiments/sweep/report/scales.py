@@ -1,12 +1,13 @@
 """The scales and ticks of a sweep's pictures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
 
-from roundscope.experiments.report.pictures import BAND, INK
+from roundscope.experiments.report.pictures import BAND, INK, UP
 from roundscope.experiments.sweep.report.effects import LOG
 from roundscope.experiments.sweep.report.slices import Slice
 from roundscope.experiments.sweep.report.words import short
@@ -83,6 +84,13 @@ def share(axes: Any, columns: bool) -> None:
         low, high = zip(*(ax.get_ylim() for ax in column), strict=True)
         for ax in column:
             ax.set_ylim(min(low), max(high))
+
+
+def beyond(ax: Axes, places: Sequence[float]) -> None:
+    """Mark places at which a number is infinite by a triangle at the upper edge."""
+    if len(places):
+        up = ax.get_xaxis_transform()
+        ax.plot(places, [0.97] * len(places), "^", color=UP, ms=6, mew=0, transform=up, zorder=5)
 
 
 def named(ax: Axes, names: list[str], tilt: bool) -> None:

@@ -69,7 +69,7 @@ def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
         return [
             there[i] for i in np.unique(np.linspace(0, len(there) - 1, most).round().astype(int))
         ]
-    y = scaled("rms", frame.metric("rms"))
+    y = _ranked(frame)
     return sorted(sorted(there, key=lambda c: -_mean(y[cells & (code == c)]))[:most])
 
 
@@ -87,7 +87,7 @@ def _held(frame: Frame, free: list[Axis], metric: str) -> tuple[np.ndarray, dict
     axes = [(i, axis) for i, axis in enumerate(frame.axes) if axis not in free]
     if not axes:
         return np.ones(len(frame.rows), bool), {}
-    y = scaled("rms", frame.metric("rms"))
+    y = _ranked(frame)
     places, number = np.unique(frame.codes[:, [i for i, _ in axes]], axis=0, return_inverse=True)
     number = number.reshape(-1)
     finite = np.isfinite(scaled(metric, frame.metric(metric)))
@@ -99,6 +99,12 @@ def _held(frame: Frame, free: list[Axis], metric: str) -> tuple[np.ndarray, dict
     }
 
 
+def _ranked(frame: Frame) -> np.ndarray:
+    """Return the logarithm of rms, infinite where rms is: such cells are shown first."""
+    rms = frame.metric("rms")
+    return np.where(np.isinf(rms), np.inf, scaled("rms", rms))
+
+
 def _mean(y: np.ndarray) -> float:
-    y = y[np.isfinite(y)]
+    y = y[~np.isnan(y)]
     return float(y.mean()) if y.size else -np.inf

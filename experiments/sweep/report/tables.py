@@ -10,8 +10,9 @@ import numpy as np
 from roundscope.emu.numerics import NUMERICS
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.report.page import grid
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.experiments.sweep.report.effects import mean_interval
+from roundscope.experiments.sweep.report.lost import lost as lost_of
 from roundscope.experiments.sweep.report.words import short, with_interval
 from roundscope.experiments.sweep.running.dry_run import duration
 from roundscope.experiments.sweep.storage.frames import TOGETHER, Frame, Row, Rows, parameters
@@ -27,7 +28,11 @@ COLUMNS = {
     "mean_ulps": "mean,\nulps of OUT",
     "ratio_max": "largest /\nunfused's",
     "delta_bias": "mean of\ndelta",
+    "dq_rel_rms": "dq,\nrelative rms",
+    "dk_rel_rms": "dk,\nrelative rms",
+    "dv_rel_rms": "dv,\nrelative rms",
 }
+ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
 
 
 def conditions(frame: Frame) -> str:
@@ -38,22 +43,22 @@ def conditions(frame: Frame) -> str:
     if not frame.rows:
         return ""
     names = _names(frame)
-    metrics = [m for m in COLUMNS if m != "delta_bias" or np.isfinite(frame.metric(m)).any()]
+    metrics = [m for m in COLUMNS if m in ALWAYS or not np.isnan(frame.metric(m)).all()]
     members = _members(frame.condition)
     means = [mean_interval(frame.metric("rms")[cells])[0] for cells in members]
     order = np.argsort(-np.nan_to_num(means, nan=np.inf), kind="stable")
-    failed = _failed_by_condition(frame, names)
+    failed, infinite = _failed_by_condition(frame, names), lost_of(frame).cells
     rows, marked = [], []
     for c in order[:MOST]:
         cells, row = members[c], frame.rows[members[c][0]]
-        lost = int((np.nan_to_num(frame.metric("not_finite")[cells]) > 0).sum())
+        lost = int(infinite[cells].sum())
         bad = failed[tuple(row[n] for n in names)]
         seeds = f"{len(cells)}"
         if bad:
             seeds += f", {bad} failed"
         if lost:
             seeds += f", {lost} not finite"
-        values = [with_interval(*mean_interval(frame.metric(m)[cells])) for m in metrics]
+        values = [_value(frame, m, cells) for m in metrics]
         rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
         marked.append(lost > 0)
     more = ""
@@ -61,11 +66,23 @@ def conditions(frame: Frame) -> str:
         more = f"<p class=note>{len(order) - MOST} more conditions are in the file.</p>"
     note = "<p class=note>Mean ± half of the 95 % t interval over seeds"
     if any(marked):
-        note += "; red: some seed's output has NaN or infinities, which the numbers leave out"
+        note += (
+            "; red: some seed has NaN or infinite results, so the error is infinite and a signed"
+            " mean is not known (-)"
+        )
     note += ".</p>"
     tile = {axis.name: axis.label for axis in frame.axes if axis.label == "tile"}
     heads = [*(tile.get(n, n) for n in names), "seeds", *(COLUMNS[m] for m in metrics)]
     return f"<h2>All conditions, the largest rms first</h2>{note}{grid(heads, rows, marked)}{more}"
+
+
+def _value(frame: Frame, metric: str, cells: np.ndarray) -> str:
+    """Return the mean of a metric of a condition; none if that of a seed is lost."""
+    x = frame.metric(metric)[cells]
+    own = {"mean_ulps": "not_finite", "delta_bias": "delta_not_finite"}.get(metric)
+    if own is not None and (np.nan_to_num(frame.metric(own)[cells]) > 0).any():
+        return "-"
+    return with_interval(*mean_interval(x))
 
 
 def _members(condition: np.ndarray) -> list[np.ndarray]:
@@ -171,7 +188,7 @@ def _numerics(rows: Rows) -> str:
 
     given = {name: rows[-1][name] for name in parameters(rows)}
     # without the axes that the cell may lack
-    fewer = {name: value for name, value in given.items() if name in DEFAULTS or value != "preset"}
+    fewer = {name: x for name, x in given.items() if name in DEFAULTS or x != lacking(name)}
     try:
         same = rows[-1]["key"] in (cell_of(given).key, cell_of(fewer).key)
     except UsageError:

@@ -8,7 +8,14 @@ from typing import Any
 
 from roundscope.experiments.report.terminal import console
 from roundscope.experiments.sweep.conditions import repeats
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell, Result, Value
+from roundscope.experiments.sweep.conditions.cell import (
+    DEFAULTS,
+    OF_CALL,
+    Cell,
+    Result,
+    Value,
+    entries,
+)
 from roundscope.experiments.sweep.report.words import many
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
@@ -22,7 +29,7 @@ GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/note
 LARGE = 1e9  # bytes of a cell from which the preview mentions memory
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
 # the parameters that these depend on
-INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine")
+INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine", *OF_CALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,7 @@ class Preview:
     first   the varying parameters of the first cells
     seconds about how long they take; None if the cell that was tried failed, for the reason `error`
     memory  about how many bytes the largest cell takes while it is measured
+    notes   what files say of their calls, and what was asked otherwise
     """
 
     points: int
@@ -47,6 +55,7 @@ class Preview:
     seconds: float | None
     error: str | None = None
     memory: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def preview(
@@ -83,7 +92,19 @@ def preview(
         seconds=seconds,
         error=error,
         memory=max(map(memory, todo), default=0),
+        notes=notes(cells),
     )
+
+
+def notes(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Return the notes of cells, each once."""
+    return tuple(dict.fromkeys(cell.note for cell in cells if cell.note))
+
+
+def said(notes: Sequence[str]) -> list[str]:
+    """Return notes as lines, of which there are not too many."""
+    more = len(notes) - SHOWN
+    return [*notes[:SHOWN], *([f"and {more} more inputs and sizes"] if more > 0 else [])]
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
@@ -103,9 +124,9 @@ def varying(cells: Sequence[Cell]) -> list[str]:
 
 
 def work(cell: Cell) -> float:
-    """Return the operations of a cell in arbitrary units: N T S H, and more with a backward."""
+    """Return the operations of a cell in arbitrary units: B N T S H, and more with a backward."""
     n, t, s, h = (int(cell[name]) for name in ("N", "T", "S", "H"))
-    return n * t * s * h * (BACKWARD if cell["backward"] else 1.0)
+    return n * t * s * h * entries(cell) * (BACKWARD if cell["backward"] else 1.0)
 
 
 def _seconds(
@@ -156,6 +177,7 @@ def small(cell: Cell) -> Cell:
         "engine": "numpy",
         "injection": "none",
     }
+    sizes.pop("batch", None)  # one entry of it
     return replace(cell, parameters=tuple((sizes | fewer).items()), inject=())
 
 
@@ -212,6 +234,8 @@ def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_aw
     say(f"{many(p.cells, 'cell')}{equal}, {p.todo} to compute")
     if p.same:
         say(repeats.said(p.same))
+    for line in said(p.notes):
+        say(line)
     if thrown_away:
         say(f"{out} holds {many(thrown_away, 'cell')}; --fresh starts it anew and throws them away")
     elif p.ok or p.failed:

@@ -34,6 +34,32 @@ def export(path: Path, out: Path, table: str = "cells") -> int:
         return write(connection, table, unfinished)
 
 
+def lost(path: Path) -> str:
+    """Return how many cells of a results file have lost entries, in a sentence; empty for none.
+
+    Such a cell has infinite errors, unless an earlier version of Roundscope measured it.
+    """
+    from roundscope.experiments.sweep.measuring.metrics import NOT_FINITE
+
+    with reading(path) as connection:
+        names = [quoted(n) for n in columns_of(connection, "cells") if n in NOT_FINITE]
+        some = " OR ".join(f"{name} > 0" for name in names) or "0"
+        early = "coalesce(sum(not_finite > 0 AND rms < 9e999), 0)"
+        [(count, older)] = connection.execute(f"SELECT count(*), {early} FROM cells WHERE {some}")
+    if not count:
+        return ""
+    text = (
+        f"{count} cells have NaN or infinite results, counted in {', '.join(names)}: their errors"
+        " are infinite and their signed means empty"
+    )
+    if older:
+        text += (
+            f"; {older} of them are of an earlier version, whose errors are over the entries that"
+            " are left: sweep them anew with --fresh"
+        )
+    return text
+
+
 @contextmanager
 def _complete(out: Path) -> Iterator[Path]:
     """Yield a file next to `out` that is renamed to it in the end, or deleted after an error."""

@@ -17,18 +17,35 @@ import numpy as np
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.errors import bad
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value, is_extra
+from roundscope.experiments.sweep.conditions.cell import (
+    DEFAULTS,
+    OF_CALL,
+    Value,
+    is_extra,
+    lacking,
+)
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.storage.grouping import places, together
 from roundscope.experiments.sweep.storage.schema import columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
-OWN = ("key", "status", "error", "device", "versions", "finished", "seconds")  # beside parameters
-SEVERAL = ("status", "device", "versions", "finished")  # of these, texts that many cells share
+# beside parameters
+OWN = ("key", "status", "error", "device", "versions", "note", "finished", "seconds")
+SEVERAL = (
+    "status",
+    "device",
+    "versions",
+    "note",
+    "finished",
+)  # of these, texts that many cells share
 PIECE = 2_000  # rows of the file in memory at a time
 # where the second equals the first in every cell, the two are one axis
 TOGETHER = {"S": "T", "block_k": "block_q"}
+RATIOS = ("ratio_max", "ratio_rms", "ratio_mean_abs")
+SIGNED = ("mean", "mean_se", "mean_ulps", "mean_ulps_se")
+# what a file of tensors says, so that it is no axis if it changes with the input alone
+OF_FILE = ("T", "S", "N", "H", "causal", *OF_CALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +170,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
         axes=axes,
         codes=codes,
         condition=condition,
-        numbers={name: x[latest[fine]] for name, x in numbers.items()},
+        numbers=_infinite({name: x[latest[fine]] for name, x in numbers.items()}),
     )
 
 
@@ -211,6 +228,19 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
     return rows, {name: columns.get(name, none) for name in METRICS}
 
 
+def _infinite(numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return metrics of which the error of a result is infinite where an entry of it is lost.
+
+    Earlier versions kept what the other entries gave, which says nothing of the whole.
+    """
+    early = (np.nan_to_num(numbers["not_finite"]) > 0) & ~np.isinf(numbers["rms"])
+    if not early.any():
+        return numbers
+    magnitudes = ("max_abs", "mean_abs", "rms", "rel_rms", "vs_unfused_max", *RATIOS)
+    values = dict.fromkeys(magnitudes, np.inf) | dict.fromkeys(SIGNED, np.nan)
+    return numbers | {name: np.where(early, x, numbers[name]) for name, x in values.items()}
+
+
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.empty(0, object)
 
@@ -256,7 +286,7 @@ def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np
 def _worded(name: str, value: Any) -> Any:
     """Return a parameter in the words of the command line, and other values as they are."""
     if value is None and is_extra(name):
-        return "preset"  # the cell was saved before this axis occurred
+        return lacking(name)
     if type(DEFAULTS.get(name)) is bool:
         return "true" if value else "false"
     return value
@@ -266,18 +296,23 @@ def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
     """Return the axes: the parameters that vary.
 
     Parameters of which each value of one goes with one value of the other are one axis, named as
-    the first.
+    the first. What a file says of its call goes with the input, if no other value was asked for.
     """
     columns = {name: rows.column(name) for name in names}
     varying = [name for name in names if len(set(columns[name])) > 1]
     hidden = [a for a, b in TOGETHER.items() if (columns[a] == columns[b]).all()]
+    told = [
+        name for name in varying if name in OF_FILE and _follows(columns[name], columns["input"])
+    ]
     axes: list[Axis] = []
-    for name in (n for n in varying if n not in hidden):
+    for name in (n for n in varying if n not in (*hidden, *told)):
         twins = (i for i, axis in enumerate(axes) if _paired(columns[axis.name], columns[name]))
         twin = next(twins, None)
         if twin is None:
             equal = tuple(a for a in hidden if TOGETHER[a] == name)
             label = "tile" if "block_k" in equal else name
+            if name == "input" and told:
+                equal, label = (*equal, *told), f"{label} (with {' and '.join(told)})"
             values = _ordered(name, set(columns[name]))
             axes.append(Axis(name=name, label=label, values=values, also=equal))
         else:
@@ -289,6 +324,11 @@ def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
 def _with(label: str, name: str) -> str:
     """Return a label with one more name: T (with N and H)."""
     return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
+
+
+def _follows(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether a column has one value for each of the other."""
+    return len(set(b)) == len(set(zip(a, b, strict=True)))
 
 
 def _paired(a: np.ndarray, b: np.ndarray) -> bool:

@@ -70,6 +70,7 @@ def cell_columns() -> dict[str, str]:
         "device": "TEXT",
         "versions": "TEXT",
         "plan": "TEXT",
+        "note": "TEXT",
         "finished": "TEXT",
     }
     return before | parameters | dict.fromkeys(METRICS, "REAL") | after

@@ -218,6 +218,7 @@ def _row(cell: Cell, result: Result) -> dict[str, Any]:
         "device": result.device,
         "versions": json.dumps(result.versions),
         "plan": json.dumps(cell.plan.describe()),
+        "note": cell.note or None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

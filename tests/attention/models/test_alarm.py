@@ -1,5 +1,7 @@
 """The share of the drift over looks, and when it raises the alarm."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,15 @@ def test_the_alarm_names_the_head_with_the_most():
         shares.update(step, {A: [1.0, 3.0], B: [2.0, 4.0]}, {A: [1.0, 1.0], B: [9.0, 9.0]})
     assert shares.alarm is not None and (shares.alarm.layer, shares.alarm.head) == (B, 1)
     assert "head 1 of layer 1 (blocks.1)" in str(shares.alarm)
+
+
+def test_the_alarm_names_an_action():
+    """An alarm that tells a leak and not what to do about it; both names exist."""
+    alarm = Alarm(step=7, share=0.2, threshold=0.1, layer=A, head=1)
+    assert "correct(model) of roundscope.torch" in str(alarm)
+    assert "corrected(attention) of roundscope.jax" in str(alarm)
+    assert callable(importlib.import_module("roundscope.attention.torch").correct)
+    assert callable(importlib.import_module("roundscope.attention.jax").corrected)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

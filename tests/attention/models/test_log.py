@@ -61,6 +61,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     watcher = Watcher(log=tmp_path / "log")
     found = watcher.look(7, {A: ([0, 1], numbers([np.inf, 1.0]))})
     assert math.isnan(found["attention/drift"]) and found["attention/alarm"] == 0.0
+    assert next(iter(found)) == "attention/not_finite" and found["attention/not_finite"] == 1.0
     line = json.loads((tmp_path / "log").read_text(), parse_constant=pytest.fail)
     assert line["share"] is None and line["layers"][0]["drift"] == [None, 1.0]
     (look,) = log.read(tmp_path / "log")
@@ -69,13 +70,21 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
 
 def test_flat_numbers(tmp_path):
     found = Watcher().look(0, {A: ([0, 3], numbers([1.0, 0.0])), B: ([0, 3], numbers([0.0, 2.0]))})
-    expected = {"drift": 3 / 40, "row_sums": 0.125, "several_ones": 0.125, "gain": 0.125}
+    expected = {
+        "not_finite": 0.0,
+        "drift": 3 / 40,
+        "drift_history": 3 / 40,
+        "row_sums": 0.125,
+        "several_ones": 0.125,
+        "gain": 0.125,
+    }
     expected |= {"bias": 4.0, "alarm": 0.0}
-    per_layer = {name: x for name, x in expected.items() if name not in ("alarm", "drift")}
+    per_layer = {name: x for name, x in expected.items() if name != "alarm" and "drift" not in name}
     assert found == pytest.approx(
         {f"attention/{name}": x for name, x in expected.items()}
         | {f"attention/layers.{n}/{name}": x for n in (0, 1) for name, x in per_layer.items()}
-        | {"attention/layers.0/drift": 0.05, "attention/layers.1/drift": 0.1}
+        | {f"attention/layers.0/{name}": 0.05 for name in ("drift", "drift_history")}
+        | {f"attention/layers.1/{name}": 0.1 for name in ("drift", "drift_history")}
     )
     assert {type(x) for x in found.values()} == {float}
 
@@ -88,6 +97,47 @@ def test_the_alarm_is_told_once(capsys):
         assert [x["attention/alarm"] for x in found] == [0, 0, 1, 1, 1]
     assert told == [watcher.alarm]
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_after_a_cure_the_last_look_is_told(tmp_path):
+    """A cure that seems to fail: the share over all looks stays far above the threshold when the
+    row sums are 0, and `attention/alarm` stayed 1.
+    """
+    drifts = [5.0, 5.0, 5.0, 0.0, 0.0]  # of 10, in one head of two layers
+    watcher = Watcher(threshold=0.1, log=tmp_path / "log", on_alarm=lambda alarm: None)
+    found = [
+        watcher.look(n, {x: ([0, 1], numbers([d, 0.0])) for x in (A, B)})
+        for n, d in enumerate(drifts)
+    ]
+    assert [x["attention/drift"] for x in found] == [d / 20 for d in drifts]
+    fading = [0.9**n for n in range(4, -1, -1)]
+    history = sum(w * d / 20 for w, d in zip(fading, drifts, strict=True)) / sum(fading)
+    assert found[-1]["attention/drift_history"] == pytest.approx(history) and history > 0.1
+    assert [x["attention/alarm"] for x in found] == [0, 0, 1, 0, 0]
+    looks = log.read(tmp_path / "log")
+    assert [look.now for look in looks] == [d / 20 for d in drifts]
+    assert log.over_since(looks) == 3 and log.over_since(looks[:3]) is None
+    assert watcher.alarm.step == 2
+
+
+def test_an_alarm_is_not_over_while_a_look_is_loud_or_not_finite(tmp_path):
+    """A look of NaN, which says nothing, taken for a quiet one, or for one that is loud."""
+    watcher = Watcher(threshold=0.1, log=tmp_path / "log", on_alarm=lambda alarm: None)
+    drifts = [5.0, 5.0, 5.0, math.nan, 0.0, math.nan, 5.0, math.nan, 0.0]
+    found = [watcher.look(n, {A: ([0, 1], numbers([d, 0.0]))}) for n, d in enumerate(drifts)]
+    assert [x["attention/alarm"] for x in found] == [0, 0, 1, 1, 0, 0, 1, 1, 0]
+    assert [x["attention/not_finite"] for x in found] == [0, 0, 0, 1, 0, 1, 0, 1, 0]
+    looks = log.read(tmp_path / "log")
+    assert looks[3].lost == ((A, 0),) and math.isnan(looks[3].now)
+    over = [log.over_since(looks[:n]) for n in range(1, 10)]
+    assert over == [None, None, None, None, 4, 4, None, None, 8]
+
+
+def test_a_bias_that_is_not_known_hides_behind_no_other():
+    """The largest of 4 and NaN is not 4, in whatever order the heads come."""
+    for bias in ([4.0, math.nan], [math.nan, 4.0]):
+        own = numbers([1.0, 1.0])._replace(bias=np.array(bias))
+        assert math.isnan(Watcher().look(0, {A: ([0, 1], own)})["attention/bias"])
 
 
 @pytest.mark.parametrize(("text", "message"), [

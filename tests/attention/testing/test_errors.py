@@ -66,13 +66,27 @@ def test_a_row_of_little_weight_counts_as_a_larger_one():
     assert errors(own, want).row == pytest.approx(2e-3 / (LEAST_ROW * usual))
 
 
-def test_numbers_that_are_not_finite_are_left_out():
-    """One NaN that hides, or makes, all other errors."""
-    own, want = WANT * 1.5, WANT.copy()
-    own[0, 0, 0, 0], want[0, 1, 0, 1] = np.nan, np.inf
-    found = errors(own, want)
+@pytest.mark.parametrize(("own", "want"), [(np.nan, 1.0), (np.inf, 1.0), (1.0, np.inf)])
+def test_a_number_that_is_lost_makes_the_errors_of_its_head_infinite(own, want):
+    """A NaN that is left out, so that a head of NaN has the error 0."""
+    result, exact = WANT * 1.5, WANT.copy()
+    result[1, 3, 2, 0], exact[1, 3, 2, 0] = own, want
+    found = errors(result, exact)
+    assert found.rms[5] == found.row[5] == np.inf and found.at[5] == 3
+    assert np.isnan(found.gain[5]) and np.isnan(found.mean[5])
     for name in ("rms", "row", "gain"):
-        np.testing.assert_allclose(getattr(found, name), 0.5)
+        np.testing.assert_allclose(getattr(found, name)[:5], 0.5)
+    fine = errors(WANT * 1.5, WANT)
+    assert np.isfinite(differences(found, fine)["rms"]).all()
+    assert differences(found, fine)["rms"][5] > 20 and differences(found, found)["rms"][5] == 0
+
+
+def test_the_same_infinity_in_both_results_is_no_error():
+    """Inputs with an infinity by design, for which a right kernel would fail."""
+    result, exact = WANT * 1.5, WANT.copy()
+    result[0, 0, 0], exact[0, 0, 0] = np.nan, np.nan
+    result[0, 1, 0, 1] = exact[0, 1, 0, 1] = -np.inf
+    np.testing.assert_allclose(errors(result, exact).rms, 0.5)
 
 
 def test_an_exact_result_of_zeros_has_no_scale():

@@ -109,3 +109,23 @@ def test_a_message_shows_the_worst_reasons():
         "  bits equal to the plan's: 0.2500 of out; 40 heads compared",
     ]
     assert len(lines) == SHOWN + 3
+
+
+def test_strict_asks_about_rows_without_keys():
+    """Rows of padding that give the mean of V, in a kernel that is said to be right."""
+
+    def kernel(blind):
+        def masked(q, k, v, *, scale, is_causal, mask=None):
+            out = attention(q, k, v, scale=scale, is_causal=is_causal, mask=mask)
+            if mask is not None:
+                sees = np.broadcast_to(mask, (*mask.shape[:2], *mask.shape[2:])).any(-1)
+                out = np.where(sees[:, 0, :, None, None], out, blind)
+            return out
+
+        return masked
+
+    options = {"tokens": 24, "features": 8, "library": "numpy", "backward": False}
+    assert_as_good_as(kernel(0.0), "fa2-bf16", "gaussian", strict=True, **options)
+    assert_as_good_as(kernel(1.0), "fa2-bf16", "gaussian", **options)
+    with pytest.raises(AssertionError, match="rows that see no key: They give neither"):
+        assert_as_good_as(kernel(1.0), "fa2-bf16", "gaussian", strict=True, **options)

@@ -139,3 +139,18 @@ def test_questions_that_cannot_be_asked_are_refused(call, words):
     """An assertion that passes because it compared nothing."""
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_a_call_that_is_said_to_be_full_has_no_prefix():
+    """A kernel for full calls alone, which could be asked about causal ones only."""
+    seen = []
+
+    def recorded(q, k, v, *, scale, is_causal):
+        seen.append(is_causal)
+        return v
+
+    assert_invariant(recorded, ("batch", "heads"), is_causal=False, library="numpy")
+    assert_deterministic(recorded, is_causal=False, library="numpy")
+    assert seen and not any(seen)
+    with pytest.raises(ValueError, match="to=prefix: the inputs need to be causal"):
+        assert_invariant(recorded, "prefix", is_causal=False, library="numpy")

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import (
 from roundscope.attention.models import log as logs
 from roundscope.attention.torch import watching
 from roundscope.attention.torch.calls import intercept
+from roundscope.attention.torch.correction import correct
 from roundscope.attention.torch.watching import watch
 from tests.attention.torch.biased import (
     Gpt,
@@ -181,7 +182,8 @@ def test_a_forward_that_nobody_asks_about_is_forgotten():
     model = Gpt(layers=1)
     with watch(model, every=1) as w:
         loss_of(model, tokens()).backward()
-        loss_of(model, tokens())
+        with pytest.warns(UserWarning, match="its look is lost"):
+            loss_of(model, tokens())
         assert w.numbers() == {} and w.step == 1
 
 
@@ -371,6 +373,50 @@ def test_the_alarm_is_raised_and_logged(tmp_path):
     assert w.alarm.step == 20 and w.alarm.share > 0.05
     assert [n["attention/alarm"] for n in numbers if n] == [0, 0, 1, 1]
     assert [look.alarm for look in logs.read(tmp_path / "log")] == [None, None, w.alarm, None]
+
+
+def test_a_look_that_nobody_asks_for_is_told_once(tmp_path):
+    """An empty log without a word: `numbers` was not called after the backward."""
+    model = Gpt()
+    w = watch(model, 1, log=tmp_path / "log")
+    loss_of(model, tokens()).backward()
+    with pytest.warns(UserWarning, match="numbers.. was not called after the backward of step 0"):
+        loss_of(model, tokens()).backward()
+    loss_of(model, tokens()).backward()  # a second warning would be an error
+    assert w.numbers()["attention/not_finite"] == 0.0
+    w.remove()
+    assert [look.step for look in logs.read(tmp_path / "log")] == [2]
+
+
+def test_the_last_look_is_told_too(tmp_path):
+    """A watch of one step that ends without a look."""
+    model = Gpt()
+    with pytest.warns(UserWarning, match="after the backward of step 0"), watch(model):
+        loss_of(model, tokens()).backward()
+
+
+def test_a_gradient_that_is_not_finite_is_counted_and_logged(tmp_path):
+    """A step of NaN that has no part in the numbers, and is in none of them."""
+    model = Gpt()
+    with watch(model, 1, log=tmp_path / "log") as w:
+        (loss_of(model, tokens()) * math.inf).backward()
+        numbers = w.numbers()
+    (look,) = logs.read(tmp_path / "log")
+    assert next(iter(numbers)) == "attention/not_finite" and numbers["attention/not_finite"] > 0
+    assert len(look.lost) == numbers["attention/not_finite"] and math.isnan(look.now)
+
+
+def test_after_correct_the_drift_is_that_of_the_last_look(tmp_path):
+    """The cure, end to end: the alarm begins, is over, and the drift is 0."""
+    model = Gpt().double()
+    with_biased_kernel(model, size=0.1, is_relative=True)
+    with watch(
+        model, 1, threshold=0.05, log=tmp_path / "log", on_alarm=lambda alarm: correct(model)
+    ) as w:
+        _, numbers = train(model, 6, watched=w)
+    assert [n["attention/alarm"] for n in numbers] == [0, 0, 1, 0, 0, 0]
+    assert numbers[-1]["attention/drift"] < 1e-12 < 0.05 < numbers[-1]["attention/drift_history"]
+    assert logs.over_since(logs.read(tmp_path / "log")) == 3
 
 
 def test_dropout_leaves_the_gain_out():

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 
 from tests.checks.mutants import (
     faults_attention,
+    faults_check,
     faults_emu,
     faults_files,
+    faults_identify,
     faults_kernels,
     faults_summaries,
+    faults_sweep,
     faults_trace,
 )
 from tests.checks.mutants.faults import Fault
@@ -16,7 +19,10 @@ FAULTS: tuple[Fault, ...] = (
     *faults_emu.FAULTS,
     *faults_attention.FAULTS,
     *faults_kernels.FAULTS,
+    *faults_sweep.FAULTS,
     *faults_files.FAULTS,
+    *faults_check.FAULTS,
+    *faults_identify.FAULTS,
     *faults_summaries.FAULTS,
     *faults_trace.FAULTS,
 )

@@ -13,6 +13,64 @@ LOOPS = "attention/tiles/loops.py"
 STREAMS = "attention/events/streams.py"
 PERTURBING = "attention/events/perturbing.py"
 
+EVERY = ("tests/attention/test_every_plan.py",)
+OF_PLANS = (
+    Fault(
+        name="nan-of-l-lost",
+        kind="infinite and NaN",
+        imitates="A multiply-add with S = -inf gives P = 0 where L is NaN.",
+        file="attention/softmax/exponents.py",
+        old="(x == -math.inf) & (less == less)",
+        new="x == -math.inf",
+        tests=EVERY,
+    ),
+    Fault(
+        name="alpha-of-nothing",
+        kind="infinite and NaN",
+        imitates="The first tile is rescaled by exp(-inf scale), inf with a negative scale.",
+        file="attention/softmax/exponents.py",
+        old="dx = xp.where(m_old == -math.inf, -math.inf, dx)",
+        new="dx = dx + 0.0",
+        tests=EVERY,
+    ),
+    Fault(
+        name="two-bases",
+        kind="plans",
+        imitates="A plan whose L mixes base e and base 2 is accepted.",
+        file="attention/plans/checks.py",
+        old="plan.log2_e not in (Log2E.SCALE, Log2E.SCORES)",
+        new="plan.log2_e not in Log2E",
+        tests=EVERY,
+    ),
+    Fault(
+        name="softcap-of-scaled-keys",
+        kind="plans",
+        imitates="A softcap is accepted by a plan that leaves it out of its backward.",
+        file="attention/plans/checks.py",
+        old='        ("scaled_keys", "keys that contain scale log2 e already"),\n',
+        new="",
+        tests=EVERY,
+    ),
+    Fault(
+        name="sink-of-unscaled-maximum",
+        kind="sinks",
+        imitates="A sink that enters as a key has other units than the maximum of unscaled scores.",
+        file="attention/softmax/sinks.py",
+        old="at.plan.sinks is not Sinks.LAST:",
+        new="at.plan.sinks is Sinks.FIRST:",
+        tests=EVERY,
+    ),
+    Fault(
+        name="sink-without-offset",
+        kind="sinks",
+        imitates="P that is computed again has a sink without the offset of its keys.",
+        file=ALGORITHM,
+        old="exponential(at, dm)) * 2.0**at.plan.offset)",
+        new="exponential(at, dm)))",
+        tests=EVERY,
+    ),
+)
+
 OF_EVENTS = (
     Fault(
         name="cast-of-p-dropped",
@@ -406,4 +464,4 @@ OF_LOOKING = (
     ),
 )
 
-FAULTS = (*OF_EVENTS, *OF_SOFTMAX, *OF_TILES, *OF_GRADIENTS, *OF_LOOKING)
+FAULTS = (*OF_PLANS, *OF_EVENTS, *OF_SOFTMAX, *OF_TILES, *OF_GRADIENTS, *OF_LOOKING)

@@ -36,6 +36,16 @@ SOFTMAX = (
         new="p = np.exp(s - np.where(np.isneginf(m), base, m))",
     ),
     Fault(
+        name="last-tile-maximum-ignored",
+        level="gross",
+        shows="extreme",
+        imitates="The last key tile does not raise the maximum, so that its exp overflows where its"
+        " scores are far above those of the tiles before. It shows at scores of thousands alone.",
+        old=_ROW_MAXIMUM,
+        new="m_new = m if 0 < columns.start and columns.stop == k.shape[2] else np.maximum(m,"
+        " s.max(-1, keepdims=True))",
+    ),
+    Fault(
         name="no-maximum",
         level="gross",
         shows="extreme",

@@ -109,7 +109,7 @@ def run(
                 if done[i] + n >= config.steps:
                     continue
                 seen = w.look(int(numbers[i]), take(params, i), tokens[i, :1])
-                shares[i].append((int(numbers[i]), seen["attention/drift"]))
+                shares[i].append((int(numbers[i]), seen["attention/drift_history"]))
                 if w.alarm is not None and seeds[i] not in kept:
                     own = take((params, state), i)
                     kept[seeds[i]] = (int(numbers[i]), *own, list(losses[i]))

@@ -150,7 +150,7 @@ def run(
             waiting.append(advance(t, batches, device))
             numbers = w.numbers()
             if numbers:
-                t.shares.append((t.done - 1, numbers["attention/drift"]))
+                t.shares.append((t.done - 1, numbers["attention/drift_history"]))
             is_new = w.alarm is not None and alarm is None
             if t.done % EVERY == 0 or is_new or t.done == t.config.steps:
                 for loss in torch.stack(waiting).tolist():

@@ -13,7 +13,7 @@ from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.roundings.judge import judge, neighbours, spacing
-from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode, rounding
 from roundscope.emu.roundings.threefry import random31
 
 law = settings(deadline=None, derandomize=True, max_examples=150, database=None)
@@ -33,14 +33,15 @@ random_bits = st.integers(0, 2**31 - 1)
 
 @st.composite
 def roundings(draw: st.DrawFn, of: st.SearchStrategy[Format] = formats) -> Rounding:
-    """Any format, mode and overflow policy that go together."""
+    """Any format, mode and policies that go together."""
     f = draw(of)
     policies = [
         Overflow.SATURATE,
         *([Overflow.INF] if f.inf else []),
         *([Overflow.NAN] if f.nan else []),
     ]
-    return rounding(f, draw(modes), overflow=draw(st.sampled_from(policies)))
+    overflow, nan = draw(st.sampled_from(policies)), draw(st.sampled_from(list(NanPolicy)))
+    return rounding(f, draw(modes), overflow=overflow, nan=nan)
 
 
 @st.composite

@@ -158,8 +158,8 @@ def test_a_value_in_an_attention_call() -> None:
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp8_e4m3", "mxint8", "nvfp4", "fp8_1x128"])
 @pytest.mark.parametrize("nan", ["keep", "zero"])
 def test_a_block_with_a_nan_is_nan(name: str, nan: str) -> None:
-    """The scale of its block is NaN (OCP MX 1.0, 6.3), whatever the elements' policy; a sign that
-    one executor puts on a zero of the next block and another does not.
+    """Executors that differ in a block with a NaN, whose scale is NaN whatever the elements' policy
+    is, or in the sign of a zero of the next block.
     """
     import jax.numpy as jnp
 

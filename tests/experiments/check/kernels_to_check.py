@@ -34,3 +34,31 @@ def picky(q, k, v, *, scale, is_causal):
     if q.shape[1] != 128:
         raise RuntimeError("tokens must be 128")
     return good(q, k, v, scale=scale, is_causal=is_causal)
+
+
+not_a_function = 3
+
+
+def exits(q, k, v, *, scale, is_causal):
+    """A script that was never meant to be called."""
+    raise SystemExit(0)
+
+
+def without_gpu(q, k, v, *, scale, is_causal):
+    """A kernel for a GPU, on a machine that has none."""
+    raise AssertionError("Torch not compiled with CUDA enabled")
+
+
+def crashes(q, k, v, *, scale, is_causal):
+    """A kernel that breaks on the real tensors, and on nothing else."""
+    if q.shape[3] == 32:
+        raise KeyError("no tile for 32 features")
+    return good(q, k, v, scale=scale, is_causal=is_causal)
+
+
+def lost(q, k, v, *, scale, is_causal):
+    """A kernel with an infinity and a NaN in every output that is not tiny."""
+    out = good(q, k, v, scale=scale, is_causal=is_causal)
+    if q.shape[1] > 3:
+        out[0, 3, 0, 5], out[-1, 2, 0, 1] = np.inf, np.nan
+    return out

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from html import escape
 from xml.etree import ElementTree
 
 import ml_dtypes
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from roundscope.attention.testing.cases import Answer, Case
-from roundscope.experiments.check import page, words
+from roundscope.attention.testing.cases import Answer, Case, strict
+from roundscope.attention.testing.edges import edge_names
+from roundscope.attention.testing.families import FAMILIES
+from roundscope.experiments.check import page, run, words
 from roundscope.experiments.check.asked import TESTS, Asked
 from roundscope.experiments.check.report import Report
-from roundscope.experiments.check.run import OTHER, drawn
+from roundscope.experiments.check.run import OTHER, drawn, edge_cases, kinds
 
 HERE = "tests.experiments.check.kernels_to_check"
 SMALL = ("--tokens", "40", "--features", "16", "--causal")
@@ -96,11 +99,9 @@ def test_sizes_that_a_kernel_does_not_take(check, roundscope):
 
 def test_strict_makes_other_bits_a_failure():
     """Other bits that pass where somebody asked for the same."""
-    from roundscope.experiments.check.run import _strict
-
-    note = Case(test="invariance", name="a", answer=Answer.NOTE, sentence="Other bits.")
-    edge = replace(note, test="edges")
-    assert _strict(note).answer is Answer.FAIL and _strict(edge) == edge
+    note = Case(test="a", name="a", answer=Answer.NOTE, sentence="Other bits.", is_strict=True)
+    other = replace(note, is_strict=False)
+    assert strict(note).answer is Answer.FAIL and strict(other) == other
 
 
 def stored(tmp_path, change=lambda out: out, heads=40, layers=1):
@@ -153,6 +154,12 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         ((f"{HERE}:good", "--only", "speed"), "must be among"),
         ((f"{HERE}:good", "--tokens", "0"), "give 1 or more"),
         ((f"{HERE}:good", "--dtype", "int8"), "must be one of"),
+        ((f"{HERE}:good", "--block-q", "0"), "--block-q 0: give 1 or more"),
+        ((f"{HERE}:good", "--seed", "-1"), "--seed -1: give 0 or more"),
+        ((f"{HERE}:good", "--junit", "."), "is a folder"),
+        ((f"{HERE}:not_a_function",), "must be a function"),
+        ((f"{HERE}:exits",), "ends the process (SystemExit, code 0)"),
+        ((f"{HERE}:without_gpu",), "needs a GPU, and none is found here"),
         ((f"{HERE}:good", "--false-alarm", "2"), "give a probability"),
         ((f"{HERE}:good", "--library", "cupy"), "cupy"),
     ],
@@ -188,3 +195,69 @@ def test_reasons_are_of_every_test_that_failed():
     assert {line.partition(",")[0] for line in lines[:-1]} == {"envelope", "edges"}
     assert lines[-1] == f"{18 - words.MANY} more below"
     assert "is not as good as fa2" in page.html(report)
+
+
+def test_an_error_on_the_real_tensors_is_told(check):
+    """A kernel that crashes on real tensors, and is judged on drawn ones without a word."""
+    _, text, data = check(f"{HERE}:crashes", "--only", "explanation", "--budget", "0")
+    [note] = [n for n in data["notes"] if "real tensors" in n]
+    assert "KeyError at kernels_to_check.py:" in note and "no tile for 32 features" in note
+    assert "KeyError" in text
+
+
+def test_numbers_that_are_not_finite_come_first(check, tmp_path):
+    """Errors of the numbers that are left: 0.00e+00 beside an output with an infinity."""
+    code, text, data = check(f"{HERE}:lost", "--only", "envelope,bias", "--draws", "1", "--forward")
+    first = (
+        "gaussian, causal: out: 1 of 25,600 numbers is NaN and 1 is infinite where the plan's are"
+        " finite, the first at batch entry 0, head 0, token 3, feature 5."
+    )
+    assert code == 1 and data["sentence"].startswith(first)
+    assert " ".join(text.split()).partition("check: ")[0].startswith(first)
+    assert escape(first) in (tmp_path / "out" / "report.html").read_text()
+    sizes = [f["kernel"] for f in data["compared"]["findings"] if f["statistic"] == "rms"]
+    assert sizes and set(sizes) == {"inf"}
+    assert {c["answer"] for c in data["cases"] if c["test"] == "bias"} == {"not run"}
+
+
+def test_the_next_command_asks_the_same():
+    """A command that forgets what was said, and fails where the first one passed."""
+    asked = Asked(source="k:f", claims="fa2", backward=False, is_causal=True, tokens=64, head=2)
+    asked = replace(asked, is_strict=True, only=("edges",), block_q=32)
+    again = "roundscope check k:f --claims fa2 --causal --forward --strict --tokens 64"
+    report = Report(name="f", about="calls", asked=asked)
+    why, command = words.next_step(report)
+    assert command == f"{again} --block-q 32 --head 2 --only edges --junit check.xml"
+    said = "is_causal=True, backward=False, strict=True, tokens=64, block_q=32)"
+    assert f'assert_as_good_as(kernel, "fa2", {said}' in why
+    failed = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
+    _, command = words.next_step(replace(report, cases=[failed]))
+    assert command == "roundscope identify k:f --causal --head 2 --budget 120"
+
+
+def test_a_headline_names_the_notes():
+    """ "Right at 2 edges" above a row without keys that gives the mean of V."""
+    edges = [
+        Case(test="edges", name=name, answer=answer, sentence="Said.")
+        for name, answer in (("one", Answer.PASS), ("two", Answer.PASS), ("blind", Answer.NOTE))
+    ]
+    report = Report(name="f", about="", asked=Asked(source="k:f", claims="fa2"), cases=edges)
+    assert report.sentence == (
+        "f is as good as fa2: right at 2 edges, and with a note at 1: blind."
+    )
+
+
+def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch):
+    """Extreme inputs of causal calls alone, so that a fault of full calls passes."""
+    assert set(kinds(None)) == {f"{f}, {mode}" for f in FAMILIES for mode in ("causal", "full")}
+    asked = Asked(source="", claims="fa2-bf16", tokens=8, features=8)
+
+    def recorded(kernel, plan, *, features, is_causal, margins, dtype, names=None):
+        for name in edge_names(is_causal):
+            if names is None or name in names:
+                yield Case(test="edges", name=name, answer=Answer.PASS, sentence="Said.")
+
+    monkeypatch.setattr(run, "check_edges", recorded)
+    found = [c.name for c in edge_cases(lambda x: None, asked.reference(8), asked, (True, False))]
+    wanted = [*edge_names(True), *(f"{name}, full" for name in edge_names(False))]
+    assert found == wanted and "scores of thousands, full" in found

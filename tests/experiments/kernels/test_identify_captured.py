@@ -45,7 +45,7 @@ def path(tmp_path):
 
 def found(path, **options):
     call = read(str(path), Options(**options))
-    return call, identify(call.x, call.outputs, lambda text: None, 60.0)
+    return call, identify(call.x, call.outputs, lambda text: None)
 
 
 CALLS = [

@@ -10,6 +10,7 @@ import pytest
 
 from roundscope.attention import Plan, Record, Site, Trace, examine
 from roundscope.emu.formats.format import format_named
+from roundscope.emu.stats import comparison
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.sweep.measuring import metrics, on_host
 from roundscope.experiments.trace.analysis import bias as analysis
@@ -82,16 +83,56 @@ def test_ulps_below_the_smallest_normal():
 
 
 def test_entries_that_are_not_finite():
-    """Catches a NaN that hides the other deviations, or is not counted."""
-    found = numbers(
-        one([[1.0, math.inf], [math.nan, 3.0], [5.0, 5.0]]),
-        one([[1.0, 2.0], [3.0, 2.0], [5.0, 4.0]]),
-    )
-    assert (found["not_finite"][0], found["max_abs"][0], found["mean_abs"][0]) == (2.0, 1.0, 0.5)
-    lost = numbers(one([[math.nan, math.inf]]), one([[1.0, 2.0]]))
-    assert (lost.pop("not_finite")[0], lost.pop("lse_max_abs")[0]) == (2.0, 0.0) and all(
-        math.isnan(v[0]) for v in lost.values()
-    )
+    """Catches an error that is a mean over what is left of a result, and a count of entries that
+    are as they should be: 1,024 outputs of infinity once had an error of 0.18 %.
+    """
+    golden = one([[1.0, 2.0], [3.0, 2.0], [math.nan, -math.inf]])
+    found = numbers(one([[1.0, math.inf], [math.nan, 3.0], [math.nan, -math.inf]]), golden)
+    assert found["not_finite"][0] == 2.0
+    for name in ("max_abs", "mean_abs", "rms", "rel_rms"):
+        assert found[name][0] == math.inf, name
+    for name in ("mean", "mean_se", "mean_ulps", "mean_ulps_se"):
+        assert math.isnan(found[name][0]), name
+    same = numbers(one([[1.0, 2.5], [3.0, 2.0], [math.nan, -math.inf]]), golden)
+    assert (same["not_finite"][0], same["max_abs"][0]) == (0.0, 0.5)
+    assert same["rel_rms"][0] == pytest.approx(math.sqrt(0.25 / 18), rel=1e-15)
+    other = numbers(one([[1.0, 2.0], [3.0, 2.0], [0.0, math.inf]]), golden)
+    assert (other["not_finite"][0], other["rms"][0]) == (2.0, math.inf)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("result", ["out", "lse", "dq", "dk", "dv", "delta"])
+def test_one_entry_that_is_lost_decides(result, value):
+    """Catches a result whose entries that are not finite are left out: dq was 0.0 where all of it
+    was NaN. The other results keep their numbers; the expectation is `emu.stats.comparison`.
+    """
+    random = np.random.default_rng(8)
+    shapes = dict.fromkeys(("out", "dq", "dk", "dv"), (1, 6, 2, 4))
+    shapes |= dict.fromkeys(("lse", "delta"), (1, 6, 2))
+    exact = {n: random.standard_normal(shape) for n, shape in shapes.items()}
+    mine = {n: x + 1e-3 * random.standard_normal(x.shape) for n, x in exact.items()}
+    before = numbers(mine["out"], exact["out"], more=mine, exact=exact)
+    mine[result] = mine[result].copy()
+    mine[result].flat[11] = value
+    found = numbers(mine["out"], exact["out"], more=mine, exact=exact)
+    prefix = "" if result == "out" else f"{result}_"
+    for name, x in found.items():
+        own = name.startswith(("dq", "dk", "dv", "delta", "lse"))
+        if name.startswith(prefix) if prefix else not own:
+            continue
+        assert np.array_equal(x, before[name], equal_nan=True), name
+    lost = comparison.lost(mine[result], exact[result])
+    assert found[f"{prefix}not_finite"][0] == lost.count == 1
+    if result in ("out", "dq"):
+        _, query, head, _ = lost.first
+        assert found[f"{prefix}not_finite_row"][0] == 2 * query + head
+    if f"{prefix}rel_rms" in found:
+        assert found[f"{prefix}rel_rms"][0] == comparison.relative_rms(mine[result], exact[result])
+        assert before[f"{prefix}rel_rms"][0] < 1e-2
+    if result == "lse":
+        assert found["lse_max_abs"][0] == math.inf
+    if result == "delta":
+        assert math.isnan(found["delta_bias"][0]) and math.isnan(found["delta_coherence"][0])
 
 
 def test_one_row_has_no_standard_error():

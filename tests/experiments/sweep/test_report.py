@@ -12,7 +12,7 @@ from scipy import stats
 from roundscope.experiments.cli import main as cli
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.sweep.conditions.cell import Result
-from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
+from roundscope.experiments.sweep.measuring.metrics import METRICS, NOT_FINITE, SITE_METRICS
 from roundscope.experiments.sweep.report import captions, effects
 from roundscope.experiments.sweep.report.report import write
 from roundscope.experiments.sweep.report.slices import slice_of
@@ -21,6 +21,7 @@ from roundscope.experiments.sweep.storage.store import writing
 from tests.experiments.sweep.fakes import cell
 
 FORMATS, SIZES = ("fp32", "bf16", "fp16"), (64, 128, 256)
+NONE_LOST = dict.fromkeys(NOT_FINITE, 0.0)
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ def test_a_cell_computed_again_counts_once(path):
     save(path, ({"seed": 0}, {"rms": 1.0}))
     of = replace(cell(what="gaussian"), content="another file")
     with writing(path) as store:
-        store.save([(of, Result(key=of.key, metrics=dict.fromkeys(METRICS, 3.0)))])
+        store.save([(of, Result(key=of.key, metrics=dict.fromkeys(METRICS, 3.0) | NONE_LOST))])
     frame = frame_of(path)
     assert frame.repeated == 1 and list(frame.metric("rms")) == [3.0]
 
@@ -333,8 +334,11 @@ def test_numbers_that_are_none(path):
     cells[0][1].update(rms=np.nan, max_abs=np.nan, not_finite=12.0)
     cells[1][1].update(ratio_max=np.inf, rms=0.0)
     text = page(save(path, *cells))
-    assert "Left out: 1 cell without a finite rms and 1 cell of rms 0." in text
-    assert "1 with NaN or infinities in their output" in text
+    wanted = (
+        "Left out of shares and means: 1 cell of infinite rms (red triangles) and 1 cell of rms 0."
+    )
+    assert wanted in text
+    assert "1 with NaN or infinite results" in text
     assert (
         text.count("<tr class=lean>") == 1
         and "<td>fp32<td>64<td>3, 1 not finite" in text
@@ -351,7 +355,7 @@ def test_mixed_engines_inputs_backward_and_failures(path):
     cells = [
         (
             {"engine": e, "input": i, "seed": s, "backward": True},
-            numbers(0.1 + s) | dict.fromkeys(METRICS, 0.5),
+            numbers(0.1 + s) | dict.fromkeys(METRICS, 0.5) | NONE_LOST,
         )
         for e in ("numpy", "xla")
         for i in ("gaussian", "sink")
@@ -410,7 +414,9 @@ def test_verb(path, tmp_path, capsys):
     save(path, ({}, numbers(0.25)))
     with pytest.raises(SystemExit) as stop:
         cli.main(["report", str(path), "--out", str(tmp_path / "x.html")])
-    assert not stop.value.code and capsys.readouterr().out == f"written: {tmp_path / 'x.html'}\n"
+    answer, written = capsys.readouterr().out.splitlines()
+    assert not stop.value.code and written == f"written: {tmp_path / 'x.html'}"
+    assert answer.startswith("One condition, one seed: rms from float64 is 0.25")
 
 
 def test_out_that_cannot_be(path, tmp_path):

@@ -43,9 +43,12 @@ def watched(path, steps=range(0, 500, 100), *, layers=3, threshold=0.05):
 def test_text_and_picture(tmp_path, capsys):
     main_of("watch", watched(tmp_path / "run.jsonl"))
     told = " ".join(capsys.readouterr().out.split())
-    assert told.startswith("5 looks, steps 0 to 400 drift: 0.096 of the queries' gradient")
-    assert "alarm: step 200:" in told and "head 1 of layer 2 (blocks.2)" in told
-    assert "layer 2 (blocks.2): 0.29 layer 0 (blocks.0): 0 layer 1 (blocks.1): 0" in told
+    assert told.startswith("drift at the last look, step 400: 0.15 of the queries' gradient is")
+    assert (
+        "5 looks, steps 0 to 400; over all, a look counting 0.9 times the next one: 0.096" in told
+    )
+    assert "alarm: since step 200:" in told and "head 1 of layer 2 (blocks.2)" in told
+    assert "layer 2 (blocks.2): 0.45, over all looks 0.29 layer 0 (blocks.0): 0," in told
     assert (tmp_path / "run.png").read_bytes().startswith(PNG)
 
 
@@ -53,10 +56,14 @@ def test_json(tmp_path, capsys):
     main_of("watch", watched(tmp_path / "log"), "--json", "--out", tmp_path / "a.png")
     found = json.loads(capsys.readouterr().out)
     weights = 0.9 ** np.arange(4, -1, -1)
-    assert found["share"] == pytest.approx(weights @ (0.03 * np.arange(1, 6)) / weights.sum())
+    history = weights @ (0.03 * np.arange(1, 6)) / weights.sum()
+    assert found["drift_history"] == pytest.approx(history)
+    assert found["drift"] == pytest.approx(0.15) == found["drifts"][-1]
+    assert found["not_finite"] == {"looks": 0, "first": None}
+    assert found["alarm"]["over_since"] is None
     assert found["steps"] == [0, 100, 200, 300, 400] and found["looks"] == 5
     assert (found["alarm"]["step"], found["alarm"]["name"]) == (200, "blocks.2")
-    assert found["alarm"]["share"] == found["shares"][2] > found["threshold"] == 0.05
+    assert found["alarm"]["share"] == found["drift_histories"][2] > found["threshold"] == 0.05
     assert found["picture"] == str(tmp_path / "a.png") and (tmp_path / "a.png").exists()
 
 
@@ -74,8 +81,9 @@ def test_what_is_drawn(tmp_path, layers, looks):
     figure = draw(log.read(path))
     shares, sizes = figure.axes[:2]
     lines = {str(line.get_label()): line for line in shares.lines}
-    data = np.array([look.share for look in log.read(path)])
-    np.testing.assert_allclose(np.asarray(lines["all layers"].get_ydata(), float), data)
+    for label, name in (("all layers", "now"), ("over all looks", "share")):
+        data = np.array([getattr(look, name) for look in log.read(path)])
+        np.testing.assert_allclose(np.asarray(lines[label].get_ydata(), float), data)
     np.testing.assert_allclose(lines["threshold 0.05"].get_ydata(), 0.05)
     alarms = [line for name, line in lines.items() if name.startswith("alarm, step 2\n")]
     assert len(alarms) == (looks > 2) and all(line.get_color() == RED for line in alarms)
@@ -98,7 +106,51 @@ def test_numbers_that_are_missing(tmp_path, capsys):
     bad = np.array([np.nan, np.inf])
     watcher.look(0, {Layer(name="a", number=0): ([0, 1], HeadNumbers(*[bad] * 6))})
     main_of("watch", tmp_path / "log", "--json")
-    assert json.loads(capsys.readouterr().out)["share"] == "nan"
+    assert json.loads(capsys.readouterr().out)["drift"] == "nan"
+
+
+def of(drift):
+    """The numbers of two heads of one layer."""
+    one = np.ones(2)
+    return HeadNumbers(np.array([drift, 0.0]), 5 * one, one, one, one, one)
+
+
+def test_what_is_not_finite_comes_first(tmp_path, capsys):
+    """Looks of NaN that nobody hears of: they are not in the share, and no line said so."""
+    watcher = Watcher(log=tmp_path / "log")
+    for step, drift in enumerate([1e-3, np.nan, np.inf, 1e-3]):
+        quiet, loud = Layer(name="a", number=0), Layer(name="b", number=4)
+        watcher.look(10 * step, {quiet: ([0, 3], of(1e-3)), loud: ([0, 3], of(drift))})
+    main_of("watch", tmp_path / "log")
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith(
+        "NaN or infinite: numbers of 2 of 4 looks, first at step 10 in head 0 of layer 4 (b), 1"
+        " heads there; last at step 20."
+    )
+    main_of("watch", tmp_path / "log", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert next(iter(found)) == "not_finite" and found["not_finite"] == {
+        "looks": 2, "first": {"step": 10, "layer": 4, "name": "b", "head": 0},
+    }  # fmt: skip
+    assert found["drifts"][1] == "nan" and found["drift"] == pytest.approx(1e-4)
+    figure = draw(log.read(tmp_path / "log"))
+    (crosses,) = [x for x in figure.axes[0].lines if "NaN or infinite" in str(x.get_label())]
+    assert list(crosses.get_xdata()) == [10, 20]
+
+
+def test_after_a_cure(tmp_path, capsys):
+    """A cure read as a failure: "drift: 0.53" where the row sums of the last look are 0."""
+    watcher = Watcher(log=tmp_path / "log", on_alarm=lambda alarm: None)
+    for step, drift in enumerate([5.0, 5.0, 5.0, 0.0, 0.0]):
+        watcher.look(step, {Layer(name="a", number=0): ([0, 1], of(drift))})
+    main_of("watch", tmp_path / "log")
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith("drift at the last look, step 4: 0 of the queries' gradient")
+    assert "alarm: over since step 3, 2 looks not above 0.1; it began at step 2: rows" in told
+    main_of("watch", tmp_path / "log", "--json")
+    assert json.loads(capsys.readouterr().out)["alarm"]["over_since"] == 3
+    labels = [str(line.get_label()) for line in draw(log.read(tmp_path / "log")).axes[0].lines]
+    assert any("over since 3" in label for label in labels)
 
 
 @pytest.mark.parametrize(("text", "message"), [

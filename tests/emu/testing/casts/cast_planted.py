@@ -184,6 +184,42 @@ def nvfp4(x: np.ndarray, *, tensor: float | None = None, up: bool = False):
     return p, scales, F32(t)
 
 
+def by_blocks(
+    x: np.ndarray,
+    *,
+    least: float = 0.0,
+    divided: Callable = lambda s: s,
+    stored: Callable = lambda s: s,
+    narrow: bool = True,
+    zero: bool = False,
+) -> np.ndarray:
+    """x to E4M3 in blocks of 128 with an FP32 scale; its keywords plant a fault each."""
+    if x.shape[1] % 128:
+        raise ValueError("the last axis must be a multiple of 128")
+    blocks = x.reshape(-1, 128)
+    if zero:
+        return x * 0
+    top = np.maximum(np.abs(blocks).max(axis=1, keepdims=True), F32(least))
+    s = (top / F32(448)).astype(F32)
+    s = np.where(s == 0, F32(2.0**-149), s)
+    bad = ~np.isfinite(blocks).all(axis=1, keepdims=True)
+    s = np.where(bad, F32(1), s)
+    q = blocks / divided(s) if narrow else blocks.astype(np.float64) / divided(s)
+    y = on_grid(q, np.rint) * stored(s).astype(np.float64)
+    return np.where(bad, np.nan, y).astype(F32).reshape(x.shape)
+
+
+def in_bf16(s: np.ndarray) -> np.ndarray:
+    return s.astype(BF16).astype(F32)
+
+
+PER_BLOCK = [
+    ("quotient in float32", {}, "after rounding to fp32 first"),
+    ("floor of the maximum", {"least": 1e-12, "narrow": False}, "maxima of at least 1e-12"),
+    ("scale in bf16", {"divided": in_bf16, "stored": in_bf16, "narrow": False}, "to bf16"),
+    ("another scale stored", {"stored": in_bf16, "narrow": False}, "scales stored in bf16"),
+    ("all zeros", {"zero": True}, "zero for every number"),
+]
 FLOOR, RCEIL = "mxfp8_e4m3", "mxfp8_e4m3:rceil"
 QUANTIZERS = [
     Planted(name=name, function=function, asked=asked, row=row, words=words)
@@ -254,7 +290,7 @@ QUANTIZERS = [
             "the scale of the block before",
         ),
         ("other axis", along_columns, FLOOR, "blocks moved", "blocks along the other axis"),
-        ("blocks of 16", partial(mx, size=16), FLOOR, "scales", "blocks of 16"),
+        ("blocks of 16", partial(mx, size=16), FLOOR, "round trip", "blocks of 16"),
         ("blocks of 64", partial(mx, size=64), FLOOR, "blocks moved", "blocks of 64"),
         (
             "maximum without abs",
@@ -288,7 +324,7 @@ QUANTIZERS = [
             "code one too small",
             partial(mx, stored=-1),
             FLOOR,
-            "scales",
+            "round trip",
             "stored exponents one too small",
         ),
         ("-0 lost", partial(mx, element=without_minus_zero), FLOOR, "signed zeros", ""),
@@ -346,6 +382,28 @@ def threshold_at_largest(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) > LARGEST, np.nan, y.astype(F32))
 
 
+def through(x: np.ndarray, dtype: type, cuts: bool) -> np.ndarray:
+    """E4M3 through another type, whose numbers are rounded to nearest or cut off toward zero."""
+    x = np.clip(x, -65504, 65504)
+    y = x.astype(dtype)
+    if cuts:
+        y = np.where(np.abs(y.astype(F32)) > np.abs(x), np.nextafter(y, dtype(0)), y)
+    return e4m3(y.astype(F32))
+
+
+def cut_to_bf16(x: np.ndarray) -> np.ndarray:
+    """E4M3 of the upper halves of float32 numbers."""
+    return e4m3(cut(np.clip(x, -65504, 65504)))
+
+
+def with_few_bits(x: np.ndarray) -> np.ndarray:
+    """BF16 by random bits of which the highest is missing: half an ulp is never added."""
+    random = NOISE.integers(0, 1 << 15, x.shape, np.uint32)
+    y = ((bits(x).astype(np.uint64) + random) & 0xFFFF0000).astype(np.uint32).view(F32)
+    exact = (bits(x) & 0xFFFF) == 0
+    return np.where(np.isfinite(x) & ~exact, y, x)
+
+
 def noisy_e4m3(x: np.ndarray) -> np.ndarray:
     return e4m3(x, noisy)
 
@@ -381,6 +439,23 @@ CASTS = [
             "beside ties",
             "after rounding to bf16 first",
         ),
+        (
+            "through fp16, cut off",
+            partial(through, dtype=np.float16, cuts=True),
+            "e4m3fn",
+            "beside ties",
+            "after cutting off to fp16 first",
+        ),
+        (
+            "through bf16, cut off",
+            cut_to_bf16,
+            "e4m3fn",
+            "beside ties",
+            "after cutting off to bf16 first",
+        ),
+        ("all zeros", lambda x: x * 0, "e4m3fn", "round trip", "but zero for every number"),
+        ("constant", lambda x: x * 0 + F32(1), "e4m3fn", "round trip", "the constant 1"),
+        ("few random bits", with_few_bits, "bf16:stochastic", "bias", "but bias fails"),
         ("flushed", partial(e4m3, element=flushed), "e4m3fn", "subnormals", "flushing subnormals"),
         (
             "no saturation",

@@ -1,5 +1,6 @@
 """Judgment of quantizers: good ones pass, planted faults fail in their row and are named."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -7,9 +8,17 @@ import pytest
 
 from roundscope import emu
 from roundscope.attention.grammar.roundings import event_of
-from roundscope.emu.testing.casts import CastReport, block_probes, examine_cast
+from roundscope.emu.testing.casts import CastReport, Status, block_probes, examine_cast
 from roundscope.emu.testing.casts.block_probes import edge_blocks
-from tests.emu.testing.casts.cast_planted import QUANTIZERS, Planted, mx, nvfp4, rceil
+from tests.emu.testing.casts.cast_planted import (
+    PER_BLOCK,
+    QUANTIZERS,
+    Planted,
+    by_blocks,
+    mx,
+    nvfp4,
+    rceil,
+)
 
 NAMES = ["mxfp8_e4m3", "mxfp8_e5m2:ceil", "mxfp6_e2m3:even", "mxfp4:rceil", "mxint8", "nvfp4"]
 
@@ -120,3 +129,64 @@ def test_a_scale_array_of_another_shape_is_refused() -> None:
         examine_cast(lambda x: (x, np.ones(3, np.float32)), "mxfp8_e4m3")
     with pytest.raises(ValueError, match="a tuple of 4"):
         examine_cast(lambda x: (x, x, x, x), "mxfp8_e4m3")
+
+
+@pytest.mark.usefixtures("few_blocks")
+@pytest.mark.parametrize(("name", "fault", "words"), PER_BLOCK, ids=lambda p: str(p)[:24])
+def test_faults_of_scales_in_float32_are_named(name, fault, words) -> None:
+    """A known fault of a kernel with FP32 scales for which no known rule is said to exist."""
+    report = examine_cast(partial(by_blocks, **fault), "fp8_1x128")
+    assert not report.passed
+    assert words in report.sentence, (name, report.sentence, failures(report))
+
+
+@pytest.mark.usefixtures("few_blocks")
+def test_scales_are_not_blamed_for_a_quotient_in_float32() -> None:
+    """An inferred scale one float32 number away from the one that the function has."""
+    report = examine_cast(by_blocks, "fp8_1x128")
+    scales = next(row for row in report.rows if row.name == "scales")
+    assert scales.status is not Status.FAIL, (scales, report.sentence)
+
+
+@pytest.mark.usefixtures("few_blocks")
+def test_scales_of_numbers_that_fit_none_do_not_pass() -> None:
+    """Numbers that are no elements times one scale, whose scales are said to be right."""
+    report = examine_cast(lambda x: x * np.float32(1.01), "mxfp8_e4m3")
+    scales = next(row for row in report.rows if row.name == "scales")
+    assert scales.status is not Status.PASS, scales
+    assert not report.passed and "fit no scale" in scales.note
+
+
+@pytest.mark.usefixtures("few_blocks")
+def test_a_random_rounding_of_blocks_is_judged_as_random() -> None:
+    """Coins that are compared with the coins of another call, or judged by no law."""
+    asked = event_of("mxfp8_e4m3:stochastic")
+    seeds = iter(range(10**6))
+
+    def drawn(x: np.ndarray) -> np.ndarray:
+        r = replace(asked.element, seed=next(seeds))
+        return np.asarray(emu.round_blocks(x, replace(asked, element=r)))
+
+    report = examine_cast(drawn, asked)
+    assert report.passed, failures(report)
+    assert "lie beside the exact ones" in report.sentence
+    status = {row.name: row.status for row in report.rows}
+    assert status["blocks moved"] is Status.SKIPPED
+    fixed = examine_cast(mx, asked)
+    assert "bias" in {row.name for row in fixed.failed}
+    assert "as asked" not in fixed.sentence.partition(":")[0]
+
+
+@pytest.mark.usefixtures("few_blocks")
+def test_blocks_that_move_have_an_example_and_coins_a_note() -> None:
+    """A failure without any number, or of a random function without that word."""
+    along = next(p for p in QUANTIZERS if p.name == "scale of the block before")
+    report = examine_cast(along.function, event_of(along.asked))
+    [moved] = [row for row in report.failed if row.name == "blocks moved"]
+    assert moved.examples[0].got != moved.examples[0].expected and "moved to" in (
+        moved.examples[0].where
+    )
+    noise = next(p for p in QUANTIZERS if p.name == "noise")
+    report = examine_cast(noise.function, event_of(noise.asked))
+    [moved] = [row for row in report.failed if row.name == "blocks moved"]
+    assert "the function is random" in moved.note

@@ -1,0 +1,98 @@
+"""Faults in what sweeps and watched trainings report, and in plans asked by the name of a site."""
+
+from tests.checks.mutants.faults import Fault
+
+FAULTS = (
+    Fault(
+        name="name-of-a-site-without-blocks",
+        kind="block scale",
+        imitates="A plan asked by the name of a site forgets that the site rounds in blocks.",
+        file="attention/plans/plan.py",
+        old="""        site = site_named(site)
+        return next((block for""",
+        new="""        return next((block for""",
+        tests=("tests/attention/test_plan.py",),
+    ),
+    Fault(
+        name="sweep-of-a-file-not-causal",
+        kind="masks",
+        imitates="A sweep of a file whose call was causal is of another attention, which is not.",
+        file="experiments/sweep/conditions/condition.py",
+        old="""sizes["causal"] = file.causal""",
+        new="""sizes["causal"] = False""",
+        tests=("tests/experiments/sweep/test_files.py",),
+    ),
+    Fault(
+        name="sweep-of-the-first-entry",
+        kind="wrong axis",
+        imitates="A sweep of a file is cut to its first batch entry.",
+        file="experiments/sweep/conditions/inputs.py",
+        old="b, call = entries(cell), _of_call(cell)",
+        new="b, call = 1, _of_call(cell)",
+        tests=("tests/experiments/sweep/test_files.py",),
+    ),
+    Fault(
+        name="sweep-window-for-the-cell-alone",
+        kind="masks",
+        imitates="The binary64 reference of a cell sees all keys, where the cell has a window.",
+        file="experiments/sweep/measuring/calls.py",
+        old="""getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")}""",
+        new="""getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")
+                if record or name != "window"}""",
+        tests=("tests/experiments/sweep/test_files.py",),
+    ),
+    Fault(
+        name="infinite-entries-left-out",
+        kind="statistics",
+        imitates="The error of a result that is infinite somewhere is that of its other entries.",
+        file="experiments/sweep/measuring/metrics.py",
+        old="""return np.where(s["lost"] > 0, np.inf, x)""",
+        new="return x",
+        tests=("tests/experiments/sweep/test_metrics.py",),
+    ),
+    Fault(
+        name="infinities-are-not-lost",
+        kind="statistics",
+        imitates="Entries that are infinite are no fault; only NaN is counted.",
+        file="experiments/sweep/measuring/sums.py",
+        old="lost = ~finite & ~same",
+        new="lost = xp.isnan(d) & ~same",
+        tests=("tests/experiments/sweep/test_metrics.py",),
+    ),
+    Fault(
+        name="gradients-of-nan-not-told",
+        kind="statistics",
+        imitates="A report tells NaN in the output alone, and not in gradients.",
+        file="experiments/sweep/report/lost.py",
+        old="for name in NOT_FINITE",
+        new="for name in NOT_FINITE[:1]",
+        tests=("tests/experiments/sweep/test_lost.py",),
+    ),
+    Fault(
+        name="drift-of-all-looks-as-the-last",
+        kind="statistics",
+        imitates="After a cure the drift still reads as if there were none.",
+        file="attention/models/watcher.py",
+        old="""/drift": look.now,""",
+        new="""/drift": look.share,""",
+        tests=("tests/attention/models/test_log.py",),
+    ),
+    Fault(
+        name="alarm-never-over",
+        kind="statistics",
+        imitates="An alarm stays on when every look after a cure is quiet.",
+        file="attention/models/watcher.py",
+        old="self._is_on = self.alarm is not None and not (begun is None and look.is_quiet)",
+        new="self._is_on = self.alarm is not None",
+        tests=("tests/attention/models/test_log.py",),
+    ),
+    Fault(
+        name="looks-of-nan-not-told",
+        kind="statistics",
+        imitates="Looks that are not finite have no part in the drift, and nobody says so.",
+        file="experiments/watch/command.py",
+        old="        *_lost(looks),\n",
+        new="",
+        tests=("tests/experiments/watch/test_watch_log.py",),
+    ),
+)
