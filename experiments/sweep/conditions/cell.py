@@ -51,6 +51,7 @@ OF_CALL = {
     "softcap": "none",
     "mask": "none",
     "sinks": "none",
+    "alignment": "top-left",
     "batch": "1",
 }
 # axes that a cell has only where they have an effect, so older cells keep their keys

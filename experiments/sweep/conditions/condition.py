@@ -48,6 +48,7 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
     if file is not None:
         sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
         check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
+        _check_cut(file, parameters)
         note = told(str(parameters["input"]), file, parameters)
     settings = settings_of(parameters)
     try:
@@ -66,6 +67,18 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
         content="" if file is None else file.content,
         note=note,
     )
+
+
+def _check_cut(file: FileSizes, parameters: Mapping[str, Value]) -> None:
+    """Raise UsageError for a part of a file's tokens in which queries stand at other keys."""
+    queries, keys = int(parameters["T"]), int(parameters["S"])
+    moved = keys - queries - (file.S - file.T)
+    if parameters.get("alignment") == "bottom-right" and moved:
+        repair = (
+            f"of {file.T} queries and {file.S} keys, counted from the last, would stand {moved:+d}"
+            f" keys off; ask for as many keys less, S={queries + file.S - file.T}"
+        )
+        raise bad("T", queries, repair)
 
 
 def _served(parameters: Mapping[str, Value], plan: Plan) -> Plan:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from roundscope.attention.alignment import Alignment
 from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.experiments.errors import bad
 from roundscope.experiments.sweep.conditions.cell import Cell, entries
@@ -26,7 +27,7 @@ class Inputs:
     k, v    (B, S, N, H); from a file, with its key heads
     scale   of the scores, from a file's metadata; None for 1 / sqrt(H)
     mask    (B or 1, N or 1, T, S) of bool, and sinks (N,), from a file; None for none
-    window, softcap  as `examine` takes them; None for none
+    window, softcap, alignment  as `examine` takes them; None for none
 
     Drawn values are BF16 numbers, so rounding the inputs to BF16 or wider changes none of them.
     """
@@ -40,6 +41,7 @@ class Inputs:
     sinks: np.ndarray | None = None
     window: int | None = None
     softcap: float | None = None
+    alignment: Alignment | None = None
 
 
 def draw(cell: Cell) -> Inputs:
@@ -61,11 +63,12 @@ def draw(cell: Cell) -> Inputs:
 
 
 def _of_call(cell: Cell) -> dict[str, Any]:
-    """Return scale, window and softcap of a cell, as `examine` takes them; None for none."""
+    """Return what a cell says of its call, as `examine` takes it; None for none."""
     kinds: dict[str, Callable[[Any], Any]] = {"scale": float, "window": int, "softcap": float}
-    return {
+    found = {
         name: None if cell[name] in (None, "none") else of(cell[name]) for name, of in kinds.items()
     }
+    return found | {"alignment": cell["alignment"]}
 
 
 def file_of(name: str) -> tuple[Path, str | None]:

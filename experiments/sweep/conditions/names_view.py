@@ -6,6 +6,7 @@ It also lists the inputs, grammars and metrics, and gives an example.
 from collections.abc import Sequence
 from typing import Any
 
+from roundscope.attention.alignment import ALIGNMENTS
 from roundscope.attention.grammar.injections import WHERES
 from roundscope.attention.plans.choices import DeltaFrom, Exponential, KeyOrder
 from roundscope.attention.plans.presets import PRESETS
@@ -79,6 +80,10 @@ _AXES: dict[str, dict[str, tuple[str, str]]] = {  # group -> axis -> (values, me
         "softcap": ("default, none, or a number above 0", "the bound of the scores"),
         "mask": ("default none", "whether a file's mask takes part"),
         "sinks": ("default none", "whether a file's sinks take part"),
+        "alignment": (
+            f"default {' '.join(ALIGNMENTS)}",
+            "whether a causal or windowed cell counts queries and keys from the first or the last",
+        ),
         "batch": (
             "default, or a number from 1",
             "how many batch entries of a file; a cell has all of them together",
@@ -152,8 +157,8 @@ def _inputs() -> dict[str, str]:
         SAMPLE: "the first layer of the real tensors that come with Roundscope; sample:LAYER",
         "PATH[:LAYER]": (
             "a safetensors or npz file: each of its layers, or one, or layers.*; what the file says"
-            " of causality, scale, window, softcap, mask, sinks and batch holds where the axis does"
-            " not say otherwise (default: as the file says; none: without)"
+            " of causality, scale, window, softcap, mask, sinks, alignment, batch holds where the"
+            " axis does not say otherwise (default: as the file says; none: without)"
         ),
     }
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from roundscope.attention.alignment import UNSAID
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import OF_CALL, Value, lacking
@@ -72,6 +73,7 @@ def sizes_of(name: str) -> FileSizes | None:
         "softcap": None if x.softcap is None else number_words(x.softcap),
         "mask": None if x.mask is None else "file",
         "sinks": None if x.sinks is None else "file",
+        "alignment": x.alignment,
         "batch": str(b) if b > 1 else None,
     }
     return FileSizes(
@@ -129,7 +131,8 @@ def told(name: str, file: FileSizes, parameters: Mapping[str, Value]) -> str:
             kept.append(axis if said == "file" else f"{axis}={said}")
     parts = [f"as the file says, {' '.join(kept)}"] if kept else []
     parts += [f"as asked, {', '.join(changed)}"] if changed else []
-    parts += file.notes
+    # what asks for an alignment need not be told that nothing says it
+    parts += [n for n in file.notes if UNSAID not in n or "alignment" not in parameters]
     return f"input {name}: {'; '.join(parts)}" if parts else ""
 
 

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 
+from roundscope.attention.alignment import ALIGNMENTS
 from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.sites import PRODUCTS, Site, site_named
@@ -133,6 +134,12 @@ def _count(text: str) -> str:
     return str(_whole(1, LARGEST)(text))
 
 
+def _alignment(text: str) -> str:
+    if text not in ALIGNMENTS:
+        raise ValueError(unknown("alignment", text, ALIGNMENTS))
+    return text
+
+
 def _positive(text: str) -> str:
     number = _real(text)
     if number <= 0.0:
@@ -183,6 +190,7 @@ _READERS: dict[str, Callable[[Value], Value]] = {
     "softcap": _of_call(_positive),
     "mask": _of_call(),
     "sinks": _of_call(),
+    "alignment": _of_call(_alignment, none="top-left"),
     "batch": _of_call(_count, none="1"),
     "only": _or("all", _changing("only")),
     "but": _or("none", _changing("but")),

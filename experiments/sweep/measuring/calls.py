@@ -217,7 +217,10 @@ def _examine(
     # entries of one cell are numbered together, as for anybody who calls `examine` on the file
     one = cell["engine"] == "numpy" or plans[0] is EXACT or entries(cell) > 1
     options: dict[str, Any] = {"engine": cell["engine"], "record": record, "inject": inject}
-    options |= {name: getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")}
+    options |= {
+        name: getattr(x, name)
+        for name in ("scale", "window", "softcap", "mask", "sinks", "alignment")
+    }
     q, k, v = (tensors.of(role, every) for role in "qkv")
     found = examine(
         q,

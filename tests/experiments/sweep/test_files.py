@@ -261,3 +261,43 @@ def test_the_terminal_the_page_and_the_preview_say_it(file, tmp_path):
     assert axis.label == "input (with causal and mask and sinks and softcap and window)"
     page = write(out).read_text()
     assert "as the file says, causal=true scale=0.9 window=9 softcap=0.7 mask sinks batch=2" in page
+
+
+def test_alignment_of_a_file_and_of_a_cell(tmp_path):
+    """Catches queries that stand at other keys than the file or the axis says, and cut tokens of
+    which each query stands at another key.
+    """
+    random, (t, s) = np.random.default_rng(0), (4, 9)
+    x = {
+        n: random.standard_normal((1, 1, m, H)).astype("f4")
+        for n, m in (("q", t), ("k", s), ("v", s))
+    }
+    call = {"layout": "BNTH", "is_causal": "true"}
+    q, k, v = (a.transpose(0, 2, 1, 3).astype(np.float64) for a in x.values())
+    gap = np.arange(t)[:, None] - np.arange(s)
+    errors = {
+        first: relative_rms(
+            *(examine(q, k, v, plan=p, mask=gap + first >= 0).out for p in ("fp32", "exact"))
+        )
+        for first in (0, s - t)
+    }
+    for n, (said, asked, first) in enumerate(
+        (
+            ({}, {}, 0),
+            ({"alignment": "bottom-right"}, {}, s - t),
+            ({"alignment": "bottom-right"}, {"alignment": "top-left"}, 0),
+            ({}, {"alignment": "bottom-right"}, s - t),
+        )
+    ):
+        path = str(tmp_path / f"{n}.safetensors")
+        save_file(x, path, metadata=call | said)
+        cell = cell_of({"preset": "fp32", "tile": 16, "input": path} | asked)
+        assert ("nothing says how" in cell.note) == (not said and not asked)
+        (found,) = measure([cell])
+        assert found.metrics["rel_rms"] == pytest.approx(errors[first], rel=1e-9)
+    path = str(tmp_path / "1.safetensors")
+    with pytest.raises(UsageError, match=r"T 2: of 4 queries and 9 keys.*\+2 keys off.*S=7"):
+        cell_of({"input": path, "T": 2})
+    assert cell_of({"input": path, "T": 2, "S": 7})["alignment"] == "bottom-right"
+    with pytest.raises(UsageError, match=r"alignment 'bottom': .*bottom-right"):
+        cell_of({"alignment": "bottom"})
