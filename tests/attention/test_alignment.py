@@ -58,6 +58,15 @@ def test_bits_of_a_mask(plan, queries, keys, is_causal, window):
     assert got.notes == ()
 
 
+def test_rows_before_the_first_key_are_0_beside_an_infinite_value():
+    """Catches 0 times infinity in rows that see no key, of a tile in which others see it."""
+    q, k, v, _ = drawn(32, 12)
+    v[0, 0] = np.inf
+    how = {"plan": "fa2-bf16", "is_causal": True, "block_q": 8, "block_k": 8}
+    out = attend(q, k, v, alignment="bottom-right", **how)
+    assert not out[:, :20].any() and np.isinf(out[:, 20:]).all()
+
+
 @pytest.mark.parametrize(("queries", "keys"), SIZES)
 def test_exact_attention(queries, keys):
     """Catches a wrong meaning: binary64 attention that shares no code, and SDPA's own bias."""

@@ -299,5 +299,5 @@ def test_alignment_of_a_file_and_of_a_cell(tmp_path):
     with pytest.raises(UsageError, match=r"T 2: of 4 queries and 9 keys.*\+2 keys off.*S=7"):
         cell_of({"input": path, "T": 2})
     assert cell_of({"input": path, "T": 2, "S": 7})["alignment"] == "bottom-right"
-    with pytest.raises(UsageError, match=r"alignment 'bottom': .*bottom-right"):
+    with pytest.raises(UsageError, match="unknown alignment 'bottom'; did you mean 'bottom-right'"):
         cell_of({"alignment": "bottom"})
