@@ -304,11 +304,8 @@ def meanings(x: Inputs) -> Iterator[Meaning]:
 def _of_causality(x: Inputs, queries: int, keys: int) -> Iterator[Meaning]:
     if x.is_causal:
         if queries != keys:
-            for corner, first in (("bottom-right", keys - queries), ("top-left", 0)):
-                yield _seen(
-                    f"the causal mask is aligned {corner}",
-                    partial(_causal, first=first),
-                )
+            for corner in ("bottom-right", "top-left"):
+                yield _but(f"the causal mask is aligned {corner}", alignment=corner)
         begin = _first(x)
         for words, first in (
             ("a query sees one key more than its own position allows", 1),
@@ -321,10 +318,8 @@ def _of_causality(x: Inputs, queries: int, keys: int) -> Iterator[Meaning]:
     else:
         yield _but("the call is causal, not full", is_causal=True)
         if queries != keys:
-            yield _seen(
-                "the call is causal, not full, and aligned bottom-right",
-                lambda x: _causal(x, keys - queries),
-            )
+            words = "the call is causal, not full, and aligned bottom-right"
+            yield _but(words, is_causal=True, alignment="bottom-right")
 
 
 def _first(x: Inputs) -> int:

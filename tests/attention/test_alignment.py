@@ -15,7 +15,7 @@ from roundscope.attention.models.drift import head_numbers
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.families import draw
 
-SIZES = [(4, 30), (1, 30), (17, 33), (30, 12)]  # fewer queries than keys, one, ragged, more
+SIZES = [(4, 30), (1, 30), (17, 33), (32, 12)]  # few queries, one, ragged, more than keys
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
 
 
@@ -56,6 +56,15 @@ def test_bits_of_a_mask(plan, queries, keys, is_causal, window):
     assert blind.any() == (queries > keys)
     assert not got.out[:, blind].any() and not got.dq[:, blind].any()
     assert got.notes == ()
+
+
+def test_rows_before_the_first_key_are_0_beside_an_infinite_value():
+    """Catches 0 times infinity in rows that see no key, of a tile in which others see it."""
+    q, k, v, _ = drawn(32, 12)
+    v[0, 0] = np.inf
+    how = {"plan": "fa2-bf16", "is_causal": True, "block_q": 8, "block_k": 8}
+    out = attend(q, k, v, alignment="bottom-right", **how)
+    assert not out[:, :20].any() and np.isinf(out[:, 20:]).all()
 
 
 @pytest.mark.parametrize(("queries", "keys"), SIZES)

@@ -247,3 +247,19 @@ def test_all_tokens_leave_a_call_as_it_is():
     made = call(is_causal=True)
     assert finished(made, Choice(tokens=5)) is made
     assert finished(call(), Choice(tokens=6)).dk is not None
+
+
+def test_the_first_tokens_of_a_call_that_counts_from_the_last():
+    """Catches keys that the kept queries see and that are cut, and an alignment that changes."""
+    made = call(np.float64, is_causal=True, alignment="bottom-right")
+    sees = np.tri(T, S, S - T, dtype=bool)
+    part = finished(made, Choice(tokens=3))
+    assert (part.k.shape[2], part.alignment) == (3 + S - T, "bottom-right")
+    got = attention(part.q, part.k, part.v, np.tri(3, 3 + S - T, S - T, dtype=bool))
+    np.testing.assert_allclose(got, attention(made.q, made.k, made.v, sees)[:, :, :3], rtol=1e-13)
+    window = call(is_causal=False, window=2, alignment="bottom-right")
+    with pytest.raises(ValueError, match="tokens=3: of 5 queries of a window"):
+        finished(window, Choice(tokens=3))
+    few = {n: made.k[:, :, :2] if n == "k" else made.v[:, :, :2] for n in ("k", "v")}
+    with pytest.raises(ValueError, match="tokens=2: the first 3 of 5 queries see none of the 2"):
+        finished(call(is_causal=True, alignment="bottom-right", **few), Choice(tokens=2))

@@ -468,7 +468,7 @@ def test_alignment_of_files(tmp_path, roundscope):
         assert "aligned at the top left" in " ".join(out.split()), verb
     assert "aligned at the top left" in (tmp_path / "trace" / "report.html").read_text()
     assert "aligned at the top left" in (tmp_path / "check" / "report.html").read_text()
-    how = ["--alignment", "bottom-right", "--budget=2", "--out", tmp_path / "b"]
+    how = ["--alignment", "bottom-right", "--budget=200", "--out", tmp_path / "b"]
     _, out, _ = roundscope("identify", tmp_path / "bottom.npz", *how)
     assert "These are the numbers" in out and "aligned bottom-right" in " ".join(out.split())
     assert "aligned at the top left" not in " ".join(out.split())
