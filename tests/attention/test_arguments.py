@@ -284,7 +284,7 @@ def test_arrays_are_floats(name, dtype):
     """
     given = {"q": Q, "k": K, "v": V, "do": DO}
     refused(
-        f"{name}: dtype .*must be a float",
+        f"{name}: dtype .*must be {'real' if 'complex' in str(dtype) else 'a float'}",
         error=TypeError,
         **given | {name: given[name].astype(dtype)},
     )

@@ -247,11 +247,15 @@ def test_encoders_of_pytorch_are_seen(is_training):
             assert not torch.backends.mha.get_fastpath_enabled()
         with use(model, "fp32"):
             emulated = model(X, src_key_padding_mask=HIDDEN)
+        with use(model, "all:bf16"):
+            coarse = model(X, src_key_padding_mask=HIDDEN)
     assert torch.backends.mha.get_fastpath_enabled()
     assert [call.layer.number for call in kept.calls] == [0, 1]
     for x in (found, emulated):
         assert (x - own)[~HIDDEN].abs().max() < 1e-5
-    assert torch.equal(found, own) == is_training and not torch.equal(emulated, own)
+    assert torch.equal(found, own) == is_training
+    # some processors add as the plan fp32 does, so a coarse plan shows that calls are answered
+    assert (coarse - own)[~HIDDEN].abs().max() > 1e-3
 
 
 def test_the_fast_path_returns_after_the_last_interception():

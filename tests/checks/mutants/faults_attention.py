@@ -254,8 +254,8 @@ OF_TILES = (
         kind="masks",
         imitates="A query does not see the key at its own position: < in place of <=.",
         file=LOOPS,
-        old="(s[None, :] <= t[:, None])",
-        new="(s[None, :] < t[:, None])",
+        old="(s[None, :] <= at[:, None])",
+        new="(s[None, :] < at[:, None])",
         tests=JUDGE,
     ),
     Fault(

@@ -36,9 +36,8 @@ FAULTS = (
         kind="masks",
         imitates="The binary64 reference of a cell sees all keys, where the cell has a window.",
         file="experiments/sweep/measuring/calls.py",
-        old="""getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")}""",
-        new="""getattr(x, name) for name in ("scale", "window", "softcap", "mask", "sinks")
-                if record or name != "window"}""",
+        old="{name: getattr(x, name) for name in CALLED}",
+        new='{name: getattr(x, name) for name in CALLED if record or name != "window"}',
         tests=("tests/experiments/sweep/test_files.py",),
     ),
     Fault(
