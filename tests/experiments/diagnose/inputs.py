@@ -27,7 +27,7 @@ def request(plan="qiu-yao", causal=False, **changes):
     """A request; plan: a preset or a Plan."""
     from dataclasses import replace
 
-    made = _request(plan if isinstance(plan, str) else "fp32", causal)
+    made = replace(_request(plan if isinstance(plan, str) else "fp32"), causal=causal)
     return replace(made, **({} if isinstance(plan, str) else {"plan": plan}), **changes)
 
 
