@@ -64,4 +64,25 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
     ]
     if base.score_gradient is ScoreGradient.QUOTIENT and "score_gradient" in words:
         leaving.append("score_gradient")
-    return [words.pop(name) for name in leaving] + list(words.values())
+    return _taken(base, [words.pop(name) for name in leaving] + list(words.values()))
+
+
+def _taken(base: Plan, words: list[str]) -> list[str]:
+    """Return words in an order in which every plan on the way takes the next one.
+
+    It is the given order, in which a word that is refused is tried again after the others.
+    """
+    taken: list[str] = []
+    while words:
+        refused = []
+        for word in words:
+            try:
+                base = base.changed(word)
+            except ValueError:
+                refused.append(word)
+                continue
+            taken.append(word)
+        if len(refused) == len(words):
+            return taken + refused
+        words = refused
+    return taken
