@@ -409,16 +409,18 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
     k, v = (np.ascontiguousarray(a[:1, :, :1]) for a in (x.k, x.v))
     whole_mask = None if x.mask is None else x.mask[:1, :1]
     mask = None if whole_mask is None else whole_mask[:, :, rows]
-    if x.is_causal:
-        below = visible(replace(x, mask=None, window=None))[:, :, rows]
-        mask = below if mask is None else below & mask
+    cuts = x.is_causal or bool(x.window)
+    if cuts:
+        near = visible(replace(x, mask=None))[:1, :1, rows]
+        mask = near if mask is None else near & mask
     one_head = x.options | {"sinks": None if x.sinks is None else x.sinks[:1], "mask": whole_mask}
 
     def judge(c: Candidate) -> Nearness | None:
-        # plans whose arithmetic depends on query tiles and on causality, which a mask does not tell
+        # plans whose arithmetic depends on query tiles, and on causality or a window, which a mask
+        # does not tell
         of_tiles = c.plan.key_order is KeyOrder.MASKED_FIRST or c.plan.unfused_if_cut
         try:
-            if x.window or (x.is_causal and of_tiles):
+            if cuts and of_tiles:
                 got = emulated(c, whole, k, v, **one_head).out[:, rows]
             else:
                 got = emulated(
@@ -426,7 +428,7 @@ def _forward_judge(x: Inputs, out: np.ndarray, count: int) -> Judge:
                     last,
                     k,
                     v,
-                    **one_head | {"is_causal": False, "mask": mask},
+                    **one_head | {"is_causal": False, "window": None, "mask": mask},
                 ).out
         except ValueError:
             return None  # the plan cannot run: its tensor core does not read its factors

@@ -232,7 +232,7 @@ def test_the_next_command_asks_the_same():
     assert f'assert_as_good_as(kernel, "fa2", {said}' in why
     failed = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
     _, command = words.next_step(replace(report, cases=[failed]))
-    assert command == "roundscope identify k:f --causal --head 2 --budget 120"
+    assert command == "roundscope identify k:f --causal --head 2 --budget 50000"
 
 
 def test_a_headline_names_the_notes():
