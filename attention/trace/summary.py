@@ -245,12 +245,13 @@ def tiles_added(setup: Setup, site: Site, features: int, backward: bool, seen: S
     place = counts.__array_namespace__().where(
         counts[..., 0] > 0, place, -1
     )  # a tile that was left out has no place
-    return (
-        counts.sum((1, 2)),
-        sums.sum((1, 2)),
-        *_worst(setup, site, peak, place, features),
-        _by_row(site, row).sum(1),
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # sums beyond binary64 are infinite
+        return (
+            counts.sum((1, 2)),
+            sums.sum((1, 2)),
+            *_worst(setup, site, peak, place, features),
+            _by_row(site, row).sum(1),
+        )
 
 
 def _size(setup: Setup, name: str) -> int:

@@ -21,6 +21,16 @@ REPRODUCERS = [
     {"plan": "fa4-bf16", "shape": ONE, "seed": 0, "softcap": 0.3, "record": None, "kinds": ["few"]},
     # so was the scale, where plans are data and log2 e enters it
     {"plan": ["fa2", "fa2 O=bf16"], "shape": TWO, "seed": 0, "record": None, "kinds": ["few"]},
+    # NumPy warned of squares of errors that are infinite only when those of tiles are added
+    {
+        "plan": "exact backward=e5m2 X.mode=to-odd",
+        "shape": (1, 7, 1, 1, 1, 8, 8),
+        "seed": 388,
+        "tiles": (2, 1),
+        "is_causal": True,
+        "record": {"steps": ("DELTA",)},
+        "kinds": ["wide"],
+    },
 ]
 SUBNORMAL = (
     "a sink 709 above its scores: 1 / l is subnormal in binary64, and XLA on a CPU flushes it "
