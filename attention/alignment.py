@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from roundscope.emu.formats.format import unknown
 
 Alignment = Literal["top-left", "bottom-right"]
-UNSAID = "as nothing says how"  # in notes on calls of which nobody said how they are aligned
 ALIGNMENTS: tuple[Alignment, ...] = get_args(Alignment)
 
 
@@ -72,7 +71,7 @@ def note_on(
         return None
     what = "causal" if is_causal else "windowed"
     return (
-        f"a {what} call of {queries} queries and {keys} keys, aligned at the top left, {UNSAID}:"
-        " query t stands at key t, as in PyTorch's SDPA and jax.nn; FlashAttention since"
+        f"a {what} call of {queries} queries and {keys} keys, aligned at the top left, as nothing"
+        " says how: query t stands at key t, as in PyTorch's SDPA and jax.nn; FlashAttention since"
         f" 2.1 puts it at key t {keys - queries:+d}, which alignment bottom-right says"
     )

@@ -356,19 +356,14 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
     return report
 
 
-def seeing(x: Inputs) -> np.ndarray:
-    """Return which queries see a key, booleans (B, T, N)."""
-    shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
-    sees: np.ndarray = np.broadcast_to(visible(x), shape).max(-1)
-    return sees.swapaxes(1, 2)
-
-
 def _comparable(x: Inputs, outputs: Outputs) -> Outputs:
     """Return outputs with all three gradients or none, and 0 in rows of queries that see no key.
 
     What a kernel returns in such rows is its own choice.
     """
-    seen = seeing(x)[..., None]
+    shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+    sees: np.ndarray = np.broadcast_to(visible(x), shape).max(-1)
+    seen = sees.swapaxes(1, 2)[..., None]
     out = np.where(seen, outputs.out, np.float32(0.0))
     if outputs.dq is None or outputs.dk is None or outputs.dv is None:
         return Outputs(out=out)
