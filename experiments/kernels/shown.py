@@ -166,7 +166,7 @@ def _tables(found: Identified, screen: Any) -> None:
     forward, back = found.forward, found.backward
     screen.print(
         _steps_table(
-            "what it is not: structures on the last rows, nearest first",
+            "structures tried on the last rows, nearest first",
             forward.structures[:STRUCTURES],
         )
     )

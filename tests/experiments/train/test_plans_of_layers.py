@@ -3,62 +3,20 @@ delta.
 """
 
 from dataclasses import replace
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.attention import Plan, attend
-from roundscope.attention.plans.traced import HeadPlans, head_plans
+from roundscope.attention import Plan
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import groups
-from roundscope.experiments.train import step as a_step
-from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import engines, layers, linear, model, monitor, plans, step
+from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.loop import replayed
 from roundscope.experiments.train.settings import settings
-
-CONFIG = Config(
-    layers=2,
-    heads=2,
-    width=16,
-    context=12,
-    vocab=16,
-    batch=2,
-    block=8,
-    steps=20,
-    warmup=2,
-    lr=1e-2,
-    min_lr=1e-3,
-    plan="qiu-yao",
-    sums="preset",
-)
-# another exponential and delta, P V added into O, other sums
-MIXED = ("layer=0 -> plan=fp32", "layer=1 -> plan=fa2-bf16")
-
-
-def tokens_of(number, config=CONFIG):
-    shape = config.batch, config.context + 1
-    return np.random.default_rng(number).integers(0, config.vocab, shape).astype(np.int32)
-
-
-def trained(config, tables, steps=3):
-    """The state of one arm after some steps, and the losses."""
-    state, losses = step.start(config, 1), []
-    for n in range(steps):
-        state, loss, _ = step.advance(config)(
-            state, tokens_of(n), plans.by_arm([tables]), np.float32([config.lr])
-        )
-        losses.append(loss)
-    return state, np.concatenate(losses)
-
-
-def same(a, b):
-    leaves = zip(*map(jax.tree.leaves, (a, b)), strict=True)
-    return all(np.asarray(x).tobytes() == np.asarray(y).tobytes() for x, y in leaves)
+from tests.experiments.train.two_layers import CONFIG, MIXED, same, tokens_of, trained
 
 
 def apart(tables, axis=0):
@@ -75,48 +33,6 @@ def test_the_same_plan_in_every_layer_is_the_one_plan():
     assert isinstance(plans.by_layer(each), HeadPlans) and each == plans_of(CONFIG)
     runs = [trained(CONFIG, own) for own in (one, plans.by_layer(each), apart(one))]
     assert same(runs[0], runs[1]) and same(runs[0], runs[2])
-
-
-def by_hand(params, tokens, own, config):
-    """The loss of the model with a plan for each layer, one layer after the other."""
-
-    def layer(plan, x, w):
-        qkv = linear.linear(
-            layers.layer_norm(x, w["norm1"]), w["qkv"].reshape(config.width, -1), config.matmul
-        ).reshape(*x.shape[:2], 3, config.heads, config.head_width)
-        tiles = {"block_q": config.tile, "block_k": config.tile}
-        own = head_plans([plan] * config.heads)
-        out = attend(*(qkv[:, :, i] for i in range(3)), plan=own, is_causal=True, **tiles)
-        proj = w["proj"].reshape(config.width, config.width)
-        x = x + linear.linear(out.reshape(x.shape), proj, config.matmul)
-        h = linear.linear(layers.layer_norm(x, w["norm2"]), w["up"], config.matmul)
-        return x + linear.linear(jax.nn.gelu(h, approximate=False), w["down"], config.matmul), None
-
-    x = linear.embed(params["embedding"], tokens[:, :-1], config.vocab)
-    x = x + params["position"][: x.shape[1]]
-    for n, plan in enumerate(own):  # a loop of one layer, since another loop has other last bits
-        w = jax.tree.map(lambda leaf, n=n: leaf[n : n + 1], params["layers"])
-        x, _ = jax.lax.scan(partial(layer, plan), x, w)
-    last = layers.layer_norm(x, params["norm"])
-    logits = linear.linear(last, params["embedding"].T, config.matmul)
-    return linear.cross_entropy(logits, tokens[:, 1:])
-
-
-def test_two_layers_with_two_plans_are_two_calls_of_attend():
-    """A layer that has its neighbour's plan, forward or backward, or a mixture of both."""
-    own = Plan.preset("fp32"), Plan.preset("fa2-bf16")
-
-    def one(state, tokens):
-        lr = jnp.float32(CONFIG.lr)
-        return a_step.one(CONFIG, state, lr, lambda p: by_hand(p, tokens, own, CONFIG))
-
-    advance = a_step.compiled(jax.vmap(one, in_axes=(0, None)))
-    state, losses = step.start(CONFIG, 1), []
-    for n in range(3):
-        state, loss, _ = advance(state, tokens_of(n))
-        losses.append(loss)
-    ours = trained(CONFIG, plans.by_layer(plans_of(CONFIG, MIXED)))
-    assert same(ours[1], np.concatenate(losses)) and same(ours[0], state)
 
 
 def test_a_plan_holds_in_its_layer():
