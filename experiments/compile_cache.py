@@ -3,19 +3,18 @@
 The command line keeps what it compiled, so that a second run compiles nothing.
 """
 
-from pathlib import Path
+from roundscope.emu.backends.kept import writable_folder
 
 
 def keep_compilations() -> None:
-    """Point JAX's persistent compilation cache at ~/.cache/roundscope/jax.
+    """Point JAX's persistent compilation cache at the folder `jax` of Roundscope's caches.
 
-    The bits of results do not depend on the cache.
+    Nothing is kept where that cannot be written. The bits of results do not depend on the cache.
     """
     import jax
 
-    jax.config.update(
-        "jax_compilation_cache_dir", str(Path.home() / ".cache" / "roundscope" / "jax")
-    )
+    folder = writable_folder("jax")
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
