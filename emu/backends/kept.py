@@ -167,15 +167,20 @@ def _note_error(folder: Path, error: OSError) -> None:
 
 
 @cache
-def _noted() -> list[str]:
-    """Return the notes of this process."""
+def notes() -> list[str]:
+    """Return why things were not kept in this process: what is so, '; ', and what to do.
+
+    Example:
+        >>> isinstance(notes(), list)
+        True
+    """
     return []
 
 
 def _note(what: str) -> None:
     """Log why nothing is kept, once in a process; a worker's parent has said it already."""
-    if not _noted() and multiprocessing.parent_process() is None:
+    if not notes() and multiprocessing.parent_process() is None:
         logging.getLogger("roundscope").warning(
             "roundscope: nothing is kept on disk, so every run compiles anew: %s", what
         )
-    _noted().append(what)
+    notes().append(what)

@@ -40,8 +40,8 @@ def fused_sum() -> float:
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty folder of caches, for a process that has noted nothing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    notes: list[str] = []
-    monkeypatch.setattr(kept, "_noted", lambda: notes)
+    noted: list[str] = []
+    monkeypatch.setattr(kept, "notes", lambda: noted)
     return tmp_path / "caches"
 
 
