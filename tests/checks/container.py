@@ -269,4 +269,4 @@ if __name__ == "__main__":
     parser.add_argument("--all", action="store_true", help="what cannot be tried is a fault")
     asked = parser.parse_args()
     found = check(STATES, python=asked.python)
-    sys.exit(bool(found["faulty"] or asked.all and found["not tried"]))
+    sys.exit(bool(found["faulty"] or (asked.all and found["not tried"])))

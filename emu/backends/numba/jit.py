@@ -99,7 +99,7 @@ class _Kept(NullCache):  # type: ignore[misc]
     def _file(self, sig: Any, codegen: Any) -> str:
         """Return the name of the file for these types on this processor."""
         key = repr((*self._key, str(sig), codegen.magic_tuple()))
-        return f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.numba"
+        return f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.nbc"
 
 
 def _folder() -> Path | None:
