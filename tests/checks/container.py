@@ -74,9 +74,14 @@ def no_folder(place: Place, until: ExitStack) -> None:
     place.env["HOME"] = "/proc"
 
 
+def is_root() -> bool:
+    """Return whether this process may become another user."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
 def as_root() -> None:
     """Raise CannotTry for anybody but root."""
-    if os.name != "posix" or os.geteuid() != 0:
+    if not is_root():
         raise CannotTry("only root may become another user or mount")
 
 
