@@ -13,6 +13,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+_unwritten: dict[str, bytes] = {}  # by file name, where there is no folder that can be written
 _SHA256 = hashlib.sha256().digest_size  # bytes of the digest that a kept file begins with
 
 
@@ -110,7 +111,7 @@ def writable_folder(name: str) -> Path | None:
 
 
 def read_kept(folder: Path | None, name: str) -> bytes | None:
-    """Return what `keep` wrote under this name, or None if exactly that is not there.
+    """Return what `keep` was given under this name, or None if exactly that is not there.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -118,49 +119,57 @@ def read_kept(folder: Path | None, name: str) -> bytes | None:
         ...     read_kept(Path(folder), "one"), read_kept(Path(folder), "two")
         (b'code', None)
     """
-    if folder is None:
-        return None
-    try:
-        status = (folder / name).stat()
-        if not stat.S_ISREG(status.st_mode) or foreign(status):
-            return None
-        whole = (folder / name).read_bytes()
-    except OSError:
-        return None
+    whole = b"" if folder is None else _read(folder / name)
     data = whole[_SHA256:]
-    return data if whole[:_SHA256] == _digest(name, data) else None
+    return data if whole[:_SHA256] == _digest(name, data) else _unwritten.get(name)
+
+
+def _read(file: Path) -> bytes:
+    """Return what a file contains; nothing if it is no file, or one of another user."""
+    try:
+        status = file.stat()
+        return file.read_bytes() if stat.S_ISREG(status.st_mode) and not foreign(status) else b""
+    except OSError:
+        return b""
 
 
 def keep(folder: Path | None, name: str, data: bytes) -> None:
-    """Write data to a file, all at once and with a digest; what fails is noted, and no error.
+    """Write data to a file, all at once and with a digest.
+
+    What cannot be written is noted, without an error, and kept in memory until the process ends.
 
     Args:
-        folder: where, or None to write nothing.
+        folder: where, or None for memory.
         name: the file's name. The digest contains it, so that no file passes for another.
         data: what `read_kept` returns.
     """
-    if folder is None:
-        return
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=folder)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(_digest(name, data) + data)
-                file.flush()
-                os.fsync(file.fileno())  # or a name may outlive a power failure without its bytes
-            Path(temporary).replace(folder / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        if folder is not None:
+            _write(folder, name, data)
+            return
     except OSError as error:
         _note_error(folder, error)
+    _unwritten[name] = data
+
+
+def _write(folder: Path, name: str, data: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(_digest(name, data) + data)
+            file.flush()
+            os.fsync(file.fileno())  # or a name may outlive a power failure without its bytes
+        Path(temporary).replace(folder / name)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _digest(name: str, data: bytes) -> bytes:
     return hashlib.sha256(name.encode() + b"\0" + data).digest()
 
 
-def _note_error(folder: Path, error: OSError) -> None:
+def _note_error(folder: Path | None, error: OSError) -> None:
     why = (error.strerror or str(error)).lower()
     place = error.filename2 or folder  # a name that something else has, or the folder
     _note(f"{str(place)!r}: {why}; repair that, or set XDG_CACHE_HOME to another folder")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from roundscope.emu.backends.kept import cache_folder, notes, read_kept, writing_fails
 from roundscope.emu.backends.threads import kept_folder
+from roundscope.experiments import compile_cache
 from roundscope.experiments.errors import one_line
 
 
@@ -41,7 +42,7 @@ def findings() -> Iterator[Finding]:
 
     for compiler, version in ("fused", llvmlite.__version__), ("numba", numba.__version__):
         yield cache(f"cache of {compiler} kernels", kept_folder(compiler, version), is_damaged)
-    yield cache("cache of JAX", cache_folder("jax"), lambda file: not file.stat().st_size)
+    yield cache("cache of JAX", cache_folder("jax"), compile_cache.is_damaged)
     yield importing(Path.cwd())
     yield jax_platform()
     yield picture()

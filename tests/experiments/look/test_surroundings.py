@@ -2,10 +2,13 @@
 
 import json
 import os
+import warnings
 
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from roundscope.emu.backends import kept
+from roundscope.experiments import compile_cache
 from roundscope.experiments.look import probes, self_check, surroundings
 from roundscope.experiments.look.doctor import devices
 
@@ -30,6 +33,32 @@ def test_a_damaged_file_is_counted(folder):
     (folder / "two").write_bytes(b"")
     found = _of_kernels(folder)
     assert not found.right and "1 damaged" in found.seen and f"rm -r '{folder}'" in found.do
+
+
+@pytest.mark.parametrize("damage", [b"", b"text", None])
+def test_a_damaged_program_of_jax(tmp_path, monkeypatch, damage):
+    """A program that JAX compiles in every run, which it says with two lines for each."""
+    import jax
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = [getattr(jax.config, name) for name in names]
+    with warnings.catch_warnings():
+        try:
+            compile_cache.keep_compilations()
+            jax.config.update(names[1], 0)
+            reset_cache()
+            assert jax.jit(lambda x: x + 41)(1.0) == 42.0
+            (file, *_) = files = [*(tmp_path / "roundscope" / "jax").glob("*-cache")]
+            assert not any(map(compile_cache.is_damaged, files))
+            file.write_bytes(file.read_bytes()[:-9] if damage is None else damage)
+            assert compile_cache.is_damaged(file)
+            jax.clear_caches()
+            assert jax.jit(lambda x: x + 41)(1.0) == 42.0  # and no warning, which is an error here
+        finally:
+            for name, value in zip(names, before, strict=True):
+                jax.config.update(name, value)
+            reset_cache()
 
 
 def test_who_may_write(folder, monkeypatch):
