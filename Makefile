@@ -52,7 +52,7 @@ lint: $(READY)
 
 AS ?= $(BIN)/python
 
-containers: $(READY)  ## no home, unknown users, full and read-only disks; as root: make containers AS=/usr/bin/python3.11, which all users may run
+containers: $(VENV)/.installed  ## no home, unknown users, full and read-only disks; as root: make containers AS=/usr/bin/python3.11, which all users may run
 	$(BIN)/python -m tests.checks.container --python $(AS) $(CONTAINERS)
 
 exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
