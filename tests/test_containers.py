@@ -21,9 +21,12 @@ def test_every_fault_is_found():
         (replace(GOOD, code=139), "exit code 139"),
         (replace(GOOD, errors="Traceback (most"), "a traceback"),
         (replace(GOOD, numbers="others"), "other numbers"),
-        (replace(GOOD, errors="nothing is kept on disk"), "1 notes in place of 0"),
+        (replace(GOOD, errors="nothing is kept on disk"), "1 notes in place of False"),
         (replace(GOOD, left=["roundscope-x"]), "left"),
     ):
         (found,) = container.faults(bad, "numbers", noted=False)
         assert words in found
-    assert container.faults(GOOD, "numbers", noted=True) == ["0 notes in place of 1"]
+    twice = replace(GOOD, errors="nothing is kept on disk\n" * 2)
+    assert container.faults(twice, "numbers", noted=None) == ["2 notes in place of None"]
+    assert container.faults(GOOD, "numbers", noted=None) == []
+    assert container.faults(GOOD, "numbers", noted=True) == ["0 notes in place of True"]
