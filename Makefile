@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint exhaustive engines fuzz every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint containers exhaustive engines fuzz every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -49,6 +49,11 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+AS ?= $(BIN)/python
+
+containers: $(VENV)/.installed  ## no home, unknown users, full and read-only disks; as root: make containers AS=/usr/bin/python3.11, which all users may run
+	$(BIN)/python -m tests.checks.container --python $(AS) $(CONTAINERS)
 
 exhaustive: $(READY)  ## every float32 input, every format, both executors; every argument of exp
 	$(BIN)/python -m tests.checks.exhaustive

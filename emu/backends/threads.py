@@ -7,13 +7,14 @@ start, so nothing here imports it.
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from roundscope.emu.backends.kept import cache_folder
 
 _PIECE = 1 << 16  # below this many numbers a second thread costs more than it saves
 
@@ -58,17 +59,14 @@ def _sources() -> bytes:
 
 
 @cache
-def kept_folder(compiler: str, version: str) -> Path:
+def _digest(version: str) -> str:
+    return hashlib.sha256(_sources() + version.encode()).hexdigest()[:16]
+
+
+def kept_folder(compiler: str, version: str) -> Path | None:
     """Return the folder that keeps what a compiler made of exactly these sources.
 
-    Its name contains a digest of all source files of `emu` and of the compiler's version. Numba's
-    own cache does not notice a change in a function that a kernel calls.
+    Its name contains a digest of all source files of `emu` and of the compiler's version, since a
+    kernel changes with every function that it calls. None if nothing can be kept.
     """
-    digest = hashlib.sha256(_sources() + version.encode())
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = base / "roundscope" / f"{compiler}-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="roundscope-"))
-    return folder
+    return cache_folder(f"{compiler}-{_digest(version)}")

@@ -171,7 +171,9 @@ def bench(
 
 
 def doctor(json: Json = False) -> None:
-    """Print versions, devices and known problems of this machine, and run a self-check."""
+    """Print versions, devices, known problems of this machine, its caches and settings with what to
+    do about each, and run a self-check.
+    """
     from roundscope.experiments.look import doctor as doctor_command
 
     if not doctor_command.run(as_json=json):

@@ -1,4 +1,4 @@
-"""The command `doctor`: versions, devices, this machine's traps, and a self-check of rounding."""
+"""The command `doctor`: versions, devices, caches and settings, traps, a self-check."""
 
 import os
 import platform
@@ -25,14 +25,16 @@ def run(as_json: bool = False) -> bool:
 def examine() -> dict[str, Any]:
     """Return the whole report as plain data."""
     print("probing (some seconds: XLA compiles) ...", file=sys.stderr)
-    from roundscope.experiments.look import probes, self_check
+    from roundscope.experiments.look import probes, self_check, surroundings
 
+    around = [*surroundings.findings()]
     traps = [_probe(p) for p in probes.PROBES]
     checks = [self_check.check(name) for name in self_check.JUDGES]
     passed = all(c.passed for c in checks)
     return {
         "versions": versions(),
         "devices": devices(),
+        "surroundings": around,
         "traps": traps,
         "self_check": checks,
         "passed": passed,
@@ -54,8 +56,12 @@ def devices() -> list[str]:
     """Return the processor and JAX's devices in words; JAX computes on the first of its devices."""
     import jax
 
-    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
-    return [f"host: {cpu}", *(f"jax {d.platform}:{d.id}: {d.device_kind}" for d in jax.devices())]
+    host = f"host: {platform.machine()}, {os.cpu_count()} cores"
+    try:
+        found = jax.devices()
+    except (RuntimeError, AssertionError):  # a platform that is not here, which has its own row
+        return [host]
+    return [host, *(f"jax {d.platform}:{d.id}: {d.device_kind}" for d in found)]
 
 
 def _probe(probe: Any) -> dict[str, Any]:
@@ -66,8 +72,9 @@ def _probe(probe: Any) -> dict[str, Any]:
         finding: dict[str, Any] = plain(probe())
         return finding
     except Exception as error:  # a probe meets what nobody foresaw: that is a finding, not a crash
+        how = "repair what it says, and run doctor again"
         name, seen = probe.__name__.replace("_", " "), f"could not probe: {one_line(error)}"
-        return {"name": name, "seen": seen, "present": None, "immune": None, "how": ""}
+        return {"name": name, "seen": seen, "present": None, "immune": None, "how": how}
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -77,10 +84,14 @@ def _print(report: dict[str, Any]) -> None:
     out.print(Text("  ".join(f"{k} {v}" for k, v in report["versions"].items())))
     for device in report["devices"]:
         out.print(Text(device))
+    out.print(_surroundings(report["surroundings"]))
     out.print(_traps(report["traps"]))
     out.print(_checks(report["self_check"]))
     if report["passed"]:
         out.print(Text("both executors agree with ml_dtypes", style="bold green"))
+    elif all(c.passed or (c.xla_wrong is None and not c.numba_wrong) for c in report["self_check"]):
+        words = "XLA does not run here: see JAX's platform. NumPy's executor agrees with ml_dtypes"
+        out.print(Text(words, style="bold red"))
     else:
         out.print(Text("SELF-CHECK FAILED: do not trust results of this machine", style="bold red"))
 
@@ -92,6 +103,17 @@ def _table(*columns: str) -> Any:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for name in columns:
         table.add_column(name)
+    return table
+
+
+def _surroundings(found: list[Any]) -> Any:
+    from rich.text import Text
+
+    table = _table("looked at", "seen here", "right", "what to do")
+    for f in found:
+        style = None if f.right else "bold red"
+        row = (f.name, f.seen, "yes" if f.right else "no", f.do or "nothing")
+        table.add_row(*(Text(x, overflow="fold") for x in row), style=style)
     return table
 
 
@@ -109,6 +131,8 @@ def _traps(traps: list[dict[str, Any]]) -> Any:
 def _checks(checks: list[Any]) -> Any:
     table = _table("format", "numbers", "wrong by Numba", "wrong by XLA")
     for c in checks:
-        numbers = (str(n) for n in (c.numbers, c.numba_wrong, c.xla_wrong))
+        numbers = (
+            "not run" if n is None else str(n) for n in (c.numbers, c.numba_wrong, c.xla_wrong)
+        )
         table.add_row(c.format, *numbers, style=None if c.passed else "bold red")
     return table

@@ -3,12 +3,10 @@
 import ctypes
 import hashlib
 import math
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, chain, count
-from pathlib import Path
 from typing import Any
 
 import llvmlite
@@ -19,6 +17,7 @@ from roundscope.emu.backends.fused.code import Code
 from roundscope.emu.backends.fused.graph import DTYPES, F64, FLOATS, Graph, Node
 from roundscope.emu.backends.fused.loops import memory, written
 from roundscope.emu.backends.fused.schedule import scheduled
+from roundscope.emu.backends.kept import keep, read_kept
 from roundscope.emu.backends.threads import kept_folder, over_threads
 from roundscope.emu.stats.summary import record_type, records_type
 
@@ -220,14 +219,11 @@ def _compiled(key: str, text: Callable[[], str]) -> tuple[Callable[[int, int], N
     name, features = _processor()
     made_by = (key, name, features, str(llvm.llvm_version_info))
     digest = hashlib.sha256("\n".join(made_by).encode()).hexdigest()
-    kept = kept_folder("fused", llvmlite.__version__) / f"{digest[:24]}.o"
+    folder, file = kept_folder("fused", llvmlite.__version__), f"{digest[:24]}.o"
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu=name, features=features, opt=2)
-    if kept.exists():
-        parsed = llvm.parse_assembly("")
-        engine = llvm.create_mcjit_compiler(parsed, machine)
-        engine.add_object_file(llvm.ObjectFileRef.from_path(str(kept)))
-    else:
+    data = read_kept(folder, file)
+    if data is None:
         parsed = llvm.parse_assembly(text())
         parsed.verify()
         options = llvm.create_pipeline_tuning_options(speed_level=2)
@@ -235,11 +231,9 @@ def _compiled(key: str, text: Callable[[], str]) -> tuple[Callable[[int, int], N
         passes = builder.getModulePassManager()
         passes.run(parsed, builder)
         data = machine.emit_object(parsed)
-        with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as file:
-            file.write(data)
-        Path(file.name).replace(kept)  # at once, so that no other process reads half of it
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        keep(folder, file, data)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
     address = engine.get_function_address("run")
     return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address), engine

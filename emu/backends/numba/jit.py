@@ -5,29 +5,48 @@ function of the same type as their argument, so that a type checker still checks
 them are plain `njit` without fastmath, which could change the bits.
 """
 
+import hashlib
+import pickle
+import sys
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numba
 from numba.core import config
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 from numba.extending import intrinsic as numba_intrinsic
 
+from roundscope.emu.backends.kept import keep, read_kept
 from roundscope.emu.backends.threads import kept_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 
+def _jitted(function: F, **options: Any) -> F:
+    """Return Numba's `njit` of a function, for users who set NUMBA_DISABLE_JIT=1 too.
+
+    The kernels wrap around in 64 bits and have instructions of LLVM: as Python they would be wrong.
+    """
+    before, config.DISABLE_JIT = config.DISABLE_JIT, 0
+    try:
+        jitted: F = numba.njit(**options)(function)
+    finally:
+        config.DISABLE_JIT = before
+    return jitted
+
+
 def njit(function: F) -> F:
     """Compile a function that other compiled functions call, without keeping it on disk."""
-    jitted: F = numba.njit(function)
-    return jitted
+    return _jitted(function)
 
 
 def inlined(function: F) -> F:
     """Compile a function as `njit` does, and copy its body into every compiled caller."""
-    jitted: F = numba.njit(inline="always")(function)
-    return jitted
+    return _jitted(function, inline="always")
 
 
 def intrinsic(function: Callable[Concatenate[Any, P], Any]) -> Callable[P, Any]:
@@ -47,17 +66,44 @@ def intrinsic(function: Callable[Concatenate[Any, P], Any]) -> Callable[P, Any]:
 def compiled(function: F) -> F:
     """Compile a function of a module and keep it on disk, so that a new process loads it quickly.
 
-    The function must be defined in a module and must call only such functions. Numba cannot cache a
-    closure over compiled functions or a compiled function that is passed as an argument. Numba
-    reads the name of the cache folder only while the function is decorated, so the caches of other
-    packages do not move.
+    The function must be defined in a module and must call only such functions: a closure over
+    compiled functions, or a compiled function that is passed as an argument, cannot be kept.
     """
-    before, config.CACHE_DIR = config.CACHE_DIR, str(kept_folder("numba", numba.__version__))
-    try:
-        jitted: F = numba.njit(nogil=True, cache=True)(function)
-    finally:
-        config.CACHE_DIR = before
+    jitted = _jitted(function, nogil=True)
+    cast(Any, jitted)._cache = _Kept(function)
     return jitted
+
+
+class _Kept(NullCache):  # type: ignore[misc]
+    """What Numba asks for the machine code of one function, and tells it.
+
+    Numba's own cache trusts its files, and needs a folder that can be written.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        code = function.__code__
+        name = f"{function.__module__}.{function.__qualname__}"
+        self._key = (name, code.co_firstlineno, code.co_code, sys.implementation.cache_tag)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what Numba compiled for these types, or None."""
+        target_context.refresh()
+        data = read_kept(_folder(), self._file(sig, target_context.codegen()))
+        return data and CompileResult._rebuild(target_context, *pickle.loads(data))
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what Numba compiled for these types, unless it holds addresses of this process."""
+        if not data.lifted and not data.library.has_dynamic_globals:
+            keep(_folder(), self._file(sig, data.codegen), dumps(data._reduce()))
+
+    def _file(self, sig: Any, codegen: Any) -> str:
+        """Return the name of the file for these types on this processor."""
+        key = repr((*self._key, str(sig), codegen.magic_tuple()))
+        return f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.nbc"
+
+
+def _folder() -> Path | None:
+    return kept_folder("numba", numba.__version__)
 
 
 def closure(tag: str) -> Callable[[F], F]:

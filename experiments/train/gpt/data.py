@@ -3,16 +3,21 @@
 A batch depends on (data, seed, step) alone.
 """
 
+import atexit
 import hashlib
 import platform
+import shutil
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roundscope.emu.backends.kept import cache_folder, writing_fails
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.run import prepare
@@ -145,7 +150,8 @@ def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
 def stdlib() -> Path:
     """Return the folder of the running Python's standard library as tokens, without its tests.
 
-    It is made in the user's cache on first use.
+    It is made in the user's cache on first use and whenever it is not what was written; where
+    nothing can be kept, in a folder that is removed when this process ends.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -154,18 +160,21 @@ def stdlib() -> Path:
     listed = hashlib.sha256(
         "\n".join(f"{name} {f.stat().st_size}" for name, f in files).encode()
     ).hexdigest()[:12]
-    folder = (
-        Path.home()
-        / ".cache"
-        / "roundscope"
-        / "data"
-        / f"stdlib-{platform.python_version()}-{listed}"
-    )
-    if not (folder / "train.bin").is_file():
-        prepare.write(
-            folder, ((name, f.read_bytes()) for name, f in files), python=platform.python_version()
-        )
+    version = platform.python_version()
+    folder = cache_folder(f"data/stdlib-{version}-{listed}")
+    if folder is None or (not prepare.is_whole(folder) and writing_fails(folder)):
+        folder = _temporary()
+    if not prepare.is_whole(folder):
+        prepare.write(folder, ((name, f.read_bytes()) for name, f in files), python=version)
     return folder
+
+
+@cache
+def _temporary() -> Path:
+    """Return a folder for tokens that is removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix="roundscope-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:

@@ -103,6 +103,17 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
     return meta
 
 
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder has the tokens that `write` wrote there, every byte."""
+    try:
+        meta = json.loads((folder / "meta.json").read_bytes())
+        digest = hashlib.sha256((folder / "train.bin").read_bytes())
+        digest.update((folder / "val.bin").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(meta, dict) and meta.get("sha256") == digest.hexdigest()
+
+
 def into(path: Path, content: bytes) -> None:
     """Write a file completely or not at all.
 

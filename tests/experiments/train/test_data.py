@@ -145,7 +145,7 @@ def test_stdlib_is_made_once(tmp_path, monkeypatch):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     monkeypatch.setattr(data.sysconfig, "get_paths", lambda: {"stdlib": str(root)})
-    monkeypatch.setattr(data.Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = data.stdlib()
     tokens = np.concatenate(
         [np.fromfile(folder / name, "<u2") for name in ("train.bin", "val.bin")]
@@ -153,5 +153,10 @@ def test_stdlib_is_made_once(tmp_path, monkeypatch):
     assert bytes(tokens.astype(np.uint8)) == b"a" * 60 + b"m" * 60 + b"z" * 60
     written = (folder / "train.bin").stat().st_mtime_ns
     assert data.stdlib() == folder and (folder / "train.bin").stat().st_mtime_ns == written
+    (folder / "train.bin").write_bytes(b"a\0" * 8)
+    assert data.stdlib() == folder and (folder / "train.bin").stat().st_size > 100
     (root / "z.py").write_text("longer than before" * 9)
     assert data.stdlib() != folder
+    (nothing := tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(nothing))
+    assert (data.stdlib() / "train.bin").is_file()  # and is removed at the process's end
