@@ -28,6 +28,7 @@ import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
 from roundscope.attention.alignment import Alignment, shift_of
+from roundscope.emu.whole_files import whole_file
 
 FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
@@ -258,12 +259,8 @@ def write_captures(
         for name in TENSORS
         if (array := getattr(call, name)) is not None
     }
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.unfinished")
-    try:
+    with whole_file(file) as unfinished:
         save_file(arrays, unfinished, _metadata(prefixes, calls, about))
-        os.replace(unfinished, file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _prefixes(calls: Sequence[Captured]) -> list[str]:

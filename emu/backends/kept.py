@@ -13,6 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from roundscope.emu.whole_files import write_whole
+
 _unwritten: dict[str, bytes] = {}  # by file name, where there is no folder that can be written
 _SHA256 = hashlib.sha256().digest_size  # bytes of the digest that a kept file begins with
 
@@ -145,24 +147,11 @@ def keep(folder: Path | None, name: str, data: bytes) -> None:
     """
     try:
         if folder is not None:
-            _write(folder, name, data)
+            write_whole(folder / name, _digest(name, data) + data)
             return
     except OSError as error:
         _note_error(folder, error)
     _unwritten[name] = data
-
-
-def _write(folder: Path, name: str, data: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=folder)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(_digest(name, data) + data)
-            file.flush()
-            os.fsync(file.fileno())  # or a name may outlive a power failure without its bytes
-        Path(temporary).replace(folder / name)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _digest(name: str, data: bytes) -> bytes:

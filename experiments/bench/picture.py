@@ -1,6 +1,5 @@
 """A benchmark's picture, horizontal bars of speed in groups, and the files of `--out`."""
 
-import json
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.bench.deliver import Bar
 from roundscope.experiments.report import pictures
 from roundscope.experiments.report.pictures import COLOURS, INK, QUIET
-from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.folder import write_json
 
 OURS, OTHERS = COLOURS[0], (*COLOURS[1:5], *COLOURS[7:], COLOURS[5])
 WIDTH = 8.2  # inches: 1200 pixels in a PNG
@@ -38,7 +38,7 @@ def write(
     """
     out.mkdir(parents=True, exist_ok=True)
     data, drawn = out / f"bench-{what}.json", out / f"bench-{what}.png"
-    data.write_text(json.dumps(plain(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(data, results)
     draw(drawn, bars, title, axis)
     if not as_json:
         print(f"written: {data}\nwritten: {drawn}")
@@ -46,7 +46,7 @@ def write(
 
 def draw(path: Path, bars: Sequence[Bar], title: str, axis: str) -> None:
     """Write the picture as a PNG file, 1200 pixels wide."""
-    path.write_bytes(pictures.png(picture(bars, title, axis)))
+    write_whole(path, pictures.png(picture(bars, title, axis)))
 
 
 def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:

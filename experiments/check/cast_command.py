@@ -1,20 +1,20 @@
 """The command `check-cast`: is a user's cast or quantizer what it is meant to be?"""
 
-import json
 import time
 from pathlib import Path
 
 from roundscope.attention.grammar.roundings import event_of
 from roundscope.emu.testing.casts.examine import examine_cast
 from roundscope.emu.testing.casts.records import CastReport, Row, Status
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.check import cast_page
 from roundscope.experiments.check.cast_call import cast_named
 from roundscope.experiments.check.cast_data import Asked, document
 from roundscope.experiments.check.cast_shown import show
 from roundscope.experiments.check.cast_words import failure
 from roundscope.experiments.check.junit import Case, checked, write
-from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.results.folder import checked_folder, tell_replaced
+from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
 
 RECORD = "check-cast.json"
 
@@ -60,9 +60,8 @@ def _write(out: Path, asked: Asked, report: CastReport) -> None:
     data = document(asked, report)
     tell_replaced(out, data["request"], RECORD)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.html").write_text(cast_page.html(asked, report), encoding="utf-8")
-    text = json.dumps(plain(data), indent=1, allow_nan=False)
-    (out / RECORD).write_text(text + "\n", encoding="utf-8")
+    write_whole(out / "report.html", cast_page.html(asked, report))
+    write_json(out / RECORD, data)
 
 
 def _case(row: Row, report: CastReport) -> Case:

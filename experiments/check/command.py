@@ -1,10 +1,10 @@
 """The command `check`: is an attention kernel what it claims to be?"""
 
-import json
 import re
 from pathlib import Path
 
 from roundscope.attention.testing.cases import Answer, Case
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.check import junit, page, shown
 from roundscope.experiments.check.asked import Asked, checked
 from roundscope.experiments.check.data import document, request
@@ -12,7 +12,12 @@ from roundscope.experiments.check.report import Report
 from roundscope.experiments.check.run import check
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.results.folder import checked_folder, free_folder, tell_replaced
+from roundscope.experiments.results.folder import (
+    checked_folder,
+    free_folder,
+    tell_replaced,
+    write_json,
+)
 
 RECORD = "check.json"
 
@@ -39,9 +44,8 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     folder = out if out is not None else free_folder(_name(report), request(asked), RECORD)
     tell_replaced(folder, request(asked), RECORD)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.html").write_text(page.html(report), encoding="utf-8")
-    text = json.dumps(data, indent=1, allow_nan=False)
-    (folder / RECORD).write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / "report.html", page.html(report))
+    write_json(folder / RECORD, data)
     if junit_file is not None:
         cases = [_case(case) for case in report.cases]
         junit.write(junit_file, f"check {report.name} against {asked.plan}", cases)

@@ -4,7 +4,6 @@ The kernel is called, or its numbers are read from a file; the answer is printed
 identify.json.
 """
 
-import json as json_text
 import re
 from pathlib import Path
 
@@ -16,7 +15,12 @@ from roundscope.experiments.kernels.reading import Call, Options, read
 from roundscope.experiments.kernels.search import check_budget
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.results.folder import checked_folder, free_folder, tell_replaced
+from roundscope.experiments.results.folder import (
+    checked_folder,
+    free_folder,
+    tell_replaced,
+    write_json,
+)
 
 RECORD = "identify.json"
 
@@ -46,9 +50,7 @@ def run(source: str, options: Options, *, budget: int, out: Path | None, as_json
     data = plain(shown.document(call, found) | {"request": digest})
     tell_replaced(folder, digest, RECORD)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RECORD).write_text(
-        json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    write_json(folder / RECORD, data)
     if as_json:
         print_json(data)
     else:

@@ -6,8 +6,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.errors import StorageError, bad
-from roundscope.experiments.report.terminal import console
+from roundscope.experiments.report.terminal import console, plain
 
 OPENING = 400  # characters of a page, in which its title is
 PAGE = "report.html"
@@ -72,6 +73,12 @@ def tell_replaced(out: Path, request: str, record: str) -> None:
         )
 
 
+def write_json(path: Path, data: Any) -> None:
+    """Write one JSON document, whole or not at all; numbers that JSON lacks become texts."""
+    text = json.dumps(plain(data), indent=1, allow_nan=False)
+    write_whole(path, text + "\n")
+
+
 def write_page(out: Path, page: str, title: str) -> None:
     """Write a page into a file that does not exist, or that is such a page.
 
@@ -86,7 +93,7 @@ def write_page(out: Path, page: str, title: str) -> None:
     if out.exists() and f"<title>{title}" not in _opening(out):
         raise bad("--out", str(out), "exists and is another file; name a new one")
     try:
-        out.write_text(page, encoding="utf-8")
+        write_whole(out, page)
     except OSError as error:
         raise StorageError(
             f"{out}: {error.strerror or error}; see its folder, or choose another file"

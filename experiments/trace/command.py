@@ -1,6 +1,5 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
-import json as json_text
 import shlex
 import sys
 from collections.abc import Mapping
@@ -11,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.places import Sizes
+from roundscope.emu.whole_files import safe_names, whole_file, write_whole
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.results.folder import checked_folder, tell_replaced
+from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
 from roundscope.experiments.tensors.layers import REPAIR, Layer, read_layers, sample_path
 from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import data as trace_json
@@ -148,14 +148,13 @@ def _written(
 
     document = trace_json.document(summaries, asked, path.name, trace_json.command_line())
     data: dict[str, Any] = plain(document | {"request": digest})
-    (folder / RECORD).write_text(
-        json_text.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    write_json(folder / RECORD, data)
     page = report.html(summaries, data | {"next": again(data["command"])}, progress)
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    write_whole(folder / "report.html", page)
     if records := _records(summaries, asked):
         # numpy types the keyword allow_pickle as bool, which no name of ours is
-        np.savez_compressed(folder / "records.npz", **records)  # type: ignore[arg-type]
+        with whole_file(folder / "records.npz") as unfinished, unfinished.open("wb") as stream:
+            np.savez_compressed(stream, **records)  # type: ignore[arg-type]
     return data
 
 
@@ -164,18 +163,23 @@ def _drawn(summaries: list[Summary], folder: Path) -> None:
     from roundscope.experiments.report.pictures import png
     from roundscope.experiments.trace.captions import shown
 
-    for s in summaries:
+    for s, layer in zip(summaries, _names(summaries), strict=True):
         for title, picture, _ in shown(s):
             if picture is not None:
-                name = f"{s.seen.layer.name}-{title.lower().replace(' ', '-')}.png"
-                (folder / name).write_bytes(png(picture))
+                name = f"{layer}-{title.lower().replace(' ', '-')}.png"
+                write_whole(folder / name, png(picture))
+
+
+def _names(summaries: list[Summary]) -> list[str]:
+    """Return the names of the layers in files, which are ours where theirs could lead elsewhere."""
+    return safe_names(s.seen.layer.name for s in summaries)
 
 
 def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
     """Return the arrays that --record asked for: <layer>.<SITE>.rows, .before and .after."""
     arrays: dict[str, np.ndarray] = {}
-    for s in summaries:
-        trace, name = s.seen.trace, s.seen.layer.name
+    for s, name in zip(summaries, _names(summaries), strict=True):
+        trace = s.seen.trace
         if asked.rows:
             arrays |= {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()}
         for site, (before, after) in trace.events.items():

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.errors import StorageError, UsageError, bad
-from roundscope.experiments.train.run.prepare import into
 
 FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"
@@ -46,8 +46,8 @@ def save(
         }
         # an old JSON would describe other tensors for a moment
         (place / _name(step)).unlink(missing_ok=True)
-        into(_tensors(place, step), content)
-        into(place / _name(step), _json(about))
+        write_whole(_tensors(place, step), content)
+        write_whole(place / _name(step), _json(about))
         _sync(place)
         _trim(place, keep)
     except OSError as error:
@@ -96,7 +96,7 @@ def pin(folder: Path, step: int, reason: str, most: int) -> None:
     place = folder / FOLDER
     pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
     if (place / _name(step)).exists() and step not in pinned and len(pinned) < most:
-        into(place / _name(step), _json(_meta(place / _name(step)) | {"pinned": reason}))
+        write_whole(place / _name(step), _json(_meta(place / _name(step)) | {"pinned": reason}))
 
 
 def _name(step: int) -> str:

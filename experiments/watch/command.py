@@ -9,6 +9,7 @@ from roundscope.attention.models import log
 from roundscope.attention.models.alarm import KEPT
 from roundscope.attention.models.log import Look, over_since
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.report.terminal import console, print_json
 
 WORST = 5  # layers that are listed
@@ -35,7 +36,7 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
     from roundscope.experiments.report.pictures import png
     from roundscope.experiments.watch.picture import draw
 
-    picture.write_bytes(png(draw(looks)))
+    write_whole(picture, png(draw(looks)))
     if as_json:
         print_json(numbers(looks) | {"picture": str(picture)})
     else:

@@ -1,16 +1,17 @@
 """report.html, diagnosis.json and the terminal output of a diagnosis, whatever was diagnosed."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.diagnose.report.steps_run import Step
 from roundscope.experiments.diagnose.tensors.verdict import Link
 from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid, verdict
 from roundscope.experiments.report.terminal import console, plain
+from roundscope.experiments.results.folder import write_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +100,8 @@ def written(r: Report, folder: Path, request: str) -> Any:
     """Write report.html and diagnosis.json into the folder; return the data of the latter."""
     folder.mkdir(parents=True, exist_ok=True)
     data = r.document() | {"request": request}
-    (folder / "report.html").write_text(html(r), encoding="utf-8")
-    (folder / "diagnosis.json").write_text(
-        json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    write_whole(folder / "report.html", html(r))
+    write_json(folder / "diagnosis.json", data)
     return data
 
 

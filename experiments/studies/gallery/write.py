@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.report.pictures import png
 from roundscope.experiments.studies.catalogue import STUDIES, Entry, named
 from roundscope.experiments.studies.framework.loop import measured
@@ -28,9 +29,9 @@ def write(names: Sequence[str] = (), folder: Path = DOCS / "gallery") -> None:
     chosen = [named(name) for name in names] or STUDIES
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for entry in chosen:
-        (folder / f"{entry.name}.md").write_text(text_of(entry, folder), encoding="utf-8")
+        write_whole(folder / f"{entry.name}.md", text_of(entry, folder))
     cards = {entry: _first(entry, folder) for entry in STUDIES}
-    (folder / "index.md").write_text(index(cards), encoding="utf-8")
+    write_whole(folder / "index.md", index(cards))
 
 
 def text_of(entry: Entry, folder: Path) -> str:
@@ -77,7 +78,7 @@ def _saved(
         old.unlink()
     for number, (title, picture, caption) in enumerate(pictures, start=1):
         file = f"images/{entry.name}-{number}.png"
-        (folder / file).write_bytes(small(png(picture)))
+        write_whole(folder / file, small(png(picture)))
         yield Shown(title=title, caption=escaped(caption), file=file)
 
 

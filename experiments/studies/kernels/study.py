@@ -21,6 +21,7 @@ from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, 
 from roundscope.experiments.kernels.claims import CLAIMS
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.folder import write_json
 from roundscope.experiments.results.machine import device, has_gpu, versions
 from roundscope.experiments.studies.catalogue import KERNELS
 from roundscope.experiments.studies.framework import command
@@ -220,7 +221,7 @@ def write(path: Path, rows: Rows) -> None:
     )
     record = {"versions": about, "rows": plain([asdict(row) for row in rows])}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(path, record)
 
 
 def _is_there(metadata: Any, name: str) -> bool:

@@ -1,13 +1,13 @@
 """Exports a results file as CSV or Parquet."""
 
 import csv
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from roundscope.emu.whole_files import whole_file
 from roundscope.experiments.errors import StorageError, UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, is_extra
 from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES, columns_of, quoted
@@ -63,16 +63,13 @@ def lost(path: Path) -> str:
 @contextmanager
 def _complete(out: Path) -> Iterator[Path]:
     """Yield a file next to `out` that is renamed to it in the end, or deleted after an error."""
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        yield unfinished
-        unfinished.replace(out)
+        with whole_file(out) as unfinished:
+            yield unfinished
     except OSError as error:
         raise StorageError(
             f"{out}: {error.strerror or error}; see its folder, or choose another file"
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:

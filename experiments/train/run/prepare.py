@@ -5,13 +5,13 @@ These are train.bin and val.bin, uint16, one token per byte.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.errors import bad
 
 SHARE = 10  # one byte in so many, the last ones, is for validation
@@ -97,9 +97,9 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
         **about,
     }
     out.mkdir(parents=True, exist_ok=True)
-    into(out / "meta.json", (json.dumps(meta, indent=1) + "\n").encode())
-    into(out / "val.bin", tokens[cut:].tobytes())
-    into(out / "train.bin", tokens[:cut].tobytes())
+    write_whole(out / "meta.json", (json.dumps(meta, indent=1) + "\n").encode())
+    write_whole(out / "val.bin", tokens[cut:].tobytes())
+    write_whole(out / "train.bin", tokens[:cut].tobytes())
     return meta
 
 
@@ -112,19 +112,3 @@ def is_whole(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(meta, dict) and meta.get("sha256") == digest.hexdigest()
-
-
-def into(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all.
-
-    It is written under another name, forced to the disk and renamed.
-    """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from roundscope.experiments.train.run.prepare import into
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.run import Begin, Progress, advance, fresh
@@ -52,7 +52,7 @@ def _write(path: Path, b: Begin) -> None:
     from safetensors.numpy import save
 
     leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(b.state))}
-    into(path, save(leaves | {"losses": b.losses, "norms": b.norms}))
+    write_whole(path, save(leaves | {"losses": b.losses, "norms": b.norms}))
 
 
 def _read(path: Path, blank: Begin, first: int) -> Begin:

@@ -1,0 +1,74 @@
+"""Files that are written whole or not at all, and names that are safe as parts of a path."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield another name in the folder of `path`, for a file that then takes the place of `path`.
+
+    The file is forced to the disk before it is renamed, so that neither a full disk nor a loss of
+    power leaves half a file, or loses the one that was there. After an error nothing is left of it.
+
+    Raises:
+        OSError: the file cannot be written; its `filename` is `path`.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with whole_file(Path(folder, "page.html")) as unfinished:
+        ...         _ = unfinished.write_text("<p>whole</p>")
+        ...     [kept.name for kept in Path(folder).iterdir()]
+        ['page.html']
+    """
+    # the name is short, since a name beside it may have the greatest length that the disk takes
+    unfinished = path.with_name(f".{os.getpid()}-{abs(hash(path.name)):x}.unfinished")
+    try:
+        yield unfinished
+        with unfinished.open("r+b") as file:
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(error.errno, error.strerror, str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    r"""Write a file as `whole_file` does.
+
+    content: text is written as UTF-8, and what UTF-8 lacks (a part of a file's name that is no
+             text) as an escape such as \udcff.
+    """
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+def safe_names(names: Iterable[str]) -> list[str]:
+    """Return a name for each name that can stand in a path and in an archive, no two alike.
+
+    A name of up to 80 ASCII letters, digits, dots, hyphens and underscores that begins with none of
+    the first two is its own. Any other becomes its number, from 0, and what is safe of it. Names
+    that differ only in their case become two by their numbers, too.
+
+    Example:
+        >>> safe_names(["layers.0", "../../etc/passwd", "a/b", "LAYERS.0"])
+        ['layers.0', '1-etc-passwd', '2-a-b', '3-LAYERS-0']
+    """
+    found: list[str] = []
+    for number, name in enumerate(names):
+        own = name
+        if not _SAFE.fullmatch(name) or name.lower() in {f.lower() for f in found}:
+            own = f"{number}-{_OTHER.sub('-', name).strip('-')[:60]}".rstrip("-")
+        found.append(own)
+    return found
