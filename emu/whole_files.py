@@ -65,10 +65,12 @@ def safe_names(names: Iterable[str]) -> list[str]:
         >>> safe_names(["layers.0", "../../etc/passwd", "a/b", "LAYERS.0"])
         ['layers.0', '1-etc-passwd', '2-a-b', '3-LAYERS-0']
     """
-    found: list[str] = []
+    found: dict[str, str] = {}  # by its lower case
     for number, name in enumerate(names):
         own = name
-        if not _SAFE.fullmatch(name) or name.lower() in {f.lower() for f in found}:
+        if not _SAFE.fullmatch(name) or name.lower() in found:
             own = f"{number}-{_OTHER.sub('-', name).strip('-')[:60]}".rstrip("-")
-        found.append(own)
-    return found
+        while own.lower() in found:
+            own += "_"
+        found[own.lower()] = own
+    return list(found.values())

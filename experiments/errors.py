@@ -11,6 +11,18 @@ def bad(argument: str, value: object, repair: str) -> UsageError:
     return UsageError(f"{argument} {shown}: {repair}")
 
 
+def printable(text: str) -> str:
+    r"""Return a text from outside, its control characters as escapes.
+
+    So no name in a file can move a terminal's cursor, set its title or begin a line of ours.
+
+    Example:
+        >>> printable("layers.0\x1b[2J\n")
+        'layers.0\\x1b[2J\\n'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def one_line(error: BaseException) -> str:
     """Return an error's message on one line, or its type's name if it has none.
 
@@ -18,7 +30,7 @@ def one_line(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{str(error.filename)!r}: {error.strerror.lower()}; choose another file or folder"
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 class StorageError(OSError):

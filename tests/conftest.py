@@ -25,6 +25,16 @@ collect_ignore = [
 ]
 
 
+def pytest_configure():
+    """An error that the command line does not know is a failure of the test, not a line."""
+    from roundscope.experiments.cli import main
+
+    def failure(error, words):
+        raise AssertionError(f"roundscope {' '.join(words)}: an unexpected error") from error
+
+    main.unexpected = failure
+
+
 def pytest_collection_finish():
     """Spare the garbage collector what lives as long as the tests: a million objects of libraries,
     which it would visit again and again while JAX makes programs, in a tenth of the time.

@@ -74,7 +74,10 @@ def _one_thread():
 def commands(monkeypatch, capsys):
     """Runs the command lines of a block, and returns what they print."""
     dot = b"\x89PNG\r\n\x1a\n"
-    monkeypatch.setattr("roundscope.experiments.report.pictures.png", lambda figure: dot)
+    monkeypatch.setattr(
+        "roundscope.experiments.report.pictures.png",
+        lambda figure, software=None: dot + (software or "").encode(),
+    )
 
     def run(text):
         printed = []

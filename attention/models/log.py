@@ -185,7 +185,7 @@ def _look(path: str | Path, number: int, line: str) -> Look:
     try:
         found = json.loads(line)
         version = found["watch"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(
             f"{path}: line {number} is no look; give the log that `watch(log=...)` wrote"
         ) from None

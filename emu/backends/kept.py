@@ -4,6 +4,7 @@ Nothing that is kept decides anything: whatever is missing, damaged, another use
 written is made anew, and the log `roundscope` says so once in a process.
 """
 
+import errno
 import hashlib
 import logging
 import multiprocessing
@@ -160,7 +161,8 @@ def _digest(name: str, data: bytes) -> bytes:
 
 def _note_error(folder: Path | None, error: OSError) -> None:
     why = (error.strerror or str(error)).lower()
-    place = error.filename2 or folder  # a name that something else has, or the folder
+    is_taken = error.errno == errno.EISDIR  # the name is that of a folder
+    place = error.filename if is_taken else folder
     _note(f"{str(place)!r}: {why}; repair that, or set XDG_CACHE_HOME to another folder")
 
 

@@ -143,6 +143,14 @@ def export(
         ),
     ],
     table: Annotated[str, typer.Option(help="The table to write: cells or sites.")] = "cells",
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw",
+            help="CSV: texts as they are, also those that a spreadsheet takes for formulas; else"
+            " these have a ' before them.",
+        ),
+    ] = False,
 ) -> None:
     """Write a sweep's results as CSV or Parquet."""
     from roundscope.experiments.sweep.storage import export as export_results
@@ -154,7 +162,7 @@ def export(
             f" draw it with  roundscope report {file.parent}"
         )
         raise bad("SWEEP.sqlite", str(file), repair)
-    rows = export_results.export(file, out, table)
+    rows = export_results.export(file, out, table, raw=raw)
     if said := export_results.lost(file):
         print(said)
     print(f"written: {out} ({rows} rows)")

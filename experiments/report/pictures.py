@@ -90,8 +90,11 @@ def hover(artist: Artist, text: str) -> None:
     artist.set_gid(HOVER + text)
 
 
-def png(figure: Figure, dpi: int = DPI) -> bytes:
-    """Return the figure as the bytes of a PNG file, cropped to its content."""
+def png(figure: Figure, dpi: int = DPI, software: str | None = None) -> bytes:
+    """Return the figure as the bytes of a PNG file, cropped to its content.
+
+    software: what the file itself says that made it
+    """
     out = io.BytesIO()
     figure.savefig(
         out,
@@ -99,7 +102,7 @@ def png(figure: Figure, dpi: int = DPI) -> bytes:
         dpi=dpi,
         bbox_inches="tight",
         pad_inches=0.08,
-        metadata={"Software": None},
+        metadata={"Software": software},
     )
     return out.getvalue()
 

@@ -14,16 +14,17 @@ from roundscope.experiments.sweep.storage.schema import explained
 
 @contextmanager
 def results_file(
-    folder: Path, name: str, application: int, made: Sequence[str]
+    folder: Path, name: str, application: int, made: Sequence[str], schema: int | None = None
 ) -> Iterator[tuple[sqlite3.Connection, Path]]:
     """Open the results file of a folder, or create it; yield the connection and the file's path.
 
     folder, name   where the file is, and its name
     application    SQLite's application_id, by which the file is known to belong to this command
     made           CREATE statements, which are executed each time
+    schema         the newest version of the tables that is known here, if they have versions
 
-    Raises UsageError for the file of another program, StorageError for a file that cannot be used
-    now.
+    Raises UsageError for the file of another program or of a newer version, StorageError for a file
+    that cannot be used now.
     """
     path = (folder / name).resolve()
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
@@ -32,6 +33,14 @@ def results_file(
         if owner != application and (owner or tables):
             raise bad(
                 "--out", str(folder), f"its {name} is of another program; choose another folder"
+            )
+        [(version,)] = connection.execute("PRAGMA user_version")
+        if schema is not None and version > schema:
+            raise bad(
+                "--out",
+                str(folder),
+                f"its {name} was written by a newer roundscope (schema {version}, here {schema});"
+                " update roundscope, or choose another folder",
             )
         for text in made:
             connection.execute(text)

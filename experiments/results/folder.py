@@ -42,7 +42,7 @@ def _held(record: Path) -> Any:
     """Return the request that a record tells; None for a file that tells none."""
     try:
         return json.loads(record.read_text(encoding="utf-8")).get("request")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from roundscope.attention.alignment import ALIGNMENTS, Alignment, note_on
 from roundscope.attention.models.capture_file import FORMAT
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.errors import UsageError, bad, printable
 from roundscope.experiments.tensors import scales
 from roundscope.experiments.tensors.files import TEXTS, TensorFile, open_tensors
 from roundscope.experiments.tensors.overrides import (
@@ -101,7 +101,7 @@ def read_layers(
     """
     with open_tensors(Path(path)) as file:
         prefixes = _prefixes(file, str(path))
-        names = {p or BARE: p for p in prefixes}
+        names = {_shown(p): p for p in prefixes}
         order = _layout(layout, file)
         overruled = _overruled(order, file)
         return [
@@ -118,7 +118,7 @@ def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
     No tensor is read. Raises UsageError as `read_layers`.
     """
     with open_tensors(Path(path)) as file:
-        return _chosen(layer, [p or BARE for p in _prefixes(file, str(path))])
+        return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
 
 
 def _with_notes(
@@ -146,6 +146,11 @@ def _chosen(layer: str | None, names: list[str]) -> list[str]:
             raise UsageError(unknown("layer", part, names))
         meant |= own
     return [n for n in names if n in meant]
+
+
+def _shown(prefix: str) -> str:
+    """Return the name of the layer whose tensors have this prefix."""
+    return printable(prefix) or BARE
 
 
 def int_of(text: str) -> int | None:

@@ -9,14 +9,14 @@ alarms  one row per alarm of `spikes`
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.errors import bad
-from roundscope.experiments.results.file import held
+from roundscope.experiments.results.file import results_file
 from roundscope.experiments.sweep.storage.schema import add_columns, explained
 
 NAME = "run.sqlite"
@@ -114,25 +114,27 @@ class Log:
 def writing(folder: Path) -> Iterator[Log]:
     """Open the log of a run's folder, new or old, and hold the folder.
 
-    Raises StorageError if another process holds it.
+    Raises UsageError for a file of another program or of a newer version, StorageError if another
+    process holds it.
     """
-    path = (folder / NAME).resolve()
-    with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+    made = [
+        f"CREATE TABLE IF NOT EXISTS {name} ({_declared(columns)}, PRIMARY KEY ({', '.join(key)}))"
+        + ("" if name == "runs" else " WITHOUT ROWID")
+        for name, (columns, key) in TABLES.items()
+    ]
+    with results_file(folder, NAME, APPLICATION, made, SCHEMA) as (connection, path):
         connection.execute("PRAGMA journal_mode = WAL")  # readers while we write
         connection.execute("PRAGMA synchronous = FULL")
-        for name, (columns, key) in TABLES.items():
-            declared = ", ".join(f"{c} {kind}" for c, kind in columns.items())
-            rows = "" if name == "runs" else " WITHOUT ROWID"
-            connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {name} ({declared}, PRIMARY KEY"
-                f" ({', '.join(key)})){rows}"
-            )
+        for name, (columns, _) in TABLES.items():
             add_columns(connection, name, columns)  # of a log that an older version made
-        connection.execute(f"PRAGMA application_id = {APPLICATION}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.commit()
         yield Log(connection, path)
         connection.commit()
+
+
+def _declared(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 def is_log(path: Path) -> bool:

@@ -10,9 +10,13 @@ from roundscope.attention.models.alarm import KEPT
 from roundscope.attention.models.log import Look, over_since
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.whole_files import write_whole
+from roundscope.experiments.errors import bad, printable
 from roundscope.experiments.report.terminal import console, print_json
 
 WORST = 5  # layers that are listed
+
+
+MARK = b"roundscope watch"  # in every picture of this command
 
 
 def run(path: Path, *, out: Path | None, as_json: bool) -> None:
@@ -33,14 +37,17 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"--out={picture}: the picture is a PNG file, such as watch.png")
     if picture == path:
         raise ValueError(f"--out={picture}: is the log itself; name another file")
+    if picture.exists() and MARK not in picture.read_bytes():
+        raise bad("--out", str(picture), "exists and is no picture of this command; name another")
     from roundscope.experiments.report.pictures import png
     from roundscope.experiments.watch.picture import draw
 
-    write_whole(picture, png(draw(looks)))
+    write_whole(picture, png(draw(looks), software=MARK.decode()))
     if as_json:
         print_json(numbers(looks) | {"picture": str(picture)})
     else:
-        console().print("\n".join([*lines(looks), f"drawn in {picture}"]), markup=False)
+        for line in (*lines(looks), f"drawn in {picture}"):
+            console().print(printable(line), markup=False)
 
 
 def last_course(looks: Sequence[Look]) -> list[Look]:

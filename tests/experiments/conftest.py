@@ -16,7 +16,10 @@ DOT = base64.b64decode(
 @pytest.fixture(autouse=True)
 def _drawn_only_where_marked(request, monkeypatch):
     if request.node.get_closest_marker("pictures") is None:
-        monkeypatch.setattr("roundscope.experiments.report.pictures.png", lambda figure: DOT)
+        monkeypatch.setattr(
+            "roundscope.experiments.report.pictures.png",
+            lambda figure, software=None: DOT + (software or "").encode(),
+        )
         monkeypatch.setattr("roundscope.experiments.report.pictures.svg", lambda *a: "<svg ></svg>")
 
 

@@ -13,13 +13,15 @@ from roundscope.experiments.sweep.conditions.cell import DEFAULTS, is_extra
 from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES, columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute
 _PIECE = 10_000  # rows in memory at a time
 
 
-def export(path: Path, out: Path, table: str = "cells") -> int:
+def export(path: Path, out: Path, table: str = "cells", *, raw: bool = False) -> int:
     """Write a table of a results file to OUT.csv or OUT.parquet and return the number of its rows.
 
-    Numbers keep every bit; NULL is an empty field of CSV and null in Parquet; JSON stays text. A
+    Numbers keep every bit; NULL is an empty field of CSV and null in Parquet; JSON stays text. In
+    CSV, a text that a spreadsheet would take for a formula has a ' before it, unless it is `raw`. A
     file OUT is replaced when the new one is complete. Raises UsageError for another ending, another
     table, one without rows, or no pyarrow.
     """
@@ -31,7 +33,7 @@ def export(path: Path, out: Path, table: str = "cells") -> int:
     with reading(path) as connection, _complete(out) as unfinished:
         if next(connection.execute(f"SELECT 1 FROM {table} LIMIT 1"), None) is None:
             raise bad("file", str(path), f"holds no {table}; fill it with  roundscope sweep")
-        return write(connection, table, unfinished)
+        return write(connection, table, unfinished, raw=raw)
 
 
 def lost(path: Path) -> str:
@@ -108,18 +110,34 @@ def _pieces(connection: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
         yield piece
 
 
-def _write_csv(connection: sqlite3.Connection, table: str, file: Path) -> int:
+def _as_text(cell: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula: such a text has a ' before it."""
+    if not isinstance(cell, str) or not cell.startswith(FORMULA) or _is_number(cell):
+        return cell
+    return f"'{cell}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _write_csv(connection: sqlite3.Connection, table: str, file: Path, *, raw: bool) -> int:
     count = 0
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        writer.writerow(_columns(connection, table))
+        names = list(_columns(connection, table))
+        writer.writerow(names if raw else map(_as_text, names))
         for piece in _pieces(connection, table):
-            writer.writerows(piece)
+            writer.writerows(piece if raw else [[*map(_as_text, row)] for row in piece])
             count += len(piece)
     return count
 
 
-def _write_parquet(connection: sqlite3.Connection, table: str, file: Path) -> int:
+def _write_parquet(connection: sqlite3.Connection, table: str, file: Path, *, raw: bool) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet

@@ -183,3 +183,16 @@ def refused(capsys, message, *words):
     told = capsys.readouterr()
     assert end.value.code == 2 and message in told.err and told.err.count("\n") == 1
     assert not told.out
+
+
+def test_the_picture_of_another_program_is_kept(tmp_path, capsys):
+    """`watch w.jsonl` writes over a user's w.png."""
+    path = watched(tmp_path / "w.jsonl")
+    (tmp_path / "w.png").write_bytes(b"mine")
+    with pytest.raises(SystemExit) as stop:
+        main(["watch", str(path)])
+    assert stop.value.code == 2 and (tmp_path / "w.png").read_bytes() == b"mine"
+    assert "exists and is no picture of this command" in capsys.readouterr().err
+    (tmp_path / "w.png").unlink()
+    for _ in range(2):  # it replaces its own
+        main_of("watch", path)

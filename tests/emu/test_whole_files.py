@@ -1,0 +1,49 @@
+"""Files are written whole or not at all, and names from outside never lead out of a folder."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roundscope.emu.whole_files import safe_names, whole_file, write_whole
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
+    """Half a page in the place of the whole one."""
+    page = tmp_path / "report.html"
+    write_whole(page, "old")
+
+    def half():
+        with whole_file(page) as unfinished:
+            unfinished.write_text("ne")
+            raise OSError(28, "No space left on device")  # of a write, which knows no name
+
+    with pytest.raises(OSError, match=r"report\.html"):
+        half()
+    assert page.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_text_that_is_no_unicode_is_written(tmp_path):
+    """A run whose page is lost since its file's name is no UTF-8."""
+    write_whole(tmp_path / "x", "file \udcff é")
+    assert (tmp_path / "x").read_text("utf-8") == "file \\udcff é"
+
+
+@given(
+    st.lists(st.text(max_size=300) | st.sampled_from(["a", "A", "0-a", "..", "a/b"]), max_size=6)
+)
+def test_no_name_leads_elsewhere(tmp_path_factory, names):
+    """A layer ../../x, an absolute one, one that a file system does not take, two that are one."""
+    found = safe_names(names)
+    assert len({name.lower() for name in found}) == len(names)
+    for name in found:
+        assert name.isascii() and not {*name} & {*"/\\\0:"} and 0 < len(name) <= 80
+        assert not name.startswith((".", "-"))
+
+
+def test_names_of_ours_are_not_taken_twice():
+    assert safe_names(["2-a", "b", "a/"]) == ["2-a", "b", "2-a_"]
+
+
+@pytest.mark.parametrize("name", ["layers.0", "attention", "model_layers-3.attn"])
+def test_an_ordinary_name_stays(name):
+    assert safe_names([name]) == [name]

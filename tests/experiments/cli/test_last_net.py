@@ -1,0 +1,65 @@
+"""What the command line prints where something happens that no code of ours expects, and what it
+does where its streams are closed or take ASCII alone.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from roundscope.experiments.cli import main as cli
+
+BROKEN = """
+from roundscope.experiments.cli import main
+def app(**options):
+    raise KeyError("no table \\x1b[2J of cells")
+main.app = app
+main.main({words})
+"""
+ENV = dict(os.environ)
+RUN = [sys.executable, "-m", "roundscope"]
+
+
+def of(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", [["formats"], ["formats", "--debug"]])
+def test_an_unexpected_error_is_one_line(words):
+    """A traceback where nobody asked for it, or none where somebody did; a raw escape code."""
+    done = of(BROKEN.format(words=words))
+    *before, line = done.stderr.splitlines()
+    assert done.returncode == 3 and "\x1b" not in line
+    assert line.startswith("roundscope: formats met an error that it does not know, KeyError: ")
+    assert "please report it with what  roundscope --debug ...  prints" in line
+    assert ("Traceback (most recent call last):" in before) is ("--debug" in words)
+
+
+def test_tests_fail_where_one_is_caught(monkeypatch):
+    """A fault that tests do not see since the net prints a line about it."""
+
+    def app(**options):
+        raise KeyError("x")
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(AssertionError, match="roundscope formats: an unexpected error"):
+        cli.main(["formats"])
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(closed):
+    """An AttributeError of None; or an end at once, with a code of failure and no word."""
+    line = f"'{sys.executable}' -m roundscope formats bf16 {closed}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert ("bf16" in done.stdout) is (">&-" not in closed.split())
+
+
+def test_a_stream_of_ascii_takes_every_line():
+    """UnicodeEncodeError in the middle of a table."""
+    options = {"PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*RUN, "explain", "1.001", "--to", "bf16"], capture_output=True, env=ENV | options
+    )
+    assert done.returncode == 0, done.stderr
