@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -81,8 +82,13 @@ app.command()(cli_look.doctor)
 
 
 def process() -> None:
-    """Run the command line as this process, which does not look for garbage when it ends."""
+    """Run the command line as this process, which does not look for garbage when it ends.
+
+    Its pictures do not depend on the user's settings of matplotlib, which reads these here.
+    """
     atexit.register(gc.freeze)
+    os.environ["MATPLOTLIBRC"] = os.devnull
+    os.environ.pop("MPLBACKEND", None)
     main()
 
 
@@ -104,9 +110,17 @@ def main(args: list[str] | None = None) -> None:
             _fail(one_line(error), 1)
         if isinstance(error, ValueError | OSError):
             _fail(one_line(error), 2)
-        if "initialize backend" in str(error):  # JAX's, of a platform that this machine lacks
-            _fail(f"{one_line(error)[:MESSAGE]}; set JAX_PLATFORMS to cpu, or to nothing", 2)
+        if _is_of_platforms(error):
+            named = os.environ.get("JAX_PLATFORMS", "")
+            _fail(f"JAX_PLATFORMS={named}: JAX finds no such platform here; set it to cpu", 2)
         _fail(unexpected(error, words), 3)
+
+
+def _is_of_platforms(error: Exception) -> bool:
+    """Return whether JAX raised an error when it looked for its platforms."""
+    frames = traceback.walk_tb(error.__traceback__)
+    files = {Path(frame.f_code.co_filename).name for frame, _ in frames}
+    return "JAX_PLATFORMS" in os.environ and "xla_bridge.py" in files
 
 
 def unexpected(error: Exception, words: list[str]) -> str:

@@ -63,3 +63,25 @@ def test_a_stream_of_ascii_takes_every_line():
         [*RUN, "explain", "1.001", "--to", "bf16"], capture_output=True, env=ENV | options
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_pictures_are_ours_whatever_the_settings_of_matplotlib(tmp_path):
+    """A trace that ends at its pictures since the user's own are set with LaTeX, or in a window."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    code = (
+        "from roundscope.experiments.cli import main; main.main = lambda: None; main.process()\n"
+        "import matplotlib; print(matplotlib.rcParams['text.usetex'])"
+    )
+    options = {"cwd": tmp_path, "env": ENV | {"MPLBACKEND": "bogus"}}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_a_platform_that_is_not_there(monkeypatch, capsys):
+    """A traceback of JAX, which does not say which setting is meant."""
+    code = compile("raise AssertionError", "/lib/jax/_src/xla_bridge.py", "exec")
+    monkeypatch.setattr(cli, "app", lambda **options: exec(code))
+    monkeypatch.setenv("JAX_PLATFORMS", "bogus")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["trace"])
+    assert stop.value.code == 2 and "JAX_PLATFORMS=bogus: " in capsys.readouterr().err
