@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from roundscope.attention.testing.cases import Answer, Case
+from roundscope.emu.testing.foreign import ForeignError
 from roundscope.experiments.check import junit, page, shown
 from roundscope.experiments.check.asked import Asked, checked
 from roundscope.experiments.check.data import document, request
@@ -34,7 +35,11 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     junit.checked(junit_file)
     checked(asked)
     with telling("check") as tell:
-        report = check(asked, tell)
+        try:
+            report = check(asked, tell)
+        except ForeignError as error:
+            suite = f"check {asked.source} against {asked.plan}"
+            return junit.failed(junit_file, suite, asked.source, error)
     data = document(report)
     folder = out if out is not None else free_folder(_name(report), request(asked), RECORD)
     tell_replaced(folder, request(asked), RECORD)
