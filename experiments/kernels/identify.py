@@ -296,7 +296,8 @@ def _verdict(
     if back is not None and gradients:
         wrong = [c for c in gradients if c.differ]
         if not wrong:
-            sentence += f" So are its gradients: {listed([c.words() for c in gradients])}."
+            begin = "Its gradients are equal" if out.differ else "So are its gradients"
+            sentence += f" {begin}: {listed([c.words() for c in gradients])}."
         else:
             least = min(p.near.equal for n, p in parts.items() if n != "out")
             word = "near" if least >= NEAR else "not found"

@@ -16,7 +16,7 @@ from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16
-from roundscope.emu.stats.comparison import relative_rms
+from roundscope.emu.stats.comparison import lost, relative_rms
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.kernels.reading import of_key_head
 
@@ -595,6 +595,7 @@ def base_of_lse(x: Inputs, lse: np.ndarray) -> str:
         l = peak + np.log(np.exp(s - peak[:, None]).sum(1))
         natural = l if part.sinks is None else np.logaddexp(l, float(part.sinks[0]))
     fine = np.isfinite(natural) & np.isfinite(lse[0, 0])
+    natural_of_all = natural
     own, natural, peak = lse[0, 0][fine].astype(np.float64), natural[fine], peak[fine]
     forms = {
         "in base e": natural,
@@ -607,5 +608,8 @@ def base_of_lse(x: Inputs, lse: np.ndarray) -> str:
     words = min(errors, key=lambda w: errors[w])
     if not own.size or errors[words] > 1e-2:
         return "lse is not the logarithm of the row sums in any form that was tried"
+    strange = lost(lse[0, 0], natural_of_all)
     error = f"relative rms error {errors[words]:.2g}"
+    if strange:
+        error += f" of the others; {strange.words('row sums')}"
     return f"lse of head 0 is {words} ({error}); its bits were not compared"

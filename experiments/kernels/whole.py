@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.emu.stats.comparison import Lost, agree, lost
+from roundscope.emu.stats.comparison import Lost, agree, deviations, lost
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.kernels.candidates import Candidate
 from roundscope.experiments.kernels.compare import ulps
@@ -161,8 +161,7 @@ def _counted(name: str, got: np.ndarray, want: np.ndarray, used: np.ndarray) -> 
         b, n, t, _ = (int(i) for i in np.argwhere(apart.transpose(0, 2, 1, 3))[0])
         first = (b, n, t)
         a, w = got[apart].astype(np.float64), want[apart].astype(np.float64)
-        fine = np.isfinite(a) & np.isfinite(w)
-        most = float((np.abs(a - w) / ulps(w))[fine].max(initial=0.0)) if fine.all() else np.inf
+        most = float((np.abs(deviations(a, w)) / ulps(w)).max())
     kept = np.where(used[..., None], want, 0.0)
     strange = lost(kept)
     return Counted(

@@ -111,7 +111,11 @@ def test_it_is_the_formula(words, is_causal, chosen):
 
 @pytest.mark.parametrize(
     ("plan", "is_causal"),
-    [("fa2", True), ("eager", False), pytest.param("flex", True, marks=pytest.mark.thorough)],
+    [
+        pytest.param("fa2", True, marks=pytest.mark.thorough),
+        ("eager", False),
+        pytest.param("flex", True, marks=pytest.mark.thorough),
+    ],
 )
 def test_engines_agree(plan, is_causal):
     """Events that XLA fuses or reorders: bits of results, counts and sums of every event."""

@@ -89,7 +89,9 @@ def test_only_the_order_of_sums_changes(order, is_causal):
             ), site
 
 
-@pytest.mark.parametrize("order", [QueryOrder.MASKED_FIRST, QueryOrder.WRAPPED])
+@pytest.mark.parametrize(
+    "order", [pytest.param(QueryOrder.MASKED_FIRST, marks=pytest.mark.thorough), QueryOrder.WRAPPED]
+)
 @causality
 def test_engines_agree(order, is_causal):
     """Counts of a tile that the last pass did not take; with a mask, tiles that a pass takes and

@@ -91,7 +91,7 @@ def plans_of_heads():
     return head_plans([plan, *changed, plan])
 
 
-@pytest.mark.parametrize("arms", [None, 2])
+@pytest.mark.parametrize("arms", [pytest.param(None, marks=pytest.mark.thorough), 2])
 def test_plans_of_heads_are_data(arms, monkeypatch):
     """Heads with the plan of another head, or whose results are at another's place."""
     plans, key = plans_of_heads(), jnp.asarray([1.0, 0.5])
@@ -151,7 +151,16 @@ def in_64_bits(engine):
         return jax.jit(gradients(engine))(*arrays(jnp.float64))
 
 
-@pytest.mark.parametrize("run", [mapped, mapped_queries, in_layers, sharded, in_64_bits])
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(mapped, marks=pytest.mark.thorough),
+        mapped_queries,
+        in_layers,
+        sharded,
+        in_64_bits,
+    ],
+)
 def test_under_transformations(run):
     assert same(run("numpy"), run("xla"))
 

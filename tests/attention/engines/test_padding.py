@@ -30,7 +30,7 @@ def test_queries_before_the_first_key_of_a_causal_call_have_no_output(engine):
 
 
 @pytest.mark.parametrize(
-    "is_causal", [False, True]
+    "is_causal", [pytest.param(False, marks=pytest.mark.thorough), True]
 )  # a causal call skips tiles, whose size then decides which keys meet an infinity
 def test_rows_that_fill_a_tile_reach_no_key(is_causal):
     """dK that is NaN where all finite keys have an infinite gradient: 0 times infinity of a row

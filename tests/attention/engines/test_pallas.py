@@ -125,7 +125,7 @@ def test_traces_with_all_that_a_tile_can_be(plan, record):
     assert_traces_are_equal(plan, True, record=record)
 
 
-@pytest.mark.parametrize("width", [32, 1024])
+@pytest.mark.parametrize("width", [32, pytest.param(1024, marks=pytest.mark.thorough)])
 def test_a_trace_of_a_forward(width):
     """A tile that no program computes, of which memory has any bits; of equal errors another than
     the first, in the second half of 32 columns; a count of 1,024, which wraps into the next one.
@@ -407,6 +407,7 @@ def test_mapped_calls_run_one_after_another():
     assert set(re.findall(r"grid=\(([^)]*)\)", text)) == {"2, 2", "2, 4"}  # heads, tiles: no calls
 
 
+@pytest.mark.thorough
 def test_gradients_of_mapped_layers():
     """Arms of a training: a number of the outer program inside what is called for each of them."""
     x, factors = jnp.asarray(normal(7, 1, 32, 1, 16)), jnp.ones((2, 2), jnp.float32)

@@ -80,7 +80,9 @@ def test_exact_is_the_attention_of_flax_in_binary64(has_mask):
     assert any((x != y).any() for x, y in zip(*map(jax.tree.leaves, (found, expected))))  # noqa: B905
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "wrap", [pytest.param(lambda f: f, marks=pytest.mark.thorough), nnx.jit], ids=["eager", "jit"]
+)
 def test_a_capture_of_its_own_attention_changes_no_bit(tmp_path, wrap):
     model = Transformer()
     run = wrap(nnx.value_and_grad(loss))
@@ -104,6 +106,7 @@ def drift(plan):
     return watch(loss).look(0, model, TOKENS)["attention/drift"]
 
 
+@pytest.mark.thorough
 def test_a_model_is_watched_and_cured():
     """A plan whose delta reads two bits of O, and the cure of any kernel."""
     biased = drift(BIASED)

@@ -153,7 +153,9 @@ def test_a_layer_has_the_bits_of_attend(kind, dtype):
             assert np.array_equal(one.detach().float().numpy(), numbers) and np.any(numbers)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt"])
+@pytest.mark.parametrize(
+    "kind", ["llama", *(pytest.param(k, marks=pytest.mark.thorough) for k in ("gpt2", "gpt"))]
+)
 def test_compiled_models(kind):
     """A graph in which the model's own kernel runs."""
     model = gpt() if kind == "gpt" else pretrained(kind)

@@ -97,9 +97,11 @@ def first_failure(report: Path) -> tuple[str, str]:
         failure = case.find("failure")
         failure = case.find("error") if failure is None else failure
         if failure is not None:
-            file = case.get("classname", "").replace(".", "/") + ".py"
+            names = case.get("classname", "").split(".")
+            classes = [names.pop()] if names[-1].startswith("Test") else []
+            place = "::".join(["/".join(names) + ".py", *classes, case.get("name", "")])
             lines = failure.get("message", "").splitlines()
-            return f"{file}::{case.get('name')}", lines[0] if lines else ""
+            return place, lines[0] if lines else ""
     raise RuntimeError(f"{report}: pytest failed, but the report names no failed test")
 
 

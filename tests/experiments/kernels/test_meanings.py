@@ -131,6 +131,8 @@ def test_the_base_of_l_is_told(factor, base):
     s = np.where(np.tri(192, dtype=bool), s, -np.inf)
     l = np.log(np.exp(s).sum(-1)) * factor
     assert f"lse of head 0 is in {base}" in base_of_lse(x, l)
+    l[0, 0, 7] = np.nan
+    assert "of the others; 1 of 192 row sums is NaN" in base_of_lse(x, l)
 
 
 def words(changes):
