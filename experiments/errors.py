@@ -1,5 +1,11 @@
 """Errors that a user can repair: one line that names the argument, its value and the repair."""
 
+import re
+
+from roundscope.emu.formats.format import cut
+
+LONG = re.compile(r"\S{300,}")  # no path or word that somebody meant to be read
+
 
 class UsageError(ValueError):
     """Bad usage; the command line prints the message as one line and exits with code 2."""
@@ -7,8 +13,12 @@ class UsageError(ValueError):
 
 def bad(argument: str, value: object, repair: str) -> UsageError:
     """Return the error 'argument value: repair', as in  layout 'NHTB': use BNTH or BTNH."""
-    shown = repr(value) if isinstance(value, str) else str(value)
-    return UsageError(f"{argument} {shown}: {repair}")
+    return UsageError(f"{argument} {shown(value)}: {repair}")
+
+
+def shown(value: object) -> str:
+    """Return a value as an error shows it: a text in quotes, and of a long one its beginning."""
+    return repr(cut(value)) if isinstance(value, str) else cut(str(value))
 
 
 def printable(text: str) -> str:
@@ -30,7 +40,8 @@ def one_line(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{str(error.filename)!r}: {error.strerror.lower()}; choose another file or folder"
-    return printable(" ".join(str(error).split())) or type(error).__name__
+    text = LONG.sub(lambda found: cut(found[0]), " ".join(str(error).split()))
+    return printable(text) or type(error).__name__
 
 
 class StorageError(OSError):

@@ -1,13 +1,15 @@
 """The inputs and the outputs of one call of an attention kernel."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from roundscope.attention.alignment import Alignment
+from roundscope.emu.testing.foreign import ForeignError
 
+PARTS = ("out", "dq", "dk", "dv")  # of a function that is given dO
 NAMES = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -81,3 +83,37 @@ class Outputs:
         """Return the outputs of some heads of the first batch entry."""
         parts = {n: x[:1, heads] if n == "lse" else x[:1, :, heads] for n, x in self.named()}
         return Outputs(**parts)
+
+
+def parts_of(results: Any) -> tuple[Any, ...]:
+    """Return (out, dq, dk, dv) as a function that is given dO returned them.
+
+    Raises:
+        ForeignError: It returned something else.
+    """
+    if isinstance(results, (tuple, list)) and len(results) == len(PARTS):
+        return tuple(results)
+    kind = type(results).__name__
+    size = f" of {len(results)}" if isinstance(results, (tuple, list)) else ""
+    got = "None" if results is None else f"a {kind}{size}"
+    raise ForeignError("kernel", f"returned {got}, must return (out, dq, dk, dv)")
+
+
+def first_of(result: Any) -> Any:
+    """Return the output of a function that may return the sums of its rows as well.
+
+    Raises:
+        ForeignError: It returned no array.
+    """
+    out = result[0] if isinstance(result, (tuple, list)) and result else result
+    if not hasattr(out, "dtype") or not hasattr(out, "shape"):
+        got = "None" if out is None else f"a {type(out).__name__}"
+        raise ForeignError("kernel", f"returned {got}, must return the output, an array")
+    return out
+
+
+def check_kept(before: Iterable[Any], after: Iterable[Any]) -> None:
+    """Raise ForeignError if a function changed q, k, v or dO, by their bytes or versions."""
+    for name, a, b in zip(("q", "k", "v", "do"), before, after, strict=False):
+        if a != b:
+            raise ForeignError("kernel", f"changes its input {name} in place; work on a copy")

@@ -1,11 +1,11 @@
 """One question that a kernel was asked, and its answer."""
 
 import time
-import traceback
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import NamedTuple
+
+from roundscope.emu.testing.foreign import ForeignError, raised
 
 
 class Answer(StrEnum):
@@ -49,10 +49,6 @@ class Verdict(NamedTuple):
     is_strict: bool = False
 
 
-class KernelExit(RuntimeError):
-    """A kernel, or the module that it is in, ended the process instead of returning a result."""
-
-
 def strict(case: Case) -> Case:
     """Return a case as it counts if one is strict: some notes are failures."""
     return replace(case, answer=Answer.FAIL) if _is_noted(case) else case
@@ -62,34 +58,14 @@ def _is_noted(case: Case) -> bool:
     return case.is_strict and case.answer is Answer.NOTE
 
 
-def raised(error: Exception) -> str:
-    """Return an error in words, with the line of the user's code that raised it.
-
-    Example:
-        >>> raised(ValueError("tokens: at least 16"))
-        'ValueError: tokens: at least 16'
-    """
-    own, installed = Path(__file__).parent, ("site-packages", "dist-packages", "<")
-    frames = [
-        f
-        for f in traceback.extract_tb((error.__cause__ or error).__traceback__)
-        if Path(f.filename).parent != own and not any(i in f.filename for i in installed)
-    ]
-    at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    words = " ".join(str(error).split())[:160]
-    return f"{type(error).__name__}{at}" + (f": {words}" if words else "")
-
-
 def not_run(test: str, name: str, error: Exception, began: float) -> Case:
     """Return the case of a call that raised an error; `began` is when it was made.
 
-    A kernel that ends the process fails; any other error says that it does not take this call.
+    An ordinary error says that the kernel does not take this call; all else is a failure.
     """
-    is_exit = isinstance(error, KernelExit)
-    return Case(
-        test=test,
-        name=name,
-        answer=Answer.FAIL if is_exit else Answer.NOT_RUN,
-        sentence=f"The kernel does not take this call ({raised(error)}).",
-        seconds=time.perf_counter() - began,
-    )
+    if isinstance(error, ForeignError) and not error.is_refusal:
+        answer, sentence = Answer.FAIL, f"The kernel {error.words}."
+    else:
+        answer, sentence = Answer.NOT_RUN, f"The kernel does not take this call ({raised(error)})."
+    seconds = time.perf_counter() - began
+    return Case(test=test, name=name, answer=answer, sentence=sentence, seconds=seconds)

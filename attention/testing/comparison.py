@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
-from roundscope.attention.testing.cases import raised
 from roundscope.attention.testing.errors import STATISTICS, Errors, differences
 from roundscope.attention.testing.evidence import Evidence, State, heads_needed, weigh
 from roundscope.attention.testing.exact import RESULTS
@@ -23,6 +22,7 @@ from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 from roundscope.attention.testing.user import Kernel
 from roundscope.emu.stats.comparison import agree
+from roundscope.emu.testing.foreign import raised
 
 FALSE_ALARM = 1e-4
 DIRECTIONS = {"rms": (1,), "row": (1,), "gain": (-1, 1), "mean": (-1, 1)}

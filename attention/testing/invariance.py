@@ -18,6 +18,7 @@ from roundscope.attention.testing.gross import UNITS, all_gross
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 from roundscope.attention.testing.user import Kernel, takes
+from roundscope.emu.testing.foreign import raised
 
 TEST = "invariance"
 CALLS = 3
@@ -169,8 +170,17 @@ def check_invariance(
         kinds: The kinds of changes that are asked about, of `KINDS`.
     """
     began = time.perf_counter()
-    whole = kernel(x)
-    again = [kernel(x) for _ in range(CALLS - 1)]
+    try:
+        whole = kernel(x)
+    except Exception as error:  # whatever a library raises
+        yield not_run(TEST, SECOND_CALL, error, began)
+        return
+    try:
+        again = [kernel(x) for _ in range(CALLS - 1)]
+    except Exception as error:  # it took the same call before
+        sentence = f"The same call fails the second time: {raised(error)}."
+        yield Case(test=TEST, name=SECOND_CALL, answer=Answer.FAIL, sentence=sentence)
+        return
     yield _case(SECOND_CALL, [(whole, other) for other in again], x, plan, margins, dtype, began)
     for change in changes(x, takes(kernel, "mask"), kinds):
         began = time.perf_counter()

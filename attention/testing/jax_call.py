@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.calls import Inputs, Outputs, first_of, parts_of
+from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
     from roundscope.attention.testing.user import Convention
@@ -50,8 +51,7 @@ def _compiled(
         q: jax.Array, k: jax.Array, v: jax.Array, do: jax.Array, arrays: dict[str, jax.Array]
     ) -> tuple[jax.Array, ...]:
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            result = function(q, k, v, **dict(options), **arrays)
-            out: jax.Array = result[0] if isinstance(result, (tuple, list)) else result
+            out: jax.Array = first_of(function(q, k, v, **dict(options), **arrays))
             return out
 
         if not backward:
@@ -69,8 +69,10 @@ def given(x: np.ndarray, dtype: str, layout: str) -> jax.Array:
 
 def array(x: jax.Array, layout: str) -> np.ndarray:
     """Return an array of a layout as a float32 array (B, T, N, H)."""
-    if jnp.iscomplexobj(x):
-        raise TypeError("the kernel returned complex numbers; return real numbers")
+    if jnp.iscomplexobj(x) or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ForeignError("kernel", f"returned an array of {x.dtype}; return real floats")
+    if x.ndim != 4:
+        raise ForeignError("kernel", f"returned shape {x.shape}, must have four axes")
     a = np.asarray(x.astype(jnp.float32))
     return np.ascontiguousarray(a.swapaxes(1, 2) if layout == "BNTH" else a)
 
@@ -81,7 +83,7 @@ def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
     masks = {} if x.mask is None else {c.names["mask"]: jnp.asarray(x.mask)}
     if c.is_own_backward:
         q, k, v, do = (given(a, c.dtype, c.layout) for a in (x.q, x.k, x.v, x.do))
-        results = function(q, k, v, **options, **masks, **{c.names["do"]: do})
+        results = parts_of(function(q, k, v, **options, **masks, **{c.names["do"]: do}))
         out, dq, dk, dv = (array(a, c.layout) for a in results)
         return Outputs(out=out, dq=dq, dk=dk, dv=dv)
 

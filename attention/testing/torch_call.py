@@ -7,7 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.calls import (
+    Inputs,
+    Outputs,
+    check_kept,
+    first_of,
+    parts_of,
+)
+from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
     from roundscope.attention.testing.user import Convention
@@ -28,8 +35,10 @@ def tensor(x: np.ndarray, dtype: torch.dtype = torch.bfloat16, layout: str = "BN
 
 def array(x: Tensor, layout: str = "BNTH") -> np.ndarray:
     """Return a tensor of a layout as a float32 array (B, T, N, H)."""
-    if x.is_complex():
-        raise TypeError("the kernel returned complex numbers; return real numbers")
+    if not x.is_floating_point():
+        raise ForeignError("kernel", f"returned a tensor of {x.dtype}; return real floats")
+    if x.ndim != 4:
+        raise ForeignError("kernel", f"returned shape {tuple(x.shape)}, must have four axes")
     a = x.detach().float().cpu().numpy()
     return np.ascontiguousarray(a.swapaxes(1, 2) if layout == "BNTH" else a)
 
@@ -63,19 +72,22 @@ def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
         options[c.names["mask"]] = torch.from_numpy(np.ascontiguousarray(x.mask)).to(device())
     if c.is_own_backward:
         q, k, v, do = (tensor(a, dtype, c.layout) for a in (x.q, x.k, x.v, x.do))
-        results = function(q, k, v, **options | {c.names["do"]: do})
+        versions = [a._version for a in (q, k, v, do)]
+        results = parts_of(function(q, k, v, **options | {c.names["do"]: do}))
+        check_kept(versions, (a._version for a in (q, k, v, do)))
         out, dq, dk, dv = (array(a, c.layout) for a in results)
         return Outputs(out=out, dq=dq, dk=dk, dv=dv)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        versions = [a._version for a in (q, k, v)]
+        out: Tensor = first_of(function(q, k, v, **options))
+        check_kept(versions, (a._version for a in (q, k, v)))
+        return out
+
     return called(
-        lambda q, k, v: _first(function(q, k, v, **options)),
+        attention,
         x,
         dtype=dtype,
         layout=c.layout,
         backward=c.backward,
     )
-
-
-def _first(result: Any) -> Tensor:
-    """Return the output of a function that may return the sums of its rows as well."""
-    out: Tensor = result[0] if isinstance(result, (tuple, list)) else result
-    return out

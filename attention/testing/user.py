@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.cases import KernelExit, raised
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
 
 Kernel = Callable[[Inputs], Outputs]
 
@@ -138,25 +138,30 @@ def kernel_of(
 
 
 def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
-    """Return the outputs of a user's function.
+    """Return the outputs of a user's function, whose shapes are those of the call.
 
     Raises:
-        KernelExit: The function ended the process.
+        ForeignError: The function gave no such results, or did what no kernel may do.
         Unavailable: The function needs a GPU or a library that is not here.
     """
     try:
-        outputs: Outputs = _module(c.library).run(function, c, x)
-    except SystemExit as error:
-        raise KernelExit(_exits(error)) from error
-    except Exception as error:  # whatever a library raises
-        if (reason := unavailable(error)) is not None:
-            raise Unavailable(f"kernel: {reason}") from error
+        outputs: Outputs = call_foreign(_module(c.library).run, function, c, x)
+    except ForeignError as error:
+        cause = error.__cause__
+        if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
+            raise Unavailable(f"kernel: {reason}") from cause
         raise
+    shapes = {"out": (*x.q.shape[:3], x.v.shape[3])}
+    shapes |= {f"d{n}": getattr(x, n).shape for n in "qkv"}
+    for name, array in outputs.named():
+        if name in shapes and array.shape != shapes[name]:
+            axes = "(batch, tokens, heads, features)"
+            raise ForeignError(
+                "kernel",
+                f"returned {name} of shape {array.shape} as {axes}, must be {shapes[name]}; is the"
+                f" layout {c.layout}?",
+            )
     return outputs
-
-
-def _exits(error: SystemExit) -> str:
-    return f"ends the process (SystemExit, code {error.code})"
 
 
 def unavailable(error: Exception) -> str | None:
@@ -179,8 +184,21 @@ def unavailable(error: Exception) -> str | None:
 
 def takes(function: Kernel, argument: str) -> bool:
     """Return whether a kernel of `kernel_of` takes an argument of `NAMES`, such as "mask"."""
-    conventions = [c for c in getattr(function, "args", ()) if isinstance(c, Convention)]
-    return any(argument in c.names for c in conventions)
+    parts = getattr(function, "args", ())
+    return any(
+        argument in part.names if isinstance(part, Convention) else takes(part, argument)
+        for part in parts
+    )
+
+
+def in_time(kernel: Kernel, seconds: float | None) -> Kernel:
+    """Return a kernel that fails if a call takes longer than so many seconds; None: any time."""
+    return kernel if seconds is None else functools.partial(_in_time, kernel, seconds)
+
+
+def _in_time(kernel: Kernel, seconds: float, x: Inputs) -> Outputs:
+    outputs: Outputs = limited(kernel, seconds, x)
+    return outputs
 
 
 def library_of(function: Callable[..., Any]) -> str:
@@ -239,7 +257,7 @@ def function_named(name: str, argument: str = "kernel") -> Any:
         ) from error
     except SystemExit as error:
         raise ValueError(
-            f"{argument}={name}: importing {module} {_exits(error)}; put what runs under"
+            f"{argument}={name}: importing {module} {ends(error)}; put what runs under"
             ' if __name__ == "__main__"'
         ) from error
     except Exception as error:  # whatever the module raises

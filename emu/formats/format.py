@@ -305,9 +305,19 @@ def format_named(name: str) -> Format:
     raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
 
 
+def cut(text: str, most: int = 80) -> str:
+    """Return a text as an error shows it: of a long one the beginning, and how long it is.
+
+    Example:
+        >>> cut("x" * 100_000, 4)
+        'xxxx... (100,000 characters)'
+    """
+    return text if len(text) <= 2 * most else f"{text[:most]}... ({len(text):,} characters)"
+
+
 def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
     """Return one line for an unknown name, with the known names and the nearest of them."""
-    names = [str(k) for k in known]
+    names, name = [str(k) for k in known], cut(str(name))
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
     return (

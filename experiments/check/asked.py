@@ -31,6 +31,7 @@ OPTIONS = (  # those that a command is written with as --name value
     "head",
     "false_alarm",
     "budget",
+    "timeout",
 )
 
 
@@ -56,6 +57,7 @@ class Asked:
     layer        the layer of a file with several; None for all
     overrides    what is said of the calls of a file in place of what it says
     head         the key head whose arithmetic is looked for
+    timeout      seconds after which a call of a kernel fails; None for any time
     """
 
     source: str
@@ -82,6 +84,7 @@ class Asked:
     layer: str | None = None
     overrides: Overrides = AS_THE_FILE
     head: int = 0
+    timeout: float | None = None
 
     def reference(self, features: int) -> Reference:
         """Return the claimed plan on its tiles.

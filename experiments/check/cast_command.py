@@ -1,18 +1,23 @@
 """The command `check-cast`: is a user's cast or quantizer what it is meant to be?"""
 
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from roundscope.attention.grammar.roundings import event_of
 from roundscope.emu.testing.casts.examine import examine_cast
-from roundscope.emu.testing.casts.records import CastReport, Row, Status
+from roundscope.emu.testing.casts.records import CastReport, Function, Row, Status
+from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.check import cast_page
 from roundscope.experiments.check.cast_call import cast_named
 from roundscope.experiments.check.cast_data import Asked, document
 from roundscope.experiments.check.cast_shown import show
 from roundscope.experiments.check.cast_words import failure
-from roundscope.experiments.check.junit import Case, checked, write
+from roundscope.experiments.check.junit import Case, checked, failed, write
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
 
@@ -26,27 +31,34 @@ def run(
     library: str | None,
     out: Path | None,
     junit: Path | None,
+    timeout: float | None,
     as_json: bool,
 ) -> int:
     """Check a cast, print the report and write the files. Return 1 if a row fails, and else 0.
 
     Raises:
-        ValueError: for a format or a function that is not known, and for a function that raises an
-            error or returns something that cannot be read.
+        ValueError: for a format or a function that is not known.
     """
     if out is not None:
         checked_folder(out, RECORD)
     checked(junit)
     rounding = event_of(format)
+    check_timeout(timeout)
     cast, chosen = cast_named(function, library)
     began = time.perf_counter()
-    report = examine_cast(cast, rounding)
+    name = f"check-cast {function} {format}"
+    try:
+        report = examine_cast(partial(_in_time, cast, timeout), rounding)
+    except ForeignError as error:
+        if error.is_refusal:
+            raise
+        return failed(junit, name, function, error)
     seconds = time.perf_counter() - began
     asked = Asked(function=function, format=format, library=chosen, seconds=seconds)
     if out is not None:
         _write(out, asked, report)
     if junit is not None:
-        write(junit, f"check-cast {function} {format}", [_case(r, report) for r in report.rows])
+        write(junit, name, [_case(r, report) for r in report.rows])
     if as_json:
         print_json(document(asked, report))
     else:
@@ -54,6 +66,10 @@ def run(
         if out is not None:
             print(f"written: {out / 'report.html'}, {out / RECORD}")
     return 0 if report.passed else 1
+
+
+def _in_time(cast: Function, timeout: float | None, x: np.ndarray) -> Any:
+    return limited(cast, timeout, x, what="function")
 
 
 def _write(out: Path, asked: Asked, report: CastReport) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from roundscope.attention.testing.cases import Answer, Case
+from roundscope.emu.testing.foreign import ForeignError
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.check import junit, page, shown
 from roundscope.experiments.check.asked import Asked, checked
@@ -39,7 +40,11 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     junit.checked(junit_file)
     checked(asked)
     with telling("check") as tell:
-        report = check(asked, tell)
+        try:
+            report = check(asked, tell)
+        except ForeignError as error:
+            suite = f"check {asked.source} against {asked.plan}"
+            return junit.failed(junit_file, suite, asked.source, error)
     data = document(report)
     folder = out if out is not None else free_folder(_name(report), request(asked), RECORD)
     tell_replaced(folder, request(asked), RECORD)

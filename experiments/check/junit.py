@@ -1,12 +1,14 @@
 """JUnit's XML, which continuous integration reads: a suite of cases, passed, failed or skipped."""
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from roundscope.experiments.errors import bad
+from roundscope.emu.testing.foreign import ForeignError
+from roundscope.experiments.errors import bad, one_line, shown
 
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -56,6 +58,22 @@ def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     ElementTree.indent(root)
     ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+
+
+def failed(path: Path | None, suite: str, asked: str, error: ForeignError) -> int:
+    """Tell that a function failed a check before it could be judged. Return the exit code, 1.
+
+    Args:
+        path: the file of JUnit's XML, or None.
+        suite: the name of the suite.
+        asked: the function as it was named.
+        error: what it did.
+    """
+    text = one_line(error)
+    if path is not None:
+        write(path, suite, [Case(name="call", failure=text)])
+    print(f"roundscope: {shown(asked)} fails the check: {text}", file=sys.stderr)
+    return 1
 
 
 def _add(parent: ElementTree.Element, suite: str, case: Case) -> None:

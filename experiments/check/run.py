@@ -10,7 +10,7 @@ import numpy as np
 
 from roundscope.attention.plans.half import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.cases import Answer, Case, KernelExit, not_run, raised, strict
+from roundscope.attention.testing.cases import Answer, Case, not_run, strict
 from roundscope.attention.testing.comparison import Comparison, compare, level_of
 from roundscope.attention.testing.edges import check_edges, judged
 from roundscope.attention.testing.evidence import heads_needed
@@ -19,7 +19,8 @@ from roundscope.attention.testing.families import FAMILIES, draw, rounded
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
-from roundscope.attention.testing.user import Kernel, Unavailable, kernel_of, unavailable
+from roundscope.attention.testing.user import Kernel, Unavailable, in_time, kernel_of, unavailable
+from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
 from roundscope.experiments.check.asked import Asked
 from roundscope.experiments.check.cases import BITS, of_comparison, of_search
 from roundscope.experiments.check.report import Report
@@ -52,6 +53,7 @@ def check(asked: Asked, tell: Tell) -> Report:
 
     Raises:
         UsageError: there is no such kernel or file, or the kernel does not run.
+        ForeignError: the kernel gives no results, or does what no kernel may do.
     """
     began = time.perf_counter()
     path = Path(asked.source)
@@ -77,15 +79,17 @@ def kernel_asked(asked: Asked) -> Kernel:
         UsageError: there is none of this name.
     """
     try:
+        check_timeout(asked.timeout)
         if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
-            return kernel(asked.source)
-        return kernel_of(
+            return in_time(kernel(asked.source), asked.timeout)
+        own = kernel_of(
             asked.source,
             library=asked.library,
             layout=asked.layout,
             dtype=asked.dtype,
             backward=asked.backward,
         )
+        return in_time(own, asked.timeout)
     except (ValueError, TypeError, ImportError) as error:
         words = one_line(error).removeprefix(f"kernel={asked.source}: ")
         words = words.removeprefix("kernel: ")
@@ -122,8 +126,8 @@ def taken_kinds(function: Kernel, asked: Asked) -> tuple[list[str], list[str]]:
         try:
             function(drawn(asked, kind, 0))
             taken.append(kind)
-        except Exception:  # whatever a library raises
-            refused.append(kind)
+        except Exception as error:  # whatever a library raises; a fault is told where it is asked
+            (refused if is_refusal(error) else taken).append(kind)
     return taken, refused
 
 
@@ -186,15 +190,16 @@ def _running(function: Kernel, asked: Asked) -> bool:
 
     Raises:
         UsageError: it does not run on the inputs of the check.
+        ForeignError: it gives no results, or does what no kernel may do.
     """
     x = drawn(asked, kinds(asked.is_causal)[0], 0)
     try:
         return function(x).dq is not None
-    except KernelExit as error:
-        raise bad("KERNEL", asked.source, one_line(error)) from None
     except Unavailable as error:
         raise bad("KERNEL", asked.source, one_line(error).removeprefix("kernel: ")) from None
     except Exception as error:  # whatever a library raises
+        if isinstance(error, ForeignError) and not error.is_refusal:
+            raise
         shape = f"q of shape {x.q.shape}, (batch, tokens, heads, features)"
         repair = unavailable(error) or (
             f"does not run on {shape}: {raised(error)}; choose"
@@ -239,6 +244,9 @@ def _explained(function: Kernel, asked: Asked, tell: Tell, notes: list[str]) -> 
     try:
         outputs = function(x)
     except Exception as error:  # a kernel may not take 32 features
+        if not is_refusal(error):
+            sentence = f"It failed on the real tensors: {raised(error)}."
+            return Case(test="explanation", name=BITS, answer=Answer.FAIL, sentence=sentence)
         shape = x.q.shape
         notes.append(
             f"It raised an error on the real tensors, q of shape {shape}: {raised(error)}. Its"

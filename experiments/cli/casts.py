@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import Json, Timeout
 
 
 def check_cast(
@@ -41,13 +41,20 @@ def check_cast(
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file of JUnit's XML, with a case a row.")
     ] = None,
+    timeout: Timeout = None,
     json: Json = False,
 ) -> None:
     """Test a cast or a quantizer: ties, subnormals, overflow, NaN, scales of blocks, bias."""
     from roundscope.experiments.check import cast_command
 
     code = cast_command.run(
-        function, format=format, library=library, out=out, junit=junit, as_json=json
+        function,
+        format=format,
+        library=library,
+        out=out,
+        junit=junit,
+        timeout=timeout,
+        as_json=json,
     )
     if code:
         raise typer.Exit(code)

@@ -13,6 +13,7 @@ from roundscope.experiments.cli.options import (
     Scales,
     Sinks,
     Softcap,
+    Timeout,
     Window,
     said,
 )
@@ -120,6 +121,7 @@ def check(
     junit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file of JUnit's XML, with a case a row.")
     ] = None,
+    timeout: Timeout = None,
     json: Json = False,
 ) -> None:
     """Test a kernel: as exact as its plan? biased? explained? invariant? right at the edges?"""
@@ -152,6 +154,7 @@ def check(
         layer=layer,
         overrides=Overrides(**overrides),
         head=head,
+        timeout=timeout,
     )
     if code := command.run(asked, out=out, junit_file=junit, as_json=json):
         raise typer.Exit(code)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import Json, Timeout
 
 
 def formats(
@@ -125,13 +125,20 @@ def kernels(
     draw: Annotated[
         bool, typer.Option("--draw", help="Draw what the folder holds, without running a kernel.")
     ] = False,
+    timeout: Timeout = None,
     json: Json = False,
 ) -> None:
     """Measure which real attention kernels are biased, on named inputs."""
     from roundscope.experiments.studies.kernels import study
 
     if code := study.run(
-        out=out, as_json=json, draw=draw, released=released, tutorial=tutorial, only=only
+        out=out,
+        as_json=json,
+        draw=draw,
+        released=released,
+        tutorial=tutorial,
+        only=only,
+        timeout=timeout,
     ):
         raise typer.Exit(code)
 

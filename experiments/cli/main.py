@@ -84,10 +84,9 @@ app.command()(cli_look.doctor)
 def process() -> None:
     """Run the command line as this process, which does not look for garbage when it ends.
 
-    Its pictures do not depend on the user's settings of matplotlib, which reads these here.
+    It opens no window, so it needs no backend of matplotlib, whatever the user's is.
     """
     atexit.register(gc.freeze)
-    os.environ["MATPLOTLIBRC"] = os.devnull
     os.environ.pop("MPLBACKEND", None)
     main()
 

@@ -58,6 +58,14 @@ Scales = Annotated[
         metavar="none", help="none takes q, k and v as they are stored, without the file's scales."
     ),
 ]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="A call of a kernel or cast that takes longer fails; by default any time. It cannot"
+        " end a call of C or of a GPU before that returns.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 

@@ -14,6 +14,7 @@ from roundscope.experiments.cli.options import (
     Scales,
     Sinks,
     Softcap,
+    Timeout,
     Window,
     said,
 )
@@ -288,6 +289,7 @@ def identify(
             )
         ),
     ] = None,
+    timeout: Timeout = None,
     json: Json = False,
 ) -> None:
     """Find the plan that gives a kernel's numbers to the bit, or the nearest plans."""
@@ -296,5 +298,5 @@ def identify(
     from roundscope.experiments.tensors.overrides import words
 
     overrides = words(**said(causal, alignment, scale, window, softcap, sinks, mask, scales))
-    options = Options(layout=layout, layer=layer, head=head, **overrides)
+    options = Options(layout=layout, layer=layer, head=head, timeout=timeout, **overrides)
     command.run(source, options, budget=budget, out=out, as_json=json)

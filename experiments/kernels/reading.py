@@ -11,7 +11,9 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
+from roundscope.attention.testing.user import Unavailable, in_time
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.testing.foreign import ForeignError, check_timeout
 from roundscope.experiments.errors import UsageError, bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.tensors.files import open_tensors
@@ -49,6 +51,7 @@ class Options(Overrides):
     layout: str | None = None
     layer: str | None = None
     head: int = 0
+    timeout: float | None = None
 
 
 def read(source: str, options: Options) -> Call:
@@ -95,7 +98,12 @@ def _of_kernel(name: str, options: Options) -> Call:
     assert layer.do is not None
     x = _inputs(layer, bool(options.is_causal))
     try:
-        outputs = kernel(name)(x)
+        check_timeout(options.timeout)
+        outputs = in_time(kernel(name), options.timeout)(x)
+    except Unavailable as error:
+        raise bad("KERNEL", name, one_line(error).removeprefix("kernel: ")) from None
+    except ForeignError as error:
+        raise bad("KERNEL", name, f"failed: it {error.words}") from None
     except ImportError as error:
         missing = (error.name or one_line(error)).partition(".")[0]
         repair = (
@@ -103,7 +111,7 @@ def _of_kernel(name: str, options: Options) -> Call:
             " kernel's outputs were saved to"
         )
         raise bad("KERNEL", name, repair) from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise bad("KERNEL", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
     except RuntimeError as error:
         repair = (

@@ -14,7 +14,7 @@ from html import escape
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import rc_context, rcdefaults
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.collections import Collection, PolyCollection
@@ -22,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+
+rcdefaults()  # what is drawn does not depend on the settings of the user (LaTeX, fonts, sizes)
 
 UP, DOWN, QUIET, BAND, INK = "#b2182b", "#2166ac", "#7b8794", "#dfe3e8", "#1f2933"
 WIDTH = 9.6  # inches, the width of a page

@@ -129,7 +129,8 @@ def _with_notes(
     call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
     aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
     notes = (*overruled, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
-    return replace(layer, notes=notes + _unread(file, prefix, list(names.values())))
+    unread = _unread(file, prefix, list(names.values()))
+    return replace(layer, notes=tuple(map(printable, notes + unread)))
 
 
 def _chosen(layer: str | None, names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -132,7 +133,9 @@ def _check(asked: Request, layer: Layer) -> None:
 def _traced(layer: Layer, asked: Request, progress: Progress) -> Summary:
     seen = observe(layer, asked, progress)
     progress(f"{layer.name}: statistics")
-    return summarise(seen)
+    found = summarise(seen)
+    # the events of a layer are its largest part, and nothing that is shown needs them
+    return replace(found, seen=replace(found.seen, held={}))
 
 
 def _written(

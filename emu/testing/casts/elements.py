@@ -21,8 +21,9 @@ from roundscope.emu.testing.casts.records import (
     skipped,
     with_whole,
 )
-from roundscope.emu.testing.casts.returned import CallError, call, in_words, numbers_of
+from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
 from roundscope.emu.testing.casts.steady import steady_rows
+from roundscope.emu.testing.foreign import ForeignError
 
 SPECIALS = {
     "infinities": ("What becomes of infinities?", np.array([np.inf, -np.inf], np.float32)),
@@ -122,7 +123,9 @@ def _special_row(function: Function, name: str, r: Rounding) -> Row:
     question, x = SPECIALS[name]
     try:
         got = numbers_of(call(function, x), r.format, x.shape, "result")
-    except CallError as error:
+    except ForeignError as error:
+        if not error.is_refusal:
+            raise
         return skipped(name, question, str(error))
     if name == "NaN" and not r.format.nan:
         became = ", ".join(dict.fromkeys(f"{y:g}" for y in got))

@@ -16,7 +16,8 @@ from roundscope.emu.blocks.layout import Layout, layout_of, to_lines
 from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.inferred import fitting, inferred
 from roundscope.emu.testing.casts.records import Function, Numbers
-from roundscope.emu.testing.casts.returned import CallError, call, in_words, numbers_of
+from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
+from roundscope.emu.testing.foreign import ForeignError
 
 CARRIED = 2.0**-22  # relative error of a number in float32 that is a product of two scales
 
@@ -71,7 +72,7 @@ def quantized(function: Function, x: np.ndarray, f: BlockFormat) -> Quantized:
     """Return what a quantizer makes of a float32 array (rows, K).
 
     Raises:
-        CallError: the function raised an error or returned something that cannot be read.
+        ForeignError: the function raised an error or returned something that cannot be read.
     """
     returned = call(function, x)
     at = layout_of(x.shape, f, -1)
@@ -107,9 +108,10 @@ def expected_scales(x: np.ndarray, f: BlockFormat) -> tuple[Numbers, float]:
 def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) -> Quantized:
     """Return elements and scales as a quantizer returned them."""
     if len(parts) not in (2, 3):
-        raise CallError(
-            f"result: a tuple of {len(parts)}, must be (elements, scales) or (elements, scales,"
-            " tensor_scale)"
+        raise ForeignError(
+            "result",
+            f"a tuple of {len(parts)}, must be (elements, scales) or (elements, scales,"
+            " tensor_scale)",
         )
     e, s = f.element.format, f.scale
     elements = to_lines(np, numbers_of(parts[0], e, at.shape, "elements"), at)

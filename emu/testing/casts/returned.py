@@ -1,6 +1,5 @@
 """Reading what a user's cast returns: numbers, or codes, of NumPy, ml_dtypes, JAX or PyTorch."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from roundscope.emu.formats.codes import decode
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.tensors import is_tensor
 from roundscope.emu.testing.casts.records import Function, Numbers
+from roundscope.emu.testing.foreign import ForeignError, call_foreign
 
 _OF_TORCH = {
     "float8_e4m3fn": "e4m3fn",
@@ -21,32 +21,13 @@ _OF_TORCH = {
 }
 
 
-class CallError(ValueError):
-    """The function raised an error, or returned something that cannot be read."""
-
-
-class CallExit(ValueError):
-    """The function ended the process, which no question passes over."""
-
-
 def call(function: Function, x: np.ndarray) -> Any:
     """Return what the function returns for an array, which it is given as a copy.
 
     Raises:
-        CallError: the function raised an error.
-        CallExit: the function ended the process.
+        ForeignError: the function raised an error, or did what no cast may do.
     """
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            return function(x.copy())
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split())[:200]
-        ends = ", which ends the process," if isinstance(error, SystemExit) else ""
-        kind = CallExit if ends else CallError
-        raise kind(
-            f"function: raised {type(error).__name__}{ends} on a float32 array {x.shape}: {text}"
-        ) from error
+    return call_foreign(function, x.copy(), what="function")
 
 
 def numbers_of(a: Any, f: Format, shape: tuple[int, ...], what: str) -> Numbers:
@@ -60,16 +41,16 @@ def numbers_of(a: Any, f: Format, shape: tuple[int, ...], what: str) -> Numbers:
         what: the name of the array in an error message.
 
     Raises:
-        CallError: the array is not of floats or codes, or has another shape.
+        ForeignError: the array is not of floats or codes, or has another shape.
     """
     x, codes = _plain(a, f)
     if x.dtype.kind not in "fiu" and not _is_narrow(x.dtype):
-        raise CallError(f"{what}: dtype {x.dtype}, must be an array of floats or of codes")
+        raise ForeignError(what, f"dtype {x.dtype}, must be an array of floats or of codes")
     packed = codes is not None and f.bits == 4 and x.size * 2 == int(np.prod(shape))
     if packed:
         x = np.stack([x & 15, x >> 4], axis=-1)
     if x.size != int(np.prod(shape)):
-        raise CallError(f"{what}: shape {np.shape(a)}, must be {shape}")
+        raise ForeignError(what, f"shape {np.shape(a)}, must be {shape}")
     x = x.reshape(shape)
     return x.astype(np.float64) if codes is None else _decoded(x, codes)
 
@@ -86,6 +67,8 @@ def _plain(a: Any, f: Format) -> tuple[np.ndarray, Format | None]:
     """Return an array of NumPy, and the format of its codes if it does not hold numbers."""
     if is_tensor(a):
         return _of_tensor(a, f)
+    if isinstance(a, np.ma.MaskedArray):
+        raise ForeignError("result", "a masked array; return a plain one, as with .filled()")
     x = np.asarray(a)
     if x.dtype.kind in "iu" and not _is_narrow(x.dtype):
         x = np.ascontiguousarray(x)

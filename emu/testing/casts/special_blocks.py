@@ -19,7 +19,7 @@ from roundscope.emu.testing.casts.records import (
     same,
     skipped,
 )
-from roundscope.emu.testing.casts.returned import CallError
+from roundscope.emu.testing.foreign import ForeignError
 
 BLOCKS = 512
 RANDOM = "the mode is stochastic: two calls draw other bits"
@@ -36,7 +36,9 @@ def special_rows(function: Function, f: BlockFormat) -> list[Row]:
 def _asked(ask: Question, function: Function, f: BlockFormat, name: str, question: str) -> Row:
     try:
         return ask(function, f, name, question)
-    except CallError as error:
+    except ForeignError as error:
+        if not error.is_refusal:
+            raise
         return skipped(name, question, str(error))
 
 

@@ -15,6 +15,7 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS, exact
 from roundscope.attention.testing.user import Kernel
+from roundscope.emu.testing.foreign import raised
 
 TWIN_HEADS = 2  # the number of heads on which a kernel is compared with its twin
 
@@ -121,8 +122,9 @@ def measured(
     try:
         outputs, again = kernel(x), kernel(x)
     except Exception as error:  # whatever a library raises
-        message = str(error).splitlines()[0][:120] if str(error) else ""
-        return Row(kernel=name, family=family, failed=f"{type(error).__name__}: {message}")
+        return Row(kernel=name, family=family, failed=raised(error))
+    if missing := [n for n in RESULTS if getattr(outputs, n) is None]:
+        return Row(kernel=name, family=family, failed=f"returns no {', '.join(missing)}")
     same_bits = all(
         np.array_equal(a, getattr(again, n), equal_nan=True) for n, a in outputs.named()
     )

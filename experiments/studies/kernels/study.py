@@ -16,7 +16,9 @@ from typing import Any
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.experiments.errors import bad
+from roundscope.attention.testing.user import in_time
+from roundscope.emu.testing.foreign import check_timeout
+from roundscope.experiments.errors import bad, one_line
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.kernels.claims import CLAIMS
 from roundscope.experiments.report.progress import bar
@@ -59,6 +61,7 @@ def run(
     released: Path | None,
     tutorial: Path | None,
     only: str | None,
+    timeout: float | None = None,
 ) -> int:
     """Write report.html, kernels.json and measured.json to `out`; return the exit code.
 
@@ -90,9 +93,25 @@ def run(
                 "--only", name, f"must be among {', '.join(names)}, or module:function{needs}"
             )
     wanted = [name + names.get(name, "") for name in wanted]
+    for name in wanted:
+        if name.partition(":")[0] not in (*ADAPTERS, *OF_FILES):
+            _checked(name)
+    check_timeout(timeout)
     return command.run(
-        study(wanted), out=out, command=f"roundscope {KERNELS.command}", as_json=as_json, draw=draw
+        study(wanted, timeout=timeout),
+        out=out,
+        command=f"roundscope {KERNELS.command}",
+        as_json=as_json,
+        draw=draw,
     )
+
+
+def _checked(name: str) -> None:
+    """Raise UsageError for a user's kernel that is none."""
+    try:
+        kernel(name)
+    except (ValueError, TypeError) as error:
+        raise bad("--only", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
 
 
 def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
@@ -144,6 +163,7 @@ def _measure(
     heads: int | None = None,
     families: Sequence[str] = (*NAMES, SAMPLE),
     tokens: int = TOKENS,
+    timeout: float | None = None,
 ) -> tuple[Outcome, Rows | None]:
     """Return what the folder's record has; unless it is only drawn, measure what it lacks first."""
     rows = read(out / RECORD)
@@ -155,18 +175,27 @@ def _measure(
     done = 0
     try:
         with bar("kernels", total) as progress:
-            for row in _rows(todo, heads or HEADS[has_gpu()], tokens):
+            for row in _rows(todo, heads or HEADS[has_gpu()], tokens, timeout):
                 rows.append(row)
                 done += 1
                 progress(done)
                 write(out / RECORD, rows)
     except KeyboardInterrupt:
         return Outcome(launches=total, there=0, ran=done, interrupted=True), rows or None
-    outcome = Outcome(launches=len(rows), there=len(rows), ran=done, devices=[device("xla")])
+    own = [r for r in rows if r.failed and ":" in r.kernel and r.kernel in names]
+    outcome = Outcome(
+        launches=len(rows),
+        there=len(rows),
+        ran=done,
+        failure=f"{own[0].kernel}: {own[0].failed}" if own else "",
+        devices=[device("xla")],
+    )
     return outcome, rows or None
 
 
-def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Iterator[Row]:
+def _rows(
+    todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int, timeout: float | None
+) -> Iterator[Row]:
     """Yield rows family by family; twins run on the processor's cores beside the kernels."""
     with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
         given = {family: inputs(family, heads, tokens) for family, missing in todo if missing}
@@ -182,6 +211,7 @@ def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Ite
                 wanted = twins.get((family, twin))
                 yield _row(
                     name,
+                    timeout,
                     family,
                     *given[family],
                     exacts[family].result(),
@@ -191,11 +221,18 @@ def _rows(todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int) -> Ite
 
 
 def _row(
-    name: str, family: str, x: Inputs, heads: int, exact: Any, twin: str, twins: Outputs | None
+    name: str,
+    timeout: float | None,
+    family: str,
+    x: Inputs,
+    heads: int,
+    exact: Any,
+    twin: str,
+    twins: Outputs | None,
 ) -> Row:
     label = plain_name(name)
     try:
-        run = kernel(name)
+        run = in_time(kernel(name), timeout)
     except (ImportError, ValueError) as error:
         return Row(kernel=label, family=family, failed=f"{type(error).__name__}: {error}")
     return measured(label, family, run, x, heads, exact, twin if twins else "", twins)
@@ -258,6 +295,9 @@ def _number(x: float | None) -> float:
 def answer(rows: Rows) -> str:
     """Return a sentence that says in how many pairs of kernel and family the output is biased."""
     there = [row for row in rows if not row.failed]
+    if not there:
+        first = next((f" ({row.kernel}: {row.failed})" for row in rows), "")
+        return f"No kernel ran here, so that nothing was measured{first}."
     biased = [row for row in there if abs(row.gain["out"].z) >= CLEAR]
     short = sum(row.gain["out"].mean < 0 for row in biased)
     kernels = len({row.kernel for row in there})

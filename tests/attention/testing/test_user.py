@@ -9,7 +9,20 @@ import pytest
 
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.families import draw
-from roundscope.attention.testing.user import function_named, kernel_of, library_of, takes
+from roundscope.attention.testing.user import (
+    function_named,
+    in_time,
+    kernel_of,
+    library_of,
+    takes,
+)
+from roundscope.emu.testing.foreign import ForeignError
+from roundscope.testing import (
+    assert_as_good_as,
+    assert_deterministic,
+    assert_invariant,
+    assert_rounds_as,
+)
 
 X = draw("gaussian", batch=2, tokens=6, heads=4, key_heads=2, features=8, is_causal=True)
 FLAT = draw("gaussian", batch=2, tokens=6, heads=3, features=8)
@@ -173,10 +186,10 @@ def test_a_kernel_with_its_own_backward(name):
     """Gradients in another order, or a kernel with a backward of which only the output is seen."""
     source = f"def both(q, k, v, {name}=None, *, scale, is_causal):\n"
     made = module(f"{source}    return of({name})\n")
-    made.of = lambda do: WANT.out if do is None else (WANT.out, WANT.dq, WANT.dk, do)
+    made.of = lambda do: WANT.out if do is None else (WANT.out, WANT.dq, WANT.dk, do[:, :, :2])
     found = kernel_of(made.both, library="numpy")(X)
     np.testing.assert_array_equal(found.dk, WANT.dk.astype(np.float32))
-    np.testing.assert_array_equal(found.dv, X.do)
+    np.testing.assert_array_equal(found.dv, X.do[:, :, :2])
     assert kernel_of(made.both, library="numpy", backward=False)(X).dq is None
 
 
@@ -203,7 +216,8 @@ def test_a_kernel_that_writes_into_its_arguments():
         return attention(q, k, v, scale=1.0, is_causal=is_causal)
 
     before = FLAT.q.copy()
-    kernel_of(scaled, library="numpy")(FLAT)
+    with pytest.raises(ForeignError, match="changes its input q in place"):
+        kernel_of(scaled, library="numpy")(FLAT)
     np.testing.assert_array_equal(FLAT.q, before)
 
 
@@ -213,8 +227,54 @@ def test_a_kernel_of_torch_that_writes_into_its_arguments(layout):
     pytest.importorskip("torch")
     before = FLAT.q.copy()
     options = {"library": "torch", "dtype": "float32", "layout": layout, "backward": False}
-    kernel_of(lambda q, k, v, scale, is_causal: q.zero_(), **options)(FLAT)
+    with pytest.raises(ForeignError, match="changes its input q in place"):
+        kernel_of(lambda q, k, v, scale, is_causal: q.zero_(), **options)(FLAT)
     np.testing.assert_array_equal(FLAT.q, before)
+
+
+STRANGE = {
+    "None": (lambda q: None, "returned None"),
+    "a text": (lambda q: "x", "returned a str"),
+    "whole numbers": (lambda q: q.astype(int), "returned an array of int64"),
+    "complex numbers": (lambda q: q.astype("c8"), "returned a complex array"),
+    "a masked array": (np.ma.array, "returned a masked array"),
+    "an axis too few": (np.ravel, "returned shape (288,), must have four axes"),
+    "fewer tokens": (lambda q: q[:, :3], "of shape (2, 3, 3, 8) as"),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_results_that_are_none(what):
+    """A result of another kind that is converted, broadcast, or cut, and then passes."""
+    made, said = STRANGE[what]
+    kernel = kernel_of(lambda q, k, v, scale, is_causal: made(q), library="numpy")
+    with pytest.raises(ForeignError) as found:
+        kernel(FLAT)
+    assert said in str(found.value) and not found.value.is_refusal
+
+
+def test_every_assertion_is_told_of_an_exit():
+    """A test that passes since the kernel, or the cast, ends the process with code 0."""
+
+    def exits(*given, scale=None, is_causal=None):
+        raise SystemExit(0)
+
+    options = {"library": "numpy"}
+    for ask in (
+        lambda: assert_as_good_as(exits, "fa2", "gaussian", tokens=8, features=8, **options),
+        lambda: assert_deterministic(exits, FLAT, **options),
+        lambda: assert_invariant(exits, "batch", FLAT, **options),
+        lambda: assert_rounds_as(exits, "bf16", inputs=[1.0]),
+    ):
+        with pytest.raises(ForeignError, match="ends the process"):
+            ask()
+
+
+def test_a_time_of_a_kernel_keeps_what_it_takes():
+    """A kernel with --timeout of which no mask is asked, or that hangs in its second call."""
+    kernel = in_time(kernel_of(attention, library="numpy"), 60.0)
+    assert takes(kernel, "mask") and not takes(kernel, "do")
+    np.testing.assert_allclose(kernel(X).out, WANT.out, rtol=1e-4, atol=1e-5)
 
 
 def test_a_mask_is_given_by_the_kernels_name():

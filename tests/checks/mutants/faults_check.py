@@ -22,8 +22,9 @@ FAULTS = (
         name="exit-is-no-failure",
         kind="verdict",
         imitates="A kernel that ends the process ends the check, with the exit code of a pass.",
-        file="attention/testing/user.py",
-        old="    except SystemExit as error:\n        raise KernelExit(_exits(error)) from error\n",
+        file="emu/testing/foreign.py",
+        old="        except SystemExit as error:\n"
+        "            raise ForeignError(what, ends(error)) from error\n",
         new="",
         tests=EDGES,
     ),

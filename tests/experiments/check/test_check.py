@@ -158,7 +158,6 @@ def test_a_file_of_few_heads_says_that_means_tell_nothing(roundscope, tmp_path):
         ((f"{HERE}:good", "--seed", "-1"), "--seed -1: give 0 or more"),
         ((f"{HERE}:good", "--junit", "."), "is a folder"),
         ((f"{HERE}:not_a_function",), "must be a function"),
-        ((f"{HERE}:exits",), "ends the process (SystemExit, code 0)"),
         ((f"{HERE}:without_gpu",), "needs a GPU, and none is found here"),
         ((f"{HERE}:good", "--false-alarm", "2"), "give a probability"),
         ((f"{HERE}:good", "--library", "cupy"), "cupy"),
@@ -169,6 +168,14 @@ def test_wrong_words_are_refused_in_one_line(roundscope, tmp_path, words_given, 
     code, out, error = roundscope("check", *words_given, "--out", tmp_path / "never")
     assert code == 2 and said in error and len(error.strip().splitlines()) == 1
     assert out == "" and not (tmp_path / "never").exists()
+
+
+def test_a_kernel_that_misbehaves_fails_the_check(roundscope, tmp_path):
+    """The exit code of a pass, or of bad usage, for a kernel that exits; a report without it."""
+    junit = tmp_path / "check.xml"
+    code, out, error = roundscope("check", f"{HERE}:exits", "--junit", junit, "--json")
+    assert code == 1 and out == "" and "ends the process (SystemExit, code 0)" in error
+    assert len(error.strip().splitlines()) == 1 and "ends the process" in junit.read_text()
 
 
 def test_kinds_of_inputs():

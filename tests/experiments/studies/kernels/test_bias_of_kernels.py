@@ -101,7 +101,8 @@ def test_a_kernel_that_fails_is_a_row(given):
         raise RuntimeError("no such device\nand more")
 
     found = measured("broken", "Gaussian", broken, x, heads, exact, "", None)
-    assert found.failed == "RuntimeError: no such device"
+    assert found.failed.startswith("RuntimeError at test_bias_of_kernels.py:")
+    assert found.failed.endswith(": no such device and more")
     [line] = study.table([found])
     assert line[:3] == ["Gaussian", "broken", "-"] and "no such device" in " ".join(line)
 
