@@ -2,8 +2,6 @@
 
 import re
 
-from roundscope.emu.formats.format import cut
-
 LONG = re.compile(r"\S{300,}")  # no path or word that somebody meant to be read
 
 
@@ -18,6 +16,8 @@ def bad(argument: str, value: object, repair: str) -> UsageError:
 
 def shown(value: object) -> str:
     """Return a value as an error shows it: a text in quotes, and of a long one its beginning."""
+    from roundscope.emu.formats.format import cut  # which numpy comes with
+
     return repr(cut(value)) if isinstance(value, str) else cut(str(value))
 
 
@@ -40,6 +40,8 @@ def one_line(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{str(error.filename)!r}: {error.strerror.lower()}; choose another file or folder"
+    from roundscope.emu.formats.format import cut  # which numpy comes with
+
     text = LONG.sub(lambda found: cut(found[0]), " ".join(str(error).split()))
     return printable(text) or type(error).__name__
 

@@ -70,7 +70,8 @@ def test_pictures_are_ours_whatever_the_settings_of_matplotlib(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     code = (
         "from roundscope.experiments.cli import main; main.main = lambda: None; main.process()\n"
-        "import matplotlib, roundscope.experiments.report.pictures; print(matplotlib.rcParams['text.usetex'])"
+        "import roundscope.experiments.report.pictures\n"
+        "import matplotlib; print(matplotlib.rcParams['text.usetex'])"
     )
     options = {"cwd": tmp_path, "env": ENV | {"MPLBACKEND": "bogus"}}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, **options)
