@@ -264,7 +264,7 @@ def limited(
 
     Example:
         >>> try:
-        ...     limited(lambda: next(i for i in iter(int, 1)), 0.1)
+        ...     limited(lambda: sum(1 for _ in iter(int, 1)), 0.1)
         ... except ForeignError as error:
         ...     print(error)
         kernel: runs longer than 0.1 seconds, its --timeout
