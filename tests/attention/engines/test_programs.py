@@ -59,7 +59,13 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_tiles
 
 
-@pytest.mark.parametrize("plan", USUAL)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(plan, marks=[] if plan in ("fa2", "fa3-fp8") else pytest.mark.thorough)
+        for plan in USUAL
+    ],
+)
 def test_kept_events_need_no_other_code(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The events that a page shows are kept by programs, also in tiles that are cut."""
     made = _made(monkeypatch)
