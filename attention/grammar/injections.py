@@ -102,6 +102,8 @@ def injection_words(injection: Injection) -> str:
 def _what(text: str, seed: int) -> What:
     """Return the error that a WHAT describes."""
     name, given, value = text.partition("=")
+    if name in WHATS and not given and name != "exact":
+        raise ValueError(f"'{name}' needs a number: write {name}=1")
     if name not in WHATS or bool(given) == (name == "exact"):
         raise ValueError(
             unknown(

@@ -328,6 +328,18 @@ CALLS = [
         ValueError,
         ("Noise: seed=4294967296", "2^32 - 1"),
     ),
+    (
+        "injection-size",
+        lambda: rs.Noise(ulps=-1.0),
+        ValueError,
+        ("Noise: ulps=-1.0", "give a size from 0 on"),
+    ),
+    (
+        "injection-no-number",
+        call(inject="P:ulps"),
+        ValueError,
+        ("'ulps' needs a number", "write ulps=1"),
+    ),
     ("injection-negative", lambda: at("P", rows=-1), ValueError, ("rows=-1", "count from 0")),
     ("injection-empty", lambda: at("P", heads=()), ValueError, ("heads=()", "None names all")),
     (
