@@ -2,10 +2,13 @@
 
 import os
 import re
+import time
+import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+LEFT = 3600.0  # seconds after which nobody is still writing a file that is unfinished
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -16,6 +19,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     The file is forced to the disk before it is renamed, so that neither a full disk nor a loss of
     power leaves half a file, or loses the one that was there. After an error nothing is left of it.
+    What a process that was killed left of the same file is removed by a later one, after an hour.
 
     Raises:
         OSError: the file cannot be written; its `filename` is `path`.
@@ -28,8 +32,13 @@ def whole_file(path: Path) -> Iterator[Path]:
         ...     [kept.name for kept in Path(folder).iterdir()]
         ['page.html']
     """
-    # the name is short, since a name beside it may have the greatest length that the disk takes
-    unfinished = path.with_name(f".{os.getpid()}-{abs(hash(path.name)):x}.unfinished")
+    # a short name, since that of the file may have the greatest length that the disk takes
+    begin = f".{zlib.crc32(os.fsencode(path.name)):08x}"
+    unfinished = path.with_name(f"{begin}-{os.getpid()}.unfinished")
+    for left in path.parent.glob(f"{begin}-*.unfinished"):
+        with suppress(OSError):  # another process may remove it now
+            if time.time() - left.stat().st_mtime > LEFT:
+                left.unlink()
     try:
         yield unfinished
         with unfinished.open("r+b") as file:

@@ -126,7 +126,7 @@ def _trim(place: Path, keep: int | None) -> None:
     for path in [] if keep is None else [p for p in known if "pinned" not in _meta(p)][:-keep]:
         path.unlink()  # the JSON first: without it there is no checkpoint
     orphans = (p for p in place.glob("*.safetensors") if not p.with_suffix(".json").exists())
-    for left in (*orphans, *place.glob("*.tmp")):  # also those that an interrupted run left
+    for left in (*orphans, *place.glob(".*.unfinished")):  # also those that an interrupted run left
         left.unlink(missing_ok=True)
 
 

@@ -1,5 +1,8 @@
 """Files are written whole or not at all, and names from outside never lead out of a folder."""
 
+import os
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +23,20 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(OSError, match=r"report\.html"):
         half()
     assert page.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    """Unfinished files that pile up, or one of another process that still writes it."""
+    page = tmp_path / "report.html"
+    with whole_file(page) as unfinished:
+        unfinished.write_text("whole")
+        begin = unfinished.name.partition("-")[0]
+    old, new = (tmp_path / f"{begin}-{pid}.unfinished" for pid in (1, 2))
+    for left, age in ((old, 7200.0), (new, 60.0)):
+        left.write_text("ha")
+        os.utime(left, (time.time() - age,) * 2)
+    write_whole(page, "again")
+    assert sorted(tmp_path.iterdir()) == sorted([page, new])
 
 
 def test_text_that_is_no_unicode_is_written(tmp_path):

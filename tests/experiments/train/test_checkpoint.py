@@ -185,7 +185,7 @@ def test_a_full_disk_keeps_what_is_there(tmp_path, state, monkeypatch):
         checkpoint.save(tmp_path, 20, state, META, keep=1)
     monkeypatch.undo()
     assert checkpoint.steps(tmp_path) == [10] and same(checkpoint.load(tmp_path)[0], state)
-    assert not list((tmp_path / "checkpoints").glob("*.tmp"))
+    assert not list((tmp_path / "checkpoints").glob(".*.unfinished"))
 
 
 def test_no_checkpoint_says_how_to_make_one(tmp_path):
