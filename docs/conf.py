@@ -48,6 +48,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     ("py:obj", r".*"),  # names in single backquotes of docstrings
     ("py:class", r"(?!roundscope\.).*|.*\.evidence\.State"),
+    ("py:exc", r"unittest\.SkipTest"),
 ]
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]

@@ -94,10 +94,11 @@ def assert_as_good_as(
 
     Raises:
         AssertionError: The kernel is worse than the plan. The message says in which respects.
-        ForeignError: The kernel raised an error, ended the process, returned no such arrays, or did
-            what no kernel may do; see `roundscope.emu.testing.foreign.call_foreign`.
-        Unavailable: The kernel needs a GPU or a library that is not here; pytest skips the test.
-        ValueError: An argument has a wrong value, or there are too few heads for evidence.
+        ValueError: An argument has a wrong value, or there are too few heads for evidence. As a
+            `ForeignError`: the kernel raised an error, ended the process, returned no such arrays,
+            or did what no kernel may do (`roundscope.emu.testing.foreign.call_foreign`).
+        unittest.SkipTest: The kernel needs a GPU or a library that is not here; pytest skips the
+            test.
         TypeError: An argument has the wrong type.
 
     Example:

@@ -90,7 +90,7 @@ def assert_max_ulp(
 
         assert_max_ulp(kernel(x), reference(x.astype("float64")), 0.5, "bf16")
 
-    Then the distance is |actual - expected| in ulps of the format at the expected number (at its
+    Then the distance is `|actual - expected|` in ulps of the format at the expected number (at its
     largest number for one beyond it). If all expected numbers are numbers of the format and `ulps`
     is whole, the distance is the number of steps from one number of the format to its neighbor, so
     it is also right at powers of two, where the spacing changes, and across zero.
