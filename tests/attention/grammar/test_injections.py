@@ -99,7 +99,7 @@ def test_numbers_that_six_digits_cannot_hold_are_spelled_in_full():
         ("OO:exact", "did you mean 'O'"),
         ("O:ulsp=1", "did you mean 'ulps'"),
         ("O:exact=1", "unknown change"),
-        ("O:ulps", "unknown change"),
+        ("O:ulps", "needs a number: write ulps=1"),
         ("O:ulps=", "'' is no finite"),
         ("O:ulps=nan", "no finite number"),
         ("O:flip=1.5", "a bit is a whole number"),
