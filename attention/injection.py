@@ -156,12 +156,12 @@ class Noise:
     of `AddUlps` with the same `ulps`.
 
     Args:
-        ulps: How many units are added or subtracted, a finite number from 0 on.
+        ulps: How many units are added or subtracted, a finite number.
         seed: Seed of the random signs, a whole number from 0 to 2^32 - 1.
 
     Raises:
         TypeError: `ulps` is not a number, or `seed` is not a whole number.
-        ValueError: `ulps` is negative, infinite or NaN, or `seed` is out of its range.
+        ValueError: `ulps` is infinite or NaN, or `seed` is out of its range.
 
     Example:
         >>> import numpy as np
@@ -177,10 +177,6 @@ class Noise:
 
     def __post_init__(self) -> None:
         _finite("Noise: ulps", self.ulps)
-        if self.ulps < 0:
-            raise ValueError(
-                f"Noise: ulps={self.ulps}: its signs are random; give a size from 0 on"
-            )
         _whole("Noise: seed", self.seed, "a seed is below 2^32")
         if self.seed >= 2**32:
             raise ValueError(

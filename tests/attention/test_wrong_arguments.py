@@ -329,12 +329,6 @@ CALLS = [
         ("Noise: seed=4294967296", "2^32 - 1"),
     ),
     (
-        "injection-size",
-        lambda: rs.Noise(ulps=-1.0),
-        ValueError,
-        ("Noise: ulps=-1.0", "give a size from 0 on"),
-    ),
-    (
         "injection-no-number",
         call(inject="P:ulps"),
         ValueError,

@@ -80,7 +80,7 @@ def killed(verb: str, after: float) -> str:
         if broken := [p.name for p in folder.rglob("*") if p.is_file() and not is_whole(p)]:
             return f"FAULT: half of {', '.join(broken)}"
         words = COMMANDS[verb]
-        is_begun = (folder / "out" / "run.sqlite").exists()
+        is_begun = any((folder / "out" / "checkpoints").glob("*.json"))
         again = started(AGAIN.get(verb, words) if is_begun else words, folder)
         _, said = again.communicate()
         if again.returncode:
