@@ -1,6 +1,5 @@
 """The command `check`: is an attention kernel what it claims to be?"""
 
-import re
 from pathlib import Path
 
 from roundscope.attention.testing.cases import Answer, Case
@@ -14,6 +13,7 @@ from roundscope.experiments.check.run import check
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.results.folder import (
+    as_word,
     checked_folder,
     free_folder,
     tell_replaced,
@@ -64,7 +64,7 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
 
 def _name(report: Report) -> str:
     plan = report.asked.claims
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", f"check-{report.name}-{plan}")[:80]
+    return as_word(f"check-{report.name}-{plan}")[:80]
 
 
 def _case(case: Case) -> junit.Case:

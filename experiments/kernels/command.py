@@ -4,7 +4,6 @@ The kernel is called, or its numbers are read from a file; the answer is printed
 identify.json.
 """
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from roundscope.experiments.kernels.search import check_budget
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import (
+    as_word,
     checked_folder,
     free_folder,
     tell_replaced,
@@ -59,5 +59,4 @@ def run(source: str, options: Options, *, budget: int, out: Path | None, as_json
 
 
 def _word(call: Call) -> str:
-    name = f"{call.name}-causal" if call.x.is_causal else call.name
-    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", name)
+    return as_word(f"{call.name}-causal" if call.x.is_causal else call.name)

@@ -595,7 +595,7 @@ def base_of_lse(x: Inputs, lse: np.ndarray) -> str:
         l = peak + np.log(np.exp(s - peak[:, None]).sum(1))
         natural = l if part.sinks is None else np.logaddexp(l, float(part.sinks[0]))
     fine = np.isfinite(natural) & np.isfinite(lse[0, 0])
-    natural_of_all = natural
+    strange = lost(lse[0, 0], natural)
     own, natural, peak = lse[0, 0][fine].astype(np.float64), natural[fine], peak[fine]
     forms = {
         "in base e": natural,
@@ -608,7 +608,6 @@ def base_of_lse(x: Inputs, lse: np.ndarray) -> str:
     words = min(errors, key=lambda w: errors[w])
     if not own.size or errors[words] > 1e-2:
         return "lse is not the logarithm of the row sums in any form that was tried"
-    strange = lost(lse[0, 0], natural_of_all)
     error = f"relative rms error {errors[words]:.2g}"
     if strange:
         error += f" of the others; {strange.words('row sums')}"

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,11 @@ PAGE = "report.html"
 def request_of(*whole: Any) -> str:
     """Return a digest of all that decides what a command writes: its request."""
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+
+
+def as_word(text: str) -> str:
+    """Return a text as part of a folder's name: what shells or file systems dislike becomes -."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text)
 
 
 def free_folder(name: str, request: str, record: str, kept: str = "") -> Path:
@@ -79,6 +87,17 @@ def write_json(path: Path, data: Any) -> None:
     write_whole(path, text + "\n")
 
 
+@contextmanager
+def storing(out: Path) -> Iterator[None]:
+    """Raise StorageError, which names the file, where the system cannot write it."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{out}: {error.strerror or error}; see its folder, or choose another file"
+        ) from error
+
+
 def write_page(out: Path, page: str, title: str) -> None:
     """Write a page into a file that does not exist, or that is such a page.
 
@@ -92,12 +111,8 @@ def write_page(out: Path, page: str, title: str) -> None:
         raise bad("--out", str(out), "is a folder; name a file")
     if out.exists() and f"<title>{title}" not in _opening(out):
         raise bad("--out", str(out), "exists and is another file; name a new one")
-    try:
+    with storing(out):
         write_whole(out, page)
-    except OSError as error:
-        raise StorageError(
-            f"{out}: {error.strerror or error}; see its folder, or choose another file"
-        ) from error
 
 
 def _opening(path: Path) -> str:

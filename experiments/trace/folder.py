@@ -1,10 +1,9 @@
 """The default folder of a trace, named after file and plan, and never that of another request."""
 
 import hashlib
-import re
 from pathlib import Path
 
-from roundscope.experiments.results.folder import free_folder
+from roundscope.experiments.results.folder import as_word, free_folder
 from roundscope.experiments.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.words import plan_changes
@@ -32,5 +31,5 @@ def folder_for(path: Path, asked: Request, request: str) -> Path:
     shells or file systems dislike become -. request: as `digest` gives it.
     """
     plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
-    name = f"trace-{path.stem}-{re.sub(r'[^A-Za-z0-9_.=-]+', '-', plan)[:80]}"
+    name = f"trace-{path.stem}-{as_word(plan)[:80]}"
     return free_folder(name, request, "trace.json")

@@ -54,7 +54,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command did: its exit code, what it wrote to stderr, its numbers, what it left."""
+    """The outcome of one command: its exit code, its stderr, its numbers, the files it left."""
 
     code: int
     errors: str

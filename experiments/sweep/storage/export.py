@@ -3,12 +3,12 @@
 import csv
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from roundscope.emu.whole_files import whole_file
-from roundscope.experiments.errors import StorageError, UsageError, bad
+from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.results.folder import storing
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, is_extra
 from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES, columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
@@ -30,7 +30,7 @@ def export(path: Path, out: Path, table: str = "cells", *, raw: bool = False) ->
         raise bad("out", str(out), "end it in .csv or .parquet")
     if table not in TABLES:
         raise bad("table", table, f"use {' or '.join(TABLES)}")
-    with reading(path) as connection, _complete(out) as unfinished:
+    with reading(path) as connection, storing(out), whole_file(out) as unfinished:
         if next(connection.execute(f"SELECT 1 FROM {table} LIMIT 1"), None) is None:
             raise bad("file", str(path), f"holds no {table}; fill it with  roundscope sweep")
         return write(connection, table, unfinished, raw=raw)
@@ -60,18 +60,6 @@ def lost(path: Path) -> str:
             " are left: sweep them anew with --fresh"
         )
     return text
-
-
-@contextmanager
-def _complete(out: Path) -> Iterator[Path]:
-    """Yield a file next to `out` that is renamed to it in the end, or deleted after an error."""
-    try:
-        with whole_file(out) as unfinished:
-            yield unfinished
-    except OSError as error:
-        raise StorageError(
-            f"{out}: {error.strerror or error}; see its folder, or choose another file"
-        ) from error
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:

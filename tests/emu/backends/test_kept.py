@@ -1,4 +1,4 @@
-"""What is kept on disk: it is read back only as it was written, and nothing needs it."""
+"""Tests that files of a cache are read back only as they were written, and are never needed."""
 
 import logging
 import os

@@ -12,7 +12,7 @@ from roundscope.emu.testing.foreign import ForeignError, call_foreign, limited
 
 
 class Own(BaseException):
-    """What no `except Exception` catches."""
+    """An error that no `except Exception` catches, as KeyboardInterrupt is one."""
 
 
 def _raise(error):

@@ -1,4 +1,4 @@
-"""What doctor finds outside the package: each thing is tried with a fault and without."""
+"""Tests of what `doctor` checks outside the package, each with a fault and without one."""
 
 import json
 import os
