@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and names that are safe as parts of a path."""
 
+import errno
 import os
 import re
 import time
@@ -32,6 +33,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         ...     [kept.name for kept in Path(folder).iterdir()]
         ['page.html']
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(
+            errno.EEXIST, "is a folder or a device, which no file replaces", str(path)
+        )
     # a short name, since that of the file may have the greatest length that the disk takes
     begin = f".{zlib.crc32(os.fsencode(path.name)):08x}"
     unfinished = path.with_name(f"{begin}-{os.getpid()}.unfinished")

@@ -43,7 +43,9 @@ def main() -> int:
         faulty = kinds.total()
         faults += faulty
         said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        rows.append((name, tried, tried - faulty, faulty, f"{time.monotonic() - start:.0f} s", said))
+        rows.append(
+            (name, tried, tried - faulty, faulty, f"{time.monotonic() - start:.0f} s", said)
+        )
     print(f"{'area':10} {'tried':>6} {'clean':>6} {'faulty':>6} {'time':>6}  of which")
     for name, tried, clean, faulty, seconds, said in rows:
         print(f"{name:10} {tried:6} {clean:6} {faulty:6} {seconds:>6}  {said}")

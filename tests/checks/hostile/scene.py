@@ -1,4 +1,4 @@
-"""A folder with small valid files, in which every hostile line is run, and the running of a line."""
+"""A folder with small valid files, and the running of a line in it."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from roundscope.experiments.cli import main as cli
 
-MODULE = '''
+MODULE = """
 import numpy as np
 
 def good(q, k, v, *, scale, is_causal):
@@ -26,18 +26,19 @@ def good(q, k, v, *, scale, is_causal):
     if is_causal:
         s = np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf)
     p = np.exp(s - s.max(-1, keepdims=True))
-    return np.einsum("bnts,bnsh->bnth", p / p.sum(-1, keepdims=True), v.astype("f4")).astype(q.dtype)
+    p = p / p.sum(-1, keepdims=True)
+    return np.einsum("bnts,bnsh->bnth", p, v.astype("f4")).astype(q.dtype)
 
 def cast(x):
     import ml_dtypes
     return x.astype(ml_dtypes.bfloat16).astype("float32")
 
 notfn = 3
-'''
+"""
 
 
 class Answer(NamedTuple):
-    """How a line ended: its code (None if it was stopped), what it printed, and how long it took."""
+    """How a line ended: its code (None if it was stopped), what it printed, its time."""
 
     code: int | None
     out: str
@@ -51,7 +52,7 @@ class _Stopped(BaseException):
 
 @contextlib.contextmanager
 def scene() -> Iterator[Path]:
-    """Yield a folder with small files of every kind that the commands read; it is the current one."""
+    """Yield the current folder, with small files of every kind that the commands read."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "cwd")
@@ -73,14 +74,14 @@ def _fill(folder: Path) -> None:
     (folder / "afolder").mkdir()
     random = np.random.default_rng(0)
     q, k, v, do = (random.standard_normal((1, 1, 16, 16), np.float32) for _ in range(4))
-    save_file({"q": q, "k": k, "v": v, "do": do}, folder / "t.safetensors")
+    save_file({"q": q, "k": k, "v": v, "do": do}, folder / "t.safetensors", {"layout": "BNTH"})
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         import roundscope as rs
 
         made = rs.attend(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), plan="fa2-bf16")
     made = np.ascontiguousarray(np.asarray(made, np.float32).transpose(0, 2, 1, 3))
-    save_file({"q": q, "k": k, "v": v, "out": made}, folder / "o.safetensors")
+    save_file({"q": q, "k": k, "v": v, "out": made}, folder / "o.safetensors", {"layout": "BNTH"})
 
 
 def run(line: list[str], limit: float = 20.0) -> Answer:
@@ -92,12 +93,13 @@ def run(line: list[str], limit: float = 20.0) -> Answer:
     out, err = io.StringIO(), io.StringIO()
     handler = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, limit, 5.0)
-    start, code = time.monotonic(), 0
+    start = time.monotonic()
+    code: int | None = 0
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            with warnings.catch_warnings():
-                warnings.simplefilter("default")
-                cli.main(line)
+        quiet = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
+        with quiet[0], quiet[1], warnings.catch_warnings():
+            warnings.simplefilter("default")
+            cli.main(line)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
     except _Stopped:

@@ -78,6 +78,14 @@ PATHS = {
 }
 # what a hostile value may do after all, by verb (or *), option and kind of value
 TAKEN = {
+    ("*", "*", "underscore"),  # numbers as Python writes and reads them
+    ("*", "*", "digits of others"),
+    ("explain", "value", "nan"),
+    ("explain", "value", "inf"),
+    ("explain", "value", "fraction"),
+    ("explain", "value", "10**30"),
+    ("explain", "overflow", "nan"),
+    ("explain", "overflow", "inf"),
     ("*", "seed", "10**30"),
     ("*", "out", "missing"),
     ("*", "out", "unicode"),
@@ -134,7 +142,7 @@ def lines(verb: str) -> Iterator[tuple[str, str, list[str]]]:
         for kind, value in option.values.items():
             if option.flag is None:  # in the place of the verb's first argument
                 line = [base[0], *(["--"] if value.startswith("-") else []), value]
-                line += [w for w in base[2:] if not value.startswith("-")]
+                line[1:1] = base[2:]
             elif option.flag in base:
                 at = base.index(option.flag)
                 line = [*base[: at + 1], value, *base[at + 2 :]]
@@ -149,7 +157,7 @@ def verdict(verb: str, tried: str, name: str, line: list[str], answer: Answer) -
     """Judge the answer to a hostile line."""
     case = f"{verb}: {tried}"
     option, _, kind = tried.partition(" ")
-    may = any((v, option, kind) in TAKEN for v in (verb, "*"))
+    may = any((v, o, kind) in TAKEN for v in (verb, "*") for o in (option, "*"))
     said = answer.err.strip()
     shown = f"[{answer.code}, {answer.seconds:.1f} s] {said[-400:] or answer.out[:100]!r}"
     if answer.code in (3, 99) or "Traceback" in said:
@@ -159,6 +167,7 @@ def verdict(verb: str, tried: str, name: str, line: list[str], answer: Answer) -
             return Verdict(case, fault_of_message(said) if answer.code else "", shown)
         return Verdict(case, "accepted", shown)
     names = [name, name.rstrip("_").replace("_", "-"), *[w[:20] for w in line[1:] if len(w) > 3]]
+    names += [form for w in line[1:] for form in (repr(w), f"'{w}'", f"={w}")]
     if fault := fault_of_message(said, *(names if name else [])):
         return Verdict(case, fault, shown)
     if answer.seconds > LATE:
@@ -182,5 +191,3 @@ def verdicts(only: str = "") -> Iterator[Verdict]:
                 if strange := tidy(folder, kept):
                     found = found._replace(fault=f"wrote {strange}")
                 yield found
-
-
