@@ -6,12 +6,13 @@ union of these classes.
 
 import math
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import SupportsIndex, TypeGuard
+from typing import Any, SupportsIndex, TypeGuard, cast
 
 from roundscope.attention.sites import Axes, Site, site_named
+from roundscope.emu.numbers import as_float
+from roundscope.emu.shown import shown
 
 Where = int | range | tuple[int, ...] | None
 """A selection of indices, counted from 0; None selects all."""
@@ -258,7 +259,8 @@ class Injection:
         object.__setattr__(self, "site", site_named(self.site))
         if not isinstance(self.what, What):
             raise TypeError(
-                f"what={self.what!r}: give AddUlps, Bias, FlipBit, SetTo, Exact or Noise, such as"
+                f"what={shown(self.what)}: give AddUlps, Bias, FlipBit, SetTo, Exact or"
+                " Noise, such as"
                 " AddUlps(ulps=0.5)"
             )
         for name in ("batch", "heads", "rows", "columns", "features", "tiles"):
@@ -281,10 +283,11 @@ def _selection(name: str, where: object) -> range | tuple[int, ...] | None:
     chosen = _as_where(name, where)
     if chosen is not None and not chosen:
         raise ValueError(
-            f"{name}={where!r}: names nothing, and the injection would do nothing; None names all"
+            f"{name}={shown(where)}: names nothing, and the injection would do nothing; None"
+            " names all"
         )
     if chosen is not None and min(chosen) < 0:
-        raise ValueError(f"{name}={where!r}: indices count from 0; negative ones name nothing")
+        raise ValueError(f"{name}={shown(where)}: indices count from 0; negative ones name nothing")
     return chosen
 
 
@@ -306,9 +309,15 @@ def _as_where(name: str, where: object) -> range | tuple[int, ...] | None:
                 " slice(0, 64)"
             )
         return range(where.start or 0, where.stop, where.step or 1)
-    if isinstance(where, Iterable) and all(map(_is_index, indices := list(where))):
+    try:
+        indices = None if isinstance(where, (str, bytes)) else list(cast(Any, where))
+    except TypeError:  # no collection, or an array without axes
+        indices = None
+    if indices is not None and all(map(_is_index, indices)):
         return tuple(map(operator.index, indices))
-    raise ValueError(f"{name}={where!r}: give an int, a range, a tuple of ints, or None for all")
+    raise ValueError(
+        f"{name}={shown(where)}: give an int, a range, a tuple of ints, or None for all"
+    )
 
 
 def _is_index(x: object) -> TypeGuard[SupportsIndex]:
@@ -319,13 +328,13 @@ def _is_index(x: object) -> TypeGuard[SupportsIndex]:
 def _number(name: str, x: object) -> None:
     """Raise TypeError if x is not a real number."""
     if not isinstance(x, Real) or isinstance(x, bool):
-        raise TypeError(f"{name}={x!r}: give a number, such as 0.5")
+        raise TypeError(f"{name}={shown(x)}: give a number, such as 0.5")
 
 
 def _finite(name: str, x: float) -> None:
     """Raise TypeError if x is not a real number, and ValueError if it is an infinity or NaN."""
     _number(name, x)
-    if not math.isfinite(x):
+    if not math.isfinite(as_float(x)):
         raise ValueError(
             f"{name}={x}: give a finite number, such as 0.5; SetTo(value={x}) puts this one in the"
             " place of others"
@@ -335,6 +344,6 @@ def _finite(name: str, x: float) -> None:
 def _whole(name: str, x: int, hint: str) -> None:
     """Raise TypeError if x is not a whole number, and ValueError if it is negative."""
     if not _is_index(x):
-        raise TypeError(f"{name}={x!r}: give a whole number from 0 on; {hint}")
+        raise TypeError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")
     if x < 0:
         raise ValueError(f"{name}={x}: give a whole number from 0 on; {hint}")

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
+from roundscope.emu.numbers import check_array
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -54,6 +56,7 @@ def _check(given: list[Tensor], named: dict[str, Any]) -> None:
         raise ValueError("out: of NumPy arrays alone; for tensors, y.copy_(round_to(x, ...))")
     torch = sys.modules["torch"]
     for x in given:
+        check_array("x", x)
         if not x.is_floating_point():
             raise TypeError(f"x: dtype {x.dtype}, must be a tensor of floats; x.float() makes one")
         if x.device != given[0].device:
@@ -71,7 +74,7 @@ def _array(x: Any) -> Any:
     """Return a tensor as an array, in float32 if its type is narrower; anything else as it is."""
     if not is_tensor(x):
         return x
-    x = x.detach()
+    x = x.detach().resolve_conj().resolve_neg()
     x = x if x.element_size() >= 4 else x.float()  # exact
     if x.device.type == "cpu":
         return x.numpy()

@@ -13,6 +13,7 @@ from roundscope.attention.api import attend
 from roundscope.attention.arguments import block_given, causal_given, plan_given
 from roundscope.attention.grammar.text import plan_of
 from roundscope.attention.plans.plan import Plan
+from roundscope.emu.shown import shown
 
 AttentionFn = Callable[..., Array]
 # options of linen and nnx that choose how attention is computed, which is the plan's choice here
@@ -134,7 +135,8 @@ def _check_modelled(
     for name, value in options.items():
         if name not in LEFT_TO_THE_PLAN and value is not None:
             raise ValueError(
-                f"{name}={value!r}: an option that attention on plan {plan.name} does not have;"
+                f"{name}={shown(value)}: an option that attention on plan {plan.name} does"
+                " not have;"
                 " leave it out"
             )
 

@@ -20,6 +20,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_seed
+from roundscope.emu.shown import shown
 
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
@@ -97,8 +98,10 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(
-                f"changes={text!r}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
+                f"changes={shown(text)}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
             )
+        if not text.strip():
+            raise ValueError(f"changes={shown(text)}: is empty; {HOW}")
         for change in changes(text, ("site",)):
             for edit in edits_of(change):
                 plan = edited(plan, edit)

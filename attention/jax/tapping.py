@@ -24,6 +24,7 @@ from jax import Array
 from roundscope.attention.arguments import is_traced
 from roundscope.attention.jax.options import Attention, Facts, Given, facts_of, given, scores_bias
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.shown import shown
 
 Arrays: TypeAlias = dict[str, Any]
 
@@ -130,7 +131,7 @@ def tap(
         (1, 4, 2, 8)
     """
     if not callable(attention):
-        raise TypeError(f"attention={attention!r}: give a function of q, k and v")
+        raise TypeError(f"attention={shown(attention)}: give a function of q, k and v")
 
     @wraps(attention)
     def tapped(*args: Any, layer: Any = None, **options: Any) -> Any:

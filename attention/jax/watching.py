@@ -18,6 +18,7 @@ from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
+from roundscope.emu.shown import shown
 
 OFF = 0.02  # of its norm: how far the output with a feature of ones may be from the output
 
@@ -136,10 +137,10 @@ def watch(
     """
     if not callable(loss):
         raise TypeError(
-            f"loss={loss!r}: give the function that is trained, such as loss(params, x)"
+            f"loss={shown(loss)}: give the function that is trained, such as loss(params, x)"
         )
     if isinstance(every, bool) or not hasattr(every, "__index__"):
-        raise TypeError(f"every={every!r}: give a whole number of steps, such as 100")
+        raise TypeError(f"every={shown(every)}: give a whole number of steps, such as 100")
     if every < 1:
         raise ValueError(f"every={every}: give 1 or more steps, such as 100")
     watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)

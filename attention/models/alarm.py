@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.shown import shown
 
 LOOKS = 3  # looks that there must be before an alarm
 KEPT = 0.9  # the factor of the sums from one look to the next
@@ -71,7 +72,8 @@ class Shares:
     def __init__(self, threshold: float | None = THRESHOLD) -> None:
         if threshold is not None and not 0.0 < threshold < math.inf:
             raise ValueError(
-                f"threshold={threshold!r}: a share of the gradient above 0, such as {THRESHOLD}, or"
+                f"threshold={shown(threshold)}: a share of the gradient above 0, such as"
+                f" {THRESHOLD}, or"
                 " None for no alarm"
             )
         self.threshold, self.looks = threshold, 0

@@ -28,6 +28,7 @@ import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
 from roundscope.attention.alignment import Alignment, shift_of
+from roundscope.emu.shown import shown
 from roundscope.emu.whole_files import whole_file
 
 FORMAT = "roundscope-capture-1"
@@ -176,7 +177,7 @@ def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, .
     if values is None:
         return None
     if isinstance(values, str):
-        raise TypeError(f"{name}={values!r}: give whole numbers, such as [0, 2]")
+        raise TypeError(f"{name}={shown(values)}: give whole numbers, such as [0, 2]")
     several = values if isinstance(values, Iterable) else (values,)
     numbers = tuple(sorted({_whole(name, value) for value in several}))
     if not numbers or numbers[0] < 0:
@@ -211,10 +212,12 @@ def file_given(path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if file.is_dir():
         raise ValueError(
-            f"path={str(path)!r}: is a folder; name a file in it, such as qkv.safetensors"
+            f"path={shown(str(path))}: is a folder; name a file in it, such as qkv.safetensors"
         )
     if not file.absolute().parent.is_dir():
-        raise ValueError(f"path={str(path)!r}: there is no folder {file.parent}; make it first")
+        raise ValueError(
+            f"path={shown(str(path))}: there is no folder {file.parent}; make it first"
+        )
     return file
 
 
@@ -387,5 +390,5 @@ def _check_numbers(name: str, numbers: tuple[int, ...], count: int, what: str) -
 
 def _whole(name: str, value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r}: give whole numbers, such as [0, 2]")
+        raise TypeError(f"{name}={shown(value)}: give whole numbers, such as [0, 2]")
     return operator.index(value)

@@ -4,6 +4,8 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roundscope.emu.shown import shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
@@ -47,7 +49,8 @@ def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[La
     there = {layer.number for layer in known}
     if not wanted or not wanted <= there:
         raise ValueError(
-            f"layers={layers!r}: must be '*', numbers such as 'layers.0-3' or [0, 2], or a pattern"
+            f"layers={shown(layers)}: must be '*', numbers such as 'layers.0-3' or [0, 2], or"
+            " a pattern"
             f" of these paths: {_listed(known)}"
         )
     return [layer for layer in known if layer.number in wanted]
@@ -82,7 +85,7 @@ def heads_given(heads: int | Sequence[int] | None) -> int | tuple[int, ...] | No
         if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
             return own
     raise ValueError(
-        f"heads={heads!r}: how many, such as 4, or which, such as [0, 3], or None for all"
+        f"heads={shown(heads)}: how many, such as 4, or which, such as [0, 3], or None for all"
     )
 
 

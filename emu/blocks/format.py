@@ -23,6 +23,7 @@ from enum import StrEnum
 from roundscope.emu.formats.format import Format, format_named, unknown
 from roundscope.emu.numbers import check_whole
 from roundscope.emu.roundings.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.shown import shown
 
 
 class ScaleRule(StrEnum):
@@ -134,10 +135,12 @@ class BlockFormat:
     def __post_init__(self) -> None:
         if not isinstance(self.element, Rounding):
             raise TypeError(
-                f"element={self.element!r}: give a Rounding, such as rounding('e4m3fn')"
+                f"element={shown(self.element)}: give a Rounding, such as rounding('e4m3fn')"
             )
         if not isinstance(self.scale, Format):
-            raise TypeError(f"scale={self.scale!r}: give a Format, such as format_named('e8m0fnu')")
+            raise TypeError(
+                f"scale={shown(self.scale)}: give a Format, such as format_named('e8m0fnu')"
+            )
         object.__setattr__(self, "rule", _rule_named(self.rule))
         for name in ("size", "rows"):
             check_whole(name, getattr(self, name), "a block holds at least one number each way")
@@ -256,7 +259,9 @@ def block_format(
     if isinstance(format, str) and format not in BLOCK_NAMED:
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
     if not isinstance(format, (str, BlockFormat)):
-        raise TypeError(f"format={format!r}: give a name such as 'mxfp8_e4m3', or a BlockFormat")
+        raise TypeError(
+            f"format={shown(format)}: give a name such as 'mxfp8_e4m3', or a BlockFormat"
+        )
     base = BLOCK_NAMED[format] if isinstance(format, str) else format
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
     return replace(base, element=element, rule=base.rule if rule is None else _rule_named(rule))

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roundscope.emu.shown import shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
@@ -317,7 +319,7 @@ def cut(text: str, most: int = 80) -> str:
 
 def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
     """Return one line for an unknown name, with the known names and the nearest of them."""
-    names, name = [str(k) for k in known], cut(str(name))
+    names, name = [str(k) for k in known], shown(str(name))[1:-1]
     near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
     return (

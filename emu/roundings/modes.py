@@ -6,6 +6,7 @@ from typing import Any
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 from roundscope.emu.numbers import check_seed
+from roundscope.emu.shown import shown
 
 
 class RoundingMode(StrEnum):
@@ -136,7 +137,7 @@ class Rounding:
         f = self.format
         if not isinstance(f, Format):
             raise TypeError(
-                f"format={f!r}: give a Format; rounding({f!r}) makes a Rounding of a name"
+                f"format={shown(f)}: give a Format; rounding({shown(f)}) makes a Rounding of a name"
             )
         object.__setattr__(self, "mode", mode_named(self.mode))
         object.__setattr__(self, "nan", _member(NanPolicy, "nan policy", self.nan))
@@ -257,7 +258,9 @@ def _plain(format: Any) -> Rounding:
                 f"format={format}: a block format of {format.element.format.name} numbers that"
                 " share a scale; emu.round_blocks rounds an array to it"
             )
-        raise TypeError(f"format={format!r}: give a name such as 'bf16', a Format or a Rounding")
+        raise TypeError(
+            f"format={shown(format)}: give a name such as 'bf16', a Format or a Rounding"
+        )
     if isinstance(format, Format):
         return Rounding(format=format)
     if ":" not in format:
@@ -274,8 +277,10 @@ def _plain(format: Any) -> Rounding:
 def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
     if isinstance(name, enum):
         return name
+    if not isinstance(name, str):
+        raise TypeError(f"{what}={shown(name)}: give one of {', '.join(enum)}")
     try:
-        return enum(str(name).lower())
+        return enum(name.lower())
     except ValueError:
         raise ValueError(unknown(what, name, enum)) from None
 

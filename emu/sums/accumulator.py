@@ -17,6 +17,7 @@ from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_whole
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode
+from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
 from roundscope.emu.sums.odd import sum_to_round
@@ -133,7 +134,7 @@ class Accumulator:
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", _order_named(self.order))
         if not isinstance(self.step, Rounding):
-            raise TypeError(f"step={self.step!r}: give a Rounding, such as rounding('bf16')")
+            raise TypeError(f"step={shown(self.step)}: give a Rounding, such as rounding('bf16')")
         check_whole("chunk", self.chunk, "a chunk holds at least one product")
         if self.chunk < 1:
             raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
@@ -209,7 +210,7 @@ def check_accumulator(accumulator: Any) -> None:
     """Raise TypeError unless the argument is an `Accumulator`."""
     if not isinstance(accumulator, Accumulator):
         raise TypeError(
-            f"accumulator={accumulator!r}: give an Accumulator, such as"
+            f"accumulator={shown(accumulator)}: give an Accumulator, such as"
             " Accumulator(order='pairwise')"
         )
 

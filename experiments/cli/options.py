@@ -135,6 +135,19 @@ class Command(TyperCommand):
                 raise
             raise UsageError(line) from None
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; refuse to read what has no end or waits for somebody."""
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            for path in value if isinstance(value, list | tuple) else [value]:
+                if (
+                    isinstance(path, Path)
+                    and path.exists()
+                    and not (path.is_file() or path.is_dir())
+                ):
+                    raise bad(_named(param), str(path), "is a device or a pipe; name a file")
+        return super().invoke(ctx)
+
 
 def usage_line(error: Exception, args: Sequence[str]) -> str | None:
     """Return the line about an error of the parser of words; None for any other error."""
