@@ -162,7 +162,9 @@ def block_given(name: str, rows: Any) -> int:
     if not is_known_whole(rows):
         raise TypeError(f"{name}={shown(rows)}: a tile has a whole number of rows; 128 is usual")
     if not 1 <= rows <= ROWS:
-        raise ValueError(f"{name}={shown(rows)}: a tile has 1 to 2^31 rows; 128 is usual")
+        raise ValueError(
+            f"{name}={shown(rows)}: a tile has at least one row, and at most 2^31; 128 is usual"
+        )
     return operator.index(rows)
 
 
@@ -223,7 +225,7 @@ def _injection_named(text: str) -> Injection:
     try:
         return Injection.parse(text)
     except ValueError as error:
-        raise ValueError(f"inject='{text}': {error}") from None
+        raise ValueError(f"inject={shown(text)}: {error}") from None
 
 
 def check_held_values(inject: Sequence[Injection], plan: Plan) -> None:

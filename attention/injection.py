@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import Any, SupportsIndex, TypeGuard, cast
 
 from roundscope.attention.sites import Axes, Site, site_named
-from roundscope.emu.numbers import as_float
+from roundscope.emu.numbers import as_float, check_array
 from roundscope.emu.shown import shown
 
 Where = int | range | tuple[int, ...] | None
@@ -268,12 +268,13 @@ class Injection:
         axes = self.site.axes
         if self.columns is not None and axes is not Axes.TS:
             raise ValueError(
-                f"columns={self.columns}: {self.site} has one entry per {axes}; use rows or"
+                f"columns={shown(self.columns)}: {self.site} has one entry per {axes}; use rows or"
                 " features"
             )
         if self.features is not None and axes not in (Axes.TH, Axes.SH):
             raise ValueError(
-                f"features={self.features}: {self.site} has one entry per {axes}; use rows or"
+                f"features={shown(self.features)}: {self.site} has one entry per {axes}; use"
+                " rows or"
                 " columns"
             )
 
@@ -288,6 +289,8 @@ def _selection(name: str, where: object) -> range | tuple[int, ...] | None:
         )
     if chosen is not None and min(chosen) < 0:
         raise ValueError(f"{name}={shown(where)}: indices count from 0; negative ones name nothing")
+    if chosen is not None and max(chosen) >= 2**63:
+        raise ValueError(f"{name}={shown(where)}: give indices below 2^63")
     return chosen
 
 
@@ -309,6 +312,7 @@ def _as_where(name: str, where: object) -> range | tuple[int, ...] | None:
                 " slice(0, 64)"
             )
         return range(where.start or 0, where.stop, where.step or 1)
+    check_array(name, where)
     try:
         indices = None if isinstance(where, (str, bytes)) else list(cast(Any, where))
     except TypeError:  # no collection, or an array without axes
@@ -329,6 +333,8 @@ def _number(name: str, x: object) -> None:
     """Raise TypeError if x is not a real number."""
     if not isinstance(x, Real) or isinstance(x, bool):
         raise TypeError(f"{name}={shown(x)}: give a number, such as 0.5")
+    if isinstance(x, Integral) and not math.isfinite(as_float(x)):
+        raise ValueError(f"{name}={shown(x)}: beyond binary64; give a number that it holds")
 
 
 def _finite(name: str, x: float) -> None:
@@ -336,7 +342,8 @@ def _finite(name: str, x: float) -> None:
     _number(name, x)
     if not math.isfinite(as_float(x)):
         raise ValueError(
-            f"{name}={x}: give a finite number, such as 0.5; SetTo(value={x}) puts this one in the"
+            f"{name}={shown(x)}: give a finite number, such as 0.5; SetTo(value={shown(x)})"
+            " puts this one in the"
             " place of others"
         )
 
@@ -346,4 +353,4 @@ def _whole(name: str, x: int, hint: str) -> None:
     if not _is_index(x):
         raise TypeError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")
     if x < 0:
-        raise ValueError(f"{name}={x}: give a whole number from 0 on; {hint}")
+        raise ValueError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")

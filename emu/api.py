@@ -140,9 +140,11 @@ def _check_first(first: Any) -> None:
     check_whole(
         "first", first, "it is the index of x's first number in the random stream, 0 by default"
     )
-    if first < 0:
+    if not 0 <= first < 2**63:
         raise ValueError(
-            f"first={first}: the index of x's first number in the random stream counts from 0"
+            f"first={shown(first)}: the index of x's first number in the random stream counts"
+            " from 0,"
+            " to 2^63 - 1"
         )
 
 
@@ -152,8 +154,8 @@ def _check_out(out: Any, x: AnyArray) -> None:
         raise TypeError(
             f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one"
         )
-    if out is not None:
-        check_array("out", out)
+    if type(out) not in (np.ndarray, np.memmap, type(None)):  # one with a reshape of its own
+        raise TypeError(f"out: a {type(out).__name__}, must be a plain array; numpy.asarray(out)")
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
     if out is not None and not out.flags.writeable:

@@ -93,4 +93,6 @@ def check_array(name: str, x: Any) -> None:
     if x.is_quantized:
         raise TypeError(f"{name}: a quantized tensor, must be of floats; {name}.dequantize()")
     if x.is_meta:
-        raise ValueError(f"{name}: a meta tensor, which holds no numbers; give one on a device")
+        raise ValueError(
+            f"{name}: on meta, where it holds no numbers; give one on a CPU or a CUDA device"
+        )

@@ -56,11 +56,11 @@ def _check(given: list[Tensor], named: dict[str, Any]) -> None:
         raise ValueError("out: of NumPy arrays alone; for tensors, y.copy_(round_to(x, ...))")
     torch = sys.modules["torch"]
     for x in given:
-        check_array("x", x)
         if not x.is_floating_point():
             raise TypeError(f"x: dtype {x.dtype}, must be a tensor of floats; x.float() makes one")
         if x.device != given[0].device:
             raise ValueError(f"tensors on {given[0].device} and {x.device}; move one with .to()")
+        check_array("x", x)
         if x.device.type not in ("cpu", "cuda"):
             raise ValueError(f"x: on {x.device}, must be on a CPU or a CUDA device; x.cpu() is")
         if x.requires_grad and torch.is_grad_enabled():

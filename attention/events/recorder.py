@@ -12,7 +12,7 @@ from roundscope.attention.sites import PRODUCTS, Axes, Site, site_named
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Event, Ops
 from roundscope.emu.formats.format import Format
-from roundscope.emu.numbers import is_whole
+from roundscope.emu.numbers import check_array, is_whole
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Order
 
@@ -111,6 +111,7 @@ def _sites(name: str, asked: Any) -> tuple[Site, ...]:
     if isinstance(asked, (str, bytes)):
         names = tuple(asked.replace(",", " ").split()) if isinstance(asked, str) else ("P", "O")
         raise TypeError(f"{name}={shown(asked)}: give a tuple of sites, such as {names}")
+    check_array(name, asked)
     try:
         given = tuple(asked)
     except TypeError:

@@ -99,8 +99,12 @@ def heads_of(heads: int | tuple[int, ...] | None, count: int) -> tuple[int, ...]
         >>> heads_of(2, 4), heads_of(None, 2), heads_of((3,), 4)
         ((0, 1), (0, 1), (3,))
     """
-    if heads is None or isinstance(heads, int):
-        return tuple(range(count if heads is None else min(heads, count)))
+    if heads is None:
+        return tuple(range(count))
+    if isinstance(heads, int):
+        if heads > count:
+            raise ValueError(f"heads={heads}: the model has {count}; give fewer, or None for all")
+        return tuple(range(heads))
     if max(heads) >= count:
         raise ValueError(f"heads={list(heads)}: the model has {count}, 0 to {count - 1}")
     return heads

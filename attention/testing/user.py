@@ -16,6 +16,7 @@ from typing import Any
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
 
 Kernel = Callable[[Inputs], Outputs]
@@ -121,7 +122,7 @@ def kernel_of(
     found = function_named(function) if isinstance(function, str) else function
     if not callable(found):
         raise TypeError(
-            f"kernel: a {type(found).__name__}, must be a function, or a name as module:function"
+            f"kernel: {shown(found)} is no function; give one, or its name as module:function"
         )
     chosen = library or library_of(found)
     _check("library", chosen, LIBRARIES)

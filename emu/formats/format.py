@@ -319,10 +319,10 @@ def cut(text: str, most: int = 80) -> str:
 
 def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
     """Return one line for an unknown name, with the known names and the nearest of them."""
-    names, name = [str(k) for k in known], shown(str(name))[1:-1]
-    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    names, like = [str(k) for k in known], cut(name) if isinstance(name, str) else ""
+    near = difflib.get_close_matches(like.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
     return (
-        f"unknown {what} '{name}'{hint or '.'} Known:"
+        f"unknown {what} {shown(name)}{hint or '.'} Known:"
         f" {' '.join(names)}{' ' + repair if repair else ''}"
     )

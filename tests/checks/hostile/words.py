@@ -31,7 +31,7 @@ LINES = {
     "watch": "watch log.jsonl",
     "check-cast": "check-cast km:cast --format bf16",
     "prepare": "prepare text.txt --out data",
-    "train": "train steps=1 layers=1 heads=1 width=8 context=8 batch=1",
+    "train": "train steps=1 layers=1 heads=1 width=8 context=8 batch=1 --out run",
     "dose": "dose steps=1",
     "proxy": "proxy --draw",
     "export": "export s.sqlite s.csv",
