@@ -96,3 +96,41 @@ def check_array(name: str, x: Any) -> None:
         raise ValueError(
             f"{name}: on meta, where it holds no numbers; give one on a CPU or a CUDA device"
         )
+
+
+def check_count(name: str, x: Any, least: int = 1, repair: str = "") -> None:
+    """Raise TypeError or ValueError unless x is a whole number from `least` to 2^31 - 1."""
+    check_whole(name, x, repair or f"it is {least} or more")
+    if not least <= x < 2**31:
+        also = f"; {repair}" if repair else ""
+        raise ValueError(f"{name}={shown(x)}: must be {least} or more, and below 2^31{also}")
+
+
+def check_real(name: str, x: Any, low: float, high: float, repair: str) -> None:
+    """Raise TypeError or ValueError unless x is a number between two, which are not allowed."""
+    if not is_known_number(x):
+        raise TypeError(f"{name}={shown(x)}: give a number; {repair}")
+    if not low < as_float(x) < high:
+        raise ValueError(f"{name}={shown(x)}: {repair}")
+
+
+def check_truth(name: str, x: Any) -> None:
+    """Raise TypeError unless x is True or False; anything else would be one of them by accident."""
+    if type(x).__name__ not in ("bool", "bool_"):  # of Python or NumPy
+        raise TypeError(f"{name}={shown(x)}: give True or False")
+
+
+def check_text(name: str, x: Any, such: str) -> None:
+    """Raise TypeError unless x is a text."""
+    if not isinstance(x, str):
+        raise TypeError(f"{name}={shown(x)}: give a text, such as {such!r}")
+
+
+def listed(name: str, x: Any, such: str) -> list[Any]:
+    """Return what a collection holds; raise TypeError for a text and for what is none."""
+    if not isinstance(x, str | bytes) and not hasattr(x, "dtype"):
+        try:
+            return list(x)
+        except TypeError:
+            pass
+    raise TypeError(f"{name}={shown(x)}: give a list, such as {such}")

@@ -14,8 +14,8 @@ def shown(x: Any) -> str:
         >>> shown("P"), shown(0.5), shown(10**5000), shown(len)
         ("'P'", '0.5', 'a whole number of 16610 bits', 'a builtin_function_or_method')
     """
-    if isinstance(x, str):
-        x = str(x)  # of NumPy
+    if isinstance(x, str) and type(x).__module__ == "numpy":
+        x = str(x)
     if isinstance(x, int) and x.bit_length() > 3 * DIGITS:
         return f"a whole number of {x.bit_length()} bits"
     if described := _of_array(x):

@@ -100,8 +100,6 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
             raise TypeError(
                 f"changes={shown(text)}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
             )
-        if not text.strip():
-            raise ValueError(f"changes={shown(text)}: is empty; {HOW}")
         for change in changes(text, ("site",)):
             for edit in edits_of(change):
                 plan = edited(plan, edit)

@@ -209,6 +209,8 @@ def file_given(path: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: It is a folder, or its folder does not exist.
     """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
+        raise ValueError(f"path={shown(path)}: give the path of a file, such as qkv.safetensors")
     file = Path(path)
     if file.is_dir():
         raise ValueError(

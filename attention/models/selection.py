@@ -3,7 +3,9 @@
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
+from roundscope.emu.numbers import is_whole, listed
 from roundscope.emu.shown import shown
 
 
@@ -110,15 +112,23 @@ def heads_of(heads: int | tuple[int, ...] | None, count: int) -> tuple[int, ...]
     return heads
 
 
+DIGITS = 6  # of the number of a layer, fewer than this
+
+
 def _numbers(layers: str | int | Sequence[int]) -> set[int]:
     if isinstance(layers, str):
         first, dash, last = layers.removeprefix("layers.").partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not all(n.isdecimal() and len(n) < DIGITS for n in (first, last if dash else first)):
             return set()
         return set(range(int(first), int(last if dash else first) + 1))
-    return {layers} if isinstance(layers, int) else {int(n) for n in layers}
+    if is_whole(layers):
+        return {int(cast(int, layers))}
+    numbers = listed("layers", layers, "[0, 2]")
+    if not all(map(is_whole, numbers)):
+        raise TypeError(f"layers={shown(layers)}: give whole numbers, such as [0, 2]")
+    return {int(n) for n in numbers}
 
 
 def _listed(known: Sequence[Layer]) -> str:
-    shown = [f"{layer.number} {layer.name}" for layer in known[:8]]
-    return ", ".join(shown) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    first = [f"{layer.number} {layer.name}" for layer in known[:8]]
+    return ", ".join(first) + (f" and {len(known) - 8} more" if len(known) > 8 else "")

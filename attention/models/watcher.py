@@ -1,6 +1,7 @@
 """What every library's `watch` does with the numbers of a look: shares, alarm, log, a flat dict."""
 
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,8 @@ class Watcher:
         if on_alarm is not None and not callable(on_alarm):
             raise TypeError(f"on_alarm={shown(on_alarm)}: give a function of an Alarm, or None")
         if log is not None:
+            if not isinstance(log, str | os.PathLike) or not os.fspath(log) or "\0" in str(log):
+                raise ValueError(f"log={shown(log)}: give the path of a file, such as watch.jsonl")
             with open(log, "ab"):  # a wrong path is told now, and not at the first look
                 pass
 

@@ -36,6 +36,8 @@ from roundscope.attention.torch.arrays import (
 )
 from roundscope.attention.torch.masks import check_mask, visible
 from roundscope.attention.torch.options import Options
+from roundscope.emu.numbers import check_array
+from roundscope.emu.shown import shown
 
 
 def attention(
@@ -193,9 +195,10 @@ def _check_tensors(
             continue
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"{name}: a {type(x).__name__}, must be a PyTorch tensor; roundscope.attend takes"
+                f"{name}: {shown(x)}, must be a PyTorch tensor; roundscope.attend takes"
                 " arrays of NumPy and JAX"
             )
+        check_array(name, x)
         if x.dtype not in NUMPY:
             raise TypeError(
                 f"{name}: dtype {x.dtype}, must be float64, float32, bfloat16 or float16; convert"

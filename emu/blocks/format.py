@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from roundscope.emu.formats.format import Format, format_named, unknown
-from roundscope.emu.numbers import check_whole
+from roundscope.emu.numbers import check_count, check_truth
 from roundscope.emu.roundings.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
 from roundscope.emu.shown import shown
 
@@ -143,12 +143,9 @@ class BlockFormat:
             )
         object.__setattr__(self, "rule", _rule_named(self.rule))
         for name in ("size", "rows"):
-            check_whole(name, getattr(self, name), "a block holds at least one number each way")
+            check_count(name, getattr(self, name), 1, "a block holds at least one number each way")
+        check_truth("tensor", self.tensor)
         f, s = self.element.format, self.scale
-        if self.size < 1 or self.rows < 1:
-            raise ValueError(
-                f"size={self.size}, rows={self.rows}: a block holds at least one number each way"
-            )
         if f.precision > WIDEST_ELEMENT or not f.signed or not f.fits_binary32:
             raise ValueError(
                 f"element={f.name}: an element is a signed format of up to {WIDEST_ELEMENT} bits"

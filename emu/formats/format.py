@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roundscope.emu.numbers import check_real, check_text, check_truth, check_whole
 from roundscope.emu.shown import shown
 
 
@@ -67,16 +68,22 @@ class Format:
     saturates: bool = False
 
     def __post_init__(self) -> None:
+        check_text("name", self.name, "e4m3")
+        for name in ("precision", "emin"):
+            check_whole(name, getattr(self, name), "it is a number of bits, or an exponent")
+        check_real(
+            "max_finite", self.max_finite, 0.0, math.inf, "give the largest finite number, above 0"
+        )
+        for name in ("inf", "nan", "signed", "zero", "negative_zero", "saturates"):
+            check_truth(name, getattr(self, name))
         if not 1 <= self.precision <= 53:
-            raise ValueError(f"precision={self.precision}: a format has 1 to 53 significand bits")
-        if not (math.isfinite(self.max_finite) and self.max_finite > 0):
             raise ValueError(
-                f"max_finite={self.max_finite}: give the largest finite number, above 0"
+                f"precision={shown(self.precision)}: a format has 1 to 53 significand bits"
             )
-        if self.emin < -1022:
+        if not -1022 <= self.emin <= 1023:
             raise ValueError(
-                f"emin={self.emin}: binary64's own smallest normal number is 2^-1022; give -1022 or"
-                " more"
+                f"emin={shown(self.emin)}: binary64's own smallest normal number is 2^-1022; give"
+                " -1022 or more, up to 1023"
             )
         if self.emin - self.precision + 1 < -1074:
             raise ValueError(
@@ -292,6 +299,7 @@ def format_named(name: str) -> Format:
         >>> emu.format_named("e5m10").max_finite == emu.format_named("fp16").max_finite
         True
     """
+    check_text("name", name, "bf16")
     if name in NAMED:
         return NAMED[name]
     if match := _IEEE_LIKE.fullmatch(name):

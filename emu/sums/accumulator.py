@@ -15,7 +15,7 @@ from typing import Any
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.numbers import check_whole
+from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
@@ -135,9 +135,7 @@ class Accumulator:
         object.__setattr__(self, "order", _order_named(self.order))
         if not isinstance(self.step, Rounding):
             raise TypeError(f"step={shown(self.step)}: give a Rounding, such as rounding('bf16')")
-        check_whole("chunk", self.chunk, "a chunk holds at least one product")
-        if self.chunk < 1:
-            raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
+        check_count("chunk", self.chunk, 1, "a chunk holds at least one product")
         if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
             raise ValueError(
                 f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbors, such as"
@@ -149,7 +147,8 @@ class Accumulator:
             )
         if (self.alignment is None) is (self.order is Order.ALIGNED):
             raise ValueError(
-                f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use"
+                f"alignment={shown(self.alignment)}: goes with order=aligned, here"
+                f" {self.order}; use"
                 " Accumulator.tensor_core"
             )
         if self.order in OF_THREADS and self.step.mode is RoundingMode.STOCHASTIC:

@@ -7,6 +7,7 @@ import numpy as np
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.numbers import as_float
 from roundscope.emu.roundings.modes import Rounding, without_saturation
 from roundscope.emu.shown import shown
 from roundscope.emu.testing import differences
@@ -133,8 +134,10 @@ def assert_max_ulp(
     __tracebackhide__ = True
     if isinstance(ulps, bool) or not isinstance(ulps, (int, float, np.integer, np.floating)):
         raise TypeError(f"ulps={shown(ulps)}: must be a number, such as 1, or 0.5 of exact numbers")
-    if not 0 <= ulps < np.inf:
-        raise ValueError(f"ulps={ulps}: must be finite and not negative; give 0 for equal numbers")
+    if not 0 <= as_float(ulps) < 2.0**63:
+        raise ValueError(
+            f"ulps={shown(ulps)}: must be finite and not negative; give 0 for equal numbers"
+        )
     a, b = floats_of(actual, "actual"), floats_of(expected, "expected")
     f = format_of(a.dtype, format)
     _assert_shapes(a, b, what)

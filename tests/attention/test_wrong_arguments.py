@@ -727,8 +727,8 @@ CALLS = [
         TypeError,
         ("out: a list", "numpy.empty_like(x)"),
     ),
-    ("blocks-from", lambda: emu.from_blocks(X), TypeError, ("b: a ndarray", "to_blocks")),
-    ("blocks-codes", lambda: emu.codes_of(X), TypeError, ("b: a ndarray", "to_blocks")),
+    ("blocks-from", lambda: emu.from_blocks(X), TypeError, ("b: an array", "to_blocks")),
+    ("blocks-codes", lambda: emu.codes_of(X), TypeError, ("b: an array", "to_blocks")),
     ("explain-text", lambda: emu.explain("one", emu.BF16), ValueError, ("'one'", "number")),
     (
         "explain-rounding",
