@@ -181,7 +181,7 @@ class Noise:
         _whole("Noise: seed", self.seed, "a seed is below 2^32")
         if self.seed >= 2**32:
             raise ValueError(
-                f"Noise: seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1"
+                f"Noise: seed={shown(self.seed)}: a seed is a whole number from 0 to 2^32 - 1"
             )
 
 

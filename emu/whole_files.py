@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from roundscope.emu.shown import shown
+
+LONGEST = 255  # bytes of a name that file systems take
 LEFT = 3600.0  # seconds after which nobody is still writing a file that is unfinished
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
@@ -88,3 +91,20 @@ def safe_names(names: Iterable[str]) -> list[str]:
             own += "_"
         found[own.lower()] = own
     return list(found.values())
+
+
+def path_given(name: str, path: object, such: str) -> Path:
+    """Return the path of a file that a user names.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: It is empty, or no file can have it.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name}={shown(path)}: give the path of a file, such as {such}")
+    text = os.fspath(path)
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"{name}={shown(text)}: give the path of a file, such as {such}")
+    if any(len(os.fsencode(part)) > LONGEST for part in Path(text).parts):
+        raise ValueError(f"{name}={shown(text)}: a name of more than {LONGEST} bytes; shorten it")
+    return Path(text)

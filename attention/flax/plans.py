@@ -10,7 +10,7 @@ from jax import Array
 
 from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend
-from roundscope.attention.arguments import block_given, causal_given, plan_given
+from roundscope.attention.arguments import block_given, causal_given, plan_given, scale_given
 from roundscope.attention.grammar.text import plan_of
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.shown import shown
@@ -78,6 +78,9 @@ def attention_fn(
     plan = plan_of(plan) if isinstance(plan, str) else plan_given(plan)
     always, alignment = causal_given(is_causal), alignment_given(alignment)
     block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
+
+    if scale is not None:
+        scale_given(scale, 1, is_wide=False)
 
     def attention(
         query: Array,

@@ -28,8 +28,9 @@ import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
 from roundscope.attention.alignment import Alignment, shift_of
+from roundscope.emu.numbers import check_count, is_whole, listed
 from roundscope.emu.shown import shown
-from roundscope.emu.whole_files import whole_file
+from roundscope.emu.whole_files import path_given, whole_file
 
 FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
@@ -163,8 +164,13 @@ def choice_given(
     return Choice(
         batch=numbers_given("batch", batch),
         heads=numbers_given("heads", heads),
-        tokens=None if tokens is None else operator.index(tokens),
+        tokens=None if tokens is None else _tokens_given(tokens),
     )
+
+
+def _tokens_given(tokens: Any) -> int:
+    check_count("tokens", tokens, 1, "it is how many of the first are kept")
+    return operator.index(tokens)
 
 
 def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, ...] | None:
@@ -176,12 +182,10 @@ def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, .
     """
     if values is None:
         return None
-    if isinstance(values, str):
-        raise TypeError(f"{name}={shown(values)}: give whole numbers, such as [0, 2]")
-    several = values if isinstance(values, Iterable) else (values,)
+    several = [values] if is_whole(values) else listed(name, values, "[0, 2]")
     numbers = tuple(sorted({_whole(name, value) for value in several}))
     if not numbers or numbers[0] < 0:
-        raise ValueError(f"{name}={list(numbers)}: give numbers from 0, or None for all")
+        raise ValueError(f"{name}={shown(list(numbers))}: give numbers from 0, or None for all")
     return numbers
 
 
@@ -209,9 +213,7 @@ def file_given(path: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: It is a folder, or its folder does not exist.
     """
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path) or "\0" in str(path):
-        raise ValueError(f"path={shown(path)}: give the path of a file, such as qkv.safetensors")
-    file = Path(path)
+    file = path_given("path", path, "qkv.safetensors")
     if file.is_dir():
         raise ValueError(
             f"path={shown(str(path))}: is a folder; name a file in it, such as qkv.safetensors"
@@ -391,6 +393,6 @@ def _check_numbers(name: str, numbers: tuple[int, ...], count: int, what: str) -
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+    if not is_whole(value) or value >= 2**63:
         raise TypeError(f"{name}={shown(value)}: give whole numbers, such as [0, 2]")
     return operator.index(value)

@@ -1,7 +1,6 @@
 """What every library's `watch` does with the numbers of a look: shares, alarm, log, a flat dict."""
 
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.log import LayerLook, Look
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.shown import shown
+from roundscope.emu.whole_files import path_given
 
 
 class Watcher:
@@ -44,9 +44,9 @@ class Watcher:
         if on_alarm is not None and not callable(on_alarm):
             raise TypeError(f"on_alarm={shown(on_alarm)}: give a function of an Alarm, or None")
         if log is not None:
-            if not isinstance(log, str | os.PathLike) or not os.fspath(log) or "\0" in str(log):
-                raise ValueError(f"log={shown(log)}: give the path of a file, such as watch.jsonl")
-            with open(log, "ab"):  # a wrong path is told now, and not at the first look
+            with open(
+                path_given("log", log, "watch.jsonl"), "ab"
+            ):  # a wrong path is told now, and not at the first look
                 pass
 
     @property

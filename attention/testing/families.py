@@ -245,7 +245,7 @@ def draw(
         k=rounded(of_keys(drawn["k"]), dtype),
         v=rounded(of_keys(drawn["v"]), dtype),
         do=rounded(of_queries(drawn["do"]), dtype),
-        scale=features**-0.5 if scale is None else scale,
+        scale=features**-0.5 if scale is None else float(scale),
         is_causal=is_causal,
     )
 

@@ -115,12 +115,19 @@ def assert_as_good_as(
     """
     __tracebackhide__ = True
     kinds = (inputs,) if isinstance(inputs, str) else inputs
-    if not isinstance(kinds, list | tuple) or not kinds or not all(k in FAMILIES for k in kinds):
+    if (
+        not isinstance(kinds, list | tuple)
+        or not kinds
+        or not all(isinstance(k, str) and k in FAMILIES for k in kinds)
+    ):
         raise ValueError(f"inputs={shown(inputs)}: give families of {', '.join(FAMILIES)}")
     for name, count in {"batch": batch, "heads": heads, "draws": draws, "tokens": tokens}.items():
         check_count(name, count)
     check_count("features", features)
-    check_real("false_alarm", false_alarm, 0.0, 1.0, "a probability between 0 and 1, such as 1e-4")
+    check_count("seed", seed, 0)
+    check_real(
+        "false_alarm", false_alarm, 1e-300, 1.0, "a probability between 0 and 1, such as 1e-4"
+    )
     check_truth("strict", strict)
     check_margins(margins)
     check_heads(batch * heads, false_alarm, len(kinds), draws)

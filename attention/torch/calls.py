@@ -202,6 +202,8 @@ def intercept(
         ...     out = model(torch.ones(1, 2, 4, 8))
         0 (1, 2, 4, 8) False
     """
+    if not callable(handler):
+        raise TypeError(f"handler={shown(handler)}: give a function of a Call")
     found = attention_layers(model, modules)
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise ValueError(

@@ -32,7 +32,7 @@ from roundscope.attention.torch.feature_of_ones import (
     with_ones,
     with_zeros,
 )
-from roundscope.emu.shown import shown
+from roundscope.emu.numbers import check_count
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
 ELEMENTS_OF_CPU = 1 << 17  # the same, which caches hold
@@ -127,10 +127,7 @@ def watch(
         >>> w.remove()
     """
     for name, n, least in (("every", every, 1), ("forwards", forwards, 1), ("start", start, 0)):
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"{name}={shown(n)}: a whole number, such as {max(least, 1)}")
-        if n < least:
-            raise ValueError(f"{name}={n}: {least} or more")
+        check_count(name, n, least, f"a whole number, such as {max(least, 1)}")
     known = attention_layers(model, modules)
     if any(module is model for module in known.values()):
         raise ValueError(

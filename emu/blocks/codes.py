@@ -239,7 +239,7 @@ def unpack(
         is_whole(n) and 0 <= n < 2**31 for n in shape
     ):
         raise TypeError(f"shape={shown(shape)}: give the shape of the array, such as (4, 32)")
-    check_real("tensor", tensor, 0.0, math.inf, "it is the scale of the whole array, 1.0 without")
+    check_real("tensor", tensor, 0.0, 2.0**128, "it is the scale of the whole array, 1.0 without")
     for name, stored in (("elements", elements), ("scales", scales)):
         if not isinstance(stored, np.ndarray) or stored.dtype != np.uint8:
             raise TypeError(f"{name}: {shown(stored)}, must be an array of bytes, as pack returned")

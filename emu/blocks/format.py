@@ -22,7 +22,15 @@ from enum import StrEnum
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 from roundscope.emu.numbers import check_count, check_truth
-from roundscope.emu.roundings.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import (
+    E4M3,
+    E5M2,
+    Overflow,
+    Rounding,
+    RoundingMode,
+    member,
+    rounding,
+)
 from roundscope.emu.shown import shown
 
 
@@ -64,10 +72,7 @@ class ScaleRule(StrEnum):
 
 def _rule_named(name: str | ScaleRule) -> ScaleRule:
     """Return the scale rule with a name; raise ValueError for an unknown name."""
-    try:
-        return ScaleRule(str(name).lower())
-    except ValueError:
-        raise ValueError(unknown("scale rule", name, ScaleRule)) from None
+    return member(ScaleRule, "scale rule", name)
 
 
 INT8 = Format(

@@ -69,6 +69,8 @@ class Format:
 
     def __post_init__(self) -> None:
         check_text("name", self.name, "e4m3")
+        if not self.name.strip():
+            raise ValueError(f"name={shown(self.name)}: is empty; name the format, as e4m3")
         for name in ("precision", "emin"):
             check_whole(name, getattr(self, name), "it is a number of bits, or an exponent")
         check_real(
@@ -277,7 +279,6 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
     )
 
 
-@functools.cache
 def format_named(name: str) -> Format:
     """Return the format that a name stands for.
 
@@ -300,6 +301,12 @@ def format_named(name: str) -> Format:
         True
     """
     check_text("name", name, "bf16")
+    return _format_named(str(name))
+
+
+@functools.cache
+def _format_named(name: str) -> Format:
+    """Return the format of a name that is a text."""
     if name in NAMED:
         return NAMED[name]
     if match := _IEEE_LIKE.fullmatch(name):

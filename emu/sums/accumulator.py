@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
-from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_count
-from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode
+from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
@@ -199,10 +198,7 @@ class Accumulator:
 
 def _order_named(name: Any) -> Order:
     """Return the order with a name; raise ValueError for an unknown name."""
-    try:
-        return name if isinstance(name, Order) else Order(str(name).lower())
-    except ValueError:
-        raise ValueError(unknown("order", name, Order)) from None
+    return member(Order, "order", name)
 
 
 def check_accumulator(accumulator: Any) -> None:

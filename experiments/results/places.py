@@ -8,9 +8,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from roundscope.emu.whole_files import LONGEST
 from roundscope.experiments.errors import UsageError, bad
-
-LONGEST = 255  # bytes of a name that file systems take
 
 
 def can_write_folder(option: str, out: Path) -> None:
