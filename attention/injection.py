@@ -352,5 +352,5 @@ def _whole(name: str, x: int, hint: str) -> None:
     """Raise TypeError if x is not a whole number, and ValueError if it is negative."""
     if not _is_index(x):
         raise TypeError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")
-    if x < 0:
+    if not 0 <= x < 2**63:
         raise ValueError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")

@@ -135,6 +135,7 @@ def _check_first(first: Any) -> None:
     Raises TypeError if it is not a whole number and ValueError if it is negative. A JAX array is
     accepted, since its number may not be known yet while a program is traced.
     """
+    check_array("first", first)
     if _is_jax(first):
         return
     check_whole(
@@ -573,6 +574,8 @@ def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats
     """
     f = rounding(format).format
     x, y = _carrier(before, "before"), _carrier(after, "after")
+    if _is_jax(x) != _is_jax(y):
+        x, y = np.asarray(x), np.asarray(y)
     if x.shape != y.shape:
         raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
     if not x.size:

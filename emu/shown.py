@@ -1,7 +1,13 @@
 """Values of a user as an error message shows them: one short line that prints."""
 
+import functools
+import re
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+LONG = re.compile(r"\S{300,}")  # no path or word that somebody meant to be read
 
 MOST = 80  # characters
 DIGITS = 40  # of a whole number that is written out
@@ -45,3 +51,29 @@ def _of_array(x: Any) -> str:
         return f"{whose} of shape {tuple(x.shape)}"
     except Exception:  # a nested tensor has no shape
         return whose
+
+
+def tidy(text: str) -> str:
+    r"""Return a message without control characters, its longest words cut.
+
+    Example:
+        >>> tidy("layers.0\x1b[2J\n")
+        'layers.0\\x1b[2J\\n'
+    """
+    short = LONG.sub(lambda found: f"{found[0][:MOST]}... ({len(found[0]):,} characters)", text)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
+
+
+def tidy_errors(function: Function) -> Function:
+    """Return a function that reads texts, whose messages show them tidily."""
+
+    @functools.wraps(function)
+    def reading(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except ValueError as error:
+            if (plain := tidy(str(error))) == str(error):
+                raise
+            raise ValueError(plain) from None
+
+    return cast(Function, reading)

@@ -1,9 +1,6 @@
 """Errors that a user can repair: one line that names the argument, its value and the repair."""
 
 import os
-import re
-
-LONG = re.compile(r"\S{300,}")  # no path or word that somebody meant to be read
 
 
 class UsageError(ValueError):
@@ -42,10 +39,9 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         name = shown(os.fspath(error.filename))
         return f"{name}: {error.strerror.lower()}; choose another file or folder"
-    from roundscope.emu.formats.format import cut  # which numpy comes with
+    from roundscope.emu.shown import tidy  # which numpy comes with
 
-    text = LONG.sub(lambda found: cut(found[0]), " ".join(str(error).split()))
-    return printable(text) or type(error).__name__
+    return tidy(" ".join(str(error).split())) or type(error).__name__
 
 
 class StorageError(OSError):

@@ -28,6 +28,7 @@ from roundscope.attention.plans.half import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.arrays import Array
 from roundscope.emu.numbers import check_whole
+from roundscope.emu.shown import shown
 from roundscope.emu.stats.comparison import gain, relative_rms
 
 SMALL = 0.01  # share of the squared error below which parts stay together in one line
@@ -93,8 +94,10 @@ def error_budget(
     """
     if heads is not None:
         check_whole("heads", heads, "it is the number of query heads, such as 2")
-    if heads is not None and heads < 1:
-        raise ValueError(f"heads={heads}: give 1 or more, or None for a choice that is quick")
+    if heads is not None and not 1 <= heads < 2**31:
+        raise ValueError(
+            f"heads={shown(heads)}: give 1 or more, or None for a choice that is quick"
+        )
     q, k, v = (np.asarray(x) for x in (q, k, v))
     check_shapes(q, k, v)
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")

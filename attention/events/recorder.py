@@ -110,7 +110,7 @@ def _sites(name: str, asked: Any) -> tuple[Site, ...]:
     """
     if isinstance(asked, (str, bytes)):
         names = tuple(asked.replace(",", " ").split()) if isinstance(asked, str) else ("P", "O")
-        raise TypeError(f"{name}={shown(asked)}: give a tuple of sites, such as {names}")
+        raise TypeError(f"{name}={shown(asked)}: give a tuple of sites, such as {shown(names)}")
     check_array(name, asked)
     try:
         given = tuple(asked)

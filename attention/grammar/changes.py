@@ -20,7 +20,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy_errors
 
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
@@ -92,6 +92,7 @@ def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
     )
 
 
+@tidy_errors
 def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
     """Return the plan with changes that are applied one after the other; see `Plan.changed`."""
     check_seed("seed", 0 if seed is None else seed)

@@ -27,7 +27,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
 from roundscope.emu.formats.format import Format, unknown
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy_errors
 
 WHATS: dict[str, type[What]] = {
     "exact": Exact,
@@ -40,6 +40,7 @@ WHATS: dict[str, type[What]] = {
 WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
 
 
+@tidy_errors
 def injection_of(text: str, seed: int = 0) -> Injection:
     """Return the injection that a text describes.
 

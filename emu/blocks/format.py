@@ -31,7 +31,7 @@ from roundscope.emu.roundings.modes import (
     member,
     rounding,
 )
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy_errors
 
 
 class ScaleRule(StrEnum):
@@ -217,6 +217,7 @@ BLOCK_NAMED: dict[str, BlockFormat] = {
 }
 
 
+@tidy_errors
 def block_format(
     format: str | BlockFormat,
     mode: str | RoundingMode | None = None,

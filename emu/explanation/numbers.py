@@ -6,12 +6,13 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 from roundscope.emu.numbers import as_float, is_known_number
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy_errors
 
 _FRACTION = re.compile(r"\s*([+-]?\d+)/(\d+)\s*")
 _REPAIR = "write a decimal (-4.7), a fraction (1/3), a hexadecimal float (0x1.8p3), inf or nan"
 
 
+@tidy_errors
 def parse(value: float | str) -> tuple[float, bool]:
     """Return the binary64 number nearest to the value, and whether it is exactly the value.
 

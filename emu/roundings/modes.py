@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy_errors
 
 Member = TypeVar("Member", bound=StrEnum)
 
@@ -196,6 +196,7 @@ def mode_named(name: str | RoundingMode) -> RoundingMode:
     return member(RoundingMode, "rounding mode", name)
 
 
+@tidy_errors
 def rounding(
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,

@@ -14,6 +14,7 @@ from roundscope.experiments.errors import UsageError, bad
 
 def can_write_folder(option: str, out: Path) -> None:
     """Raise UsageError if no files can be written into a folder, which need not exist yet."""
+    _check_names(option, out)
     if os.path.lexists(out) and not out.is_dir():
         is_file = out.is_file()
         raise bad(option, str(out), f"is {'a file' if is_file else 'no folder'}; name a folder")
@@ -22,6 +23,7 @@ def can_write_folder(option: str, out: Path) -> None:
 
 def can_write_file(option: str, out: Path) -> None:
     """Raise UsageError if a file cannot be written, or is one that must not be replaced."""
+    _check_names(option, out)
     if out.is_dir():
         raise bad(option, str(out), "is a folder; name a file")
     if out.exists() and not out.is_file():
@@ -29,11 +31,15 @@ def can_write_file(option: str, out: Path) -> None:
     _try(option, out, out.parent)
 
 
-def _try(option: str, out: Path, folder: Path) -> None:
-    """Write a file without a name into a folder, or into the nearest one above it that exists."""
+def _check_names(option: str, out: Path) -> None:
+    """Raise UsageError for a name that no file system takes."""
     if long := [part for part in out.parts if len(os.fsencode(part)) > LONGEST]:
         size = len(os.fsencode(long[0]))
         raise bad(option, str(out), f"a name of {size} bytes; give at most {LONGEST}")
+
+
+def _try(option: str, out: Path, folder: Path) -> None:
+    """Write a file without a name into a folder, or into the nearest one above it that exists."""
     try:
         there = next(f for f in (folder, *folder.absolute().parents) if os.path.lexists(f))
         if not there.is_dir():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # a sweep without results need not import it
     from roundscope.experiments.sweep.storage.frames import Frame
 
 FAILED = 1
+MOST_JOBS = 4096
 # endings of files that a sweep does not write
 OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
@@ -49,8 +50,8 @@ def run(
             "a sweep writes SQLite; end it in .sqlite, and make tables of it with  roundscope"
             " export",
         )
-    if jobs is not None and jobs < 1:
-        raise bad("--jobs", jobs, "give 1 or more")
+    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
+        raise bad("--jobs", jobs, f"give 1 or more, up to {MOST_JOBS}")
     if executor is not None:
         from roundscope.experiments.sweep.running.executors import check_executor
 

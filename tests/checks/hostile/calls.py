@@ -615,6 +615,7 @@ def arrays(x: Any) -> dict[str, Any]:
     record = np.zeros(x.shape, [("a", "f4")])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        matrix = np.asmatrix(x.reshape(-1, x.shape[-1]))
         nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
     return {
         "NaN": nan,
@@ -637,7 +638,7 @@ def arrays(x: Any) -> dict[str, Any]:
         "dates": x.astype("datetime64[s]"),
         "records": record,
         "masked": np.ma.array(x, mask=x > 0),
-        "matrix": np.asmatrix(x.reshape(-1, x.shape[-1])),
+        "matrix": matrix,
         "empty array": x[:0],
         "no axes": x.reshape(-1)[0].reshape(()),
         "one axis": x.reshape(-1),

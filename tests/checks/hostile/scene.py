@@ -81,7 +81,11 @@ def _fill(folder: Path) -> None:
 
         made = rs.attend(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), plan="fa2-bf16")
     made = np.ascontiguousarray(np.asarray(made, np.float32).transpose(0, 2, 1, 3))
-    save_file({"q": q, "k": k, "v": v, "out": made}, folder / "o.safetensors", {"layout": "BNTH"})
+    save_file(
+        {"q": q, "k": k, "v": v, "out": made},
+        folder / "o.safetensors",
+        {"layout": "BNTH", "is_causal": "false"},
+    )
 
 
 def run(line: list[str], limit: float = 20.0) -> Answer:

@@ -78,6 +78,10 @@ PATHS = {
 }
 # what a hostile value may do after all, by verb (or *), option and kind of value
 TAKEN = {
+    ("*", "seeds", "list"),
+    ("*", "scale", "10**30"),
+    ("*", "softcap", "10**30"),
+    ("explain", "value", "minus inf"),
     ("*", "*", "underscore"),  # numbers as Python writes and reads them
     ("*", "*", "digits of others"),
     ("explain", "value", "nan"),
@@ -167,7 +171,8 @@ def verdict(verb: str, tried: str, name: str, line: list[str], answer: Answer) -
             return Verdict(case, fault_of_message(said) if answer.code else "", shown)
         return Verdict(case, "accepted", shown)
     names = [name, name.rstrip("_").replace("_", "-"), *[w[:20] for w in line[1:] if len(w) > 3]]
-    names += [form for w in line[1:] for form in (repr(w), f"'{w}'", f"={w}")]
+    names += [form for w in line[1:] for form in (repr(w), repr(w)[1:-1], f"'{w}'", f"={w}")]
+    names += [part for part in line[-1].split(",") if len(part) < 9]
     if fault := fault_of_message(said, *(names if name else [])):
         return Verdict(case, fault, shown)
     if answer.seconds > LATE:
