@@ -449,6 +449,7 @@ def dot(
 
 def _check_init(init: Any) -> None:
     """Raise TypeError unless init is None or an array of numbers, which may be whole numbers."""
+    check_array("init", init)
     if init is None:
         return
     dtype = init.dtype if _is_jax(init) else _array(init, "init").dtype

@@ -160,7 +160,7 @@ def _change(text: str, places: Sequence[str]) -> Change:
     if not right.strip() or (
         not arrow and any(w.partition("=")[0] in PLACES or "=" not in w for w in right.split())
     ):
-        raise ValueError(HOW)
+        raise ValueError(f"{shown(text)}: {HOW}")
     where: dict[str, str] = {}
     for word in left.split():
         name, given, value = word.partition("=")

@@ -80,9 +80,9 @@ def heads_given(heads: int | Sequence[int] | None) -> int | tuple[int, ...] | No
     Raises:
         ValueError: They are anything else.
     """
-    if heads is None or (isinstance(heads, int) and not isinstance(heads, bool) and heads > 0):
-        return heads
-    if isinstance(heads, Sequence) and not isinstance(heads, str) and len(heads) > 0:
+    if heads is None or (is_whole(heads) and 0 < cast(int, heads) < 2**31):
+        return cast("int | None", heads)
+    if isinstance(heads, Sequence) and not isinstance(heads, str | bytes) and len(heads) > 0:
         own = tuple(heads)
         if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
             return own

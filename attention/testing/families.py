@@ -13,7 +13,7 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.numbers import check_count, check_real, check_text, check_truth
+from roundscope.emu.numbers import check_count, check_real, check_truth
 
 Tensors = dict[str, np.ndarray]
 APART = 64  # keys from one repeated pair to the next
@@ -215,7 +215,8 @@ def draw(
         check_count(name, size)
     check_count("seed", seed, 0)
     check_truth("is_causal", is_causal)
-    check_text("dtype", dtype, "bfloat16")
+    if not isinstance(dtype, str) or dtype not in TYPES:
+        raise ValueError(unknown("dtype", dtype, TYPES))
     if scale is not None:
         check_real(
             "scale", scale, -math.inf, math.inf, "it is the factor of the scores, and finite"
@@ -248,6 +249,9 @@ def draw(
         scale=features**-0.5 if scale is None else float(scale),
         is_causal=is_causal,
     )
+
+
+TYPES = ("bfloat16", "float16", "float32")
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -17,7 +17,7 @@ from typing import Any
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_truth
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy_errors
 from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
 
 Kernel = Callable[[Inputs], Outputs]
@@ -239,6 +239,7 @@ def _module(library: str) -> Any:
     return importlib.import_module(f"roundscope.attention.testing.{library}_call")
 
 
+@tidy_errors
 def function_named(name: str, argument: str = "kernel") -> Any:
     """Return what "module:function" names; the current folder is searched first.
 
