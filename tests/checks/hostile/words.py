@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import typer
 
 from roundscope.experiments.cli import main as cli
+from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL
 from tests.checks.hostile.scene import Answer, run, scene, tidy
 from tests.checks.hostile.verdict import Verdict, fault_of_message
 
@@ -79,6 +80,8 @@ PATHS = {
 # what a hostile value may do after all, by verb (or *), option and kind of value
 TAKEN = {
     ("*", "seeds", "list"),
+    ("sweep", "scale=", "minus"),
+    ("train", "changes=", "empty"),
     ("*", "scale", "10**30"),
     ("*", "softcap", "10**30"),
     ("explain", "value", "minus inf"),
@@ -109,6 +112,34 @@ TAKEN = {
     ("explain", "plus", "inf"),
     ("explain", "plus", "minus inf"),
     ("explain", "plus", "10**30"),
+}
+
+
+SET = {
+    "empty": "",
+    "minus": "-1",
+    "nan": "nan",
+    "1e400": "1e400",
+    "5000 digits": "9" * 5000,
+    "word": "nonsense",
+    "twice": "1=1",
+    "range": "1:",
+    "unicode": "\N{SNOWMAN}",
+    "escape": "a\x1b[2J",
+    "comma": ",",
+}
+TRAIN = (
+    "layers heads width context vocab batch steps parts lr min_lr warmup decay_steps beta1 beta2"
+)
+TRAIN += (
+    " weight_decay clip position qk_norm tied mlp_ratio matmul plan changes sums engine block data"
+)
+TRAIN += " data_seed init_seed checkpoint_every keep monitor_every drift_alarm"
+PROXY = "depth width ratio phi norm batch steps noise lr min_lr warmup beta1 beta2 block seed"
+SETTINGS = {  # the words KEY=VALUE of a verb
+    "sweep": ("tile", *DEFAULTS, *OPTIONAL, "O", "PV.sum", "O.mode"),
+    "train": TRAIN.split(),
+    "proxy": (*PROXY.split(), "measure_every", "mx"),
 }
 
 
@@ -153,6 +184,10 @@ def lines(verb: str) -> Iterator[tuple[str, str, list[str]]]:
             else:
                 line = [*base, option.flag, value]
             yield f"{option.name} {kind}", option.name, line
+    for name in SETTINGS.get(verb, ()):
+        for kind, value in SET.items():
+            old = [word for word in base if not word.startswith(f"{name}=")]
+            yield f"{name}= {kind}", name, [*old, f"{name}={value}"]
     yield "an unknown option", "--no-such", [*base, "--no-such", "1"]
     yield "too many words", "", [*base, *["\N{SNOWMAN}"] * 5]
 
@@ -172,7 +207,8 @@ def verdict(verb: str, tried: str, name: str, line: list[str], answer: Answer) -
         return Verdict(case, "accepted", shown)
     names = [name, name.rstrip("_").replace("_", "-"), *[w[:20] for w in line[1:] if len(w) > 3]]
     names += [form for w in line[1:] for form in (repr(w), repr(w)[1:-1], f"'{w}'", f"={w}")]
-    names += [part for part in line[-1].split(",") if len(part) < 9]
+    names += [part for part in (*line[-1].split(","), line[-1].partition("=")[2]) if len(part) < 9]
+    names += [line[-1].partition("=")[2][:20]]
     if fault := fault_of_message(said, *(names if name else [])):
         return Verdict(case, fault, shown)
     if answer.seconds > LATE:
