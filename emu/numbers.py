@@ -98,12 +98,12 @@ def check_array(name: str, x: Any) -> None:
         )
 
 
-def check_count(name: str, x: Any, least: int = 1, repair: str = "") -> None:
-    """Raise TypeError or ValueError unless x is a whole number from `least` to 2^31 - 1."""
+def check_count(name: str, x: Any, least: int = 1, repair: str = "", most: int = 2**31) -> None:
+    """Raise TypeError or ValueError unless x is a whole number from `least` to below `most`."""
     check_whole(name, x, repair or f"it is {least} or more")
-    if not least <= x < 2**31:
+    if not least <= x < most:
         also = f"; {repair}" if repair else ""
-        raise ValueError(f"{name}={shown(x)}: must be {least} or more, and below 2^31{also}")
+        raise ValueError(f"{name}={shown(x)}: must be {least} or more, and below {most}{also}")
 
 
 def check_real(name: str, x: Any, low: float, high: float, repair: str) -> None:
@@ -133,4 +133,4 @@ def listed(name: str, x: Any, such: str) -> list[Any]:
             return list(x)
         except TypeError:
             pass
-    raise TypeError(f"{name}={shown(x)}: give a list, such as {such}")
+    raise TypeError(f"{name}={shown(x)}: give {such}")

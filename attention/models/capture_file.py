@@ -182,7 +182,9 @@ def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, .
     """
     if values is None:
         return None
-    several = [values] if is_whole(values) else listed(name, values, "[0, 2]")
+    several = (
+        [values] if is_whole(values) else listed(name, values, "whole numbers, such as [0, 2]")
+    )
     numbers = tuple(sorted({_whole(name, value) for value in several}))
     if not numbers or numbers[0] < 0:
         raise ValueError(f"{name}={shown(list(numbers))}: give numbers from 0, or None for all")

@@ -123,7 +123,7 @@ def _numbers(layers: str | int | Sequence[int]) -> set[int]:
         return set(range(int(first), int(last if dash else first) + 1))
     if is_whole(layers):
         return {int(cast(int, layers))}
-    numbers = listed("layers", layers, "[0, 2]")
+    numbers = listed("layers", layers, "whole numbers, such as [0, 2]")
     if not all(map(is_whole, numbers)):
         raise TypeError(f"layers={shown(layers)}: give whole numbers, such as [0, 2]")
     return {int(n) for n in numbers}

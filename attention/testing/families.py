@@ -213,7 +213,7 @@ def draw(
         sizes | {"key_heads": groups, "keys": tokens if keys is None else keys}
     ).items():
         check_count(name, size)
-    check_count("seed", seed, 0)
+    check_count("seed", seed, 0, most=2**63)
     check_truth("is_causal", is_causal)
     if not isinstance(dtype, str) or dtype not in TYPES:
         raise ValueError(unknown("dtype", dtype, TYPES))

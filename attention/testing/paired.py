@@ -21,6 +21,7 @@ from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.reference import reference
 from roundscope.attention.testing.user import kernel_of
+from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.shown import shown
 
@@ -115,16 +116,15 @@ def assert_as_good_as(
     """
     __tracebackhide__ = True
     kinds = (inputs,) if isinstance(inputs, str) else inputs
-    if (
-        not isinstance(kinds, list | tuple)
-        or not kinds
-        or not all(isinstance(k, str) and k in FAMILIES for k in kinds)
-    ):
+    if not isinstance(kinds, list | tuple) or not kinds:
         raise ValueError(f"inputs={shown(inputs)}: give families of {', '.join(FAMILIES)}")
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in FAMILIES:
+            raise ValueError(f"inputs: {unknown('family', kind, FAMILIES)}")
     for name, count in {"batch": batch, "heads": heads, "draws": draws, "tokens": tokens}.items():
         check_count(name, count)
     check_count("features", features)
-    check_count("seed", seed, 0)
+    check_count("seed", seed, 0, most=2**62)
     check_real(
         "false_alarm", false_alarm, 1e-300, 1.0, "a probability between 0 and 1, such as 1e-4"
     )

@@ -22,7 +22,7 @@ from roundscope.attention.testing.reference import reference
 from roundscope.attention.testing.user import Kernel, kernel_of, takes
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_count, check_truth, listed
-from roundscope.emu.shown import shown
+from roundscope.emu.shown import shown, tidy
 from roundscope.emu.testing.arrays import assert_bit_equal
 
 NEEDS = {
@@ -203,12 +203,14 @@ def _kinds(kernel: Kernel, x: Inputs, to: str | Sequence[str] | None) -> tuple[s
 
 
 def _names(argument: str, given: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(listed(argument, given, f"{known}"))
+    names = (
+        (given,) if isinstance(given, str) else tuple(listed(argument, given, f"names of {known}"))
+    )
     if not names:
         raise ValueError(f"{argument}=(): name at least one of {', '.join(known)}")
     for name in names:
         if not isinstance(name, str) or name not in known:
-            raise ValueError(f"{argument}={shown(name)}: {unknown('name', name, known)}")
+            raise ValueError(f"{argument}={tidy(str(name))}: {unknown('name', name, known)}")
     return names
 
 

@@ -122,9 +122,7 @@ def kernel_of(
     what = function if isinstance(function, str) else getattr(function, "__name__", "kernel")
     found = function_named(function) if isinstance(function, str) else function
     if not callable(found):
-        raise TypeError(
-            f"kernel: {shown(found)} is no function; give one, or its name as module:function"
-        )
+        raise TypeError(f"kernel: {shown(found)}, must be a function, or a name as module:function")
     check_truth("backward", backward)
     chosen = library_of(found) if library is None else library
     _check("library", chosen, LIBRARIES)

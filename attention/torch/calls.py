@@ -144,7 +144,11 @@ def attention_layers(
                 " modules=['blocks.0.attention']"
             )
     else:
-        names = [modules] if isinstance(modules, str) else listed("modules", modules, "['layer.0']")
+        names = (
+            [modules]
+            if isinstance(modules, str)
+            else listed("modules", modules, "a list, as ['layer.0']")
+        )
         names = [name for n, name in enumerate(names) if name not in names[:n]]
         for name in names:
             if not isinstance(name, str) or name not in known:

@@ -198,7 +198,6 @@ def _check_tensors(
                 f"{name}: {shown(x)}, must be a PyTorch tensor; roundscope.attend takes"
                 " arrays of NumPy and JAX"
             )
-        check_array(name, x)
         if x.dtype not in NUMPY:
             raise TypeError(
                 f"{name}: dtype {x.dtype}, must be float64, float32, bfloat16 or float16; convert"
@@ -206,6 +205,7 @@ def _check_tensors(
             )
         if x.device != q.device:
             raise ValueError(f"{name}: on {x.device}, must be on {q.device} as q")
+        check_array(name, x)
         if name != "sinks" and (x.ndim != 4 or 0 in x.shape):
             raise ValueError(
                 f"{name}: shape {tuple(x.shape)}, must be (batch, heads, tokens, features), none 0"

@@ -127,7 +127,7 @@ def watch(
         >>> w.remove()
     """
     for name, n, least in (("every", every, 1), ("forwards", forwards, 1), ("start", start, 0)):
-        check_count(name, n, least, f"a whole number, such as {max(least, 1)}")
+        check_count(name, n, least, "it counts steps or calls")
     known = attention_layers(model, modules)
     if any(module is model for module in known.values()):
         raise ValueError(

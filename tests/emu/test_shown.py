@@ -16,7 +16,7 @@ class Odd:
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (10**5000, "a whole number of 16610 bits"),
+        pytest.param(10**5000, "a whole number of 16610 bits", id="huge"),
         ("a\x1b\n", r"'a\x1b\n'"),
         (np.str_("x"), "'x'"),
         (np.ones((4, 32)), "an array of shape (4, 32)"),
