@@ -101,7 +101,13 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
             raise TypeError(
                 f"changes={shown(text)}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
             )
-        for change in changes(text, ("site",)):
+        try:
+            found = changes(text, ("site",))
+        except ValueError as error:
+            if str(error) != HOW:
+                raise
+            raise ValueError(f"{shown(text)}: {HOW}") from None
+        for change in found:
             for edit in edits_of(change):
                 plan = edited(plan, edit)
     return plan if seed is None else plan.seeded(seed)
@@ -160,7 +166,7 @@ def _change(text: str, places: Sequence[str]) -> Change:
     if not right.strip() or (
         not arrow and any(w.partition("=")[0] in PLACES or "=" not in w for w in right.split())
     ):
-        raise ValueError(f"{shown(text)}: {HOW}")
+        raise ValueError(HOW)
     where: dict[str, str] = {}
     for word in left.split():
         name, given, value = word.partition("=")
