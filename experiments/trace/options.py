@@ -137,7 +137,8 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
     try:
         return plan.changed(text, seed=seed)
     except ValueError as error:
-        raise UsageError(f"--set '{text}': {error}") from None
+        why = str(error).removeprefix(f"'{text}': ")
+        raise UsageError(f"--set '{text}': {why}") from None
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
