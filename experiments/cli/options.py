@@ -4,7 +4,7 @@ words that typer would misread.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 from typer.core import TyperCommand
@@ -16,9 +16,14 @@ def to_folder(ctx: Any, param: Any, out: Path | None) -> Path | None:
     """Return the folder of an option once it is known that it can be written; a callback."""
     from roundscope.experiments.results.places import can_write_folder
 
-    if out is not None:
+    if _is_said(out, ctx, param):
         can_write_folder(_named(param), out)
     return out
+
+
+def _is_said(out: Path | None, ctx: Any, param: Any) -> TypeGuard[Path]:
+    """Return whether a place was named; what a command chooses itself it tries itself."""
+    return out is not None and ctx.get_parameter_source(param.name).name != "DEFAULT"
 
 
 def _named(param: Any) -> str:
@@ -31,7 +36,7 @@ def to_file(ctx: Any, param: Any, out: Path | None) -> Path | None:
     """Return the file of an option once it is known that it can be written; a callback."""
     from roundscope.experiments.results.places import can_write_file
 
-    if out is not None:
+    if _is_said(out, ctx, param):
         can_write_file(_named(param), out)
     return out
 
