@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.arguments import check_shapes, injections_given, plans_given, served_given
+from roundscope.attention.arguments import (
+    check_floats,
+    check_shapes,
+    injections_given,
+    plans_given,
+    served_given,
+)
 from roundscope.attention.budget.call import MEASURED, Call, Results, draws, exact_of, results_of
 from roundscope.attention.budget.origin import found_in
 from roundscope.attention.budget.parts import (
@@ -98,6 +104,9 @@ def error_budget(
         raise ValueError(
             f"heads={shown(heads)}: give 1 or more, or None for a choice that is quick"
         )
+    for name, x in {"q": q, "k": k, "v": v, "do": do}.items():
+        if name != "do" or x is not None:
+            check_floats(name, x)
     q, k, v = (np.asarray(x) for x in (q, k, v))
     check_shapes(q, k, v)
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")

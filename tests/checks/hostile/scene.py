@@ -92,8 +92,10 @@ def run(line: list[str], limit: float = 20.0) -> Answer:
     """Run a command line in this process, and stop it after `limit` seconds."""
 
     def stop(number: int, frame: Any) -> None:
-        raise _Stopped
+        if runs:
+            raise _Stopped
 
+    runs = [True]
     out, err = io.StringIO(), io.StringIO()
     handler = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, limit, 5.0)
@@ -105,13 +107,16 @@ def run(line: list[str], limit: float = 20.0) -> Answer:
             warnings.simplefilter("default")
             cli.main(line)
     except SystemExit as end:
+        runs.clear()
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
     except _Stopped:
+        runs.clear()
         code = None
     except BaseException as error:
         code = 99
         err.write(f"{type(error).__name__}: {error}")
     finally:
+        runs.clear()
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, handler)
     return Answer(code, out.getvalue(), err.getvalue(), time.monotonic() - start)
