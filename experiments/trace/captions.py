@@ -11,6 +11,7 @@ from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.costs import visible
 from roundscope.experiments.trace.focus import Histogram
+from roundscope.experiments.trace.results import z_words
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
 Picture = tuple[str, Figure | None, str]
@@ -160,7 +161,8 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     caption = (
         f"Does the error of delta add up over tokens? The error is delta minus that of {against};"
         f" its running sum in the most extreme of {d.z.size} heads {back}ends {ends} the threshold"
-        f" (only the end is tested), with z = {d.z[d.worst]:+.2f}. The band holds for a head that"
+        f" (only the end is tested), with {z_words(d.z[d.worst], 2)}. The band holds for a"
+        " head that"
         f" is chosen blindly; this is the most extreme head. {_identity(s, d)}."
     )
     return title, plots.along_tokens(d) if draw else None, caption

@@ -13,7 +13,7 @@ import numpy as np
 from roundscope.attention import Trace
 from roundscope.attention.places import Sizes
 from roundscope.emu.whole_files import safe_names, write_whole
-from roundscope.experiments.errors import UsageError, bad, one_line
+from roundscope.experiments.errors import UsageError
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
@@ -91,11 +91,10 @@ def run(
     if note := slower(asked):
         print(f"roundscope: {note}", file=sys.stderr)
     digest = request_digest(asked, path, layer, layout, overrides)
-    if out is not None:
-        checked_folder(out, RECORD)
+    checked_folder(out, RECORD)
     folder = out or folder_for(path, asked, digest)
     tell_replaced(folder, digest, RECORD)
-    _make(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         with (
             telling("trace") as progress,
@@ -122,17 +121,6 @@ def run(
         print_json(data)
     else:
         _shown(summaries, folder)
-
-
-def _make(folder: Path) -> None:
-    """Make the folder of the results. Raises UsageError where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = (error.strerror or one_line(error)).lower()
-        raise bad(
-            "--out", str(folder), f"cannot be made ({why}); name a folder that you may write"
-        ) from None
 
 
 def _check(asked: Request, layer: Layer) -> None:

@@ -24,6 +24,7 @@ from roundscope.experiments.trace.analysis.bias import Bias, Event, threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.focus import CENTRES, Histogram
+from roundscope.experiments.trace.results import z_words
 from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.table import formula
 
@@ -63,7 +64,7 @@ def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str)
     )
     bars = ax.barh(y, means, height=0.4, color=colours)
     for bar, (e, b) in zip(bars, biases, strict=True):
-        told = f"{e.name}, {title}: {b.lean.mean:+.2g} ulp, z = {b.lean.z:+.1f}"
+        told = f"{e.name}, {title}: {b.lean.mean:+.2g} ulp, {z_words(b.lean.z)}"
         hover(bar, f"{told}; {formula(e.name)}")
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)

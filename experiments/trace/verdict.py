@@ -8,7 +8,7 @@ from roundscope.attention.budget.not_finite import number_words
 from roundscope.attention.budget.parts import promotion, repair
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.experiments.report.wording import listed
-from roundscope.experiments.trace.results import EVENT, Result, score
+from roundscope.experiments.trace.results import EVENT, Result, score, z_words
 from roundscope.experiments.trace.summary import Summary
 
 LAST_DIGIT = 1e-7  # relative error that leaving in float32 makes, and more
@@ -147,8 +147,8 @@ def _bias(s: Summary) -> str:
 def too(r: Result) -> str:
     """Return by how much a result is too long or too short, with its z."""
     assert r.gain is not None
-    way, z = "long" if r.gain.mean > 0.0 else "short", score(r.gain)
-    return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} (z = {z:+.1f})"
+    way = "long" if r.gain.mean > 0.0 else "short"
+    return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} ({z_words(score(r.gain))})"
 
 
 def _unbiased(names: list[str]) -> str:

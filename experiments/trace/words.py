@@ -9,6 +9,7 @@ from roundscope.experiments.report.wording import listed
 from roundscope.experiments.trace.analysis.bias import Event, Lean, threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.options import Request
+from roundscope.experiments.trace.results import z_words
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 from roundscope.experiments.trace.verdict import culprit, line_words, too
 
@@ -40,7 +41,7 @@ def short(s: Summary) -> str:
         parts.append(f"{s.drift.lost:,} errors of delta are infinite")
     elif s.drift is not None:
         sums = ", adds up" if s.drift.leans else ""
-        parts.append(f"delta, most extreme head: z = {s.drift.z[s.drift.worst]:+.1f}{sums}")
+        parts.append(f"delta, most extreme head: {z_words(s.drift.z[s.drift.worst])}{sums}")
     return ". ".join(p for p in parts if p) + "."
 
 
