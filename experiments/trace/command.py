@@ -32,7 +32,7 @@ from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.records import records
-from roundscope.experiments.trace.run import Progress, check_engine, observe, slower
+from roundscope.experiments.trace.run import Progress, check_engine, memory_note, observe, slower
 from roundscope.experiments.trace.served import noted, plan_for, settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
@@ -88,7 +88,7 @@ def run(
     asked = request(plan=plan_for(read, plan), beside=plan_for(read, beside), **options)
     for each in read:
         _check(settled(asked, each), each)
-    if note := slower(asked):
+    for note in filter(None, (slower(asked), memory_note(read, asked))):
         print(f"roundscope: {note}", file=sys.stderr)
     digest = request_digest(asked, path, layer, layout, overrides)
     checked_folder(out, RECORD)

@@ -50,6 +50,7 @@ INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
 RESULTS = ("out", "lse", "delta", "dq", "dk", "dv")
 CHUNK_BYTES = 128 << 20  # size of the events that are held at once
 HEAD_BYTES = 2 << 30  # size of one head's events beyond which P is not kept
+LARGE = 2 << 30  # bytes that a trace takes beyond which it says so
 SLOWER = (
     "--engine xla compiles before it runs; for one trace on a CPU, --engine numpy (the default)"
     " gives the same bits two to three times as fast"
@@ -182,6 +183,18 @@ def slower(request: Request) -> str | None:
     return SLOWER if jax.default_backend() == "cpu" else None
 
 
+def memory_note(layers: list[Layer], request: Request) -> str | None:
+    """Return what to say of the memory that the largest layer takes; None if it is little."""
+    largest = max(layers, key=lambda layer: bytes_needed(layer, request))
+    needed = bytes_needed(largest, request)
+    if needed < LARGE:
+        return None
+    return (
+        f"{largest.name} needs about {needed / 1e9:.1f} GB of memory, by its"
+        f" {largest.q.shape[1]} queries and {largest.k.shape[1]} keys; half of both need a quarter"
+    )
+
+
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:
     """Return the (queries, keys) of the tile that the algorithm uses.
 
@@ -205,15 +218,17 @@ def shared_arguments(seen: Observed, sites: list[str]) -> dict[str, Distinct]:
 
     parts = {s: [count(seen.held, s)] if s in seen.held else [] for s in sites}
     again = [s for s in sites if not parts[s]]
-    if again:
-        forward = all(site_of(s) not in BACKWARD for s in again)
+    # the events of large heads are held for one site at a time
+    large = _bytes_of_a_head(layer, seen.request) > HEAD_BYTES
+    for some in [[s] for s in again] if large else [again] if again else []:
+        forward = all(site_of(s) not in BACKWARD for s in some)
         inject = tuple(i for i in seen.request.inject if not (forward and i.site in BACKWARD))
         asked = replace(
-            seen.request, record=Record(events=tuple(site_of(s) for s in again)), inject=inject
+            seen.request, record=Record(events=tuple(site_of(s) for s in some)), inject=inject
         )
         needed = replace(layer, do=None) if forward else layer
         for _, part in _chunks(needed, asked, seen.scale, lambda _: None, focused=False):
-            for s in again:
+            for s in some:
                 parts[s].append(count(part.trace.events, s))
     return {s: merged(p) for s, p in parts.items()}
 
@@ -226,10 +241,7 @@ def _chunks(
     All heads are taken at once where the request depends on their numbers. focused: whether to
     record the sites of FOCUS too, and the errors away from zero.
     """
-    b, t, n, _ = layer.q.shape
-    s, g = layer.k.shape[1:3]
-    # before and after, 8 bytes each, which the engine holds twice while it puts tiles together
-    per_head = b * (t * s * 32 + 2 * -(-s // request.block_k) * t * layer.v.shape[3] * 16)
+    n, g, per_head = layer.q.shape[2], layer.k.shape[2], _bytes_of_a_head(layer, request)
     fitting = [x for x in FOCUS if x is not Site.P or per_head <= HEAD_BYTES] if focused else []
     sites = [x for x in fitting if in_traces(request.plan, x)]
     events = tuple(dict.fromkeys((*request.record.events, *sites)))
@@ -247,6 +259,24 @@ def _chunks(
         own = options(layer, first, end)
         part = call(q, k, v, do, request, request.plan, scale, record, request.inject, **own)
         yield hi - lo, part
+
+
+def _bytes_of_a_head(layer: Layer, request: Request) -> int:
+    """Return the size of the events of one query head that a trace holds at once.
+
+    Before and after, 8 bytes each, which the engine holds twice while it puts tiles together.
+    """
+    (b, t, _, _), (_, s, _, hv) = layer.q.shape, layer.v.shape
+    return int(b * (t * s * 32 + 2 * -(-s // request.block_k) * t * hv * 16))
+
+
+def bytes_needed(layer: Layer, request: Request) -> int:
+    """Return about how much memory the trace of a layer takes, beside that of Python itself.
+
+    Fitted to one head of 64 features and 2,048 to 8,192 tokens, with backward.
+    """
+    head = _bytes_of_a_head(layer, request)
+    return max(head, CHUNK_BYTES) * 3 // 2 + 20 * (layer.q.nbytes + layer.k.nbytes)
 
 
 def call(
