@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.errors import StorageError, bad, one_line
+from roundscope.experiments.results.tables import explained
 from roundscope.experiments.studies.framework.store import APPLICATION
-from roundscope.experiments.sweep.storage.schema import explained
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of

@@ -17,6 +17,7 @@ import numpy as np
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.errors import bad
+from roundscope.experiments.results.tables import columns_of, quoted
 from roundscope.experiments.sweep.conditions.cell import (
     DEFAULTS,
     OF_CALL,
@@ -26,7 +27,6 @@ from roundscope.experiments.sweep.conditions.cell import (
 )
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.storage.grouping import places, together
-from roundscope.experiments.sweep.storage.schema import columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
@@ -212,7 +212,7 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
 
     The file is read in pieces. What it holds as text is kept once for all cells that have it.
     """
-    with reading(path) as connection:
+    with reading(path, values=keys is None) as connection:
         held = columns_of(connection, "cells")
         own = [name for name in held if name in OWN or name in DEFAULTS or is_extra(name)]
         metrics = [name for name in METRICS if name in held]
