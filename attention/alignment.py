@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.shown import shown
 
 Alignment = Literal["top-left", "bottom-right"]
 ALIGNMENTS: tuple[Alignment, ...] = get_args(Alignment)
@@ -24,13 +25,13 @@ def alignment_given(alignment: Any) -> Alignment | None:
     Raise TypeError if it is not a string, and ValueError with the nearest word if it is unknown.
     """
     if alignment is not None and not isinstance(alignment, str):
-        raise TypeError(f"alignment={alignment!r}: give 'top-left' or 'bottom-right'")
+        raise TypeError(f"alignment={shown(alignment)}: give 'top-left' or 'bottom-right'")
     if alignment is None:
         return None
     for known in ALIGNMENTS:
         if alignment == known:
             return known
-    raise ValueError(f"alignment={alignment!r}: {unknown('alignment', alignment, ALIGNMENTS)}")
+    raise ValueError(f"alignment={shown(alignment)}: {unknown('alignment', alignment, ALIGNMENTS)}")
 
 
 def shift_of(alignment: Alignment | None, queries: int, keys: int) -> int:

@@ -5,7 +5,6 @@ Every error message names the argument, its value and how to fix it.
 
 import math
 import operator
-import reprlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,10 @@ from roundscope.attention.plans.choices import Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BACKWARD
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.numbers import as_float, check_array, is_known_number, is_known_whole
+from roundscope.emu.shown import shown
 
+ROWS = 2**31  # of a tile, at most
 WIDEST = 8  # bytes of a number that enters exactly
 ENGINES = ("numpy", "xla", "pallas")
 
@@ -50,22 +52,18 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
 
 def check_floats(name: str, x: Any) -> None:
     """Raise TypeError if x is not an array of floats of at most 64 bits."""
-    if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+    if not isinstance(x, np.ndarray | np.generic) and not is_of_jax(x) and not _is_of_torch(x):
+        what = "None" if x is None else f"a {type(x).__name__}"
         raise TypeError(
-            f"{name}: a {type(x).__name__}, must be an array of floats; numpy.asarray(x, 'float32')"
-            " makes one"
+            f"{name}: {what}, must be an array of floats; numpy.asarray(x, 'float32') makes one"
         )
-    if type(x).__module__.partition(".")[0] == "torch":
+    if _is_of_torch(x):
         raise TypeError(
             f"{name}: a PyTorch tensor, must be an array of NumPy or JAX;"
             " roundscope.torch.attention takes tensors (B, N, T, H), and"
             f" {name}.detach().float().cpu().numpy() makes an array, exactly"
         )
-    if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(
-            f"{name}: a masked array, whose mask would be lost; give {name}.filled(0) and, for keys"
-            " that no query sees, the argument mask"
-        )
+    check_array(name, x)
     if x.dtype.kind == "c":
         raise TypeError(
             f"{name}: dtype {x.dtype}, must be real; give {name}.real.astype('float32') if that"
@@ -96,7 +94,7 @@ def plan_given(plan: Any) -> Plan:
         return plan_of(plan) if ";" in plan else Plan.preset(plan)
     if not isinstance(plan, Plan):
         raise TypeError(
-            f"plan={reprlib.repr(plan)}: give a Plan or a preset's name, such as 'fa2-bf16';"
+            f"plan={shown(plan)}: give a Plan or a preset's name, such as 'fa2-bf16';"
             " `examine` takes a list too"
         )
     return plan
@@ -117,30 +115,35 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
     Raise TypeError or ValueError if a window, a softcap or sinks (N,) are not valid.
     """
     if window is not None:
-        if not _is_whole(window):
+        if not is_known_whole(window):
             raise TypeError(
-                f"window={window!r}: a whole number of keys, a query's own included, such as 128"
+                f"window={shown(window)}: a whole number of keys, a query's own included,"
+                " such as 128"
             )
         if not 1 <= window < 2**63:
             raise ValueError(
-                f"window={window}: a query sees at least its own key, and fewer than 2^63; give 1"
+                f"window={shown(window)}: a query sees at least its own key, and fewer than"
+                " 2^63; give 1"
                 " or more, or None for all keys"
             )
         plan = replace(plan, window=operator.index(window))
     if softcap is not None:
-        if not _is_number(softcap):
+        if not is_known_number(softcap):
             raise TypeError(
-                f"softcap={softcap!r}: give a number, such as 50.0; it is part of the program, and"
+                f"softcap={shown(softcap)}: give a number, such as 50.0; it is part of the"
+                " program, and"
                 " no data"
             )
+        cap = as_float(softcap)
         with np.errstate(over="ignore", under="ignore"):
-            is_held = 0.0 < float(np.float32(softcap)) < math.inf
-        if not 0.0 < float(softcap) < math.inf or not is_held:
+            is_held = 0.0 < float(np.float32(cap)) < math.inf
+        if not is_held:
             raise ValueError(
-                f"softcap={softcap}: give a number above 0 that binary32 holds, such as 50.0, or"
+                f"softcap={shown(softcap)}: give a number above 0 that binary32 holds, such"
+                " as 50.0, or"
                 " None for no bound"
             )
-        plan = replace(plan, softcap=float(softcap))
+        plan = replace(plan, softcap=cap)
     if sinks is None:
         return replace(plan, sinks=Sinks.NONE)
     check_floats("sinks", sinks)
@@ -156,10 +159,12 @@ def served_given(plan: Plan, window: Any, softcap: Any, sinks: Any, heads: int) 
 
 def block_given(name: str, rows: Any) -> int:
     """Return the rows of a tile. Raise TypeError or ValueError unless it is an integer > 0."""
-    if not _is_whole(rows):
-        raise TypeError(f"{name}={rows!r}: a tile has a whole number of rows; 128 is usual")
-    if rows < 1:
-        raise ValueError(f"{name}={rows}: a tile has at least one row; 128 is usual")
+    if not is_known_whole(rows):
+        raise TypeError(f"{name}={shown(rows)}: a tile has a whole number of rows; 128 is usual")
+    if not 1 <= rows <= ROWS:
+        raise ValueError(
+            f"{name}={shown(rows)}: a tile has at least one row, and at most 2^31; 128 is usual"
+        )
     return operator.index(rows)
 
 
@@ -169,7 +174,7 @@ def causal_given(is_causal: Any) -> bool:
     Any other value, such as the string 'no', would be true or false by accident.
     """
     if not isinstance(is_causal, (bool, np.bool_)):
-        raise TypeError(f"is_causal={is_causal!r}: give True or False")
+        raise TypeError(f"is_causal={shown(is_causal)}: give True or False")
     return bool(is_causal)
 
 
@@ -181,16 +186,18 @@ def scale_given(scale: Any, features: int, *, is_wide: bool) -> tuple[float, flo
     Raise TypeError if it is not a number, and ValueError if it is 0, NaN or infinite, before the
     rounding or after it.
     """
-    if scale is not None and not _is_number(scale):
+    if scale is not None and not is_known_number(scale):
         raise TypeError(
-            f"scale={scale!r}: give a number, such as 0.125; it is part of the program, and no data"
+            f"scale={shown(scale)}: give a number, such as 0.125; it is part of the program,"
+            " and no data"
         )
-    whole = 1.0 / math.sqrt(features) if scale is None else float(scale)
+    whole = 1.0 / math.sqrt(features) if scale is None else as_float(scale)
     with np.errstate(over="ignore"):
         rounded = whole if is_wide else float(np.float32(whole))
     if not math.isfinite(rounded) or rounded == 0.0:
         raise ValueError(
-            f"scale={scale!r}: {rounded:g} in the scores' format, must be finite and not 0, such as"
+            f"scale={shown(scale)}: {rounded:g} in the scores' format, must be finite and not"
+            " 0, such as"
             " 0.125"
         )
     return rounded, whole
@@ -207,7 +214,8 @@ def injections_given(inject: Any) -> tuple[Injection, ...]:
         isinstance(i, (Injection, str)) for i in several
     ):
         raise TypeError(
-            f"inject={inject!r}: give an Injection, its text such as 'O:ulps=0.5', a list of them,"
+            f"inject={shown(inject)}: give an Injection, its text such as 'O:ulps=0.5', a"
+            " list of them,"
             " or () for none"
         )
     return tuple(i if isinstance(i, Injection) else _injection_named(i) for i in several)
@@ -217,7 +225,7 @@ def _injection_named(text: str) -> Injection:
     try:
         return Injection.parse(text)
     except ValueError as error:
-        raise ValueError(f"inject='{text}': {error}") from None
+        raise ValueError(f"inject={shown(text)}: {error}") from None
 
 
 def check_held_values(inject: Sequence[Injection], plan: Plan) -> None:
@@ -232,7 +240,9 @@ def check_held_values(inject: Sequence[Injection], plan: Plan) -> None:
 def record_given(record: Any) -> Record | None:
     """Return the record. Raise TypeError if it is neither a `Record` nor None."""
     if record is not None and not isinstance(record, Record):
-        raise TypeError(f"record={record!r}: give a Record, such as Record(events=('P',)), or None")
+        raise TypeError(
+            f"record={shown(record)}: give a Record, such as Record(events=('P',)), or None"
+        )
     return record
 
 
@@ -254,11 +264,11 @@ def engine_given(engine: Any) -> str | None:
     """
     if engine is not None and not isinstance(engine, str):
         raise TypeError(
-            f"engine={engine!r}: give {', '.join(map(repr, ENGINES))}, or None for that of the"
+            f"engine={shown(engine)}: give {', '.join(map(repr, ENGINES))}, or None for that of the"
             " arrays"
         )
     if engine is not None and engine not in ENGINES:
-        raise ValueError(f"engine={engine!r}: {unknown('engine', engine, ENGINES)}")
+        raise ValueError(f"engine={shown(engine)}: {unknown('engine', engine, ENGINES)}")
     return engine
 
 
@@ -267,52 +277,25 @@ def mask_given(mask: Any) -> Any:
 
     Raise TypeError or ValueError if it is not an array of bool.
     """
+    check_array("mask", mask)
+    if _is_of_torch(mask):
+        raise TypeError(
+            "mask: a PyTorch tensor, must be an array of bool; mask.cpu().numpy() makes one"
+        )
     try:
         mask = mask if is_traced(mask) else np.asarray(mask)
     except ValueError:
         raise TypeError(
-            f"mask={reprlib.repr(mask)}: must be an array of bool, with rows of one length"
+            f"mask={shown(mask)}: must be an array of bool, with rows of one length"
         ) from None
     if mask.dtype != bool:
         raise ValueError(f"mask: dtype {mask.dtype}, must be bool, True where a query sees a key")
     return mask
 
 
-def _is_whole(x: Any) -> bool:
-    """Return whether x is one whole number whose value is known.
-
-    An array without axes may be one; True and False are not.
-    """
-    return (
-        not isinstance(x, (bool, np.bool_))
-        and hasattr(x, "__index__")
-        and np.ndim(x) == 0
-        and not is_traced(x)
-        and _kind(x) in "iu"
-    )
-
-
-def _is_number(x: Any) -> bool:
-    """Return whether x is one real number whose value is known.
-
-    An array without axes may be one; a bool, a string and a complex number are not.
-    """
-    if (
-        isinstance(x, (bool, np.bool_, str))
-        or is_traced(x)
-        or not hasattr(x, "__float__")
-        or np.ndim(x)
-    ):
-        return False
-    return _kind(x) not in "bcSU"
-
-
-def _kind(x: Any) -> str:
-    """Return NumPy's letter for the type of a number.
-
-    It is i for all of Python's own numbers, so that large integers and fractions are accepted.
-    """
-    return str(x.dtype.kind) if hasattr(x, "dtype") else "i"
+def _is_of_torch(x: Any) -> bool:
+    """Return whether x is a tensor of PyTorch."""
+    return type(x).__module__.partition(".")[0] == "torch"
 
 
 def is_traced(x: Any) -> bool:

@@ -3,7 +3,6 @@
 `pulled` is the same forward and backward as one function, for a plan per head.
 """
 
-import reprlib
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
@@ -21,6 +20,7 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.ops import Array as CarrierArray
+from roundscope.emu.shown import shown
 
 Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks if the call has them
 # what the forward keeps for the backward: the plans of heads (or None); the mask; (sinks,) or ();
@@ -269,7 +269,7 @@ def pulled(
     """
     if not isinstance(plan, HeadPlans):
         raise TypeError(
-            f"plan={reprlib.repr(plan)}: give attention.plans.traced.head_plans([...]), a plan for"
+            f"plan={shown(plan)}: give attention.plans.traced.head_plans([...]), a plan for"
             " each head of q"
         )
     check_shapes(q, k, v)

@@ -6,12 +6,13 @@ union of these classes.
 
 import math
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import SupportsIndex, TypeGuard
+from typing import Any, SupportsIndex, TypeGuard, cast
 
 from roundscope.attention.sites import Axes, Site, site_named
+from roundscope.emu.numbers import as_float, check_array
+from roundscope.emu.shown import shown
 
 Where = int | range | tuple[int, ...] | None
 """A selection of indices, counted from 0; None selects all."""
@@ -180,7 +181,7 @@ class Noise:
         _whole("Noise: seed", self.seed, "a seed is below 2^32")
         if self.seed >= 2**32:
             raise ValueError(
-                f"Noise: seed={self.seed}: a seed is a whole number from 0 to 2^32 - 1"
+                f"Noise: seed={shown(self.seed)}: a seed is a whole number from 0 to 2^32 - 1"
             )
 
 
@@ -258,7 +259,8 @@ class Injection:
         object.__setattr__(self, "site", site_named(self.site))
         if not isinstance(self.what, What):
             raise TypeError(
-                f"what={self.what!r}: give AddUlps, Bias, FlipBit, SetTo, Exact or Noise, such as"
+                f"what={shown(self.what)}: give AddUlps, Bias, FlipBit, SetTo, Exact or"
+                " Noise, such as"
                 " AddUlps(ulps=0.5)"
             )
         for name in ("batch", "heads", "rows", "columns", "features", "tiles"):
@@ -266,12 +268,13 @@ class Injection:
         axes = self.site.axes
         if self.columns is not None and axes is not Axes.TS:
             raise ValueError(
-                f"columns={self.columns}: {self.site} has one entry per {axes}; use rows or"
+                f"columns={shown(self.columns)}: {self.site} has one entry per {axes}; use rows or"
                 " features"
             )
         if self.features is not None and axes not in (Axes.TH, Axes.SH):
             raise ValueError(
-                f"features={self.features}: {self.site} has one entry per {axes}; use rows or"
+                f"features={shown(self.features)}: {self.site} has one entry per {axes}; use"
+                " rows or"
                 " columns"
             )
 
@@ -281,10 +284,13 @@ def _selection(name: str, where: object) -> range | tuple[int, ...] | None:
     chosen = _as_where(name, where)
     if chosen is not None and not chosen:
         raise ValueError(
-            f"{name}={where!r}: names nothing, and the injection would do nothing; None names all"
+            f"{name}={shown(where)}: names nothing, and the injection would do nothing; None"
+            " names all"
         )
     if chosen is not None and min(chosen) < 0:
-        raise ValueError(f"{name}={where!r}: indices count from 0; negative ones name nothing")
+        raise ValueError(f"{name}={shown(where)}: indices count from 0; negative ones name nothing")
+    if chosen is not None and max(chosen) >= 2**63:
+        raise ValueError(f"{name}={shown(where)}: give indices below 2^63")
     return chosen
 
 
@@ -306,9 +312,16 @@ def _as_where(name: str, where: object) -> range | tuple[int, ...] | None:
                 " slice(0, 64)"
             )
         return range(where.start or 0, where.stop, where.step or 1)
-    if isinstance(where, Iterable) and all(map(_is_index, indices := list(where))):
+    check_array(name, where)
+    try:
+        indices = None if isinstance(where, (str, bytes)) else list(cast(Any, where))
+    except TypeError:  # no collection, or an array without axes
+        indices = None
+    if indices is not None and all(map(_is_index, indices)):
         return tuple(map(operator.index, indices))
-    raise ValueError(f"{name}={where!r}: give an int, a range, a tuple of ints, or None for all")
+    raise ValueError(
+        f"{name}={shown(where)}: give an int, a range, a tuple of ints, or None for all"
+    )
 
 
 def _is_index(x: object) -> TypeGuard[SupportsIndex]:
@@ -319,15 +332,18 @@ def _is_index(x: object) -> TypeGuard[SupportsIndex]:
 def _number(name: str, x: object) -> None:
     """Raise TypeError if x is not a real number."""
     if not isinstance(x, Real) or isinstance(x, bool):
-        raise TypeError(f"{name}={x!r}: give a number, such as 0.5")
+        raise TypeError(f"{name}={shown(x)}: give a number, such as 0.5")
+    if isinstance(x, Integral) and not math.isfinite(as_float(x)):
+        raise ValueError(f"{name}={shown(x)}: beyond binary64; give a number that it holds")
 
 
 def _finite(name: str, x: float) -> None:
     """Raise TypeError if x is not a real number, and ValueError if it is an infinity or NaN."""
     _number(name, x)
-    if not math.isfinite(x):
+    if not math.isfinite(as_float(x)):
         raise ValueError(
-            f"{name}={x}: give a finite number, such as 0.5; SetTo(value={x}) puts this one in the"
+            f"{name}={shown(x)}: give a finite number, such as 0.5; SetTo(value={shown(x)})"
+            " puts this one in the"
             " place of others"
         )
 
@@ -335,6 +351,6 @@ def _finite(name: str, x: float) -> None:
 def _whole(name: str, x: int, hint: str) -> None:
     """Raise TypeError if x is not a whole number, and ValueError if it is negative."""
     if not _is_index(x):
-        raise TypeError(f"{name}={x!r}: give a whole number from 0 on; {hint}")
-    if x < 0:
-        raise ValueError(f"{name}={x}: give a whole number from 0 on; {hint}")
+        raise TypeError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")
+    if not 0 <= x < 2**63:
+        raise ValueError(f"{name}={shown(x)}: give a whole number from 0 on; {hint}")

@@ -58,7 +58,10 @@ def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:
     """
     for name, x in (("q", q), ("k", k)):
         check_floats(name, x)
+        if not x.shape or 0 in x.shape:
+            raise ValueError(f"{name}: shape {tuple(x.shape)}, must be (..., features), none 0")
     check_seed("seed", seed)
+    q, k = (np.asarray(x) if isinstance(x, np.ndarray) else x for x in (q, k))
     h, other = (x.shape[-1] if x.shape else 0 for x in (q, k))
     if other != h or h & (h - 1) or not h:
         raise ValueError(

@@ -17,6 +17,7 @@ from roundscope.attention.api import Engine, attend
 from roundscope.attention.arguments import check_shapes, plan_given
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.shown import shown
 
 BATCH, HEADS = "batch", "heads"
 
@@ -101,7 +102,7 @@ def _check(mesh: Mesh, plan: Plan, q: Array, k: Array) -> None:
     """Raise TypeError or ValueError for a mesh or a plan with which bits would differ."""
     if not isinstance(mesh, Mesh):
         raise TypeError(
-            f'mesh={mesh!r}: give a mesh of devices, such as jax.make_mesh((2, 2), ("{BATCH}",'
+            f'mesh={shown(mesh)}: give a mesh of devices, such as jax.make_mesh((2, 2), ("{BATCH}",'
             f' "{HEADS}"))'
         )
     if set(mesh.axis_names) != {BATCH, HEADS}:

@@ -347,6 +347,6 @@ def site_named(name: Site | str) -> Site:
     if isinstance(name, Site):
         return name
     try:
-        return Site[str(name).upper()]
+        return Site[name.upper() if isinstance(name, str) else ""]
     except KeyError:
         raise ValueError(unknown("site", name, [s for s in Site if s not in OF_KERNELS])) from None

@@ -22,7 +22,7 @@ from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.formats.spacing import spacing
-from roundscope.emu.numbers import check_whole
+from roundscope.emu.numbers import check_array, check_whole
 from roundscope.emu.roundings.modes import (
     BINARY32,
     NanPolicy,
@@ -33,6 +33,7 @@ from roundscope.emu.roundings.modes import (
     without_saturation,
 )
 from roundscope.emu.roundings.random import event_bits
+from roundscope.emu.shown import shown
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 from roundscope.emu.sums.accumulator import Accumulator, accumulate, check_accumulator
@@ -134,14 +135,17 @@ def _check_first(first: Any) -> None:
     Raises TypeError if it is not a whole number and ValueError if it is negative. A JAX array is
     accepted, since its number may not be known yet while a program is traced.
     """
+    check_array("first", first)
     if _is_jax(first):
         return
     check_whole(
         "first", first, "it is the index of x's first number in the random stream, 0 by default"
     )
-    if first < 0:
+    if not 0 <= first < 2**63:
         raise ValueError(
-            f"first={first}: the index of x's first number in the random stream counts from 0"
+            f"first={shown(first)}: the index of x's first number in the random stream counts"
+            " from 0,"
+            " to 2^63 - 1"
         )
 
 
@@ -151,6 +155,8 @@ def _check_out(out: Any, x: AnyArray) -> None:
         raise TypeError(
             f"out: a {type(out).__name__}, must be an array as x; numpy.empty_like(x) makes one"
         )
+    if type(out) not in (np.ndarray, np.memmap, type(None)):  # one with a reshape of its own
+        raise TypeError(f"out: a {type(out).__name__}, must be a plain array; numpy.asarray(out)")
     if out is not None and (out.shape != x.shape or out.dtype != x.dtype):
         raise ValueError(f"out: {out.dtype}{out.shape}, must be {x.dtype}{x.shape} as x")
     if out is not None and not out.flags.writeable:
@@ -416,7 +422,9 @@ def dot(
 
     check_accumulator(accumulator)
     if steps is not None and not isinstance(steps, list):
-        raise TypeError(f"steps={steps!r}: give a list, which receives every addition, or None")
+        raise TypeError(
+            f"steps={shown(steps)}: give a list, which receives every addition, or None"
+        )
     _check_init(init)
     if isinstance(a, Blocked) or isinstance(b, Blocked):
         from roundscope.emu.blocks.dot import dot_blocks
@@ -441,6 +449,7 @@ def dot(
 
 def _check_init(init: Any) -> None:
     """Raise TypeError unless init is None or an array of numbers, which may be whole numbers."""
+    check_array("init", init)
     if init is None:
         return
     dtype = init.dtype if _is_jax(init) else _array(init, "init").dtype
@@ -566,6 +575,8 @@ def stats_of(before: ArrayLike, after: ArrayLike, format: str | Format) -> Stats
     """
     f = rounding(format).format
     x, y = _carrier(before, "before"), _carrier(after, "after")
+    if _is_jax(x) != _is_jax(y):
+        x, y = np.asarray(x), np.asarray(y)
     if x.shape != y.shape:
         raise ValueError(f"after: shape {y.shape}, must be that of before, {x.shape}")
     if not x.size:
@@ -623,11 +634,12 @@ def _carrier(x: Any, name: str = "x") -> AnyArray:
             f"{name}: a PyTorch tensor, which this function does not take; {name}.detach().float()"
             ".cpu().numpy() makes an array of it, exactly"
         )
+    check_array(name, x)
     if not _is_jax(x):
         x = _array(x, name)
     if x.dtype in (np.float32, np.float64):
         return x
-    if x.dtype.kind in "iub" and x.ndim == 0:
+    if x.dtype.kind in "iu" and x.ndim == 0:
         return np.asarray(float(x))
     if "float" not in str(x.dtype) or x.dtype.itemsize > 4:
         raise TypeError(

@@ -7,6 +7,7 @@ passes a tensor has done so.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -14,6 +15,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+
+from roundscope.emu.numbers import check_array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,12 +36,16 @@ def takes_tensors(function: Function) -> Function:
     and results stay as they are.
     """
 
+    names = tuple(inspect.signature(function).parameters)
+
     @wraps(function)
     def taking(*args: Any, **named: Any) -> Any:
-        given = [x for x in (*args, *named.values()) if is_tensor(x)]
-        if not given:
+        called = {**dict(zip(names, args, strict=False)), **named}
+        tensors = {name: x for name, x in called.items() if is_tensor(x)}
+        if not tensors:
             return function(*args, **named)
-        _check(given, named)
+        _check(tensors, named)
+        given = list(tensors.values())
         with _wide(given):
             results = function(
                 *(_array(x) for x in args), **{name: _array(x) for name, x in named.items()}
@@ -48,21 +55,28 @@ def takes_tensors(function: Function) -> Function:
     return cast(Function, taking)
 
 
-def _check(given: list[Tensor], named: dict[str, Any]) -> None:
+def _check(tensors: dict[str, Tensor], named: dict[str, Any]) -> None:
     """Raise TypeError or ValueError for tensors that no function takes."""
     if named.get("out") is not None:
         raise ValueError("out: of NumPy arrays alone; for tensors, y.copy_(round_to(x, ...))")
     torch = sys.modules["torch"]
-    for x in given:
+    first = next(iter(tensors.values()))
+    for name, x in tensors.items():
+        if x.device != first.device:
+            raise ValueError(f"tensors on {first.device} and {x.device}; move one with .to()")
+        check_array(name, x)
         if not x.is_floating_point():
-            raise TypeError(f"x: dtype {x.dtype}, must be a tensor of floats; x.float() makes one")
-        if x.device != given[0].device:
-            raise ValueError(f"tensors on {given[0].device} and {x.device}; move one with .to()")
+            raise TypeError(
+                f"{name}: dtype {x.dtype}, must be a tensor of floats; {name}.float() makes one"
+            )
         if x.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"x: on {x.device}, must be on a CPU or a CUDA device; x.cpu() is")
+            raise ValueError(
+                f"{name}: on {x.device}, must be on a CPU or a CUDA device; {name}.cpu() is"
+            )
         if x.requires_grad and torch.is_grad_enabled():
             raise ValueError(
-                "x: requires a gradient, and rounding has none that is of use; pass x.detach(), or"
+                f"{name}: requires a gradient, and rounding has none that is of use; pass"
+                f" {name}.detach(), or"
                 " call under torch.no_grad()"
             )
 
@@ -71,7 +85,7 @@ def _array(x: Any) -> Any:
     """Return a tensor as an array, in float32 if its type is narrower; anything else as it is."""
     if not is_tensor(x):
         return x
-    x = x.detach()
+    x = x.detach().resolve_conj().resolve_neg()
     x = x if x.element_size() >= 4 else x.float()  # exact
     if x.device.type == "cpu":
         return x.numpy()

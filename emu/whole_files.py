@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, and names that are safe as parts of a path."""
 
+import errno
 import os
 import re
 import time
@@ -8,6 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from roundscope.emu.shown import shown
+
+LONGEST = 255  # bytes of a name that file systems take
 LEFT = 3600.0  # seconds after which nobody is still writing a file that is unfinished
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
@@ -32,6 +36,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         ...     [kept.name for kept in Path(folder).iterdir()]
         ['page.html']
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(
+            errno.EEXIST, "is a folder or a device, which no file replaces", str(path)
+        )
     # a short name, since that of the file may have the greatest length that the disk takes
     begin = f".{zlib.crc32(os.fsencode(path.name)):08x}"
     unfinished = path.with_name(f"{begin}-{os.getpid()}.unfinished")
@@ -83,3 +91,20 @@ def safe_names(names: Iterable[str]) -> list[str]:
             own += "_"
         found[own.lower()] = own
     return list(found.values())
+
+
+def path_given(name: str, path: object, such: str) -> Path:
+    """Return the path of a file that a user names.
+
+    Raises:
+        TypeError: It is no path.
+        ValueError: It is empty, or no file can have it.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"{name}={shown(path)}: give the path of a file, such as {such}")
+    text = os.fspath(path)
+    if not text.strip() or "\0" in text:
+        raise ValueError(f"{name}={shown(text)}: give the path of a file, such as {such}")
+    if any(len(os.fsencode(part)) > LONGEST for part in Path(text).parts):
+        raise ValueError(f"{name}={shown(text)}: a name of more than {LONGEST} bytes; shorten it")
+    return Path(text)

@@ -1,8 +1,6 @@
 """Errors that a user can repair: one line that names the argument, its value and the repair."""
 
-import re
-
-LONG = re.compile(r"\S{300,}")  # no path or word that somebody meant to be read
+import os
 
 
 class UsageError(ValueError):
@@ -39,11 +37,11 @@ def one_line(error: BaseException) -> str:
     An error of the operating system names the file, the reason and what to do, without its number.
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{str(error.filename)!r}: {error.strerror.lower()}; choose another file or folder"
-    from roundscope.emu.formats.format import cut  # which numpy comes with
+        name = shown(os.fspath(error.filename))
+        return f"{name}: {error.strerror.lower()}; choose another file or folder"
+    from roundscope.emu.shown import tidy  # which numpy comes with
 
-    text = LONG.sub(lambda found: cut(found[0]), " ".join(str(error).split()))
-    return printable(text) or type(error).__name__
+    return tidy(" ".join(str(error).split())) or type(error).__name__
 
 
 class StorageError(OSError):

@@ -7,7 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.arguments import check_shapes, injections_given, plans_given, served_given
+from roundscope.attention.arguments import (
+    check_floats,
+    check_shapes,
+    injections_given,
+    plans_given,
+    served_given,
+)
 from roundscope.attention.budget.call import MEASURED, Call, Results, draws, exact_of, results_of
 from roundscope.attention.budget.origin import found_in
 from roundscope.attention.budget.parts import (
@@ -28,6 +34,7 @@ from roundscope.attention.plans.half import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.arrays import Array
 from roundscope.emu.numbers import check_whole
+from roundscope.emu.shown import shown
 from roundscope.emu.stats.comparison import gain, relative_rms
 
 SMALL = 0.01  # share of the squared error below which parts stay together in one line
@@ -93,8 +100,13 @@ def error_budget(
     """
     if heads is not None:
         check_whole("heads", heads, "it is the number of query heads, such as 2")
-    if heads is not None and heads < 1:
-        raise ValueError(f"heads={heads}: give 1 or more, or None for a choice that is quick")
+    if heads is not None and not 1 <= heads < 2**31:
+        raise ValueError(
+            f"heads={shown(heads)}: give 1 or more, or None for a choice that is quick"
+        )
+    for name, x in {"q": q, "k": k, "v": v, "do": do}.items():
+        if name != "do" or x is not None:
+            check_floats(name, x)
     q, k, v = (np.asarray(x) for x in (q, k, v))
     check_shapes(q, k, v)
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")

@@ -12,6 +12,8 @@ from roundscope.attention.sites import PRODUCTS, Axes, Site, site_named
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Event, Ops
 from roundscope.emu.formats.format import Format
+from roundscope.emu.numbers import check_array, is_whole
+from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Order
 
 ERRORS = 3  # how many sums of `Ops.stats` (error, |error|, error^2) precede the sums in ulps
@@ -84,9 +86,12 @@ class Record:
     every: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+        if not isinstance(self.away, bool):
+            raise TypeError(f"away={shown(self.away)}: give True or False")
+        if not (is_whole(self.every) and 1 <= self.every < 2**31):
             raise ValueError(
-                f"every={self.every}: a whole number, one tile in so many, both ways; 1 for all"
+                f"every={shown(self.every)}: a whole number, one tile in so many, both ways;"
+                " 1 for all"
                 " events"
             )
         for name in ("events", "ones", "steps"):
@@ -105,11 +110,12 @@ def _sites(name: str, asked: Any) -> tuple[Site, ...]:
     """
     if isinstance(asked, (str, bytes)):
         names = tuple(asked.replace(",", " ").split()) if isinstance(asked, str) else ("P", "O")
-        raise TypeError(f"{name}={asked!r}: give a tuple of sites, such as {names}")
+        raise TypeError(f"{name}={shown(asked)}: give a tuple of sites, such as {shown(names)}")
+    check_array(name, asked)
     try:
         given = tuple(asked)
     except TypeError:
-        told = f"{name}={asked!r}: give a tuple of sites, such as ('P', 'O'), or () for none"
+        told = f"{name}={shown(asked)}: give a tuple of sites, such as ('P', 'O'), or () for none"
         raise TypeError(told) from None
     try:
         return tuple(map(site_named, given))

@@ -10,9 +10,10 @@ from jax import Array
 
 from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend
-from roundscope.attention.arguments import block_given, causal_given, plan_given
+from roundscope.attention.arguments import block_given, causal_given, plan_given, scale_given
 from roundscope.attention.grammar.text import plan_of
 from roundscope.attention.plans.plan import Plan
+from roundscope.emu.shown import shown
 
 AttentionFn = Callable[..., Array]
 # options of linen and nnx that choose how attention is computed, which is the plan's choice here
@@ -78,6 +79,9 @@ def attention_fn(
     always, alignment = causal_given(is_causal), alignment_given(alignment)
     block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
 
+    if scale is not None:
+        scale_given(scale, 1, is_wide=False)
+
     def attention(
         query: Array,
         key: Array,
@@ -134,7 +138,8 @@ def _check_modelled(
     for name, value in options.items():
         if name not in LEFT_TO_THE_PLAN and value is not None:
             raise ValueError(
-                f"{name}={value!r}: an option that attention on plan {plan.name} does not have;"
+                f"{name}={shown(value)}: an option that attention on plan {plan.name} does"
+                " not have;"
                 " leave it out"
             )
 

@@ -20,6 +20,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_seed
+from roundscope.emu.shown import shown, tidy_errors
 
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
@@ -91,15 +92,22 @@ def edits_of(change: Change, others: Sequence[str] = ()) -> tuple[Edit, ...]:
     )
 
 
+@tidy_errors
 def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
     """Return the plan with changes that are applied one after the other; see `Plan.changed`."""
     check_seed("seed", 0 if seed is None else seed)
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(
-                f"changes={text!r}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
+                f"changes={shown(text)}: a change is a text, such as 'O=bf16:stochastic'; {HOW}"
             )
-        for change in changes(text, ("site",)):
+        try:
+            found = changes(text, ("site",))
+        except ValueError as error:
+            if str(error) != HOW:
+                raise
+            raise ValueError(f"{shown(text)}: {HOW}") from None
+        for change in found:
             for edit in edits_of(change):
                 plan = edited(plan, edit)
     return plan if seed is None else plan.seeded(seed)

@@ -148,8 +148,8 @@ def truth_words(value: str) -> str:
 
 def count_words(value: str) -> str:
     """Return a whole number, 0 or more, as text. Raises ValueError for anything else."""
-    if not str(value).isdecimal():
-        raise ValueError("give a whole number, 0 or more")
+    if not str(value).isdecimal() or len(str(value)) > 9:
+        raise ValueError("give a whole number, 0 or more, of up to 9 digits")
     return str(int(value))
 
 

@@ -26,6 +26,8 @@ from roundscope.attention.injection import (
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
 from roundscope.emu.formats.format import Format, unknown
+from roundscope.emu.numbers import check_seed
+from roundscope.emu.shown import shown, tidy_errors
 
 WHATS: dict[str, type[What]] = {
     "exact": Exact,
@@ -38,6 +40,7 @@ WHATS: dict[str, type[What]] = {
 WHERES = ("batch", "heads", "rows", "columns", "features", "tiles")
 
 
+@tidy_errors
 def injection_of(text: str, seed: int = 0) -> Injection:
     """Return the injection that a text describes.
 
@@ -50,10 +53,13 @@ def injection_of(text: str, seed: int = 0) -> Injection:
         TypeError: `text` is not a string.
     """
     if not isinstance(text, str):
-        raise TypeError(f"text={text!r}: write SITE:WHAT[:WHERE]..., as in 'O:ulps=0.5:rows=0:64'")
+        raise TypeError(
+            f"text={shown(text)}: write SITE:WHAT[:WHERE]..., as in 'O:ulps=0.5:rows=0:64'"
+        )
+    check_seed("seed", seed)
     site, *rest = re.split(r":(?=[A-Za-z_])", text.strip())
     if not rest:
-        raise ValueError(f"'{text}': write SITE:WHAT[:WHERE]..., as in O:ulps=0.5:rows=0:64")
+        raise ValueError(f"{shown(text)}: write SITE:WHAT[:WHERE]..., as in O:ulps=0.5:rows=0:64")
     chosen, (what, *where) = site_named(site), rest
     selections = [_where(word) for word in where]
     if twice := [name for i, (name, _) in enumerate(selections) if name in dict(selections[:i])]:

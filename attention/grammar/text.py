@@ -16,6 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.shown import tidy_errors
 
 
 @lru_cache(4096)
@@ -48,6 +49,7 @@ def text_of(plan: Plan) -> str:
 
 
 @lru_cache(4096)
+@tidy_errors
 def plan_of(text: str) -> Plan:
     """Return the plan of a text.
 

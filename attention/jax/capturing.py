@@ -22,6 +22,7 @@ from roundscope.attention.models.capture_file import (
     write_captures,
 )
 from roundscope.attention.models.selection import Layer, fits
+from roundscope.emu.shown import shown
 
 
 @contextmanager
@@ -166,7 +167,7 @@ class _Recorder:
                 " time"
             )
         of_layers = ", ".join(f"{x.number} {x.name}: {n} calls" for x, n in self.calls.items())
-        return f"layers={self.layers!r}, steps={self.steps}, but heard were {of_layers}"
+        return f"layers={shown(self.layers)}, steps={self.steps}, but heard were {of_layers}"
 
 
 def _place(call: Captured) -> tuple[int, int]:

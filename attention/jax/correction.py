@@ -15,6 +15,7 @@ from roundscope.attention.jax.options import (
     takes_scale,
 )
 from roundscope.attention.jax.probes import probed, wide
+from roundscope.emu.shown import shown
 
 
 def corrected(attention: Attention) -> Attention:
@@ -68,7 +69,7 @@ def corrected(attention: Attention) -> Attention:
         (1, 4, 2, 8)
     """
     if not callable(attention):
-        raise TypeError(f"attention={attention!r}: give a function of q, k and v")
+        raise TypeError(f"attention={shown(attention)}: give a function of q, k and v")
 
     @wraps(attention)
     def call(*args: Any, **options: Any) -> Any:

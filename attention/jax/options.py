@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from roundscope.attention.arguments import is_of_jax, is_traced
+from roundscope.emu.shown import shown
 
 Attention: TypeAlias = Callable[..., Any]
 
@@ -124,7 +125,7 @@ def facts_of(
         )
     causal = named["is_causal"] if is_causal is None else is_causal
     if is_traced(causal):
-        raise ValueError(f"is_causal={causal!r}: must be True or False, and no traced value")
+        raise ValueError(f"is_causal={shown(causal)}: must be True or False, and no traced value")
     implementation = named.get("implementation")
     return Facts(
         is_causal=bool(causal),
@@ -151,7 +152,7 @@ def scale_of(attention: Attention, call: Given) -> float:
     if scale is None:
         return 1.0 / math.sqrt(call.q.shape[-1])
     if is_traced(scale):
-        raise ValueError(f"scale={scale!r}: must be a number, and no traced value")
+        raise ValueError(f"scale={shown(scale)}: must be a number, and no traced value")
     return float(scale)
 
 

@@ -21,9 +21,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from roundscope.attention.arguments import is_traced
+from roundscope.attention.arguments import causal_given, is_traced, scale_given
 from roundscope.attention.jax.options import Attention, Facts, Given, facts_of, given, scores_bias
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.numbers import check_count
+from roundscope.emu.shown import shown
 
 Arrays: TypeAlias = dict[str, Any]
 
@@ -130,7 +132,15 @@ def tap(
         (1, 4, 2, 8)
     """
     if not callable(attention):
-        raise TypeError(f"attention={attention!r}: give a function of q, k and v")
+        raise TypeError(f"attention={shown(attention)}: give a function of q, k and v")
+    if name is not None and not (isinstance(name, str) and name.strip()):
+        raise ValueError(f"name={shown(name)}: give the name of the layer, such as 'layers.0'")
+    if number is not None:
+        check_count("number", number, 0, "it is the number of the layer")
+    if is_causal is not None:
+        causal_given(is_causal)
+    if scale is not None:
+        scale_given(scale, 1, is_wide=False)
 
     @wraps(attention)
     def tapped(*args: Any, layer: Any = None, **options: Any) -> Any:

@@ -18,6 +18,8 @@ from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
+from roundscope.emu.numbers import check_count, check_truth
+from roundscope.emu.shown import shown
 
 OFF = 0.02  # of its norm: how far the output with a feature of ones may be from the output
 
@@ -136,12 +138,10 @@ def watch(
     """
     if not callable(loss):
         raise TypeError(
-            f"loss={loss!r}: give the function that is trained, such as loss(params, x)"
+            f"loss={shown(loss)}: give the function that is trained, such as loss(params, x)"
         )
-    if isinstance(every, bool) or not hasattr(every, "__index__"):
-        raise TypeError(f"every={every!r}: give a whole number of steps, such as 100")
-    if every < 1:
-        raise ValueError(f"every={every}: give 1 or more steps, such as 100")
+    check_count("every", every, 1, "give a whole number of steps, such as 100")
+    check_truth("has_aux", has_aux)
     watcher = Watcher(threshold=threshold, log=log, on_alarm=on_alarm)
     return Watch(loss, operator.index(every), heads_given(heads), watcher, has_aux)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.numbers import check_real
 
 LOOKS = 3  # looks that there must be before an alarm
 KEPT = 0.9  # the factor of the sums from one look to the next
@@ -69,11 +70,9 @@ class Shares:
     """
 
     def __init__(self, threshold: float | None = THRESHOLD) -> None:
-        if threshold is not None and not 0.0 < threshold < math.inf:
-            raise ValueError(
-                f"threshold={threshold!r}: a share of the gradient above 0, such as {THRESHOLD}, or"
-                " None for no alarm"
-            )
+        if threshold is not None:
+            words = f"a share of the gradient above 0, such as {THRESHOLD}, or None for no alarm"
+            check_real("threshold", threshold, 0.0, math.inf, words)
         self.threshold, self.looks = threshold, 0
         self.alarm: Alarm | None = None
         self._drift: dict[Layer, list[float]] = {}

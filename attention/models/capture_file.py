@@ -28,7 +28,9 @@ import ml_dtypes  # safetensors knows NumPy's BF16 only after this import
 import numpy as np
 
 from roundscope.attention.alignment import Alignment, shift_of
-from roundscope.emu.whole_files import whole_file
+from roundscope.emu.numbers import check_count, is_whole, listed
+from roundscope.emu.shown import shown
+from roundscope.emu.whole_files import path_given, whole_file
 
 FORMAT = "roundscope-capture-1"
 LAYOUT = "BNTH"
@@ -162,8 +164,13 @@ def choice_given(
     return Choice(
         batch=numbers_given("batch", batch),
         heads=numbers_given("heads", heads),
-        tokens=None if tokens is None else operator.index(tokens),
+        tokens=None if tokens is None else _tokens_given(tokens),
     )
+
+
+def _tokens_given(tokens: Any) -> int:
+    check_count("tokens", tokens, 1, "it is how many of the first are kept")
+    return operator.index(tokens)
 
 
 def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, ...] | None:
@@ -175,12 +182,12 @@ def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, .
     """
     if values is None:
         return None
-    if isinstance(values, str):
-        raise TypeError(f"{name}={values!r}: give whole numbers, such as [0, 2]")
-    several = values if isinstance(values, Iterable) else (values,)
+    several = (
+        [values] if is_whole(values) else listed(name, values, "whole numbers, such as [0, 2]")
+    )
     numbers = tuple(sorted({_whole(name, value) for value in several}))
     if not numbers or numbers[0] < 0:
-        raise ValueError(f"{name}={list(numbers)}: give numbers from 0, or None for all")
+        raise ValueError(f"{name}={shown(list(numbers))}: give numbers from 0, or None for all")
     return numbers
 
 
@@ -208,13 +215,15 @@ def file_given(path: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: It is a folder, or its folder does not exist.
     """
-    file = Path(path)
+    file = path_given("path", path, "qkv.safetensors")
     if file.is_dir():
         raise ValueError(
-            f"path={str(path)!r}: is a folder; name a file in it, such as qkv.safetensors"
+            f"path={shown(str(path))}: is a folder; name a file in it, such as qkv.safetensors"
         )
     if not file.absolute().parent.is_dir():
-        raise ValueError(f"path={str(path)!r}: there is no folder {file.parent}; make it first")
+        raise ValueError(
+            f"path={shown(str(path))}: there is no folder {file.parent}; make it first"
+        )
     return file
 
 
@@ -386,6 +395,6 @@ def _check_numbers(name: str, numbers: tuple[int, ...], count: int, what: str) -
 
 
 def _whole(name: str, value: Any) -> int:
-    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}={value!r}: give whole numbers, such as [0, 2]")
+    if not is_whole(value) or value >= 2**63:
+        raise TypeError(f"{name}={shown(value)}: give whole numbers, such as [0, 2]")
     return operator.index(value)

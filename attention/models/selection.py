@@ -3,6 +3,10 @@
 import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
+
+from roundscope.emu.numbers import is_whole, listed
+from roundscope.emu.shown import shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,8 @@ def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[La
     there = {layer.number for layer in known}
     if not wanted or not wanted <= there:
         raise ValueError(
-            f"layers={layers!r}: must be '*', numbers such as 'layers.0-3' or [0, 2], or a pattern"
+            f"layers={shown(layers)}: must be '*', numbers such as 'layers.0-3' or [0, 2], or"
+            " a pattern"
             f" of these paths: {_listed(known)}"
         )
     return [layer for layer in known if layer.number in wanted]
@@ -75,14 +80,14 @@ def heads_given(heads: int | Sequence[int] | None) -> int | tuple[int, ...] | No
     Raises:
         ValueError: They are anything else.
     """
-    if heads is None or (isinstance(heads, int) and not isinstance(heads, bool) and heads > 0):
-        return heads
-    if isinstance(heads, Sequence) and not isinstance(heads, str) and len(heads) > 0:
+    if heads is None or (is_whole(heads) and 0 < cast(int, heads) < 2**31):
+        return cast("int | None", heads)
+    if isinstance(heads, Sequence) and not isinstance(heads, str | bytes) and len(heads) > 0:
         own = tuple(heads)
         if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
             return own
     raise ValueError(
-        f"heads={heads!r}: how many, such as 4, or which, such as [0, 3], or None for all"
+        f"heads={shown(heads)}: how many, such as 4, or which, such as [0, 3], or None for all"
     )
 
 
@@ -96,22 +101,34 @@ def heads_of(heads: int | tuple[int, ...] | None, count: int) -> tuple[int, ...]
         >>> heads_of(2, 4), heads_of(None, 2), heads_of((3,), 4)
         ((0, 1), (0, 1), (3,))
     """
-    if heads is None or isinstance(heads, int):
-        return tuple(range(count if heads is None else min(heads, count)))
+    if heads is None:
+        return tuple(range(count))
+    if isinstance(heads, int):
+        if heads > count:
+            raise ValueError(f"heads={heads}: the model has {count}; give fewer, or None for all")
+        return tuple(range(heads))
     if max(heads) >= count:
         raise ValueError(f"heads={list(heads)}: the model has {count}, 0 to {count - 1}")
     return heads
 
 
+DIGITS = 6  # of the number of a layer, fewer than this
+
+
 def _numbers(layers: str | int | Sequence[int]) -> set[int]:
     if isinstance(layers, str):
         first, dash, last = layers.removeprefix("layers.").partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not all(n.isdecimal() and len(n) < DIGITS for n in (first, last if dash else first)):
             return set()
         return set(range(int(first), int(last if dash else first) + 1))
-    return {layers} if isinstance(layers, int) else {int(n) for n in layers}
+    if is_whole(layers):
+        return {int(cast(int, layers))}
+    numbers = listed("layers", layers, "whole numbers, such as [0, 2]")
+    if not all(map(is_whole, numbers)):
+        raise TypeError(f"layers={shown(layers)}: give whole numbers, such as [0, 2]")
+    return {int(n) for n in numbers}
 
 
 def _listed(known: Sequence[Layer]) -> str:
-    shown = [f"{layer.number} {layer.name}" for layer in known[:8]]
-    return ", ".join(shown) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+    first = [f"{layer.number} {layer.name}" for layer in known[:8]]
+    return ", ".join(first) + (f" and {len(known) - 8} more" if len(known) > 8 else "")

@@ -13,6 +13,8 @@ from roundscope.attention.models.alarm import THRESHOLD, Alarm, Shares
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.log import LayerLook, Look
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.shown import shown
+from roundscope.emu.whole_files import path_given
 
 
 class Watcher:
@@ -40,9 +42,11 @@ class Watcher:
         self._shares, self._on_alarm, self.log = Shares(threshold), on_alarm, log
         self._is_on = False
         if on_alarm is not None and not callable(on_alarm):
-            raise TypeError(f"on_alarm={on_alarm!r}: give a function of an Alarm, or None")
+            raise TypeError(f"on_alarm={shown(on_alarm)}: give a function of an Alarm, or None")
         if log is not None:
-            with open(log, "ab"):  # a wrong path is told now, and not at the first look
+            with open(
+                path_given("log", log, "watch.jsonl"), "ab"
+            ):  # a wrong path is told now, and not at the first look
                 pass
 
     @property

@@ -28,6 +28,7 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.sites import BLOCK_AXIS, FACTORS, PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.shown import shown
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.plan import Plan
@@ -358,13 +359,13 @@ def events_given(
     """
     if not isinstance(events, Mapping):
         raise TypeError(
-            f"events={events!r}: give roundings by site, such as {{'P': rounding('bf16')}}"
+            f"events={shown(events)}: give roundings by site, such as {{'P': rounding('bf16')}}"
         )
     by_site = {site_named(site): event for site, event in events.items()}
     for site, event in by_site.items():
         if not isinstance(event, (Rounding, BlockFormat)):
             raise TypeError(
-                f"events: {site}={event!r}: give a rounding, such as rounding('bf16'), or use"
+                f"events: {site}={shown(event)}: give a rounding, such as rounding('bf16'), or use"
                 " Plan.at, which takes names"
             )
     return by_site

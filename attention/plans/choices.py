@@ -10,8 +10,12 @@ value says what it computes and which kernel does so. The letters are those of
 ln l. Names in capitals are sites, and c is binary32(scale log2 e).
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+
+from roundscope.emu.numbers import as_float
+from roundscope.emu.shown import shown
 
 
 class DeltaFrom(StrEnum):
@@ -380,11 +384,15 @@ class Stabilizer:
             ("window", 0.0 if self.window is None else self.window),
         ):
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise TypeError(f"{name}={value!r}: give a number, such as 2.0")
-        if not self.beta > 1.0:
-            raise ValueError(f"beta={self.beta}: the shift needs beta > 1, the paper uses 2 to 8")
-        if self.window is not None and not self.window >= 0.0:
-            raise ValueError(f"window={self.window}: a gap between scores is 0 or more")
+                raise TypeError(f"{name}={shown(value)}: give a number, such as 2.0")
+        if not 1.0 < as_float(self.beta) < math.inf:
+            raise ValueError(
+                f"beta={shown(self.beta)}: the shift needs a finite beta > 1, the paper uses 2 to 8"
+            )
+        if self.window is not None and not 0.0 <= as_float(self.window) < math.inf:
+            raise ValueError(
+                f"window={shown(self.window)}: a gap between scores is 0 or more, and finite"
+            )
 
     def __repr__(self) -> str:
         """Return the repr under the old class name, since keys of stored trials contain it."""

@@ -34,6 +34,7 @@ from roundscope.attention.sites import FACTORS, OF_KERNELS, PRODUCTS, Site, site
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.formats.format import Format, format_named
+from roundscope.emu.numbers import check_seed
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
 
@@ -522,7 +523,7 @@ class Plan:
             The new plan, under the same name.
 
         Raises:
-            ValueError: The seed is out of its range, and the plan has a stochastic rounding.
+            ValueError: The seed is out of its range.
 
         Example:
             >>> from roundscope.attention import Plan, Site
@@ -530,6 +531,8 @@ class Plan:
             >>> plan[Site.O].seed, plan[Site.P].seed
             (3, 0)
         """
+
+        check_seed("seed", seed)
 
         def reseeded(r: Rounding) -> Rounding:
             return replace(r, seed=seed) if r.mode is RoundingMode.STOCHASTIC else r

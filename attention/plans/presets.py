@@ -25,6 +25,7 @@ from roundscope.emu.roundings.modes import (
     Rounding,
     rounding,
 )
+from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
@@ -286,7 +287,7 @@ def preset(name: str) -> Plan:
         TypeError: The name is not a string.
     """
     if not isinstance(name, str):
-        raise TypeError(f"name={name!r}: give the name of a preset, such as 'fa2-bf16'")
+        raise TypeError(f"name={shown(name)}: give the name of a preset, such as 'fa2-bf16'")
     if "=" in name:
         first = name.replace(";", " ").split()[0]
         raise ValueError(

@@ -30,8 +30,10 @@ from roundscope.emu.backends.xla.traced import (
     rounding_of,
     row_of,
 )
+from roundscope.emu.numbers import check_array, check_seed
 from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
 from roundscope.emu.roundings.threefry import threefry2x32
+from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
@@ -124,6 +126,10 @@ def head_plans(plans: Sequence[Plan]) -> HeadPlans:
         >>> head_plans([plan, plan.at("O", "bf16")]).table.shape[0]
         2
     """
+    if not isinstance(plans, list | tuple) or not plans:
+        raise TypeError(f"plans={shown(plans)}: give a list with a plan for each query head")
+    if others := [p for p in plans if not isinstance(p, Plan)]:
+        raise TypeError(f"plans: {shown(others[0])} among them; give plans, as Plan.preset('fa2')")
     return HeadPlans(common_structure(plans), np.stack([table_of(p) for p in plans]))
 
 
@@ -194,6 +200,13 @@ def reseeded(plans: HeadPlans, number: "Array | int") -> HeadPlans:
         >>> bool((first.table == second.table).all()), first.like == second.like
         (False, True)
     """
+    if not isinstance(plans, HeadPlans):
+        raise TypeError(f"plans={shown(plans)}: give what head_plans([...]) returned")
+    if not isinstance(number, jax.Array | np.ndarray):
+        check_seed("number", number)
+    check_array("number", number)
+    if np.dtype(number.dtype if hasattr(number, "dtype") else int).kind not in "iu":
+        raise TypeError(f"number: {shown(number)}, must be whole numbers from 0 to 2^32 - 1")
     table = jnp.asarray(plans.table)
     seed = table[..., -1, 1]
     number = jnp.broadcast_to(jnp.asarray(number, jnp.uint32)[..., None], seed.shape)

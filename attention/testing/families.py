@@ -13,6 +13,7 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.numbers import check_count, check_real, check_truth
 
 Tensors = dict[str, np.ndarray]
 APART = 64  # keys from one repeated pair to the next
@@ -204,15 +205,22 @@ def draw(
         >>> x.q.shape, x.k.shape
         ((1, 32, 4, 16), (1, 32, 2, 16))
     """
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise ValueError(unknown("family", family, FAMILIES))
     groups = heads if key_heads is None else key_heads
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "features": features}
     for name, size in (
         sizes | {"key_heads": groups, "keys": tokens if keys is None else keys}
     ).items():
-        if size < 1:
-            raise ValueError(f"{name}={size}: must be 1 or more")
+        check_count(name, size)
+    check_count("seed", seed, 0, most=2**63)
+    check_truth("is_causal", is_causal)
+    if not isinstance(dtype, str) or dtype not in TYPES:
+        raise ValueError(unknown("dtype", dtype, TYPES))
+    if scale is not None:
+        check_real(
+            "scale", scale, -math.inf, math.inf, "it is the factor of the scores, and finite"
+        )
     if heads % groups:
         raise ValueError(f"key_heads={groups}: must divide heads={heads}")
     share = heads // groups
@@ -238,9 +246,12 @@ def draw(
         k=rounded(of_keys(drawn["k"]), dtype),
         v=rounded(of_keys(drawn["v"]), dtype),
         do=rounded(of_queries(drawn["do"]), dtype),
-        scale=features**-0.5 if scale is None else scale,
+        scale=features**-0.5 if scale is None else float(scale),
         is_causal=is_causal,
     )
+
+
+TYPES = ("bfloat16", "float16", "float32")
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -18,9 +18,12 @@ from roundscope.attention.testing.edges import MASKED, check_edges
 from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
-from roundscope.attention.testing.margins import Margins
+from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.reference import reference
 from roundscope.attention.testing.user import kernel_of
+from roundscope.emu.formats.format import unknown
+from roundscope.emu.numbers import check_count, check_real, check_truth
+from roundscope.emu.shown import shown
 
 SHOWN = 8  # reasons in a message
 
@@ -112,7 +115,21 @@ def assert_as_good_as(
         1.0
     """
     __tracebackhide__ = True
-    kinds = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+    kinds = (inputs,) if isinstance(inputs, str) else inputs
+    if not isinstance(kinds, list | tuple) or not kinds:
+        raise ValueError(f"inputs={shown(inputs)}: give families of {', '.join(FAMILIES)}")
+    for kind in kinds:
+        if not isinstance(kind, str) or kind not in FAMILIES:
+            raise ValueError(f"inputs: {unknown('family', kind, FAMILIES)}")
+    for name, count in {"batch": batch, "heads": heads, "draws": draws, "tokens": tokens}.items():
+        check_count(name, count)
+    check_count("features", features)
+    check_count("seed", seed, 0, most=2**62)
+    check_real(
+        "false_alarm", false_alarm, 1e-300, 1.0, "a probability between 0 and 1, such as 1e-4"
+    )
+    check_truth("strict", strict)
+    check_margins(margins)
     check_heads(batch * heads, false_alarm, len(kinds), draws)
 
     def drawn(kind: str, look: int) -> Inputs:

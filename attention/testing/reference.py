@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from roundscope.attention import examine
-from roundscope.attention.arguments import plan_given
+from roundscope.attention.arguments import block_given, plan_given
 from roundscope.attention.plans.half import half
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.twins import TWINS
@@ -57,10 +58,15 @@ def reference(
 
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """
-    rows, keys = TWINS[plan].tiles(features) if plan in TWINS else (TILE, TILE)
+    is_twin = isinstance(plan, str) and plan in TWINS
+    rows, keys = TWINS[cast(str, plan)].tiles(features) if is_twin else (TILE, TILE)
     chosen = TWINS[plan].plan if isinstance(plan, str) and plan in TWINS else plan_given(plan)
     if dtype == "float16" and isinstance(plan, str):
         chosen = half(chosen)
     if changes:
         chosen = chosen.changed(*changes)
-    return Reference(plan=chosen, block_q=block_q or rows, block_k=block_k or keys)
+    return Reference(
+        plan=chosen,
+        block_q=rows if block_q is None else block_given("block_q", block_q),
+        block_k=keys if block_k is None else block_given("block_k", block_k),
+    )

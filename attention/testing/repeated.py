@@ -9,18 +9,20 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from roundscope.attention.arguments import plan_given
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.families import draw
 from roundscope.attention.testing.invariance import KINDS, changes, check_invariance, results_of
-from roundscope.attention.testing.margins import Margins
+from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.paired import name_of
 from roundscope.attention.testing.reference import reference
 from roundscope.attention.testing.user import Kernel, kernel_of, takes
 from roundscope.emu.formats.format import unknown
-from roundscope.emu.numbers import check_whole
+from roundscope.emu.numbers import check_count, check_truth, listed
+from roundscope.emu.shown import shown, tidy
 from roundscope.emu.testing.arrays import assert_bit_equal
 
 NEEDS = {
@@ -71,9 +73,9 @@ def assert_deterministic(
         >>> assert_deterministic(attention, library="numpy")
     """
     __tracebackhide__ = True
-    check_whole("calls", calls, "it is the number of calls, such as 3")
-    if calls < 2:
-        raise ValueError(f"calls={calls}: a second call is needed; give 2 or more")
+    check_count(
+        "calls", calls, 2, "it is the number of calls, such as 3, and a second call is needed"
+    )
     names = _names("results", results, RESULTS)
     called = _kernel(kernel, names, library, layout, dtype)
     x = _called(inputs, is_causal, dtype)
@@ -139,6 +141,10 @@ def assert_invariant(
     called = _kernel(kernel, names, library, layout, dtype)
     x = _called(inputs, is_causal, dtype)
     kinds = _kinds(called, x, to)
+    check_truth("bits", bits)
+    check_margins(margins)
+    if plan is not None:
+        plan = plan_given(plan)
     if bits:
         whole = called(x)
         for change in changes(x, takes(called, "mask"), kinds):
@@ -159,6 +165,12 @@ def assert_invariant(
 
 def _called(inputs: Inputs | None, is_causal: bool | None, dtype: str) -> Inputs:
     """Return the inputs of the call, which are those of a usual causal one if none are given."""
+    if inputs is not None and not isinstance(inputs, Inputs):
+        raise TypeError(
+            f"inputs={shown(inputs)}: give Inputs, as draw('gaussian') returns, or None"
+        )
+    if is_causal is not None:
+        check_truth("is_causal", is_causal)
     if inputs is None:
         inputs = draw("gaussian", batch=2, tokens=100, heads=4, is_causal=True, dtype=dtype)
     return inputs if is_causal is None else replace(inputs, is_causal=is_causal)
@@ -191,12 +203,14 @@ def _kinds(kernel: Kernel, x: Inputs, to: str | Sequence[str] | None) -> tuple[s
 
 
 def _names(argument: str, given: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else tuple(given)
+    names = (
+        (given,) if isinstance(given, str) else tuple(listed(argument, given, f"names of {known}"))
+    )
     if not names:
         raise ValueError(f"{argument}=(): name at least one of {', '.join(known)}")
     for name in names:
-        if name not in known:
-            raise ValueError(f"{argument}={name}: {unknown('name', name, known)}")
+        if not isinstance(name, str) or name not in known:
+            raise ValueError(f"{argument}={tidy(str(name))}: {unknown('name', name, known)}")
     return names
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.numbers import check_truth
+from roundscope.emu.shown import shown, tidy_errors
 from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
 
 Kernel = Callable[[Inputs], Outputs]
@@ -120,13 +122,13 @@ def kernel_of(
     what = function if isinstance(function, str) else getattr(function, "__name__", "kernel")
     found = function_named(function) if isinstance(function, str) else function
     if not callable(found):
-        raise TypeError(
-            f"kernel: a {type(found).__name__}, must be a function, or a name as module:function"
-        )
-    chosen = library or library_of(found)
+        raise TypeError(f"kernel: {shown(found)}, must be a function, or a name as module:function")
+    check_truth("backward", backward)
+    chosen = library_of(found) if library is None else library
     _check("library", chosen, LIBRARIES)
     _check("dtype", dtype, TYPES)
-    axes = (layout or ("BNTH" if chosen == "torch" else "BTNH")).upper()
+    axes = ("BNTH" if chosen == "torch" else "BTNH") if layout is None else layout
+    axes = axes.upper() if isinstance(axes, str) else axes
     _check("layout", axes, LAYOUTS)
     names = _names(found, what)
     is_able = chosen != "numpy" or "do" in names
@@ -227,7 +229,7 @@ def _home(value: Any) -> str:
 
 
 def _check(name: str, value: str, among: tuple[str, ...]) -> None:
-    if value not in among:
+    if not isinstance(value, str) or value not in among:
         raise ValueError(unknown(name, value, among))
 
 
@@ -235,6 +237,7 @@ def _module(library: str) -> Any:
     return importlib.import_module(f"roundscope.attention.testing.{library}_call")
 
 
+@tidy_errors
 def function_named(name: str, argument: str = "kernel") -> Any:
     """Return what "module:function" names; the current folder is searched first.
 
@@ -246,6 +249,7 @@ def function_named(name: str, argument: str = "kernel") -> Any:
         ValueError: The module or the function does not exist.
     """
     module, _, function = name.partition(":")
+    name = shown(name)[1:-1]
     sys.path.insert(0, ".")
     try:
         found: Any = importlib.import_module(module)
@@ -257,11 +261,11 @@ def function_named(name: str, argument: str = "kernel") -> Any:
         ) from error
     except SystemExit as error:
         raise ValueError(
-            f"{argument}={name}: importing {module} {ends(error)}; put what runs under"
+            f"{argument}={name}: importing it {ends(error)}; put what runs under"
             ' if __name__ == "__main__"'
         ) from error
     except Exception as error:  # whatever the module raises
-        raise ValueError(f"{argument}={name}: importing {module} raised {raised(error)}") from error
+        raise ValueError(f"{argument}={name}: importing it raised {raised(error)}") from error
     finally:
         sys.path.pop(0)
     return found

@@ -32,6 +32,8 @@ from roundscope.attention.models.removable import Removable
 from roundscope.attention.models.selection import Layer, chosen
 from roundscope.attention.torch import multi_head, transformers
 from roundscope.attention.torch.discovery import calls_attention
+from roundscope.emu.numbers import listed
+from roundscope.emu.shown import shown
 
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 CHAIN = "_roundscope_handlers"  # the attribute of a module that holds its handlers
@@ -130,7 +132,7 @@ def attention_layers(
         [Layer(name='1', number=0)]
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model: {type(model).__name__}, must be a torch.nn.Module")
+        raise TypeError(f"model: {shown(model)}, must be a torch.nn.Module")
     model = getattr(model, "_orig_mod", model)
     known = dict(model.named_modules())
     if modules is None:
@@ -142,10 +144,17 @@ def attention_layers(
                 " modules=['blocks.0.attention']"
             )
     else:
-        names = [modules] if isinstance(modules, str) else list(dict.fromkeys(modules))
+        names = (
+            [modules]
+            if isinstance(modules, str)
+            else listed("modules", modules, "a list, as ['layer.0']")
+        )
+        names = [name for n, name in enumerate(names) if name not in names[:n]]
         for name in names:
-            if name not in known:
-                raise ValueError(f"modules: {name!r} is no path of model.named_modules()")
+            if not isinstance(name, str) or name not in known:
+                raise ValueError(f"modules: {shown(name)} is no path of model.named_modules()")
+        if not names:
+            raise ValueError(f"modules={shown(modules)}: names none; leave it out for all")
     return {Layer(name=name, number=n): known[name] for n, name in enumerate(names)}
 
 
@@ -197,6 +206,8 @@ def intercept(
         ...     out = model(torch.ones(1, 2, 4, 8))
         0 (1, 2, 4, 8) False
     """
+    if not callable(handler):
+        raise TypeError(f"handler={shown(handler)}: give a function of a Call")
     found = attention_layers(model, modules)
     if any(isinstance(module, nn.DataParallel) for module in model.modules()):
         raise ValueError(

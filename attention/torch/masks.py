@@ -5,6 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roundscope.emu.numbers import check_array
+
+OF_MASKS = (torch.bool, torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 
 def check_mask(mask: Any, where: str = "") -> None:
     """Raise TypeError or ValueError unless a mask has booleans, or floats without a gradient.
@@ -13,7 +17,8 @@ def check_mask(mask: Any, where: str = "") -> None:
     """
     if mask is None:
         return
-    if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
+    check_array(f"{where}mask", mask)
+    if not isinstance(mask, Tensor) or mask.dtype not in OF_MASKS:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(
             f"{where}mask: {kind}, must be a tensor of bool, True where a query sees a key, or of"

@@ -36,6 +36,8 @@ from roundscope.attention.torch.arrays import (
 )
 from roundscope.attention.torch.masks import check_mask, visible
 from roundscope.attention.torch.options import Options
+from roundscope.emu.numbers import check_array
+from roundscope.emu.shown import shown
 
 
 def attention(
@@ -193,7 +195,7 @@ def _check_tensors(
             continue
         if not isinstance(x, Tensor):
             raise TypeError(
-                f"{name}: a {type(x).__name__}, must be a PyTorch tensor; roundscope.attend takes"
+                f"{name}: {shown(x)}, must be a PyTorch tensor; roundscope.attend takes"
                 " arrays of NumPy and JAX"
             )
         if x.dtype not in NUMPY:
@@ -203,6 +205,7 @@ def _check_tensors(
             )
         if x.device != q.device:
             raise ValueError(f"{name}: on {x.device}, must be on {q.device} as q")
+        check_array(name, x)
         if name != "sinks" and (x.ndim != 4 or 0 in x.shape):
             raise ValueError(
                 f"{name}: shape {tuple(x.shape)}, must be (batch, heads, tokens, features), none 0"

@@ -32,6 +32,7 @@ from roundscope.attention.torch.feature_of_ones import (
     with_ones,
     with_zeros,
 )
+from roundscope.emu.numbers import check_count
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
 ELEMENTS_OF_CPU = 1 << 17  # the same, which caches hold
@@ -126,10 +127,7 @@ def watch(
         >>> w.remove()
     """
     for name, n, least in (("every", every, 1), ("forwards", forwards, 1), ("start", start, 0)):
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"{name}={n!r}: a whole number, such as {max(least, 1)}")
-        if n < least:
-            raise ValueError(f"{name}={n}: {least} or more")
+        check_count(name, n, least, "it counts steps or calls")
     known = attention_layers(model, modules)
     if any(module is model for module in known.values()):
         raise ValueError(

@@ -23,6 +23,7 @@ from roundscope.emu.blocks.layout import (
     scales_to_lines,
     to_lines,
 )
+from roundscope.emu.shown import shown
 from roundscope.emu.tensors import takes_tensors
 
 
@@ -77,8 +78,7 @@ def check_blocked(b: Any) -> None:
     """Raise TypeError unless the argument is a `Blocked` array."""
     if not isinstance(b, Blocked):
         raise TypeError(
-            f"b: a {type(b).__name__}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3')"
-            " makes one"
+            f"b: {shown(b)}, must be a Blocked array; to_blocks(x, 'mxfp8_e4m3') makes one"
         )
 
 

@@ -18,6 +18,8 @@ from roundscope.emu.blocks.format import INT8, BlockFormat
 from roundscope.emu.blocks.layout import layout_of
 from roundscope.emu.formats.codes import decode, encode
 from roundscope.emu.formats.format import Format
+from roundscope.emu.numbers import as_float, check_real, is_whole
+from roundscope.emu.shown import shown
 
 DTYPES = {
     "e4m3fn": "float8_e4m3fn",
@@ -143,8 +145,7 @@ def _check_codes(c: Any) -> None:
     """Raise TypeError unless the argument is `Codes`."""
     if not isinstance(c, Codes):
         raise TypeError(
-            f"c: a {type(c).__name__}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes"
-            " them"
+            f"c: {shown(c)}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes them"
         )
 
 
@@ -232,12 +233,22 @@ def unpack(
         >>> emu.from_blocks(emu.blocked_of(c)).tolist()
         [0.0, 32.0, 96.0, 0.0]
     """
-    at = layout_of(shape, format, axis)
+    if not isinstance(format, BlockFormat):
+        raise TypeError(f"format={shown(format)}: give a BlockFormat, as block_format('mxfp4')")
+    if not isinstance(shape, tuple | list) or not all(
+        is_whole(n) and 0 <= n < 2**31 for n in shape
+    ):
+        raise TypeError(f"shape={shown(shape)}: give the shape of the array, such as (4, 32)")
+    check_real("tensor", tensor, 0.0, 2.0**128, "it is the scale of the whole array, 1.0 without")
+    for name, stored in (("elements", elements), ("scales", scales)):
+        if not isinstance(stored, np.ndarray) or stored.dtype != np.uint8:
+            raise TypeError(f"{name}: {shown(stored)}, must be an array of bytes, as pack returned")
+    at = layout_of(tuple(shape), format, axis)
     e, s = format.element.format, format.scale
     return Codes(
         elements=_unpacked("elements", elements, e, shape),
         scales=_unpacked("scales", scales, s, at.scales),
-        tensor=np.float32(tensor),
+        tensor=np.float32(as_float(tensor)),
         format=format,
         axis=at.axis,
     )

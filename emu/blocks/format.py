@@ -21,8 +21,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from roundscope.emu.formats.format import Format, format_named, unknown
-from roundscope.emu.numbers import check_whole
-from roundscope.emu.roundings.modes import E4M3, E5M2, Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.numbers import check_count, check_truth
+from roundscope.emu.roundings.modes import (
+    E4M3,
+    E5M2,
+    Overflow,
+    Rounding,
+    RoundingMode,
+    member,
+    rounding,
+)
+from roundscope.emu.shown import shown, tidy_errors
 
 
 class ScaleRule(StrEnum):
@@ -63,10 +72,7 @@ class ScaleRule(StrEnum):
 
 def _rule_named(name: str | ScaleRule) -> ScaleRule:
     """Return the scale rule with a name; raise ValueError for an unknown name."""
-    try:
-        return ScaleRule(str(name).lower())
-    except ValueError:
-        raise ValueError(unknown("scale rule", name, ScaleRule)) from None
+    return member(ScaleRule, "scale rule", name)
 
 
 INT8 = Format(
@@ -134,18 +140,17 @@ class BlockFormat:
     def __post_init__(self) -> None:
         if not isinstance(self.element, Rounding):
             raise TypeError(
-                f"element={self.element!r}: give a Rounding, such as rounding('e4m3fn')"
+                f"element={shown(self.element)}: give a Rounding, such as rounding('e4m3fn')"
             )
         if not isinstance(self.scale, Format):
-            raise TypeError(f"scale={self.scale!r}: give a Format, such as format_named('e8m0fnu')")
+            raise TypeError(
+                f"scale={shown(self.scale)}: give a Format, such as format_named('e8m0fnu')"
+            )
         object.__setattr__(self, "rule", _rule_named(self.rule))
         for name in ("size", "rows"):
-            check_whole(name, getattr(self, name), "a block holds at least one number each way")
+            check_count(name, getattr(self, name), 1, "a block holds at least one number each way")
+        check_truth("tensor", self.tensor)
         f, s = self.element.format, self.scale
-        if self.size < 1 or self.rows < 1:
-            raise ValueError(
-                f"size={self.size}, rows={self.rows}: a block holds at least one number each way"
-            )
         if f.precision > WIDEST_ELEMENT or not f.signed or not f.fits_binary32:
             raise ValueError(
                 f"element={f.name}: an element is a signed format of up to {WIDEST_ELEMENT} bits"
@@ -212,6 +217,7 @@ BLOCK_NAMED: dict[str, BlockFormat] = {
 }
 
 
+@tidy_errors
 def block_format(
     format: str | BlockFormat,
     mode: str | RoundingMode | None = None,
@@ -256,7 +262,9 @@ def block_format(
     if isinstance(format, str) and format not in BLOCK_NAMED:
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
     if not isinstance(format, (str, BlockFormat)):
-        raise TypeError(f"format={format!r}: give a name such as 'mxfp8_e4m3', or a BlockFormat")
+        raise TypeError(
+            f"format={shown(format)}: give a name such as 'mxfp8_e4m3', or a BlockFormat"
+        )
     base = BLOCK_NAMED[format] if isinstance(format, str) else format
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
     return replace(base, element=element, rule=base.rule if rule is None else _rule_named(rule))

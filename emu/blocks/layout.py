@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.numbers import check_whole
+from roundscope.emu.shown import shown
 
 Array = Any
 
@@ -78,7 +79,7 @@ def axis_of(shape: tuple[int, ...], axis: int) -> int:
         raise ValueError("x: a single number has no axis; give an array of one axis or more")
     if not -dimensions <= axis < dimensions:
         repair = f"give -{dimensions} to {dimensions - 1}"
-        raise ValueError(f"axis={axis}: the array has {dimensions} axes; {repair}")
+        raise ValueError(f"axis={shown(axis)}: the array has {dimensions} axes; {repair}")
     return axis % dimensions
 
 

@@ -5,26 +5,35 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
+from roundscope.emu.numbers import as_float, is_known_number
+from roundscope.emu.shown import shown, tidy_errors
+
 _FRACTION = re.compile(r"\s*([+-]?\d+)/(\d+)\s*")
 _REPAIR = "write a decimal (-4.7), a fraction (1/3), a hexadecimal float (0x1.8p3), inf or nan"
 
 
+@tidy_errors
 def parse(value: float | str) -> tuple[float, bool]:
     """Return the binary64 number nearest to the value, and whether it is exactly the value.
 
     Raises ValueError for a text that is not a number or lies beyond binary64.
     """
     if not isinstance(value, str):
-        return float(value), True
+        if not is_known_number(value):
+            raise TypeError(f"value={shown(value)}: give a number, or a text; {_REPAIR}")
+        x = as_float(value)
+        if math.isinf(x) and isinstance(value, int):
+            raise ValueError(f"value={shown(value)}: beyond binary64; write inf")
+        return x, math.isnan(x) or x == value
     try:
         x, exact = _read(value.strip().lower())
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"VALUE {value!r}: not a number; {_REPAIR}") from None
+        raise ValueError(f"VALUE {shown(value)}: not a number; {_REPAIR}") from None
     except OverflowError:
         x, exact = math.inf, False
     if math.isinf(x) and not exact:
         raise ValueError(
-            f"VALUE {value!r}: beyond binary64; write inf, or a magnitude up to 1.797e308"
+            f"VALUE {shown(value)}: beyond binary64; write inf, or a magnitude up to 1.797e308"
         )
     return x, exact
 

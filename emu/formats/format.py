@@ -15,6 +15,9 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roundscope.emu.numbers import check_real, check_text, check_truth, check_whole
+from roundscope.emu.shown import shown
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
@@ -65,16 +68,24 @@ class Format:
     saturates: bool = False
 
     def __post_init__(self) -> None:
+        check_text("name", self.name, "e4m3")
+        if not self.name.strip():
+            raise ValueError(f"name={shown(self.name)}: is empty; name the format, as e4m3")
+        for name in ("precision", "emin"):
+            check_whole(name, getattr(self, name), "it is a number of bits, or an exponent")
+        check_real(
+            "max_finite", self.max_finite, 0.0, math.inf, "give the largest finite number, above 0"
+        )
+        for name in ("inf", "nan", "signed", "zero", "negative_zero", "saturates"):
+            check_truth(name, getattr(self, name))
         if not 1 <= self.precision <= 53:
-            raise ValueError(f"precision={self.precision}: a format has 1 to 53 significand bits")
-        if not (math.isfinite(self.max_finite) and self.max_finite > 0):
             raise ValueError(
-                f"max_finite={self.max_finite}: give the largest finite number, above 0"
+                f"precision={shown(self.precision)}: a format has 1 to 53 significand bits"
             )
-        if self.emin < -1022:
+        if not -1022 <= self.emin <= 1023:
             raise ValueError(
-                f"emin={self.emin}: binary64's own smallest normal number is 2^-1022; give -1022 or"
-                " more"
+                f"emin={shown(self.emin)}: binary64's own smallest normal number is 2^-1022; give"
+                " -1022 or more, up to 1023"
             )
         if self.emin - self.precision + 1 < -1074:
             raise ValueError(
@@ -268,7 +279,6 @@ def ieee_like(exponent_bits: int, fraction_bits: int) -> Format:
     )
 
 
-@functools.cache
 def format_named(name: str) -> Format:
     """Return the format that a name stands for.
 
@@ -290,6 +300,13 @@ def format_named(name: str) -> Format:
         >>> emu.format_named("e5m10").max_finite == emu.format_named("fp16").max_finite
         True
     """
+    check_text("name", name, "bf16")
+    return _format_named(str(name))
+
+
+@functools.cache
+def _format_named(name: str) -> Format:
+    """Return the format of a name that is a text."""
     if name in NAMED:
         return NAMED[name]
     if match := _IEEE_LIKE.fullmatch(name):
@@ -317,10 +334,10 @@ def cut(text: str, most: int = 80) -> str:
 
 def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
     """Return one line for an unknown name, with the known names and the nearest of them."""
-    names, name = [str(k) for k in known], cut(str(name))
-    near = difflib.get_close_matches(str(name).lower(), [n.lower() for n in names], n=1, cutoff=0.5)
+    names, like = [str(k) for k in known], cut(name) if isinstance(name, str) else ""
+    near = difflib.get_close_matches(like.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
     hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
     return (
-        f"unknown {what} '{name}'{hint or '.'} Known:"
+        f"unknown {what} {shown(name)}{hint or '.'} Known:"
         f" {' '.join(names)}{' ' + repair if repair else ''}"
     )

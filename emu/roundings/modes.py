@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from roundscope.emu.formats.format import Format, format_named, unknown
 from roundscope.emu.numbers import check_seed
+from roundscope.emu.shown import shown, tidy_errors
+
+Member = TypeVar("Member", bound=StrEnum)
 
 
 class RoundingMode(StrEnum):
@@ -136,12 +139,12 @@ class Rounding:
         f = self.format
         if not isinstance(f, Format):
             raise TypeError(
-                f"format={f!r}: give a Format; rounding({f!r}) makes a Rounding of a name"
+                f"format={shown(f)}: give a Format; rounding({shown(f)}) makes a Rounding of a name"
             )
         object.__setattr__(self, "mode", mode_named(self.mode))
-        object.__setattr__(self, "nan", _member(NanPolicy, "nan policy", self.nan))
+        object.__setattr__(self, "nan", member(NanPolicy, "nan policy", self.nan))
         if self.overflow is not None:
-            object.__setattr__(self, "overflow", _member(Overflow, "overflow", self.overflow))
+            object.__setattr__(self, "overflow", member(Overflow, "overflow", self.overflow))
         if self.overflow is None:
             object.__setattr__(
                 self, "overflow", Overflow.SATURATE if f.saturates else _unsaturated(f)
@@ -190,14 +193,10 @@ def without_saturation(r: Rounding) -> Rounding:
 
 def mode_named(name: str | RoundingMode) -> RoundingMode:
     """Return the rounding mode with a name; raise ValueError for an unknown name."""
-    if isinstance(name, RoundingMode):
-        return name
-    try:
-        return RoundingMode(str(name).lower().replace("_", "-"))
-    except ValueError:
-        raise ValueError(unknown("rounding mode", name, RoundingMode)) from None
+    return member(RoundingMode, "rounding mode", name)
 
 
+@tidy_errors
 def rounding(
     format: str | Format | Rounding,
     mode: str | RoundingMode | None = None,
@@ -237,9 +236,9 @@ def rounding(
     if mode is not None:
         changes["mode"] = mode_named(mode)
     if overflow is not None:
-        changes["overflow"] = _member(Overflow, "overflow", overflow)
+        changes["overflow"] = member(Overflow, "overflow", overflow)
     if nan is not None:
-        changes["nan"] = _member(NanPolicy, "nan policy", nan)
+        changes["nan"] = member(NanPolicy, "nan policy", nan)
     if seed is not None:
         changes["seed"] = seed
     return replace(base, **changes) if changes else base
@@ -257,7 +256,9 @@ def _plain(format: Any) -> Rounding:
                 f"format={format}: a block format of {format.element.format.name} numbers that"
                 " share a scale; emu.round_blocks rounds an array to it"
             )
-        raise TypeError(f"format={format!r}: give a name such as 'bf16', a Format or a Rounding")
+        raise TypeError(
+            f"format={shown(format)}: give a name such as 'bf16', a Format or a Rounding"
+        )
     if isinstance(format, Format):
         return Rounding(format=format)
     if ":" not in format:
@@ -271,11 +272,14 @@ def _plain(format: Any) -> Rounding:
     return rounding(f, words.get("mode"), overflow=words.get("overflow"))
 
 
-def _member(enum: type[StrEnum], what: str, name: str) -> StrEnum:
+def member(enum: type[Member], what: str, name: Any) -> Member:
+    """Return a member of an enumeration by its name, in either case, with - or _."""
     if isinstance(name, enum):
         return name
+    if not isinstance(name, str):
+        raise TypeError(f"{what}={shown(name)}: give one of {', '.join(enum)}")
     try:
-        return enum(str(name).lower())
+        return enum(name.lower().replace("_", "-"))
     except ValueError:
         raise ValueError(unknown(what, name, enum)) from None
 

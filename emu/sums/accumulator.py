@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
-from roundscope.emu.formats.format import unknown
-from roundscope.emu.numbers import check_whole
-from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode
+from roundscope.emu.numbers import check_count
+from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
+from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
 from roundscope.emu.sums.odd import sum_to_round
@@ -133,10 +133,8 @@ class Accumulator:
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", _order_named(self.order))
         if not isinstance(self.step, Rounding):
-            raise TypeError(f"step={self.step!r}: give a Rounding, such as rounding('bf16')")
-        check_whole("chunk", self.chunk, "a chunk holds at least one product")
-        if self.chunk < 1:
-            raise ValueError(f"chunk={self.chunk}: a chunk holds at least one product")
+            raise TypeError(f"step={shown(self.step)}: give a Rounding, such as rounding('bf16')")
+        check_count("chunk", self.chunk, 1, "a chunk holds at least one product")
         if self.order is Order.WARPS and self.chunk & (self.chunk - 1):
             raise ValueError(
                 f"chunk={self.chunk}: a thread of a warp adds a power of two of neighbors, such as"
@@ -148,7 +146,8 @@ class Accumulator:
             )
         if (self.alignment is None) is (self.order is Order.ALIGNED):
             raise ValueError(
-                f"alignment={self.alignment}: goes with order=aligned, here {self.order}; use"
+                f"alignment={shown(self.alignment)}: goes with order=aligned, here"
+                f" {self.order}; use"
                 " Accumulator.tensor_core"
             )
         if self.order in OF_THREADS and self.step.mode is RoundingMode.STOCHASTIC:
@@ -199,17 +198,14 @@ class Accumulator:
 
 def _order_named(name: Any) -> Order:
     """Return the order with a name; raise ValueError for an unknown name."""
-    try:
-        return name if isinstance(name, Order) else Order(str(name).lower())
-    except ValueError:
-        raise ValueError(unknown("order", name, Order)) from None
+    return member(Order, "order", name)
 
 
 def check_accumulator(accumulator: Any) -> None:
     """Raise TypeError unless the argument is an `Accumulator`."""
     if not isinstance(accumulator, Accumulator):
         raise TypeError(
-            f"accumulator={accumulator!r}: give an Accumulator, such as"
+            f"accumulator={shown(accumulator)}: give an Accumulator, such as"
             " Accumulator(order='pairwise')"
         )
 

@@ -16,7 +16,9 @@ on Blackwell. mma.sync with FP8 factors on Hopper computes differently and is no
 from typing import NamedTuple
 
 from roundscope.emu.formats.format import format_named, unknown
+from roundscope.emu.numbers import check_text
 from roundscope.emu.roundings.modes import rounding
+from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
@@ -78,14 +80,20 @@ def tensor_core(arch: str, operand: str, sum_format: str = "fp32") -> Accumulato
     Raises:
         ValueError: for an unknown architecture, or a format that it does not have.
     """
+    for name, word in (("arch", arch), ("operand", operand), ("sum_format", sum_format)):
+        check_text(
+            name,
+            word,
+            "bf16" if name == "operand" else "fp32" if name == "sum_format" else "hopper",
+        )
     core, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
     if operand not in core.operands:
         raise ValueError(
-            f"operand={operand}: the tensor core of {arch} takes {' '.join(core.operands)}"
+            f"operand={shown(operand)}: the tensor core of {arch} takes {' '.join(core.operands)}"
         )
     if sum_format not in sums:
         raise ValueError(
-            f"sum_format={sum_format}: sums of {operand} are kept in {' or '.join(sums)}"
+            f"sum_format={shown(sum_format)}: sums of {operand} are kept in {' or '.join(sums)}"
         )
     in_fp16 = sum_format == "fp16"
     bits = core.bits_fp8 if core.bits_fp8 and BITS[operand] == 8 else core.bits

@@ -7,7 +7,9 @@ import numpy as np
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.numbers import as_float
 from roundscope.emu.roundings.modes import Rounding, without_saturation
+from roundscope.emu.shown import shown
 from roundscope.emu.testing import differences
 from roundscope.emu.testing.distance import distance, is_number
 from roundscope.emu.testing.given import FORMATS, floats_of, format_of, numpy_of, wide
@@ -131,9 +133,11 @@ def assert_max_ulp(
     """
     __tracebackhide__ = True
     if isinstance(ulps, bool) or not isinstance(ulps, (int, float, np.integer, np.floating)):
-        raise TypeError(f"ulps={ulps!r}: must be a number, such as 1, or 0.5 of exact numbers")
-    if not 0 <= ulps < np.inf:
-        raise ValueError(f"ulps={ulps}: must be finite and not negative; give 0 for equal numbers")
+        raise TypeError(f"ulps={shown(ulps)}: must be a number, such as 1, or 0.5 of exact numbers")
+    if not 0 <= as_float(ulps) < 2.0**63:
+        raise ValueError(
+            f"ulps={shown(ulps)}: must be finite and not negative; give 0 for equal numbers"
+        )
     a, b = floats_of(actual, "actual"), floats_of(expected, "expected")
     f = format_of(a.dtype, format)
     _assert_shapes(a, b, what)
@@ -189,7 +193,7 @@ def _assert_shapes(a: np.ndarray, b: np.ndarray, what: str) -> None:
 
 def _check_word(name: str, word: str, known: tuple[str, ...]) -> None:
     if word not in known:
-        raise ValueError(f"{name}={word!r}: {unknown('word', word, known)}")
+        raise ValueError(f"{name}={shown(word)}: {unknown('word', word, known)}")
 
 
 def _words(x: np.ndarray) -> np.ndarray:

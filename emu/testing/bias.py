@@ -22,7 +22,7 @@ from roundscope.emu.api import ulp_of
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.blocks.layout import axis_of
 from roundscope.emu.formats.format import Format
-from roundscope.emu.numbers import is_whole
+from roundscope.emu.numbers import check_real, is_whole
 from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.testing import differences
 from roundscope.emu.testing.given import floats_of, numpy_of, wide
@@ -133,8 +133,7 @@ def assert_unbiased(
 
 def _limit(false_alarm: float) -> float:
     """Return the z that all tails together exceed with at most the given probability."""
-    if not 0.0 < false_alarm < 1.0:
-        raise ValueError(f"false_alarm={false_alarm}: a probability in (0, 1), such as 1e-6")
+    check_real("false_alarm", false_alarm, 0.0, 1.0, "a probability in (0, 1), such as 1e-6")
     return math.sqrt(2.0 * math.log(TAILS / false_alarm))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from roundscope.emu.api import _array
 from roundscope.emu.blocks.codes import DTYPES, NUMPY
 from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.numbers import check_array
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.tensors import is_tensor
 
@@ -26,6 +27,7 @@ def numpy_of(x: Any, name: str) -> np.ndarray:
     The 16-bit and 8-bit floats of PyTorch become those of ml_dtypes. Raises TypeError for what does
     not make an array of real numbers.
     """
+    check_array(name, x)
     array = _of_tensor(x, name) if is_tensor(x) else _array(x, name)
     if array.dtype.name not in FORMATS and array.dtype.kind not in "iub":
         raise TypeError(
@@ -66,7 +68,7 @@ def format_of(dtype: np.dtype, format: str | Format | None = None) -> Format:
 
 def carrier_named(name: str) -> np.dtype:
     """Return the dtype of the numbers that are rounded; raise ValueError for an unknown name."""
-    if name not in CARRIERS:
+    if not isinstance(name, str) or name not in CARRIERS:
         raise ValueError(unknown("carrier", name, CARRIERS))
     if name != "bfloat16":
         return np.dtype(name)
@@ -79,7 +81,7 @@ def carrier_named(name: str) -> np.dtype:
 def _of_tensor(x: Any, name: str) -> np.ndarray:
     """Return a tensor of PyTorch as a NumPy array with the same bits."""
     torch = sys.modules["torch"]
-    here = x.detach().cpu().contiguous()
+    here = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dtype = str(here.dtype).removeprefix("torch.")
     if dtype not in DTYPES.values():
         try:

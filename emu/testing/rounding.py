@@ -11,6 +11,7 @@ from roundscope.emu.api import round_to
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.shown import shown
 from roundscope.emu.testing import differences
 from roundscope.emu.testing.behaviors import equal, named
 from roundscope.emu.testing.distance import distance
@@ -82,6 +83,8 @@ def assert_rounds_as(
     __tracebackhide__ = True
     r = rounding(format, mode, overflow=overflow, seed=seed)
     dtype = carrier_named(carrier)
+    if not callable(cast):
+        raise TypeError(f"cast={shown(cast)}: give a function of an array")
     x = probes_of(r.format, dtype) if inputs is None else _inputs(inputs, dtype)
     expected = wide(np.asarray(round_to(x, r)))
     actual = _results(cast, x)

@@ -17,7 +17,7 @@ from roundscope.experiments.check.cast_call import cast_named
 from roundscope.experiments.check.cast_data import Asked, document
 from roundscope.experiments.check.cast_shown import show
 from roundscope.experiments.check.cast_words import failure
-from roundscope.experiments.check.junit import Case, checked, failed, write
+from roundscope.experiments.check.junit import Case, failed, write
 from roundscope.experiments.report.terminal import console, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
 
@@ -41,7 +41,6 @@ def run(
     """
     if out is not None:
         checked_folder(out, RECORD)
-    checked(junit)
     rounding = event_of(format)
     check_timeout(timeout)
     cast, chosen = cast_named(function, library)

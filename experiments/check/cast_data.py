@@ -7,7 +7,7 @@ from roundscope.emu.testing.casts.records import Agreement, CastReport, Row
 from roundscope.experiments.check.cast_words import example_data
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.results.folder import request_of
-from roundscope.experiments.trace.data import command_line, versions
+from roundscope.experiments.results.provenance import command_line, versions
 
 SCHEMA = "roundscope-check-cast-1"
 

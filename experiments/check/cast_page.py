@@ -8,7 +8,7 @@ from roundscope.emu.testing.casts.records import Agreement, CastReport, Row, Sta
 from roundscope.experiments.check.cast_data import Asked
 from roundscope.experiments.check.cast_words import OF_SCALES, format_of, hexed, lines_of, share
 from roundscope.experiments.report import page
-from roundscope.experiments.trace.data import command_line
+from roundscope.experiments.results.provenance import command_line
 
 READ = (
     "<p class=note>Each question gives the function many numbers and compares every result, bit for"

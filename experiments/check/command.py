@@ -35,9 +35,7 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     Raises:
         UsageError: bad usage.
     """
-    if out is not None:
-        checked_folder(out, RECORD)
-    junit.checked(junit_file)
+    checked_folder(out, RECORD)
     checked(asked)
     with telling("check") as tell:
         try:

@@ -9,7 +9,7 @@ from roundscope.experiments.check.asked import Asked
 from roundscope.experiments.check.report import Report
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.results.machine import device, has_gpu, versions
-from roundscope.experiments.trace.data import command_line
+from roundscope.experiments.results.provenance import command_line
 
 LIBRARIES = ("jax", "jaxlib", "torch", "triton", "transformers")
 SCHEMA = "roundscope-check-1"

@@ -8,7 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from roundscope.emu.testing.foreign import ForeignError
-from roundscope.experiments.errors import bad, one_line, shown
+from roundscope.emu.whole_files import write_whole
+from roundscope.experiments.errors import one_line, shown
 
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -28,12 +29,6 @@ class Case:
     seconds: float = 0.0
     failure: str | None = None
     skipped: str | None = None
-
-
-def checked(path: Path | None) -> None:
-    """Raise UsageError if a file cannot be written there, before anything runs."""
-    if path is not None and path.is_dir():
-        raise bad("--junit", str(path), "is a folder; name a file, such as check.xml")
 
 
 def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
@@ -57,7 +52,7 @@ def write(path: Path, suite: str, cases: Sequence[Case]) -> None:
         _add(parent, suite, case)
     path.parent.mkdir(parents=True, exist_ok=True)
     ElementTree.indent(root)
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
 
 def failed(path: Path | None, suite: str, asked: str, error: ForeignError) -> int:

@@ -8,7 +8,7 @@ from roundscope.experiments.check.picture import CAPTION, picture
 from roundscope.experiments.check.report import QUESTIONS, Report
 from roundscope.experiments.check.words import counts, how, next_step, number, reasons
 from roundscope.experiments.report.page import document, figure, folded, grid, verdict
-from roundscope.experiments.trace.data import command_line
+from roundscope.experiments.results.provenance import command_line
 
 READ = (
     "<p class=note>A case is one question about the kernel on one kind of inputs. It passes, fails,"

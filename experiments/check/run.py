@@ -201,10 +201,14 @@ def _running(function: Kernel, asked: Asked) -> bool:
         if isinstance(error, ForeignError) and not error.is_refusal:
             raise
         shape = f"q of shape {x.q.shape}, (batch, tokens, heads, features)"
-        repair = unavailable(error) or (
+        repair = (
             f"does not run on {shape}: {raised(error)}; choose"
             " sizes that it takes with --tokens, --features, --heads and --batch, or --forward"
         )
+        if missing := unavailable(error):
+            raise bad("KERNEL", asked.source, missing) from None
+        if ":" in asked.source:  # somebody's own, whose check has failed
+            raise ForeignError("kernel", repair) from error
         raise bad("KERNEL", asked.source, repair) from None
 
 

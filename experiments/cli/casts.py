@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json, Timeout
+from roundscope.experiments.cli.options import Json, Timeout, to_file, to_folder
 
 
 def check_cast(
@@ -36,10 +36,16 @@ def check_cast(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for report.html and check-cast.json.")
+        Path | None,
+        typer.Option(
+            callback=to_folder, metavar="DIR", help="Folder for report.html and check-cast.json."
+        ),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file of JUnit's XML, with a case a row.")
+        Path | None,
+        typer.Option(
+            callback=to_file, metavar="FILE", help="A file of JUnit's XML, with a case a row."
+        ),
     ] = None,
     timeout: Timeout = None,
     json: Json = False,

@@ -16,6 +16,8 @@ from roundscope.experiments.cli.options import (
     Timeout,
     Window,
     said,
+    to_file,
+    to_folder,
 )
 
 
@@ -113,13 +115,17 @@ def check(
     out: Annotated[
         Path | None,
         typer.Option(
+            callback=to_folder,
             metavar="DIR",
             help="Folder for report.html and check.json; by default check-<name>-<plan>, with -2"
             " added if that holds another request.",
         ),
     ] = None,
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file of JUnit's XML, with a case a row.")
+        Path | None,
+        typer.Option(
+            callback=to_file, metavar="FILE", help="A file of JUnit's XML, with a case a row."
+        ),
     ] = None,
     timeout: Timeout = None,
     json: Json = False,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json, Timeout
+from roundscope.experiments.cli.options import Json, Timeout, to_file, to_folder
 
 
 def formats(
@@ -76,9 +76,9 @@ def studies(json: Json = False) -> None:
 
 
 def accumulators(
-    out: Annotated[Path, typer.Option(help="Folder for report.html and accumulators.json.")] = Path(
-        "accumulators"
-    ),
+    out: Annotated[
+        Path, typer.Option(callback=to_folder, help="Folder for report.html and accumulators.json.")
+    ] = Path("accumulators"),
     order: Annotated[
         bool,
         typer.Option(
@@ -101,7 +101,10 @@ def accumulators(
 
 def kernels(
     out: Annotated[
-        Path, typer.Option(help="Folder for report.html, kernels.json and measured.json.")
+        Path,
+        typer.Option(
+            callback=to_folder, help="Folder for report.html, kernels.json and measured.json."
+        ),
     ] = Path("kernels"),
     only: Annotated[
         str | None,
@@ -148,7 +151,8 @@ def watch(
         Path, typer.Argument(metavar="LOG", help="What watch(model, log=...) has written.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The picture, a PNG file; by default beside the log.")
+        Path | None,
+        typer.Option(callback=to_file, help="The picture, a PNG file; by default beside the log."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -165,6 +169,7 @@ def bench(
     out: Annotated[
         Path | None,
         typer.Option(
+            callback=to_folder,
             help="Folder for bench-WHAT.json and bench-WHAT.png; not for sweep and step.",
             metavar="DIR",
         ),

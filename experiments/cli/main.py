@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -23,8 +23,14 @@ from roundscope.experiments.cli import look as cli_look
 from roundscope.experiments.cli import sweep as cli_sweep
 from roundscope.experiments.cli import trace as cli_trace
 from roundscope.experiments.cli import train as cli_train
-from roundscope.experiments.cli.options import NumberCommand, TrainCommand, WordsCommand
-from roundscope.experiments.errors import ExecutorError, StorageError, one_line
+from roundscope.experiments.cli.options import (
+    Command,
+    NumberCommand,
+    TrainCommand,
+    WordsCommand,
+    usage_line,
+)
+from roundscope.experiments.errors import ExecutorError, StorageError, one_line, printable
 
 DEBUG = "--debug"
 MESSAGE = 300  # characters of an error that is not ours, at most
@@ -57,28 +63,28 @@ def _options(
     """A microscope for low-precision arithmetic in attention."""
 
 
-app.command()(cli_look.formats)
+app.command(cls=Command)(cli_look.formats)
 app.command(cls=NumberCommand)(cli_look.explain)
-app.command()(cli_look.sites)
+app.command(cls=Command)(cli_look.sites)
 app.command(cls=WordsCommand)(cli_trace.trace)
 app.command(cls=WordsCommand)(cli_trace.diagnose)
 app.command(cls=WordsCommand)(cli_trace.identify)
 app.command(cls=WordsCommand)(cli_check.check)
 app.command(cls=WordsCommand)(cli_sweep.sweep)
-app.command()(cli_sweep.reproduce)
-app.command()(cli_look.studies)
-app.command()(cli_look.accumulators)
-app.command()(cli_look.kernels)
-app.command()(cli_look.watch)
-app.command("check-cast")(cli_casts.check_cast)
-app.command()(cli_train.prepare)
+app.command(cls=Command)(cli_sweep.reproduce)
+app.command(cls=Command)(cli_look.studies)
+app.command(cls=Command)(cli_look.accumulators)
+app.command(cls=Command)(cli_look.kernels)
+app.command(cls=Command)(cli_look.watch)
+app.command("check-cast", cls=Command)(cli_casts.check_cast)
+app.command(cls=Command)(cli_train.prepare)
 app.command(cls=TrainCommand)(cli_train.train)
-app.command()(cli_train.dose)
+app.command(cls=Command)(cli_train.dose)
 app.command(cls=TrainCommand)(cli_train.proxy)
-app.command()(cli_sweep.export)
-app.command()(cli_sweep.report)
-app.command()(cli_look.bench)
-app.command()(cli_look.doctor)
+app.command(cls=Command)(cli_sweep.export)
+app.command(cls=Command)(cli_sweep.report)
+app.command(cls=Command)(cli_look.bench)
+app.command(cls=Command)(cli_look.doctor)
 
 
 def process() -> None:
@@ -100,10 +106,18 @@ def main(args: list[str] | None = None) -> None:
     words = [word for word in given if word != DEBUG]
     _open_streams()
     try:
-        app(args=words or ["--help"], prog_name="roundscope")
+        code = app(args=words or ["--help"], prog_name="roundscope", standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
+    except typer.Abort:
+        _fail("aborted", 1)
+    except BrokenPipeError:
+        _close(sys.stdout)
+        raise SystemExit(1) from None
     except Exception as error:
         if len(words) < len(given):
             traceback.print_exc()
+        if (line := usage_line(error, words)) is not None:
+            _fail(f"{printable(line)}; see  roundscope -h", 2)
         if isinstance(error, ArithmeticError | StorageError | ExecutorError):
             # a check of ours failed, or the place that we write to or compute on
             _fail(one_line(error), 1)
@@ -139,6 +153,11 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _close(stream: IO[str]) -> None:
+    """Make a stream that nobody reads any more swallow what is left in it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _fail(line: str, code: int) -> None:

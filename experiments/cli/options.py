@@ -1,9 +1,45 @@
-"""What the commands share: the option --json, and parsers of words that typer would misread."""
+"""What the commands share: options, places to write that are tried before the work, and parsers of
+words that typer would misread.
+"""
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeGuard
 
 import typer
 from typer.core import TyperCommand
+
+from roundscope.experiments.errors import UsageError, bad, shown
+
+
+def to_folder(ctx: Any, param: Any, out: Path | None) -> Path | None:
+    """Return the folder of an option once it is known that it can be written; a callback."""
+    from roundscope.experiments.results.places import can_write_folder
+
+    if _is_said(out, ctx, param):
+        can_write_folder(_named(param), out)
+    return out
+
+
+def _is_said(out: Path | None, ctx: Any, param: Any) -> TypeGuard[Path]:
+    """Return whether a place was named; what a command chooses itself it tries itself."""
+    return out is not None and ctx.get_parameter_source(param.name).name != "DEFAULT"
+
+
+def _named(param: Any) -> str:
+    """Return an option as it is written, and an argument as the help shows it."""
+    written: str = param.opts[0]
+    return written if written.startswith("-") else param.metavar or written
+
+
+def to_file(ctx: Any, param: Any, out: Path | None) -> Path | None:
+    """Return the file of an option once it is known that it can be written; a callback."""
+    from roundscope.experiments.results.places import can_write_file
+
+    if _is_said(out, ctx, param):
+        can_write_file(_named(param), out)
+    return out
+
 
 Causal = Annotated[
     bool | None,
@@ -87,7 +123,58 @@ def said(
     return {name: x for name, x in zip(OVERRULING, given, strict=True) if x is not None}
 
 
-class WordsCommand(TyperCommand):
+class Command(TyperCommand):
+    """A command: what its words say is wrong before it runs is one line, with the value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse as the parent does; refuse empty words first."""
+        for before, word in zip(["", *args], args, strict=False):
+            name, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+            option = name or (before if before.startswith("--") else "")
+            if (sign or not name) and not value.strip():
+                raise bad(option or "argument", value, "is empty; write something, or leave it out")
+        try:
+            return super().parse_args(ctx, list(args))  # which empties the list
+        except Exception as error:
+            if (line := usage_line(error, args)) is None:
+                raise
+            raise UsageError(line) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; refuse to read what has no end or waits for somebody."""
+        for param in self.params:
+            value = ctx.params.get(param.name)
+            for path in value if isinstance(value, list | tuple) else [value]:
+                if (
+                    isinstance(path, Path)
+                    and path.exists()
+                    and not (path.is_file() or path.is_dir())
+                ):
+                    raise bad(_named(param), str(path), "is a device or a pipe; name a file")
+        return super().invoke(ctx)
+
+
+def usage_line(error: Exception, args: Sequence[str]) -> str | None:
+    """Return the line about an error of the parser of words; None for any other error."""
+    if not hasattr(error, "format_message"):
+        return None
+    text = " ".join(str(error.format_message()).split())  # that of typer says neither value nor end
+    param = getattr(error, "param", None)
+    wrong = "" if param is None else _given(param.opts, args)
+    return text.rstrip(".") + (f"; got {shown(wrong)}" if wrong else "")
+
+
+def _given(options: Sequence[str], args: Sequence[str]) -> str:
+    """Return the last value that is given to an option, or nothing."""
+    found = ""
+    for word, value in zip(args, [*args[1:], ""], strict=True):
+        name, sign, joined = word.partition("=")
+        if name in options and name.startswith("-"):
+            found = joined if sign else value
+    return found
+
+
+class WordsCommand(Command):
     """A command whose help names lists in braces.
 
     They are filled in from our tables when the help is asked for.
@@ -132,7 +219,7 @@ def _lists() -> dict[str, str]:
     }
 
 
-class NumberCommand(TyperCommand):
+class NumberCommand(Command):
     """A command whose argument may be a negative number.
 
     The number may stand before or after the options, with or without '--'. The command has long

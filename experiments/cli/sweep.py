@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import Json, to_file, to_folder
 from roundscope.experiments.errors import bad
 from roundscope.experiments.studies.catalogue import PAPERS, names
 
@@ -37,7 +37,11 @@ def sweep(
         bool, typer.Option("--backward", help="Compute the gradients too.")
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="The results file; the cells that it holds are not computed again.")
+        Path,
+        typer.Option(
+            callback=to_file,
+            help="The results file; the cells that it holds are not computed again.",
+        ),
     ] = Path("sweep.sqlite"),
     jobs: Annotated[
         int | None, typer.Option(help="Number of worker processes; by default that of cores.")
@@ -110,7 +114,10 @@ def reproduce(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results and report.html; by default the paper's name."),
+        typer.Option(
+            callback=to_folder,
+            help="Folder for the results and report.html; by default the paper's name.",
+        ),
     ] = None,
     engine: Annotated[
         str, typer.Option(help="For golden: numpy or xla; both give the same bits.")
@@ -139,7 +146,9 @@ def export(
     out: Annotated[
         Path,
         typer.Argument(
-            help="File to write; its ending chooses the format.", metavar="OUT.csv|OUT.parquet"
+            callback=to_file,
+            help="File to write; its ending chooses the format.",
+            metavar="OUT.csv|OUT.parquet",
         ),
     ],
     table: Annotated[str, typer.Option(help="The table to write: cells or sites.")] = "cells",
@@ -178,7 +187,8 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write; by default SWEEP.html beside the results, or RUN/report.html."
+            callback=to_file,
+            help="File to write; by default SWEEP.html beside the results, or RUN/report.html.",
         ),
     ] = None,
 ) -> None:

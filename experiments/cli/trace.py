@@ -17,6 +17,7 @@ from roundscope.experiments.cli.options import (
     Timeout,
     Window,
     said,
+    to_folder,
 )
 
 
@@ -136,10 +137,11 @@ def trace(
     out: Annotated[
         Path | None,
         typer.Option(
+            callback=to_folder,
             help=(
                 "Folder for report.html and trace.json; by default trace-<file>-<plan>, with -2"
                 " added if that holds another request."
-            )
+            ),
         ),
     ] = None,
     png: Annotated[
@@ -224,7 +226,8 @@ def diagnose(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the report and the finished replays; by default diagnose-<source>."
+            callback=to_folder,
+            help="Folder for the report and the finished replays; by default diagnose-<source>.",
         ),
     ] = None,
     json: Json = False,
@@ -283,10 +286,11 @@ def identify(
     out: Annotated[
         Path | None,
         typer.Option(
+            callback=to_folder,
             help=(
                 "Folder for identify.json; by default identify-<name>, with -2 added if that holds"
                 " another request."
-            )
+            ),
         ),
     ] = None,
     timeout: Timeout = None,

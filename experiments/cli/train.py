@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json
+from roundscope.experiments.cli.options import Json, to_folder
 from roundscope.experiments.studies.catalogue import DOSES, FORMATS, INTERVENTIONS, names
 
 
@@ -14,7 +14,9 @@ def prepare(
         list[Path],
         typer.Argument(help="Text files, and folders of text files.", metavar="DIR_OR_FILES"),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for train.bin and val.bin.")],
+    out: Annotated[
+        Path, typer.Option(callback=to_folder, help="Folder for train.bin and val.bin.")
+    ],
     json: Json = False,
 ) -> None:
     """Make training data from any text, one token per byte, in nanoGPT's file format."""
@@ -37,7 +39,9 @@ def train(
             ),
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run.", metavar="DIR")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=to_folder, help="Folder for the run.", metavar="DIR")
+    ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -125,7 +129,10 @@ def dose(
         ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="Folder for the results and report.html.", metavar="DIR")
+        Path,
+        typer.Option(
+            callback=to_folder, help="Folder for the results and report.html.", metavar="DIR"
+        ),
     ] = Path("dose"),
     seeds: Annotated[
         str | None,
@@ -207,7 +214,10 @@ def proxy(
         ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(help="Folder for the results and the report.", metavar="DIR")
+        Path,
+        typer.Option(
+            callback=to_folder, help="Folder for the results and the report.", metavar="DIR"
+        ),
     ] = Path("proxy"),
     seeds: Annotated[
         str | None,

@@ -39,8 +39,7 @@ def run(source: str, options: Options, *, budget: int, out: Path | None, as_json
         UsageError: bad usage.
     """
     check_budget(budget)
-    if out is not None:
-        checked_folder(out, RECORD)
+    checked_folder(out, RECORD)
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
         call = read(source, options)

@@ -90,7 +90,7 @@ def check_budget(budget: int) -> None:
     Until it counted plans it was in seconds, and small numbers still mean that. 0 tries the
     structures alone.
     """
-    if budget < 0 or 0 < budget < LEAST:
+    if budget < 0 or 0 < budget < LEAST or budget > 10**9:
         repair = (
             f"counts plans, and no longer seconds; give 0, or {LEAST} or more, such as {MOST}, its"
             " default"

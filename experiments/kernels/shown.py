@@ -9,8 +9,8 @@ from roundscope.experiments.kernels.reading import Call
 from roundscope.experiments.kernels.search import Found
 from roundscope.experiments.kernels.whole import Counted
 from roundscope.experiments.report.terminal import table
-from roundscope.experiments.trace.data import command_line, versions
-from roundscope.experiments.trace.data import digest as of_array
+from roundscope.experiments.results.provenance import command_line, versions
+from roundscope.experiments.results.provenance import digest as of_array
 
 SCHEMA = "roundscope-identify-1"
 FEW = 5  # how many further changes are shown

@@ -12,6 +12,7 @@ from typing import Any
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.errors import StorageError, bad
 from roundscope.experiments.report.terminal import console, plain
+from roundscope.experiments.results.places import can_write_file, can_write_folder
 
 OPENING = 400  # characters of a page, in which its title is
 PAGE = "report.html"
@@ -54,19 +55,18 @@ def _held(record: Path) -> Any:
         return None
 
 
-def checked_folder(out: Path, record: str, page: str = PAGE) -> None:
-    """Refuse a folder of --out that is or lies in a file, or holds the page of another command.
+def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
+    """Refuse a folder of --out that cannot be written, or holds the page of another command.
 
+    out: None for one that the command will choose in the current folder.
     record: the name of the JSON file that this command writes beside its page.
 
     Raises:
         UsageError: one line that names the folder and the repair.
     """
-    if out.exists() and not out.is_dir():
-        raise bad("--out", str(out), "is a file; name a folder")
-    there = next(parent for parent in out.absolute().parents if parent.exists())
-    if not there.is_dir():  # said before minutes of work, not after them
-        raise bad("--out", str(out), f"{there} is not a directory; choose another folder")
+    can_write_folder("--out", Path() if out is None else out)
+    if out is None:
+        return
     if (out / page).exists() and not (out / record).exists():
         raise bad("--out", str(out), f"its {page} is of another command; choose another folder")
 
@@ -107,8 +107,7 @@ def write_page(out: Path, page: str, title: str) -> None:
         UsageError: the file is a folder, or something else than such a page.
         StorageError: it cannot be written.
     """
-    if out.is_dir():
-        raise bad("--out", str(out), "is a folder; name a file")
+    can_write_file("--out", out)
     if out.exists() and f"<title>{title}" not in _opening(out):
         raise bad("--out", str(out), "exists and is another file; name a new one")
     with storing(out):

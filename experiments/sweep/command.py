@@ -4,16 +4,19 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 from roundscope.experiments.errors import ExecutorError, UsageError, bad
 from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.signals import SIGNALLED
 from roundscope.experiments.sweep.conditions.cell import Cell
 
 if TYPE_CHECKING:  # a sweep without results need not import it
     from roundscope.experiments.sweep.storage.frames import Frame
 
-FAILED, INTERRUPTED = 1, 130
+FAILED = 1
+MOST_JOBS = 4096
 # endings of files that a sweep does not write
 OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
@@ -34,7 +37,7 @@ def run(
 ) -> int:
     """Run a sweep, or announce it with `dry_run`; return the exit code.
 
-    The code is 0, or 1 if a cell failed, or 130 after Ctrl-C or SIGTERM. Arguments are as in
+    The code is 0, or 1 if a cell failed, 130 after Ctrl-C, 143 after SIGTERM. Arguments are as in
     `roundscope sweep --help`; words: the axes, or a TOML file.
 
     Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as
@@ -47,8 +50,12 @@ def run(
             "a sweep writes SQLite; end it in .sqlite, and make tables of it with  roundscope"
             " export",
         )
-    if jobs is not None and jobs < 1:
-        raise bad("--jobs", jobs, "give 1 or more")
+    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
+        raise bad("--jobs", jobs, f"give 1 or more, up to {MOST_JOBS}")
+    if executor is not None:
+        from roundscope.experiments.sweep.running.executors import check_executor
+
+        check_executor(executor)
     try:
         count, cells, same = _asked(words, zips, backward, None if fresh else out)
         if dry_run:
@@ -58,7 +65,7 @@ def run(
             return _run(cells, same, out, jobs, executor, retry_failed, fresh, as_json)
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
-        return INTERRUPTED
+        return SIGNALLED + SIGINT
 
 
 def _asked(
@@ -172,7 +179,9 @@ def _run(
         print_json(report)
     else:
         _show(report)
-    return INTERRUPTED if outcome.interrupted else FAILED if outcome.failed else 0
+    return (
+        SIGNALLED + outcome.interrupted if outcome.interrupted else FAILED if outcome.failed else 0
+    )
 
 
 def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
@@ -198,7 +207,7 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
         "done": outcome.done,
         "failed": outcome.failed,
         "skipped": outcome.skipped,
-        "interrupted": outcome.interrupted,
+        "interrupted": bool(outcome.interrupted),
         "seconds": outcome.seconds,
         "parts": (
             {name: seconds / total for name, seconds in outcome.parts.items()} if total else {}

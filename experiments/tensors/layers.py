@@ -8,6 +8,7 @@ scales with which q, k and v are stored (`tensors.scales`). A caller may overrul
 
 import fnmatch
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -87,7 +88,21 @@ def read_layers(
     allow_nan: bool = False,
     overrides: Overrides = AS_THE_FILE,
 ) -> list[Layer]:
-    """Return the layers of a safetensors or npz file, in natural order of their names.
+    """Return the layers of a file, as `each_layer` yields them."""
+    return list(each_layer(path, layout, layer, allow_nan=allow_nan, overrides=overrides))
+
+
+def each_layer(
+    path: str | Path,
+    layout: str | None = None,
+    layer: str | None = None,
+    *,
+    allow_nan: bool = False,
+    overrides: Overrides = AS_THE_FILE,
+) -> Iterator[Layer]:
+    """Yield the layers of a safetensors or npz file, in natural order of their names.
+
+    Each is read when it is asked for, so that a large file needs the memory of one layer.
 
     path       tensors named q, k, v, do, or <layer>.q and so on; others are ignored, and those of a
                layer are named in its `notes`
@@ -104,12 +119,19 @@ def read_layers(
         names = {_shown(p): p for p in prefixes}
         order = _layout(layout, file)
         overruled = _overruled(order, file)
-        return [
-            _with_notes(
-                file, names, overruled, _layer(file, name, names[name], order, allow_nan, overrides)
-            )
-            for name in _chosen(layer, list(names))
-        ]
+        for name in _chosen(layer, list(names)):
+            read = _layer(file, name, names[name], order, allow_nan, overrides)
+            yield _with_notes(file, names, overruled, read)
+
+
+def without_numbers(layer: Layer) -> Layer:
+    """Return a layer whose arrays keep shape and type, but hold zeros that need no memory."""
+    empty: dict[str, Any] = {
+        name: np.broadcast_to(np.zeros((), a.dtype), a.shape)
+        for name in (*ROLES, "mask", "sinks")
+        if (a := getattr(layer, name)) is not None
+    }
+    return replace(layer, **empty)
 
 
 def layer_names(path: str | Path, layer: str | None = None) -> list[str]:

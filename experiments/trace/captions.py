@@ -10,7 +10,8 @@ from roundscope.experiments.trace.analysis.bias import threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.costs import visible
-from roundscope.experiments.trace.focus import Focus
+from roundscope.experiments.trace.focus import Histogram
+from roundscope.experiments.trace.results import z_words
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 
 Picture = tuple[str, Figure | None, str]
@@ -18,7 +19,7 @@ Picture = tuple[str, Figure | None, str]
 
 def pictures(s: Summary) -> list[Picture]:
     """Return (title, figure or None, caption) of the pictures of events, which every layer has."""
-    focused = {k: f for k, f in s.seen.focus.items() if f.histogram.any() or f.beyond}
+    focused = {k: f for k, f in s.histograms.items() if f.size}
     entries: list[Picture] = []
     if s.rounding:
         entries.append(("Bias per event", plots.bias(s), _bias_caption(s)))
@@ -40,7 +41,7 @@ def budget_picture(s: Summary, parts: list[Line]) -> Picture:
         " an event makes alone, over that of the whole plan. Bars of one result add up to 100 %"
         " where errors do not depend on each other."
     )
-    b = s.seen.budget
+    b = s.budget
     assert b is not None
     if infinite := [n for n, x in b.total.items() if not np.isfinite(x)]:
         verb = "have infinite errors" if len(infinite) > 1 else "has an infinite error"
@@ -71,14 +72,14 @@ def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
 
 def shown(s: Summary) -> list[Picture]:
     """Return all pictures of a layer's page in order."""
-    budget = s.seen.budget
+    budget = s.budget
     first = [budget_picture(s, visible(budget))] if budget is not None and budget.lines else []
     return first + pictures(s) + mechanisms(s)[0]
 
 
-def _beyond(kept: dict[str, Focus]) -> str:
+def _beyond(kept: dict[str, Histogram]) -> str:
     """Which part of the events lies outside the histograms, if any."""
-    shares = {k: f.beyond / max(int(f.histogram.sum()) + f.beyond, 1) for k, f in kept.items()}
+    shares = {k: f.beyond / max(f.size, 1) for k, f in kept.items()}
     parts = [f"{100 * share:.2g} % of {name}" for name, share in shares.items() if share]
     return f" Beyond an ulp and not drawn: {', '.join(parts)}." if parts else ""
 
@@ -109,7 +110,7 @@ def _heads_caption(beyond: int, limit: float) -> str:
 
 def _running_picture(s: Summary) -> Picture:
     run, title = s.running, "Error of P V along the keys"
-    if run is None and s.seen.not_finite is not None:
+    if run is None and s.not_finite is not None:
         return title, None, "The sum in question is not finite, so that its error is not drawn."
     if run is None:
         caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
@@ -130,7 +131,7 @@ def _running_picture(s: Summary) -> Picture:
 
 def _where(s: Summary) -> str:
     """Return the names of the events whose errors `running_error.most_biased` sums."""
-    sites = [n for n in ("PV", "O") if n in s.seen.focus and s.seen.focus[n].histogram.any()]
+    sites = [n for n in ("PV", "O") if n in s.histograms and s.histograms[n].counts.any()]
     return " and ".join(sites) or "OUT"
 
 
@@ -142,7 +143,7 @@ def _moved(run: Running) -> float:
 
 def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     d, title = s.drift, "Error of delta along the tokens"
-    against = s.seen.request.against.name
+    against = s.request.against.name
     if d is None:
         return title, None, "The file has no do, so there is no backward and no delta."
     if d.lost:
@@ -160,7 +161,8 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     caption = (
         f"Does the error of delta add up over tokens? The error is delta minus that of {against};"
         f" its running sum in the most extreme of {d.z.size} heads {back}ends {ends} the threshold"
-        f" (only the end is tested), with z = {d.z[d.worst]:+.2f}. The band holds for a head that"
+        f" (only the end is tested), with {z_words(d.z[d.worst], 2)}. The band holds for a"
+        " head that"
         f" is chosen blindly; this is the most extreme head. {_identity(s, d)}."
     )
     return title, plots.along_tokens(d) if draw else None, caption
@@ -168,12 +170,12 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
 
 def _identity(s: Summary, d: DeltaDrift) -> str:
     """Say whether delta's error is the output's, as it is where both plans take delta from O."""
-    other = f"rowsum dO (O - O of {s.seen.request.against.name})"
+    other = f"rowsum dO (O - O of {s.request.against.name})"
     if d.identity <= 1e-3 * np.abs(d.error).max():
         return f"The error equals {other} to {d.identity:.0e}: it is the error of O weighted by dO"
     return (
         f"The error differs from {other} by up to {d.identity:.0e}, since delta comes from"
-        f" {s.seen.request.plan.delta_from}"
+        f" {s.request.plan.delta_from}"
     )
 
 

@@ -2,32 +2,41 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from roundscope.attention import Trace
 from roundscope.attention.places import Sizes
-from roundscope.emu.whole_files import safe_names, whole_file, write_whole
-from roundscope.experiments.errors import UsageError, bad, one_line
+from roundscope.emu.whole_files import safe_names, write_whole
+from roundscope.experiments.errors import UsageError
 from roundscope.experiments.report.progress import telling
 from roundscope.experiments.report.terminal import console, plain, print_json
 from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
-from roundscope.experiments.tensors.layers import REPAIR, Layer, read_layers, sample_path
+from roundscope.experiments.results.provenance import command_line
+from roundscope.experiments.tensors.layers import (
+    REPAIR,
+    Layer,
+    each_layer,
+    sample_path,
+    without_numbers,
+)
 from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import terminal
 from roundscope.experiments.trace.folder import digest as request_digest
 from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
+from roundscope.experiments.trace.records import records
 from roundscope.experiments.trace.run import Progress, check_engine, observe, slower
 from roundscope.experiments.trace.served import noted, plan_for, settled
 from roundscope.experiments.trace.summary import Summary, summarise
 
-RECORD = "trace.json"
+RECORD, RECORDS = "trace.json", "records.npz"
 
 
 def run(
@@ -66,33 +75,45 @@ def run(
         raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
     overrides = Overrides(**words(**said))
     path = sample_path() if file is None else file
-    try:
-        layers = read_layers(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
+
+    def layers() -> Iterator[Layer]:
+        return each_layer(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
+
+    try:  # all of the file is read and checked before the first layer runs
+        read = [without_numbers(each) for each in layers()]
     except UsageError as error:
         raise UsageError(
             str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
         ) from None
-    asked = request(plan=plan_for(layers, plan), beside=plan_for(layers, beside), **options)
-    layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
-    for each in layers:
+    asked = request(plan=plan_for(read, plan), beside=plan_for(read, beside), **options)
+    for each in read:
         _check(settled(asked, each), each)
     if note := slower(asked):
         print(f"roundscope: {note}", file=sys.stderr)
     digest = request_digest(asked, path, layer, layout, overrides)
-    if out is not None:
-        checked_folder(out, RECORD)
+    checked_folder(out, RECORD)
     folder = out or folder_for(path, asked, digest)
     tell_replaced(folder, digest, RECORD)
-    _make(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         with (
             telling("trace") as progress,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
-            summaries = [_traced(each, asked, progress) for each in layers]
+            names = safe_names(each.name for each in read)
+            with records(folder / RECORDS, asked) as keep:
+                summaries = [
+                    _traced(
+                        noted(each, asked.plan, is_asked=plan is not None),
+                        asked,
+                        progress,
+                        partial(keep, name),
+                    )
+                    for name, each in zip(names, layers(), strict=True)
+                ]
             data = _written(summaries, asked, path, folder, digest, progress)
             if png:
-                _drawn(summaries, folder)
+                _drawn(summaries, names, folder)
     except KeyboardInterrupt:
         print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
         raise SystemExit(130) from None
@@ -100,17 +121,6 @@ def run(
         print_json(data)
     else:
         _shown(summaries, folder)
-
-
-def _make(folder: Path) -> None:
-    """Make the folder of the results. Raises UsageError where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = (error.strerror or one_line(error)).lower()
-        raise bad(
-            "--out", str(folder), f"cannot be made ({why}); name a folder that you may write"
-        ) from None
 
 
 def _check(asked: Request, layer: Layer) -> None:
@@ -130,12 +140,13 @@ def _check(asked: Request, layer: Layer) -> None:
     check_engine(layer, asked)
 
 
-def _traced(layer: Layer, asked: Request, progress: Progress) -> Summary:
+def _traced(
+    layer: Layer, asked: Request, progress: Progress, keep: Callable[[Trace], None]
+) -> Summary:
     seen = observe(layer, asked, progress)
     progress(f"{layer.name}: statistics")
-    found = summarise(seen)
-    # the events of a layer are its largest part, and nothing that is shown needs them
-    return replace(found, seen=replace(found.seen, held={}))
+    keep(seen.trace)
+    return summarise(seen)
 
 
 def _written(
@@ -146,59 +157,39 @@ def _written(
     digest: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Write report.html, trace.json and, if asked for, records.npz; return trace.json's data."""
+    """Write report.html and trace.json; return the data of trace.json."""
     from roundscope.experiments.trace import report
 
-    document = trace_json.document(summaries, asked, path.name, trace_json.command_line())
+    document = trace_json.document(summaries, asked, path.name, command_line())
     data: dict[str, Any] = plain(document | {"request": digest})
     write_json(folder / RECORD, data)
     page = report.html(summaries, data | {"next": again(data["command"])}, progress)
     write_whole(folder / "report.html", page)
-    if records := _records(summaries, asked):
-        # numpy types the keyword allow_pickle as bool, which no name of ours is
-        with whole_file(folder / "records.npz") as unfinished, unfinished.open("wb") as stream:
-            np.savez_compressed(stream, **records)  # type: ignore[arg-type]
     return data
 
 
-def _drawn(summaries: list[Summary], folder: Path) -> None:
-    """Write the pictures as <layer>-<title>.png."""
+def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:
+    """Write the page's pictures as <layer>-<title>.png; names: those of the layers in files."""
     from roundscope.experiments.report.pictures import png
     from roundscope.experiments.trace.captions import shown
+    from roundscope.experiments.trace.report import least_exact
 
-    for s, layer in zip(summaries, _names(summaries), strict=True):
-        for title, picture, _ in shown(s):
+    pictured = least_exact(summaries)
+    for s, layer in zip(summaries, names, strict=True):
+        for title, picture, _ in shown(s) if s.layer.name in pictured else ():
             if picture is not None:
                 name = f"{layer}-{title.lower().replace(' ', '-')}.png"
                 write_whole(folder / name, png(picture))
 
 
-def _names(summaries: list[Summary]) -> list[str]:
-    """Return the names of the layers in files, which are ours where theirs could lead elsewhere."""
-    return safe_names(s.seen.layer.name for s in summaries)
-
-
-def _records(summaries: list[Summary], asked: Request) -> dict[str, np.ndarray]:
-    """Return the arrays that --record asked for: <layer>.<SITE>.rows, .before and .after."""
-    arrays: dict[str, np.ndarray] = {}
-    for s, name in zip(summaries, _names(summaries), strict=True):
-        trace = s.seen.trace
-        if asked.rows:
-            arrays |= {f"{name}.{site}.rows": rows for site, rows in trace.rows.items()}
-        for site, (before, after) in trace.events.items():
-            arrays[f"{name}.{site}.before"] = np.asarray(before)
-            arrays[f"{name}.{site}.after"] = np.asarray(after)
-    return arrays
-
-
 def _shown(summaries: list[Summary], folder: Path) -> None:
     screen = console()
-    command = again(trace_json.command_line())
+    command = again(command_line())
     for s in summaries:
-        name = s.seen.layer.name
+        name = s.layer.name
         one = f"{command} --layer {shlex.quote(name)}" if len(summaries) > 1 else command
         terminal.show(s, screen, one)
-    names = [n for n in ("report.html", RECORD, "records.npz") if (folder / n).exists()]
+    names = [n for n in ("report.html", RECORD, RECORDS) if (folder / n).exists()]
     print(f"written: {', '.join(str(folder / n) for n in names)}")
 
 

@@ -1,25 +1,22 @@
 """trace.json: every number of a trace, the request, and digests of the inputs and outputs."""
 
-import hashlib
 import platform
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-
-import numpy as np
 
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.provenance import versions
+from roundscope.experiments.tensors.layers import Layer
 from roundscope.experiments.trace.analysis.bias import Bias, Event
 from roundscope.experiments.trace.analysis.consequences import Gain
 from roundscope.experiments.trace.analysis.running_error import Running, tied
 from roundscope.experiments.trace.costs import cost
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.results import Result, score
-from roundscope.experiments.trace.run import Observed, blocks
-from roundscope.experiments.trace.summary import Summary, head_table, share_of_rows
+from roundscope.experiments.trace.run import blocks
+from roundscope.experiments.trace.summary import Summary, share_of_rows
 from roundscope.experiments.trace.verdict import verdict
 from roundscope.experiments.trace.words import sentence
 
@@ -41,7 +38,7 @@ def document(
         "seed": request.seed,
         "plan": request.plan.describe(),
         "against": request.against.describe(),
-        "causal": all(s.seen.request.causal for s in summaries),
+        "causal": all(s.request.causal for s in summaries),
         "block_q": request.block_q,
         "block_k": request.block_k,
         "inject": [_plain(i) for i in request.inject],
@@ -51,43 +48,27 @@ def document(
     }
 
 
-def versions(engine: str) -> dict[str, str]:
-    """Return the versions of Python and of every package that took part, by name."""
-    names = ["roundscope", "numpy", "numba", "ml_dtypes", "safetensors", "matplotlib"]
-    if engine != "numpy":
-        names += ["jax", "jaxlib"]
-    return {"python": platform.python_version()} | {name: _version(name) for name in names}
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def layer(s: Summary) -> dict[str, Any]:
     """Return all findings of one layer as plain data."""
-    seen = s.seen
-    names, means, z = head_table(s)
+    names, means, z = s.heads
     some, rows = share_of_rows(s)
     return {
-        "name": seen.layer.name,
+        "name": s.layer.name,
         "sentence": sentence(s),
-        "shape": shape(seen),
-        "notes": list(seen.layer.notes),
-        "scale": seen.scale,
-        "causal": bool(seen.request.causal),
-        "alignment": seen.request.alignment,
-        "tile": blocks(seen.layer, seen.request),
-        "not_finite": seen.layer.nan_count,
-        "infinite_or_nan": _not_finite(seen.not_finite),
-        "digests": digests(seen),
+        "shape": shape(s.layer),
+        "notes": list(s.layer.notes),
+        "scale": s.scale,
+        "causal": bool(s.request.causal),
+        "alignment": s.request.alignment,
+        "tile": blocks(s.layer, s.request),
+        "not_finite": s.layer.nan_count,
+        "infinite_or_nan": _not_finite(s.not_finite),
+        "digests": s.digests,
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
         "verdict": _plain(verdict(s)),
         "results": {r.name: result(r) for r in s.results},
-        "budget": None if seen.budget is None else budget(s),
+        "budget": None if s.budget is None else budget(s),
         "delta": None if s.drift is None else _drift(s),
         "several_ones": {
             "rows": some,
@@ -98,7 +79,7 @@ def layer(s: Summary) -> dict[str, Any]:
         "running_error": None if s.running is None else _running(s.running),
         "heads": {"events": names, "mean_ulps": means.tolist(), "z": z.tolist()},
         "histograms": {
-            k: {"counts": f.histogram.tolist(), "beyond": f.beyond} for k, f in seen.focus.items()
+            k: {"counts": f.counts.tolist(), "beyond": f.beyond} for k, f in s.histograms.items()
         },
     }
 
@@ -135,7 +116,7 @@ def _gain(g: Gain | None) -> dict[str, Any] | None:
 
 def budget(s: Summary) -> dict[str, Any]:
     """Return the error budget as plain data, each part with its shares and its cost."""
-    b, plan = s.seen.budget, s.seen.request.plan
+    b, plan = s.budget, s.request.plan
     assert b is not None
     return {
         "heads": list(b.heads),
@@ -154,25 +135,25 @@ def budget(s: Summary) -> dict[str, Any]:
                 "without": line.without,
                 "is_change": line.is_change,
                 "promotion": promotion(plan, line.part),
-                "cost": cost(plan, line.part, s.seen.layer),
+                "cost": cost(plan, line.part, s.layer),
             }
             for line in b.lines
         ],
     }
 
 
-def shape(seen: Observed) -> dict[str, int]:
+def shape(layer: Layer) -> dict[str, int]:
     """Return the sizes of the axes by letter.
 
     B: batch, T: queries, S: keys, N: query heads, G: key heads, H: features, H_v: those of V.
     """
-    (b, t, n, h), (_, s, g, hv) = seen.layer.q.shape, seen.layer.v.shape
+    (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
     return {"B": b, "T": t, "S": s, "N": n, "G": g, "H": h, "H_v": hv}
 
 
 def event(e: Event, s: Summary) -> dict[str, Any]:
     """Return one event as plain data: counts and sums over all heads, and its two tests of bias."""
-    stats = s.seen.trace.stats[e.name]
+    stats = s.stats[e.name]
     return {
         "name": e.name,
         "format": e.format.name,
@@ -200,24 +181,6 @@ def _bias(x: Bias) -> dict[str, Any]:
         "null_deviation": x.lean.null,
         "biased": x.is_biased,
     }
-
-
-def digests(seen: Observed) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of shape, type and bytes of every array, in layout (B, T, N, H)."""
-    given = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
-    return {
-        "inputs": {k: digest(a) for k, a in given.items() if a is not None},
-        "outputs": {k: digest(a) for k, a in seen.results.items() if a is not None},
-    }
-
-
-def digest(array: Any) -> str:
-    """Return an array's SHA-256, all NaN made equal since engines may differ in their payload."""
-    a = np.ascontiguousarray(array)
-    if a.dtype != bool:
-        a = np.where(np.isnan(a), np.array(np.nan, a.dtype), a)
-    head = f"{a.dtype.str}{a.shape}".encode()
-    return hashlib.sha256(head + a.tobytes()).hexdigest()
 
 
 def _drift(s: Summary) -> dict[str, Any]:
@@ -253,8 +216,3 @@ def _plain(record: Any) -> dict[str, Any]:
         data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
         data["what"] = {"kind": type(record.what).__name__} | data["what"]
     return data
-
-
-def command_line() -> list[str]:
-    """Return the words that started this process, with the program's name in place of its path."""
-    return ["roundscope", *sys.argv[1:]]

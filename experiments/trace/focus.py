@@ -7,13 +7,31 @@ Everything here is exact in binary64 up to the order of its sums: `after - befor
 """
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
 from roundscope.emu.formats.format import Format
 
 BINS = 81  # of 1/40 ulp each, centered on 0; ties fall into the bins of -1/2 and +1/2
+AT_ONCE = 1 << 22  # events whose arguments are counted together
 CENTRES = (np.arange(BINS) - BINS // 2) / 40.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """The inexact events of one site by signed error in ulps.
+
+    counts  (BINS,);  beyond: how many lie outside the bins
+    """
+
+    counts: np.ndarray
+    beyond: int
+
+    @property
+    def size(self) -> int:
+        """The number of inexact events."""
+        return int(self.counts.sum()) + self.beyond
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,15 +39,18 @@ class Focus:
     """Errors of one site, in ulps of its format.
 
     signed     (B, N, tiles, T): sum over each row's events;  away: the same, counted away from zero
-    histogram  (BINS,): inexact events by signed error;  beyond: those outside
     value      (B, N, T, H): error in value summed over tiles, of events with features; else None
     """
 
     signed: np.ndarray
     away: np.ndarray
-    histogram: np.ndarray
-    beyond: int
+    histogram: Histogram
     value: np.ndarray | None
+
+    @property
+    def rounds(self) -> bool:
+        """Whether an event within the bins is inexact."""
+        return bool(self.histogram.counts.any())
 
 
 def of_heads(parts: list[Focus]) -> Focus:
@@ -39,8 +60,10 @@ def of_heads(parts: list[Focus]) -> Focus:
         signed=np.concatenate([p.signed for p in parts], axis=1),
         away=np.concatenate([p.away for p in parts], axis=1),
         value=np.concatenate(values, axis=1) if values else None,
-        histogram=sum((p.histogram for p in parts), np.zeros(BINS, np.int64)),
-        beyond=sum(p.beyond for p in parts),
+        histogram=Histogram(
+            counts=sum((p.histogram.counts for p in parts), np.zeros(BINS, np.int64)),
+            beyond=sum(p.histogram.beyond for p in parts),
+        ),
     )
 
 
@@ -65,7 +88,6 @@ def focus(before: np.ndarray, after: np.ndarray, f: Format, *, per_feature: bool
     if before.ndim == 4:
         before, after = before[:, :, None], after[:, :, None]
     ulps = ulps_of(before, after, f)
-    counts, beyond = _histogram(ulps)
     error = None
     if per_feature:
         with np.errstate(invalid="ignore"):
@@ -73,18 +95,17 @@ def focus(before: np.ndarray, after: np.ndarray, f: Format, *, per_feature: bool
     return Focus(
         signed=ulps.sum(-1),
         away=(ulps * np.copysign(1.0, before)).sum(-1),
-        histogram=counts,
-        beyond=beyond,
+        histogram=_histogram(ulps),
         value=error,
     )
 
 
-def _histogram(ulps: np.ndarray) -> tuple[np.ndarray, int]:
+def _histogram(ulps: np.ndarray) -> Histogram:
     inexact = ulps[ulps != 0.0]
     place = np.rint(inexact * 40.0) + BINS // 2
     inside = (place >= 0) & (place < BINS)
     counts = np.bincount(place[inside].astype(np.int64), minlength=BINS)
-    return counts, int(inexact.size - inside.sum())
+    return Histogram(counts=counts, beyond=int(inexact.size - inside.sum()))
 
 
 # signed significands (by_error: errors), ascending, and the sum of signed ulps of each
@@ -103,10 +124,16 @@ def by_argument(
     few distinct errors by nature; this key would give one coin to all their ties and hide real
     bias.
     """
-    chosen = before != after
-    before, after = before[chosen], after[chosen]
-    ulps = ulps_of(before, after, f)
-    return _grouped(ulps if by_error else np.frexp(before)[0], ulps)
+
+    def grouped(before: np.ndarray, after: np.ndarray) -> Distinct:
+        chosen = before != after
+        before, after = before[chosen], after[chosen]
+        ulps = ulps_of(before, after, f)
+        return _grouped(ulps if by_error else np.frexp(before)[0], ulps)
+
+    count = max(1, -(-before.size // AT_ONCE))
+    parts = (np.array_split(x.reshape(-1), count) for x in (before, after))
+    return reduce(lambda *two: merged(list(two)), map(grouped, *parts))
 
 
 def away_by_argument(distinct: Distinct) -> np.ndarray:

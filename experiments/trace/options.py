@@ -89,7 +89,7 @@ def request(
     for name, size in (("--block-q", block_q), ("--block-k", block_k)):
         if size < 1:
             raise bad(name, size, "a tile has at least one row; 128 is usual")
-    if budget_heads is not None and budget_heads < 1:
+    if budget_heads is not None and not 1 <= budget_heads < 2**31:
         raise bad("--budget-heads", budget_heads, "give 1 or more, such as 12")
     if engine not in ENGINES:
         raise UsageError(f"--engine '{engine}': {unknown('engine', engine, ENGINES)}")
@@ -137,7 +137,8 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
     try:
         return plan.changed(text, seed=seed)
     except ValueError as error:
-        raise UsageError(f"--set '{text}': {error}") from None
+        why = str(error).removeprefix(f"'{text}': ")
+        raise UsageError(f"--set '{text}': {why}") from None
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:

@@ -23,8 +23,9 @@ from roundscope.experiments.report.pictures import (
 from roundscope.experiments.trace.analysis.bias import Bias, Event, threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.analysis.running_error import Running, tied
-from roundscope.experiments.trace.focus import CENTRES, Focus
-from roundscope.experiments.trace.summary import Summary, head_table
+from roundscope.experiments.trace.focus import CENTRES, Histogram
+from roundscope.experiments.trace.results import z_words
+from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.table import formula
 
 
@@ -63,7 +64,7 @@ def _biases(ax: Any, limit: float, biases: list[tuple[Event, Bias]], title: str)
     )
     bars = ax.barh(y, means, height=0.4, color=colours)
     for bar, (e, b) in zip(bars, biases, strict=True):
-        told = f"{e.name}, {title}: {b.lean.mean:+.2g} ulp, z = {b.lean.z:+.1f}"
+        told = f"{e.name}, {title}: {b.lean.mean:+.2g} ulp, {z_words(b.lean.z)}"
         hover(bar, f"{told}; {formula(e.name)}")
     _signed_log(ax.set_xscale, np.concatenate([means, band]))
     ax.axvline(0.0, color=INK, lw=0.8)
@@ -193,7 +194,7 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
 
     Returns the figure, the number of cells with |z| beyond the threshold, and the threshold.
     """
-    names, means, z = head_table(summary)
+    names, means, z = summary.heads
     limit = threshold(means.size)
     figure, ax = _figure(1.2 + 0.21 * max(len(names), 1))
     if means.size:
@@ -220,7 +221,7 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
             for (i, j), mean in np.ndenumerate(means)
         ]
         texts(ax, cells, ha="center", va="center", fontsize=6.5)
-    batch, _, heads, _ = summary.seen.layer.q.shape
+    batch, _, heads, _ = summary.layer.q.shape
     labels = [
         str(k % heads) if batch == 1 else f"{k // heads}/{k % heads}" for k in range(batch * heads)
     ]
@@ -231,14 +232,14 @@ def heat_map(summary: Summary) -> tuple[Figure, int, float]:
     return figure, int((np.abs(z) > limit).sum()), limit
 
 
-def histogram(focus: dict[str, Focus]) -> Figure:
+def histogram(sites: dict[str, Histogram]) -> Figure:
     """Draw histograms of the signed errors, in ulps, of the inexact events of each given site."""
-    figure, axes = _figure(2.5, 1, len(focus), squeeze=False)
-    for ax, (name, f) in zip(axes[0], focus.items(), strict=True):
-        total = max(int(f.histogram.sum()) + f.beyond, 1)
-        inside = np.flatnonzero(f.histogram)
+    figure, axes = _figure(2.5, 1, len(sites), squeeze=False)
+    for ax, (name, f) in zip(axes[0], sites.items(), strict=True):
+        total = max(f.size, 1)
+        inside = np.flatnonzero(f.counts)
         colours = np.where(CENTRES > 0, UP, DOWN)
-        bars(ax, CENTRES, f.histogram / total, 1 / 40, facecolors=colours, alpha=0.85)
+        bars(ax, CENTRES, f.counts / total, 1 / 40, facecolors=colours, alpha=0.85)
         reach = max(0.55, float(np.abs(CENTRES[inside]).max(initial=0.0)) + 0.05)
         ax.set_xlim(-reach, reach)
         ax.axvline(0.0, color=INK, lw=0.6)

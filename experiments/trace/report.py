@@ -5,6 +5,7 @@ then what every event did.
 """
 
 import math
+import shlex
 from collections.abc import Callable
 from html import escape
 from typing import Any
@@ -23,6 +24,7 @@ from roundscope.experiments.trace.summary import Summary
 from roundscope.experiments.trace.verdict import percent, verdict
 from roundscope.experiments.trace.words import plan_words, sentence
 
+PICTURED = 16  # layers of which a page has pictures, at most
 Progress = Callable[[str], None]
 
 
@@ -33,32 +35,50 @@ def html(
 
     data: that of trace.json, with the command; progress: called with what is drawn now.
     """
-    worst = max(summaries, key=lambda s: (s.seen.not_finite is not None, s.results[0].error))
-    many = len(summaries) > 1
+    worst, many = min(summaries, key=_exactness), len(summaries) > 1
+    pictured = least_exact(summaries)
     parts = [_top(summaries, worst, data)]
     parts.append(folded("How to read this page", f"{HOW}<p class=note>{NULL}</p>"))
     if many:
         parts.append(f"<h2>The layers</h2>{_layers(summaries)}")
-    parts.append(controls([s.seen.layer.name for s in summaries], _heads(worst)))
+    parts.append(controls([s.layer.name for s in summaries], _heads(worst)))
     parts += [CONTENTS] if many else []
     for s in summaries:
-        progress(f"{s.seen.layer.name}: pictures")
-        name = escape(s.seen.layer.name, quote=True)
+        is_pictured = s.layer.name in pictured
+        name = escape(s.layer.name, quote=True)
         title = f"<h2>{name}</h2><p>{escape(verdict(s).text)}</p>" if many else ""
-        parts.append(f"<section data-layer='{name}'>{title}{_layer(s)}</section>")
+        if is_pictured:
+            progress(f"{s.layer.name}: pictures")
+        else:
+            one = escape(f"{data['next']} --layer {shlex.quote(s.layer.name)}")
+            title += (
+                f"<p class=note>Drawn are the {PICTURED} least exact layers. Pictures of this one:"
+                f" <code>{one}</code></p>"
+            )
+        parts.append(f"<section data-layer='{name}'>{title}{_layer(s, is_pictured)}</section>")
     parts += [folded("What is exact on this page, and what is not", f"<p class=note>{EXACT}</p>")]
     parts += [folded("What was run", _machine(data)), SCRIPT]
     title = f"Roundscope: {data['plan']['name']}, {data['file']}"
     return document(title, "\n".join(p for p in parts if p))
 
 
+def least_exact(summaries: list[Summary]) -> set[str]:
+    """Return the names of the layers of which a page has pictures, which take most of its time."""
+    return {s.layer.name for s in sorted(summaries, key=_exactness)[:PICTURED]}
+
+
+def _exactness(s: Summary) -> tuple[bool, float]:
+    """Return what layers are sorted by, the least exact first."""
+    return s.not_finite is None, -s.results[0].error
+
+
 def _heads(s: Summary) -> int:
-    return int(s.seen.layer.q.shape[2])
+    return int(s.layer.q.shape[2])
 
 
 def _top(summaries: list[Summary], worst: Summary, data: dict[str, Any]) -> str:
     """Return the title, what was traced, and the verdict on the layer that is least exact."""
-    request, layer = worst.seen.request, worst.seen.layer
+    request, layer = worst.request, worst.layer
     what = (
         f"{data['file']}: {plan_words(request)}, against {data['against']['name']}, tiles of"
         f" {data['block_q']} x {data['block_k']}{events.call_words(request, layer)},"
@@ -68,7 +88,7 @@ def _top(summaries: list[Summary], worst: Summary, data: dict[str, Any]) -> str:
     first = v.accuracy
     if len(summaries) > 1:
         first = f"{layer.name} is the least exact of {len(summaries)} layers. {first}"
-    is_bad = any(s.biased_results or s.seen.not_finite is not None for s in summaries)
+    is_bad = any(s.biased_results or s.not_finite is not None for s in summaries)
     mood = "bad" if is_bad else "good"
     step = f"{data['next']} {v.step}" if v.step else ""
     more = " ".join(x for x in (v.bias, v.causes) if x)
@@ -84,14 +104,14 @@ def _layers(summaries: list[Summary]) -> str:
     names = [r.name for r in summaries[0].results if r.gain is not None]
     rows = []
     for s in summaries:
-        budget, by_name = s.seen.budget, {r.name: r for r in s.results}
+        budget, by_name = s.budget, {r.name: r for r in s.results}
         errors = [f"{by_name[n].error:.2e}" if n in by_name else "" for n in names]
         most = _largest(budget)
         biased = " ".join(r.name for r in s.biased_results) or "-"
-        rows.append([s.seen.layer.name, *errors, biased, most, _biased_events(s)])
+        rows.append([s.layer.name, *errors, biased, most, _biased_events(s)])
     heads = ["layer", *(f"{n}:\nrms error" for n in names)]
     heads += ["biased\nresults", "largest part\nof out", "biased events"]
-    marked = [bool(s.biased_results) or s.seen.not_finite is not None for s in summaries]
+    marked = [bool(s.biased_results) or s.not_finite is not None for s in summaries]
     return grid(heads, rows, marked)
 
 
@@ -107,16 +127,17 @@ def _biased_events(s: Summary) -> str:
     return " ".join(e.name for e in s.biased_events) or "-"
 
 
-def _layer(s: Summary) -> str:
+def _layer(s: Summary, is_pictured: bool) -> str:
     """Return the sections of one layer."""
     parts = [f"<h3>Results</h3>{_results(s)}"]
-    if s.seen.budget is not None and s.seen.budget.lines:
-        parts.append(figure(*budget_picture(s, visible(s.seen.budget))))
+    if s.budget is not None and s.budget.lines:
+        if is_pictured:
+            parts.append(figure(*budget_picture(s, visible(s.budget))))
         parts.append(_budget(s))
     parts.append(f"<h3>What every rounding event did</h3><p>{escape(sentence(s))}</p>")
-    parts += [figure(*p) for p in pictures(s)]
     fire, quiet = mechanisms(s)
-    parts += [figure(*p) for p in fire]
+    if is_pictured:
+        parts += [figure(*p) for p in (*pictures(s), *fire)]
     parts.append(folded("All events that round, with their formulas", _events(s)))
     parts.append(folded("Errors of every head", _by_head(s)))
     words = "".join(f"<p class=note>{escape(text)}</p>" for text in quiet)
@@ -134,7 +155,7 @@ def _results(s: Summary) -> str:
 
 def _budget(s: Summary) -> str:
     """Return the tables of the error budget: shares, what promotion buys and what it costs."""
-    budget = s.seen.budget
+    budget = s.budget
     assert budget is not None
     names, rows = list(budget.total), []
     for line in budget.lines:
@@ -163,14 +184,14 @@ def _left(error: float, total: float) -> str:
 
 def _promotions(s: Summary) -> str:
     """Return the table of what more bits for an event would buy and cost."""
-    budget, plan = s.seen.budget, s.seen.request.plan
+    budget, plan = s.budget, s.request.plan
     assert budget is not None
     rows = [
         [
             line.part.name,
             line.part.formula,
             terminal.helps(budget, line),
-            cost(plan, line.part, s.seen.layer),
+            cost(plan, line.part, s.layer),
         ]
         for line in visible(budget)
         if line.part.places
@@ -184,7 +205,7 @@ def _promotions(s: Summary) -> str:
 def _events(s: Summary) -> str:
     formulas = [events.formula(e.name) for e in s.rounding]
     rows = [
-        [*events.cells(e, s.seen.layer.q.shape[0]), text]
+        [*events.cells(e, s.layer.q.shape[0]), text]
         for e, text in zip(s.rounding, formulas, strict=True)
     ]
     lines = (*events.folded(s), events.legend(s))

@@ -109,6 +109,11 @@ def _by_head(own: Any, want: Any) -> np.ndarray:
     return np.array(heads).reshape(a.shape[0], a.shape[2])
 
 
+def z_words(z: float, digits: int = 1) -> str:
+    """Return a z in words, also one that is not known: of one number, or of equal ones."""
+    return "z unknown" if math.isnan(z) else f"z = {z:+.{digits}f}"
+
+
 def score(g: Gain) -> float:
     """Return the z of a gain: its mean over its standard error; NaN where that is not known."""
     return g.mean / g.se if g.se > 0.0 else math.nan

@@ -1,6 +1,7 @@
 """The findings of one layer: `Summary`, computed from what was observed.
 
-It holds everything that the table, the report and the JSON say.
+It holds everything that the table, the report and the JSON say, and no array of the size of the
+layer's, so that the summaries of all layers of a file fit into memory.
 """
 
 from dataclasses import dataclass
@@ -8,25 +9,41 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.attention import ErrorBudget
+from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.sites import Axes
 from roundscope.attention.trace.summary import site_of
+from roundscope.emu.stats.summary import Stats
+from roundscope.experiments.results.provenance import digest
+from roundscope.experiments.tensors.layers import Layer, without_numbers
 from roundscope.experiments.trace.analysis import bias as analysis
 from roundscope.experiments.trace.analysis import consequences
 from roundscope.experiments.trace.analysis.bias import Event
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift, Share
 from roundscope.experiments.trace.analysis.running_error import Running, running
-from roundscope.experiments.trace.focus import Distinct
+from roundscope.experiments.trace.focus import Distinct, Histogram
+from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.results import Result, results
 from roundscope.experiments.trace.run import Observed, shared_arguments
 
 CHAIN = ("PV", "O", "OUT")
+Heads = tuple[list[str], np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """The findings of one layer.
 
-    seen        what was observed
+    layer       its name, shapes and call, without its numbers (`tensors.layers.without_numbers`)
+    request     what was asked for it
+    scale       that of the scores
+    digests     SHA-256 of the inputs and outputs, by name
+    strange     the numbers of the inputs that are infinite or NaN, in words
+    stats       by event, the counts and sums of every head
+    heads       the names, mean errors and z of the rounding events by query head (`_by_head`)
+    histograms  the inexact events of P, PV, O and OUT by signed error, where they occur
+    budget      which event makes how much of the errors against exact attention; None if not asked
+    not_finite  the numbers of the results that are infinite or NaN; None if all are finite
     limit       |z| beyond which an event counts as biased, in either of its two tests
     events      the events that occurred, in the order of the algorithm
     several     (B, N, T): rows with a key tile in which two or more P are 1; None if P was not kept
@@ -36,7 +53,16 @@ class Summary:
     results     out, lse, delta and the gradients, each with its error and what to hold it against
     """
 
-    seen: Observed
+    layer: Layer
+    request: Request
+    scale: float
+    digests: dict[str, dict[str, str]]
+    strange: tuple[str, ...]
+    stats: dict[str, Stats]
+    heads: Heads
+    histograms: dict[str, Histogram]
+    budget: ErrorBudget | None
+    not_finite: NotFinite | None
     limit: float
     events: list[Event]
     several: np.ndarray | None
@@ -54,7 +80,7 @@ class Summary:
     @property
     def rounding(self) -> list[Event]:
         """The events of which at least one instance is inexact or NaN."""
-        return [e for e in self.events if e.counts["inexact"] or e.counts["nan"]]
+        return [e for e in self.events if e.rounds]
 
     @property
     def biased_events(self) -> list[Event]:
@@ -90,10 +116,19 @@ def summarise(seen: Observed) -> Summary:
     suspects = [n for n, e in events.items() if e.is_biased and "." not in n]
     for name, distinct in shared_arguments(seen, suspects).items() if suspects else ():
         events[name] = make(name, distinct)
-    chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].histogram.any()]
+    chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].rounds]
     several = None if seen.ones is None else np.any(seen.ones > 1, axis=2)
     return Summary(
-        seen=seen,
+        layer=without_numbers(seen.layer),
+        request=seen.request,
+        scale=seen.scale,
+        digests=_digests(seen),
+        strange=_strange(seen.layer),
+        stats=stats,
+        heads=_by_head(seen, [e for e in events.values() if e.rounds]),
+        histograms={site: f.histogram for site, f in seen.focus.items()},
+        budget=seen.budget,
+        not_finite=seen.not_finite,
         limit=limit,
         events=list(events.values()),
         several=several,
@@ -136,16 +171,15 @@ def _drift(seen: Observed) -> DeltaDrift | None:
     return consequences.delta_drift(a["delta"], b["delta"], a["out"], b["out"], seen.layer.do)
 
 
-def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _by_head(seen: Observed, rounding: list[Event]) -> Heads:
     """Return (names, means, z) of the rounding events by query head; means and z are (events, B N).
 
     Events that are counted by key head, and the additions inside sums that have an axis of keys,
     are left out.
     """
     names, means, z = [], [], []
-    trace = summary.seen.trace
-    heads = summary.seen.layer.q.shape[2]
-    for e in summary.rounding:
+    trace, heads = seen.trace, seen.layer.q.shape[2]
+    for e in rounding:
         of_keys = site_of(e.name).axes is Axes.SH and "." in e.name
         if trace.stats[e.name].n.shape[1] != heads or of_keys:
             continue
@@ -156,6 +190,26 @@ def head_table(summary: Summary) -> tuple[list[str], np.ndarray, np.ndarray]:
         means.append(mean.reshape(-1))
         z.append(score.reshape(-1))
     return names, np.array(means), np.array(z)
+
+
+def _strange(layer: Layer) -> tuple[str, ...]:
+    """Return how many numbers of each input are NaN and how many infinite, in words."""
+    found = []
+    for name in ("q", "k", "v", "do", "sinks"):
+        a = getattr(layer, name)
+        if a is not None:
+            counts = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
+            found += [f"{n} {what} in {name}" for what, n in counts.items() if n]
+    return tuple(found)
+
+
+def _digests(seen: Observed) -> dict[str, dict[str, str]]:
+    """Return the SHA-256 of shape, type and bytes of every array, in layout (B, T, N, H)."""
+    given = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
+    return {
+        "inputs": {k: digest(a) for k, a in given.items() if a is not None},
+        "outputs": {k: digest(a) for k, a in seen.results.items() if a is not None},
+    }
 
 
 def share_of_rows(summary: Summary) -> tuple[int, int]:

@@ -50,7 +50,7 @@ def table(s: Summary, width: int = NARROW) -> Any:
         if stage not in (None, now):
             t.add_section()
         stage = now
-        line = cells(e, s.seen.layer.q.shape[0])
+        line = cells(e, s.layer.q.shape[0])
         t.add_row(*(Text(line[i]) for i in shown), style="bold red" if e.is_biased else None)
     return t
 
@@ -101,8 +101,8 @@ def folded(s: Summary) -> list[str]:
     """Return lines that name the events without a line of their own in the table."""
     exact = [e.name for e in s.events if e not in s.rounding]
     inside = [str(site) for site in PRODUCTS if _rounds_inside(s, site)]
-    absent = [n for n in s.seen.trace.stats if not int(s.seen.trace.stats[n].n.sum())]
-    finite = "" if s.seen.not_finite is None else ", where numbers are finite,"
+    absent = [n for n in s.stats if not int(s.stats[n].n.sum())]
+    finite = "" if s.not_finite is None else ", where numbers are finite,"
     kinds = {
         f"the last rounding changes nothing{finite} (what is before it may be inexact)": exact,
         "sums whose additions round inside (shown by --record steps:SITE)": inside,
@@ -116,7 +116,7 @@ def _rounds_inside(s: Summary, site: Site) -> bool:
 
     P V has no event of its own where a plan adds it to O.
     """
-    plan, stats = s.seen.request.plan, s.seen.trace.stats
+    plan, stats = s.request.plan, s.stats
     name = "O" if site is Site.PV and plan.pv_into_o else str(site)
     if f"{site}.step" in stats or name not in stats or not int(stats[name].n.sum()):
         return False
@@ -134,7 +134,7 @@ def legend(s: Summary) -> str:
 
 def sizes(s: Summary) -> str:
     """Return the sizes of the layer's axes, so that a wrong layout shows."""
-    (b, t, n, h), (_, keys, g, hv) = s.seen.layer.q.shape, s.seen.layer.v.shape
+    (b, t, n, h), (_, keys, g, hv) = s.layer.q.shape, s.layer.v.shape
     heads = f"{n} heads" if g == n else f"{n} heads over {g} key heads"
     tokens = f"{t} tokens" if keys == t else f"{t} queries, {keys} keys"
     features = f"{h} features" if h == hv else f"{h} features, {hv} of v"

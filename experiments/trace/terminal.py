@@ -23,7 +23,7 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     """
     from rich.text import Text
 
-    request, layer = s.seen.request, s.seen.layer
+    request, layer = s.request, s.layer
     tile = f"tile {request.block_q} x {request.block_k}{events.call_words(request, layer)}"
     console.print(Text(f"{layer.name}: {plan_words(request)}, {tile}", style="bold"))
     console.print(Text(events.sizes(s), style="dim"))
@@ -37,10 +37,10 @@ def show(s: Summary, console: Any, command: str = "") -> None:
     console.print()
     console.print(_results(s, console.width))
     console.print(Text(results_note(s), style="dim"))
-    if s.seen.budget is not None and s.seen.budget.lines:
+    if s.budget is not None and s.budget.lines:
         console.print()
         console.print(Text(BUDGET, style="bold"))
-        console.print(_budget(s.seen.budget))
+        console.print(_budget(s.budget))
         for line in budget_notes(s):
             console.print(Text(line, style="dim"))
     console.print()
@@ -69,7 +69,7 @@ def result_heads(s: Summary) -> list[str]:
     if first.cast is not None:
         heads += ["casts of\ninputs", "without\ncasts"]
     if first.beside is not None:
-        heads.append(f"{s.seen.request.beside.name if s.seen.request.beside else ''}:\nrms error")
+        heads.append(f"{s.request.beside.name if s.request.beside else ''}:\nrms error")
     if first.least is not None:
         heads.append("rounded\nonce")
     return heads
@@ -122,7 +122,7 @@ def _results(s: Summary, width: int) -> Any:
 
 def results_note(s: Summary) -> str:
     """Return what the columns of the table of results mean."""
-    first, name = s.results[0], s.seen.request.against.name
+    first, name = s.results[0], s.request.against.name
     parts = [f"Against {name}. ▲ ▼: biased, z beyond the limit: more than the scatter of heads."]
     if first.least is not None:
         parts.append("Rounded once: the exact result in its format, the least error there is.")
@@ -174,7 +174,7 @@ def helps(budget: ErrorBudget, line: Line) -> str:
 
 def budget_notes(s: Summary) -> list[str]:
     """Return lines that say how a budget was measured, what it leaves out and what things cost."""
-    budget = s.seen.budget
+    budget = s.budget
     assert budget is not None
     small = [x.part.name for x in budget.lines if x not in visible(budget)]
     lines = [budget_method(s)]
@@ -183,16 +183,16 @@ def budget_notes(s: Summary) -> list[str]:
     lines.append("what each is, and what more bits would cost a kernel on an H100, all heads:")
     for x in visible(budget):
         if len(x.part.places) == 1:
-            price = cost(s.seen.request.plan, x.part, s.seen.layer)
+            price = cost(s.request.plan, x.part, s.layer)
             lines.append(f"  {x.part.name} = {x.part.formula}; {price}")
     return lines
 
 
 def budget_method(s: Summary) -> str:
     """Return on which heads a budget was measured, and what its columns mean."""
-    budget = s.seen.budget
+    budget = s.budget
     assert budget is not None
-    n, heads = s.seen.layer.q.shape[2], len(budget.heads)
+    n, heads = s.layer.q.shape[2], len(budget.heads)
     which = f"{heads} of {n} heads" if heads < n else "all heads"
     infinite = any(math.isinf(x) for x in budget.total.values())
     inf = "inf: this alone makes the result infinite or NaN, whose error has no shares. "

@@ -8,7 +8,7 @@ from roundscope.attention.budget.not_finite import number_words
 from roundscope.attention.budget.parts import promotion, repair
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.experiments.report.wording import listed
-from roundscope.experiments.trace.results import EVENT, Result, score
+from roundscope.experiments.trace.results import EVENT, Result, score, z_words
 from roundscope.experiments.trace.summary import Summary
 
 LAST_DIGIT = 1e-7  # relative error that leaving in float32 makes, and more
@@ -78,14 +78,14 @@ def _accuracy(s: Summary) -> str:
 
     What is infinite or NaN comes first; the error of such a result is infinite, and not named.
     """
-    found, out = s.seen.not_finite, _out(s)
+    found, out = s.not_finite, _out(s)
     if found is None:
         return _distances(s)
     return f"{found} {_distances(s) if out.is_known else _gradients(s)}".strip()
 
 
 def _distances(s: Summary) -> str:
-    out, against = _out(s), s.seen.request.against.name
+    out, against = _out(s), s.request.against.name
     whose = "exact attention" if against == "exact" else f"the output of {against}"
     finite = _finite_part(s, "out")
     if out.error < LAST_DIGIT:
@@ -93,7 +93,7 @@ def _distances(s: Summary) -> str:
     first = f"The output differs from {whose} by {percent(out.error)} (relative rms error){finite}"
     if out.least and math.isfinite(out.least):
         times = out.error / out.least
-        name = s.seen.request.plan[EVENT["out"]].format.name
+        name = s.request.plan[EVENT["out"]].format.name
         once = f"rounding the exact output to {name} once"
         first += (
             f", hardly more than {once} ({percent(out.least)})"
@@ -107,7 +107,7 @@ def _distances(s: Summary) -> str:
 
 def _finite_part(s: Summary, name: str) -> str:
     """Return words for a result of which only the finite part has an error."""
-    found = s.seen.not_finite
+    found = s.not_finite
     return ", where both are finite" if found is not None and name in found.shared else ""
 
 
@@ -135,7 +135,7 @@ def _bias(s: Summary) -> str:
         return _unbiased([r.name for r in tested])
     parts = [too(r) for r in s.biased_results]
     text, first = f"Biased: {listed(parts)}.", s.biased_results[0].name
-    cause = culprit(s.seen.budget, s.biased_results[0])
+    cause = culprit(s.budget, s.biased_results[0])
     if cause is not None:
         change = f"{100 * cause.gain[first]:+.2g} %"
         text += (
@@ -147,8 +147,8 @@ def _bias(s: Summary) -> str:
 def too(r: Result) -> str:
     """Return by how much a result is too long or too short, with its z."""
     assert r.gain is not None
-    way, z = "long" if r.gain.mean > 0.0 else "short", score(r.gain)
-    return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} (z = {z:+.1f})"
+    way = "long" if r.gain.mean > 0.0 else "short"
+    return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} ({z_words(score(r.gain))})"
 
 
 def _unbiased(names: list[str]) -> str:
@@ -170,7 +170,7 @@ def culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
 
 def _causes(s: Summary) -> str:
     """Return which event makes most of the squared error of each result."""
-    budget = s.seen.budget
+    budget = s.budget
     if budget is None or not budget.lines:
         return ""
     named: dict[str, list[str]] = {}
@@ -179,7 +179,7 @@ def _causes(s: Summary) -> str:
         named.setdefault(line_words(line), []).append(_share(budget, line, name))
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
     shares = f"Of the squared error{_heads(s)}, {listed(parts)}." if parts else ""
-    found = s.seen.not_finite
+    found = s.not_finite
     is_said = found is not None and found.avoided_by
     return f"{'' if is_said else _infinite_causes(budget)} {shares}".strip()
 
@@ -215,7 +215,7 @@ def _infinite_causes(budget: ErrorBudget) -> str:
 
 def _heads(s: Summary) -> str:
     """Return on which heads the budget was measured, if these are not all."""
-    budget, n = s.seen.budget, s.seen.layer.q.shape[2]
+    budget, n = s.budget, s.layer.q.shape[2]
     return "" if budget is None or len(budget.heads) == n else f" of {len(budget.heads)} heads"
 
 
@@ -230,7 +230,7 @@ def line_words(line: Line) -> str:
 
 def _next(s: Summary) -> tuple[str, str]:
     """Return the options of the next step, and what that does."""
-    found = s.seen.not_finite
+    found = s.not_finite
     if found is not None and found.avoided_by:
         words = " ".join(f"--set {shlex.quote(w)}" for w in found.avoided_by)
         return words, "no number of a result is infinite or NaN then"
@@ -244,7 +244,7 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
     Where a result is biased, it is the event that makes it so; where an injected error makes most
     of an error, there is none.
     """
-    budget = s.seen.budget
+    budget = s.budget
     if budget is None or not budget.lines or not budget.lines[0].part.places:
         return None, ""
     biased = s.biased_results[0] if s.biased_results else None
@@ -266,7 +266,7 @@ def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
 
     An event whose mode or scale rule makes the result biased is repaired, which costs no bits.
     """
-    budget, plan = s.seen.budget, s.seen.request.plan
+    budget, plan = s.budget, s.request.plan
     assert budget is not None
     repairs = repair(plan, line.part) if any(r.name == result for r in s.biased_results) else []
     words = [f"--set {shlex.quote(w)}" for w in repairs or promotion(plan, line.part)]

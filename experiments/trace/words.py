@@ -1,7 +1,5 @@
 """The findings of a trace in words: the text that opens the table and the report."""
 
-import numpy as np
-
 from roundscope.attention import Plan
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.injections import injection_words
@@ -11,6 +9,7 @@ from roundscope.experiments.report.wording import listed
 from roundscope.experiments.trace.analysis.bias import Event, Lean, threshold
 from roundscope.experiments.trace.analysis.consequences import DeltaDrift
 from roundscope.experiments.trace.options import Request
+from roundscope.experiments.trace.results import z_words
 from roundscope.experiments.trace.summary import Summary, share_of_rows
 from roundscope.experiments.trace.verdict import culprit, line_words, too
 
@@ -34,7 +33,7 @@ def short(s: Summary) -> str:
     events = [f"{_named(s, e.name)} {_ways(e)} ulp" for e in s.biased_events[:3]]
     if len(s.biased_events) > 3:
         events.append(f"{len(s.biased_events) - 3} more")
-    of = " among the finite numbers" if s.seen.not_finite is not None else ""
+    of = " among the finite numbers" if s.not_finite is not None else ""
     parts = [_not_finite(s).rstrip("."), f"biased events{of}: {'; '.join(events) or 'none'}"]
     if s.biased_results:
         parts.append(f"biased results: {', '.join(too(r) for r in s.biased_results)}")
@@ -42,7 +41,7 @@ def short(s: Summary) -> str:
         parts.append(f"{s.drift.lost:,} errors of delta are infinite")
     elif s.drift is not None:
         sums = ", adds up" if s.drift.leans else ""
-        parts.append(f"delta, most extreme head: z = {s.drift.z[s.drift.worst]:+.1f}{sums}")
+        parts.append(f"delta, most extreme head: {z_words(s.drift.z[s.drift.worst])}{sums}")
     return ". ".join(p for p in parts if p) + "."
 
 
@@ -67,29 +66,23 @@ def _not_finite(s: Summary) -> str:
     Where all results are finite it is the number of NaN and infinities in the inputs and scores.
     The text is empty where these are finite too.
     """
-    if s.seen.not_finite is not None:
-        return str(s.seen.not_finite)
-    layer, counts = s.seen.layer, {e.name: int(e.counts["nan"]) for e in s.events}
-    given = []
-    for name in ("q", "k", "v", "do", "sinks"):
-        a = getattr(layer, name)
-        if a is not None:
-            bad = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
-            given += [f"{n} {what} in {name}" for what, n in bad.items() if n]
+    if s.not_finite is not None:
+        return str(s.not_finite)
+    counts = {e.name: int(e.counts["nan"]) for e in s.events}
     then = [
         f"{counts[site]} {what}{'s' * (counts[site] > 1)}"
         for site, what in (("S", "score"), ("OUT", "output"))
         if counts.get(site)
     ]
-    if not given and not then:
+    if not s.strange and not then:
         return ""
     follow = f"{', '.join(then)} are NaN" if then else "no score or output is NaN"
-    return f"{', '.join(given) or 'The inputs are finite'}; {follow}."
+    return f"{', '.join(s.strange) or 'The inputs are finite'}; {follow}."
 
 
 def _clipping(s: Summary) -> str:
     """Return the events whose numbers are cut off at the largest of the format."""
-    plan = s.seen.request.plan
+    plan = s.request.plan
     cut = [
         f"{int(e.counts['overflow']):,} of {e.name}"
         for e in s.rounding
@@ -103,7 +96,7 @@ def _clipping(s: Summary) -> str:
 
 def _left_out(s: Summary) -> str:
     """Return that numbers which are not finite take no part in what follows, if there are any."""
-    if s.seen.not_finite is None:
+    if s.not_finite is None:
         return ""
     return "What follows is said of finite numbers alone; the others have no errors in ulps."
 
@@ -146,7 +139,7 @@ def _unexplained(s: Summary) -> str:
     """Return that results are biased by an event that no test marks, if the budget names one."""
     if not s.biased_results:
         return ""
-    line = culprit(s.seen.budget, s.biased_results[0])
+    line = culprit(s.budget, s.biased_results[0])
     if line is None or not line.part.places:
         return ""
     names = {f"{site}.step" if step else str(site) for site, step in line.part.places}
@@ -158,9 +151,9 @@ def _unexplained(s: Summary) -> str:
 def _results_words(s: Summary) -> str:
     """Return which results are biased, and what the error budget says of the cause."""
     results = listed([too(r) for r in s.biased_results])
-    if s.seen.budget is None:
+    if s.budget is None:
         return f"{results}; an error budget would tell which event makes it so"
-    line = culprit(s.seen.budget, s.biased_results[0])
+    line = culprit(s.budget, s.biased_results[0])
     if line is None:
         return f"{results}; no event of the error budget makes a third of it alone"
     return f"{results}; the error budget names {line_words(line)}"
@@ -168,7 +161,7 @@ def _results_words(s: Summary) -> str:
 
 def _named(s: Summary, name: str) -> str:
     """Return an event's name, marked if it was injected."""
-    return f"{name} (injected)" if any(str(i.site) == name for i in s.seen.request.inject) else name
+    return f"{name} (injected)" if any(str(i.site) == name for i in s.request.inject) else name
 
 
 def _bias_words(s: Summary, e: Event) -> str:
@@ -216,7 +209,7 @@ def _cleared(s: Summary) -> str:
 def _chain(s: Summary) -> str:
     """Return which of P V, O and OUT are not biased."""
     if not s.chain:
-        is_said = s.rounding and s.seen.not_finite is None
+        is_said = s.rounding and s.not_finite is None
         return "The last roundings of P V, O and OUT change nothing here." if is_said else ""
     quiet = [e for e in s.chain if not e.is_biased]
     if not quiet:
@@ -240,14 +233,14 @@ def _delta(s: Summary) -> str:
     if s.drift is None:
         return "The file has no do, so there is no backward and no delta."
     z, head = float(s.drift.z[s.drift.worst]), s.drift.worst[1]
-    against = s.seen.request.against.name
+    against = s.request.against.name
     if s.drift.lost:
         return (
             f"{s.drift.lost:,} of {s.drift.error.size:,} errors of delta against {against} are"
             " infinite, so they do not add up to a number."
         )
     if not s.drift.error.any():
-        if s.seen.not_finite is not None and "delta" in s.seen.not_finite.shared:
+        if s.not_finite is not None and "delta" in s.not_finite.shared:
             return f"Where delta is finite, it equals that of {against}."
         return f"delta equals that of {against}."
     if s.drift.leans:

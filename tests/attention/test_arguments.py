@@ -208,7 +208,7 @@ def test_unfused_attention_never_rescales():
         ({"ones": Site.PV}, "ones=.*give a tuple"),
         ({"steps": None}, "steps=None: give a"),
         ({"ones": ("PVV",)}, "ones: unknown site 'PVV'"),
-        ({"events": (3,)}, "events: unknown site '3'"),
+        ({"events": (3,)}, "events: unknown site 3"),
         ({"steps": ("P",)}, "steps=P: steps are of sums of products: S ROWSUM"),
         ({"every": 0}, "every=0: a whole number"),
     ],

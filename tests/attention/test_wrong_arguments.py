@@ -114,7 +114,7 @@ CALLS = [
     ("integers", call(q=Q.astype("int32")), TypeError, ("q: dtype int32", "astype")),
     ("bools", call(q=Q.astype(bool)), TypeError, ("q: dtype bool", "astype")),
     ("list", call(q=Q.tolist()), TypeError, ("q: a list", "numpy.asarray")),
-    ("no-array", call(q=None), TypeError, ("q: a NoneType", "numpy.asarray")),
+    ("no-array", call(q=None), TypeError, ("q: None", "numpy.asarray")),
     ("rank", call(q=Q[0]), ValueError, ("q: shape (8, 4, 16)", "(batch, tokens, heads, features)")),
     ("empty", call(q=Q[:, :0]), ValueError, ("q: shape (2, 0, 4, 16)", "none 0")),
     (
@@ -727,8 +727,8 @@ CALLS = [
         TypeError,
         ("out: a list", "numpy.empty_like(x)"),
     ),
-    ("blocks-from", lambda: emu.from_blocks(X), TypeError, ("b: a ndarray", "to_blocks")),
-    ("blocks-codes", lambda: emu.codes_of(X), TypeError, ("b: a ndarray", "to_blocks")),
+    ("blocks-from", lambda: emu.from_blocks(X), TypeError, ("b: an array", "to_blocks")),
+    ("blocks-codes", lambda: emu.codes_of(X), TypeError, ("b: an array", "to_blocks")),
     ("explain-text", lambda: emu.explain("one", emu.BF16), ValueError, ("'one'", "number")),
     (
         "explain-rounding",

@@ -14,8 +14,8 @@ from roundscope.experiments.diagnose.tensors.findings import Findings, Stopped
 from roundscope.experiments.diagnose.tensors.measured import Measured
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
 from roundscope.experiments.report.terminal import plain
+from roundscope.experiments.results.provenance import command_line, digest, versions
 from roundscope.experiments.tensors.layers import sample_path
-from roundscope.experiments.trace.data import command_line, digest, versions
 
 SCHEMA = "roundscope-diagnosis-1"
 

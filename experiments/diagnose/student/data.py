@@ -6,7 +6,7 @@ from roundscope.experiments.diagnose.report import data_run
 from roundscope.experiments.diagnose.student.run import Found
 from roundscope.experiments.diagnose.student.units import name
 from roundscope.experiments.results.machine import device, versions
-from roundscope.experiments.trace.data import command_line
+from roundscope.experiments.results.provenance import command_line
 
 SCHEMA = "roundscope-proxy-diagnosis-1"
 

@@ -6,10 +6,12 @@ contains calls and layouts, no arithmetic and no judgment of results.
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from roundscope.attention.testing.user import Kernel, kernel_of
+from roundscope.emu.testing.foreign import call_foreign
 
 ADAPTERS = {  # name -> module here, function
     "sdpa-flash": ("torch_sdpa", "flash"),
@@ -60,11 +62,11 @@ def kernel(name: str) -> Kernel:
                 f" {head}:{'FOLDER' if file else 'FILE'}"
             )
         of_path: Callable[[Path], Kernel] = getattr(_adapter(module), function)
-        return of_path(Path(path))
+        return partial(call_foreign, of_path(Path(path)))
     if name in ADAPTERS:
         module, function = ADAPTERS[name]
         adapter: Kernel = getattr(_adapter(module), function)
-        return adapter
+        return partial(call_foreign, adapter)
     if path:
         return kernel_of(name)
     raise ValueError(

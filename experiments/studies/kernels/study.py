@@ -166,7 +166,7 @@ def _measure(
     timeout: float | None = None,
 ) -> tuple[Outcome, Rows | None]:
     """Return what the folder's record has; unless it is only drawn, measure what it lacks first."""
-    rows = read(out / RECORD)
+    rows = [row for row in read(out / RECORD) if _is_kept(row)]
     there = {(row.kernel, row.family) for row in rows}
     todo: list[tuple[str, list[str]]] = []
     if not draw:
@@ -179,7 +179,7 @@ def _measure(
                 rows.append(row)
                 done += 1
                 progress(done)
-                write(out / RECORD, rows)
+                write(out / RECORD, [row for row in rows if _is_kept(row)])
     except KeyboardInterrupt:
         return Outcome(launches=total, there=0, ran=done, interrupted=True), rows or None
     own = [r for r in rows if r.failed and ":" in r.kernel and r.kernel in names]
@@ -191,6 +191,11 @@ def _measure(
         devices=[device("xla")],
     )
     return outcome, rows or None
+
+
+def _is_kept(row: Row) -> bool:
+    """Return whether a row is kept; a failure of a user's kernel is not, so that it runs again."""
+    return not (row.failed and ":" in row.kernel)
 
 
 def _rows(

@@ -34,7 +34,7 @@ def measured(
     if not draw:
         with writing(file) as store, sweep_progress.bar() as progress:
             came = sweep.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
-        done, interrupted = came.done, came.interrupted
+        done, interrupted = came.done, bool(came.interrupted)
     if not (draw or interrupted or kept.read(file, training)):
         trained = _train(training, file)
         interrupted = not trained

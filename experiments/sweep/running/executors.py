@@ -24,10 +24,16 @@ def executor_for(text: str | None, jobs: int | None) -> AbstractContextManager[C
     """
     if text is None:
         return local(jobs or cores())
+    kind, rest = check_executor(text)
+    return _dask(text, rest, jobs) if kind == "dask" else _made(text, kind, rest, jobs)
+
+
+def check_executor(text: str) -> tuple[str, str]:
+    """Return the parts before and after the colon of --executor; UsageError for another text."""
     kind, colon, rest = text.partition(":")
     if not (kind and colon and rest):
         raise bad("--executor", text, "use dask:tcp://host:port or module:factory")
-    return _dask(text, rest, jobs) if kind == "dask" else _made(text, kind, rest, jobs)
+    return kind, rest
 
 
 def cores() -> int:

@@ -1,16 +1,15 @@
 """The loop of a sweep: measures and saves what is missing, and returns what happened."""
 
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from roundscope.experiments.errors import ExecutorError, bad
+from roundscope.experiments.signals import stopping
 from roundscope.experiments.sweep.conditions.cell import Cell, Result
 from roundscope.experiments.sweep.measuring.batches import Batch, batches
 from roundscope.experiments.sweep.running.dispatch import Dispatch, Measure
@@ -26,7 +25,7 @@ class Outcome:
 
     done     cells measured now;  skipped: cells that were there already
     failed   cells that failed now, or earlier and were not tried again
-    seconds  the time that passed here;  interrupted: whether Ctrl-C or SIGTERM ended it
+    seconds  the time that passed here;  interrupted: the signal that ended it, 0 for none
     parts    the workers' seconds by kind of work, added up
     """
 
@@ -34,7 +33,7 @@ class Outcome:
     failed: int
     skipped: int
     seconds: float
-    interrupted: bool
+    interrupted: int
     parts: dict[str, float] = field(default_factory=dict)
 
 
@@ -115,50 +114,26 @@ class _Tally:
 
 def _measured(
     missing: Sequence[Cell], measure: Measure, tally: _Tally, jobs: int | None, executor: str | None
-) -> bool:
-    """Measure cells; return whether Ctrl-C ended it.
+) -> int:
+    """Measure cells; return the signal that ended it, 0 for none.
 
     On this machine engines run one after another: xla has all cores, or the GPU, in one process.
     """
     engines = ("numpy", "xla") if executor is None else (None,)
-    with _interrupts() as stop:
+    with stopping() as stop:
         try:
             for engine in engines:
                 part = [c for c in missing if engine in (None, c["engine"])]
                 workers = 1 if engine == "xla" else jobs or cores()
                 work = batches(part, workers)
                 wanted = jobs if executor is not None else min(workers, len(work))
-                Dispatch(measure, partial(_crew, executor, wanted), tally.save, stop).all(work)
+                Dispatch(
+                    measure, partial(_crew, executor, wanted), tally.save, lambda: bool(stop())
+                ).all(work)
         except KeyboardInterrupt:
-            return True
-    return False
+            return stop() or signal.SIGINT
+    return 0
 
 
 def _crew(executor: str | None, wanted: int | None, alone: bool) -> AbstractContextManager[Crew]:
     return executor_for(executor, 1 if alone and executor is None else wanted)
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether Ctrl-C or SIGTERM came.
-
-    So neither ends a transaction. The second one acts as usual.
-    """
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def ask(*_: Any) -> None:
-        asked.set()
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        restore()

@@ -133,6 +133,11 @@ class Event:
     worst_mean: float
 
     @property
+    def rounds(self) -> bool:
+        """Whether at least one instance is inexact or NaN."""
+        return bool(self.counts["inexact"] or self.counts["nan"])
+
+    @property
     def is_biased(self) -> bool:
         """Whether one of the two tests finds a bias."""
         return self.signed.is_biased or self.away.is_biased

@@ -56,8 +56,8 @@ def most_biased(seen: Observed, several: np.ndarray | None, count: int = 1) -> l
     have several P = 1 (`several`, (B, N, T)), only these are considered. The list is empty if
     nothing rounds.
     """
-    sites: list[str] = [s for s in ("PV", "O") if s in seen.focus and seen.focus[s].histogram.any()]
-    if not sites and seen.focus["OUT"].histogram.any():
+    sites: list[str] = [s for s in ("PV", "O") if s in seen.focus and seen.focus[s].rounds]
+    if not sites and seen.focus["OUT"].rounds:
         sites = ["OUT"]
     if not sites:
         return []

@@ -1,20 +1,15 @@
 """`roundscope train`: runs, continues or branches a training, and prints a summary."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.terminal import console, print_json
+from roundscope.experiments.signals import SIGNALLED, stopping
 from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
-
-# plus the signal's number it is the exit code of what a signal ended: 130 after Ctrl-C, 143 after
-# SIGTERM
-SIGNALLED = 128
 
 
 def run(
@@ -89,7 +84,7 @@ def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
 
     out.mkdir(parents=True, exist_ok=True)
     begin = origin.beginning()
-    with writing(out) as log, _stopping() as stop, screen() as show:
+    with writing(out) as log, stopping(_told) as stop, screen() as show:
         log.begin(begin.step, **origins.recorded(origin))
         run = Run(origin.settings, out, log, begin)
         if not origin.in_place:
@@ -100,26 +95,8 @@ def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
     return summary(out, run.number, origin.settings.config.steps, interrupted=not done), ended_by
 
 
-@contextmanager
-def _stopping() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the signal after which the run shall stop, 0 for none.
-
-    The signals are Ctrl-C's and SIGTERM; the run stops with its step. A second one ends it at once.
-    """
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(number)
-        console(stderr=True).print("stopping after this step, with a checkpoint")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked[0] if asked else 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _told() -> None:
+    console(stderr=True).print("stopping after this step, with a checkpoint")
 
 
 def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_wrong_arguments():
         watch(3)
     with pytest.raises(TypeError, match=r"every=0\.5: give a whole number"):
         watch(len, 0.5)
-    with pytest.raises(ValueError, match="every=0: give 1 or more"):
+    with pytest.raises(ValueError, match="every=0: must be 1 or more"):
         watch(len, 0)
     with pytest.raises(ValueError, match="threshold=-1"):
         watch(len, threshold=-1)

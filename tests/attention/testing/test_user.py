@@ -169,7 +169,7 @@ def test_wrong_arguments_end_in_one_line(kernel, options, message):
 
 def test_what_is_no_function_is_refused():
     """A number that fails at the first call."""
-    with pytest.raises(TypeError, match=r"^kernel: a int, must be a function, or a name as"):
+    with pytest.raises(TypeError, match=r"^kernel: 3, must be a function, or a name as"):
         kernel_of(3)
 
 

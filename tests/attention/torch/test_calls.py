@@ -115,7 +115,7 @@ def test_modules_by_name():
     assert names(model, "blocks.2.attention") == ["blocks.2.attention"]
     with pytest.raises(ValueError, match="'nowhere' is no path"):
         attention_layers(model, ["nowhere"])
-    with pytest.raises(TypeError, match="model: str"):
+    with pytest.raises(TypeError, match="model: 'model'"):
         attention_layers("model")
 
 

@@ -314,7 +314,7 @@ Q, K, V, _ = tensors()
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"q": Q.numpy()}, TypeError, "q: a ndarray, must be a PyTorch tensor"),
+        ({"q": Q.numpy()}, TypeError, "q: an array of shape .*, must be a PyTorch tensor"),
         ({"k": K.long()}, TypeError, r"k: dtype torch.int64.*k\.float\(\)"),
         ({"q": Q[0]}, ValueError, r"q: shape \(4, 11, 8\), must be \(batch, heads, tokens"),
         ({"v": V[:, :, :-1]}, ValueError, "v: shape"),

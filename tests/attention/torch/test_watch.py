@@ -463,11 +463,11 @@ def test_calls_whose_row_sums_are_not_0_are_refused(field, value):
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [
-    ({"every": 0}, ValueError, "every=0: 1 or more"),
-    ({"every": 1.5}, TypeError, "every=1.5: a whole number"),
-    ({"every": True}, TypeError, "every=True: a whole number"),
-    ({"forwards": 0}, ValueError, "forwards=0: 1 or more"),
-    ({"start": -1}, ValueError, "start=-1: 0 or more"),
+    ({"every": 0}, ValueError, "every=0: must be 1 or more"),
+    ({"every": 1.5}, TypeError, "every=1.5: give a whole number"),
+    ({"every": True}, TypeError, "every=True: give a whole number"),
+    ({"forwards": 0}, ValueError, "forwards=0: must be 1 or more"),
+    ({"start": -1}, ValueError, "start=-1: must be 0 or more"),
     ({"heads": 0}, ValueError, "heads=0: how many"),
     ({"heads": [1, 1]}, ValueError, r"heads=\[1, 1\]: how many"),
     ({"heads": "all"}, ValueError, "heads='all': how many"),

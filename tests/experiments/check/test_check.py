@@ -86,7 +86,7 @@ def test_a_kernel_without_gradients_is_checked_by_its_output(check):
 def test_sizes_that_a_kernel_does_not_take(check, roundscope):
     """A traceback, or a refusal that does not say what to do."""
     code, text, _ = check(f"{HERE}:picky")
-    assert code == 2 and "tokens must be 128" in text and "--tokens" in text
+    assert code == 1 and "tokens must be 128" in text and "--tokens" in text
     assert len(text.splitlines()) == 1
     code, text, data = check(
         f"{HERE}:picky", "--tokens", "128", "--only", "envelope,invariance,edges", "--draws", "1"
@@ -268,3 +268,11 @@ def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch
     found = [c.name for c in edge_cases(lambda x: None, asked.reference(8), asked, (True, False))]
     wanted = [*edge_names(True), *(f"{name}, full" for name in edge_names(False))]
     assert found == wanted and "scores of thousands, full" in found
+
+
+def test_a_kernel_that_raises_at_once_has_failed_the_check(check, tmp_path):
+    """A kernel that never runs is no wrong word of the command line, and CI reads its file."""
+    path = tmp_path / "check.xml"
+    code, text, data = check(f"{HERE}:picky", "--junit", path)
+    assert (code, data) == (1, None) and "does not run on q of shape" in text
+    assert 'failures="1"' in path.read_text() and "tokens must be 128" in path.read_text()

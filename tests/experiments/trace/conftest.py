@@ -40,7 +40,13 @@ def small(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def sample():
-    """Layer 1 of the sample under the default plan: its summary."""
+def sample_seen():
+    """Layer 1 of the sample under the default plan, as observed."""
     (layer,) = read_layers(sample_path(), layer="layer1")
-    return summarise(observe(layer, asked(block_q=128, block_k=128)))
+    return observe(layer, asked(block_q=128, block_k=128))
+
+
+@pytest.fixture(scope="session")
+def sample(sample_seen):
+    """The summary of it."""
+    return summarise(sample_seen)

@@ -34,9 +34,13 @@ def layer(seed=0, tokens=64):
     return Layer(name="a", q=q, k=k, v=v, do=do)
 
 
-def summary(plan=PLAN, of=None, **changes):
+def seen(plan=PLAN, of=None, **changes):
     request = replace(asked(block_q=32, block_k=16, **changes), plan=plan)
-    return summarise(observe(of or layer(), request))
+    return observe(of or layer(), request)
+
+
+def summary(plan=PLAN, of=None, **changes):
+    return summarise(seen(plan, of, **changes))
 
 
 def in_mode(plan, mode, *sites):
@@ -81,8 +85,9 @@ def test_no_stochastic_event_is_marked(seed):
 def test_the_mean_away_from_zero_is_that_of_the_events():
     """Signs of the results, or of other numbers; rows without their tiles."""
     site = Site.DS
-    found = summary(record=["events:DS"])
-    before, after = found.seen.trace.events["DS"]
+    observed = seen(record=["events:DS"])
+    found = summarise(observed)
+    before, after = observed.trace.events["DS"]
     unit = np.exp2(np.floor(np.log2(np.abs(before))) - 7)
     (event,) = (e for e in found.events if e.name == site)
     want = ((after - before) / unit * np.sign(before)).sum() / before.size

@@ -41,8 +41,13 @@ def cut():
 
 
 @pytest.fixture(scope="module")
-def plain():
-    return summary(budget=True)
+def plain_seen():
+    return observe(made(), asked(plan="fa2-bf16", budget=True))
+
+
+@pytest.fixture(scope="module")
+def plain(plain_seen):
+    return summarise(plain_seen)
 
 
 class TestVerdict:
@@ -90,8 +95,8 @@ class TestResults:
     def test_no_plan_stands_beside_itself(self):
         assert summary(plan="fa2", beside="fa2").results[0].beside is None
 
-    def test_the_least_error_is_that_of_one_rounding_by_ml_dtypes(self, plain):
-        exact = plain.seen.reference["out"]
+    def test_the_least_error_is_that_of_one_rounding_by_ml_dtypes(self, plain, plain_seen):
+        exact = plain_seen.reference["out"]
         once = exact.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
         least = np.sqrt(((once - exact) ** 2).sum() / (exact**2).sum())
         assert plain.results[0].least == pytest.approx(least, rel=1e-3)
@@ -104,14 +109,14 @@ class TestResults:
         assert out.cast > 0.0 and out.computed > 0.0
         assert out.error == pytest.approx(np.hypot(out.cast, out.computed), rel=0.1)
 
-    def test_errors_of_heads(self, plain):
+    def test_errors_of_heads(self, plain, plain_seen):
         out = plain.results[0]
-        own, want = plain.seen.results["out"][:, :, 2], plain.seen.reference["out"][:, :, 2]
+        own, want = plain_seen.results["out"][:, :, 2], plain_seen.reference["out"][:, :, 2]
         expected = np.sqrt(((own - want) ** 2).sum() / (want**2).sum())
         assert out.heads.shape == (1, 4) and out.heads[0, 2] == pytest.approx(expected)
 
-    def test_every_result_has_a_line(self, plain):
-        assert [r.name for r in results(plain.seen)] == ["out", "lse", "delta", "dq", "dk", "dv"]
+    def test_every_result_has_a_line(self, plain_seen):
+        assert [r.name for r in results(plain_seen)] == ["out", "lse", "delta", "dq", "dk", "dv"]
 
 
 class TestCosts:
@@ -150,7 +155,7 @@ class TestPage:
         other = summary(made(name="b<c"), budget=True)
         data = {"file": "f", "block_q": 16, "block_k": 16, "engine": "numpy", "layers": []}
         data |= {"next": "roundscope trace f", "command": ["roundscope"], "versions": {}}
-        data |= {"platform": "", "seed": 0, "plan": plain.seen.request.plan.describe()}
+        data |= {"platform": "", "seed": 0, "plan": plain.request.plan.describe()}
         data |= {"against": {"name": "exact"}}
         page = html([plain, other], data)
         assert page.count("<section data-layer=") == 2 and "data-layer='b&lt;c'" in page
@@ -158,7 +163,7 @@ class TestPage:
         assert "is the least exact of 2 layers" in page
 
     def test_parts_without_weight_have_no_line_on_the_screen(self, plain):
-        budget = plain.seen.budget
+        budget = plain.budget
         assert len(visible(budget)) < len(budget.lines)
 
 

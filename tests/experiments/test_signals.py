@@ -1,0 +1,19 @@
+"""Signals: a command that one ended exits with 128 plus its number."""
+
+import os
+import signal
+
+import pytest
+
+from roundscope.experiments.signals import stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_kept_and_the_second_acts_as_usual(number):
+    before, told = signal.getsignal(number), []
+    with stopping(lambda: told.append(1)) as stop:
+        assert stop() == 0
+        os.kill(os.getpid(), number)
+        assert (stop(), told) == (number, [1])
+        assert signal.getsignal(number) == before
+    assert signal.getsignal(number) == before
