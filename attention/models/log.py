@@ -25,6 +25,7 @@ from roundscope.emu.plain_data import COUNT, misfit, parsed
 VERSION = 1
 _NUMBER = (float, None)
 SHAPE = {  # of a line's data
+    "watch": int,
     "step": int,
     "share": _NUMBER,
     "threshold": _NUMBER,
@@ -140,6 +141,8 @@ def read(path: str | Path) -> list[Look]:
         ValueError: The file is no such log, or has no look yet; the message names the line.
         OSError: The file cannot be read.
     """
+    if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{path}: no ordinary file; give the log that `watch(log=...)` wrote")
     try:
         text = Path(path).read_text("utf-8")
     except UnicodeDecodeError:

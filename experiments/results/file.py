@@ -12,6 +12,7 @@ from roundscope.experiments.results.lock import locked
 from roundscope.experiments.results.tables import (
     Tables,
     check_columns,
+    check_start,
     check_version,
     explained,
     is_ours,
@@ -41,6 +42,7 @@ def results_file(
     cannot be used now, or that lacks a table.
     """
     path = (folder / name).resolve()
+    check_start(path, "--out")
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
         if is_ours(connection, path, application):
             check_version(connection, path, schema, "choose another folder")

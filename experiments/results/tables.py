@@ -57,6 +57,29 @@ def explained(path: Path) -> Iterator[None]:
         raise StorageError(f"{path}: {text.format(one_line(error))}") from error
 
 
+def check_start(path: Path, argument: str) -> None:
+    """Refuse a file that is no ordinary one, no SQLite database, or shorter than its header says.
+
+    SQLite itself would put other files beside such a database. An empty file is none yet.
+    """
+    if path.exists() and not path.is_file():
+        raise bad(argument, str(path), "is no ordinary file; choose another")
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        head = file.read(100)
+    if not head.startswith(b"SQLite format 3\0"):
+        raise bad(argument, str(path), "is no SQLite file, or a damaged one; choose another file")
+    size, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    size = 1 << 16 if size == 1 else size
+    known = head[24:28] == head[92:96]  # else the number of pages is of another version of it
+    if len(head) < 100 or (known and path.stat().st_size < size * pages):
+        raise StorageError(
+            f"{path}: the file is damaged: {path.stat().st_size} of {size * pages} bytes; recover"
+            " what is left with  sqlite3 FILE .recover  or choose another file"
+        )
+
+
 def is_ours(
     connection: sqlite3.Connection, path: Path, application: int, argument: str = "--out"
 ) -> bool:
@@ -92,8 +115,10 @@ def check_columns(
 
     later: columns that files of older versions lack
     """
+    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+    names = {name for (name,) in _rows(connection, query)}
     for table, columns in tables.items():
-        held = columns_of(connection, table)
+        held = columns_of(connection, table) if table in names else {}
         lost = [name for name in columns if name not in held and name not in later]
         if not held:
             raise StorageError(f"{path}: the table {table} is missing; {RESTORE} file")

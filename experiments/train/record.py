@@ -20,6 +20,7 @@ from roundscope.experiments.results.file import results_file
 from roundscope.experiments.results.tables import (
     add_columns,
     check_columns,
+    check_start,
     check_values,
     check_version,
     explained,
@@ -171,6 +172,7 @@ def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any
     path = folder / NAME
     if not path.is_file():
         raise bad("DIR", str(folder), "holds no run; make one with  roundscope train --out DIR")
+    check_start(path, "DIR")
     key = ", ".join(TABLES[table][1])
     where, values = ("", ()) if arm is None else (" WHERE arm = ?", (arm,))
     with (

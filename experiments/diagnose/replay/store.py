@@ -21,6 +21,7 @@ from roundscope.experiments.results.machine import device, versions
 from roundscope.experiments.results.tables import (
     RESTORE,
     check_columns,
+    check_start,
     check_values,
     explained,
     is_ours,
@@ -56,6 +57,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
+        check_start(self.path, "--out")
         with explained(self.path), closing(self._open()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             if _is_unsigned(connection) or not is_ours(connection, self.path, APPLICATION):

@@ -1,7 +1,7 @@
 """The tables of a sweep's results file, and the check that it is ours."""
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from roundscope.experiments.results import tables
@@ -46,19 +46,18 @@ def site_columns() -> dict[str, str]:
     return {"key": "TEXT NOT NULL", "site": "TEXT NOT NULL", **dict.fromkeys(SITE_METRICS, "REAL")}
 
 
-def check(connection: sqlite3.Connection, path: Path, *, values: bool = False) -> None:
+def check(connection: sqlite3.Connection, path: Path, values: Collection[str] = ()) -> None:
     """Raise StorageError for a file of ours that lacks a table or a column of every version.
 
-    values: whether the types of all values are checked too, which reads the whole file.
+    values: the tables of which all values are checked too, which reads all of their rows.
     """
     from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
 
     wanted = {"cells": cell_columns(), "sites": site_columns()}
     tables.check_columns(connection, path, wanted, later=(*METRICS, *SITE_METRICS, "note"))
-    if values:
-        full = dict.fromkeys(DEFAULTS, " NOT NULL")
-        cells = {name: kind + full.get(name, "") for name, kind in cell_columns().items()}
-        tables.check_values(connection, path, wanted | {"cells": cells})
+    full = dict.fromkeys(DEFAULTS, " NOT NULL")
+    wanted["cells"] = {name: kind + full.get(name, "") for name, kind in cell_columns().items()}
+    tables.check_values(connection, path, {table: wanted[table] for table in values})
 
 
 def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out") -> bool:
@@ -83,7 +82,7 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
     ours = is_ours(connection, path)
     if ours and not fresh:
         check_version(connection, path, "give --fresh to start over, or choose another --out")
-        check(connection, path)
+        check(connection, path, ("cells",))
     lost = _count(connection) if ours and fresh else 0
     if fresh or not ours:
         _create(connection)

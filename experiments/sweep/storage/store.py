@@ -15,7 +15,13 @@ from typing import Any
 
 from roundscope.experiments.errors import bad
 from roundscope.experiments.results.lock import locked
-from roundscope.experiments.results.tables import add_columns, explained, json_of, quoted
+from roundscope.experiments.results.tables import (
+    add_columns,
+    check_start,
+    explained,
+    json_of,
+    quoted,
+)
 from roundscope.experiments.sweep.conditions.cell import Cell, Result, is_extra
 from roundscope.experiments.sweep.storage.schema import (
     JSON_COLUMNS,
@@ -112,7 +118,7 @@ def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str
 
     parts, versions and plan are parsed. Needs no lock.
     """
-    with reading(path, values=True) as connection:
+    with reading(path, values=("cells",)) as connection:
         rows = connection.execute("SELECT * FROM cells ORDER BY rowid")
         return [_parsed(path, row) for row in rows if keys is None or row["key"] in keys]
 
@@ -122,16 +128,16 @@ def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str
 
     With `keys`, only those of these cells. Needs no lock.
     """
-    with reading(path, values=True) as connection:
+    with reading(path, values=("sites",)) as connection:
         rows = connection.execute("SELECT * FROM sites ORDER BY key, site")
         return [dict(row) for row in rows if keys is None or row["key"] in keys]
 
 
 @contextmanager
-def reading(path: Path, *, values: bool = False) -> Iterator[sqlite3.Connection]:
+def reading(path: Path, *, values: Collection[str] = ()) -> Iterator[sqlite3.Connection]:
     """Open a results file for reading, even while a sweep writes it. Raises as `writing` does.
 
-    values: whether the types of all values are checked first, for one who reads most of them.
+    values: tables of which all values are checked first, for one who reads most of them.
     """
     _check_place(path, "file")
     if not path.exists():
@@ -141,7 +147,7 @@ def reading(path: Path, *, values: bool = False) -> Iterator[sqlite3.Connection]
         if not is_ours(connection, path, "file"):
             raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
         check_version(connection, path, "read it with the one that wrote it")
-        check(connection, path, values=values)
+        check(connection, path, values)
         yield connection
 
 
@@ -177,15 +183,7 @@ def _check_place(path: Path, argument: str) -> None:
         raise bad(argument, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
         raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
-    if path.exists() and not path.is_file():
-        raise bad(argument, str(path), "is no ordinary file; choose another")
-    if path.exists() and path.stat().st_size and _start(path) != b"SQLite format 3\0":
-        raise bad(argument, str(path), "is no SQLite file, or a damaged one; choose another file")
-
-
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
+    check_start(path, argument)
 
 
 @contextmanager

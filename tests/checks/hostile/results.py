@@ -24,6 +24,12 @@ from roundscope.attention.models.selection import Layer
 from tests.checks.hostile.scene import run, scene
 from tests.checks.hostile.verdict import Verdict, fault_of_message
 
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+
+def pool():
+    return ThreadPoolExecutor(1)
+"""
 DEEP = "[" * 100_000
 ODD_SQL = {
     "text": "'x'",
@@ -85,7 +91,7 @@ def _watched() -> None:
         log.append("w.jsonl", look)
 
 
-SWEEP = "sweep T=16,32 N=1 H=8 seed=0:2 --out s.sqlite"
+SWEEP = "sweep T=16,32 N=1 H=8 seed=0:2 --out s.sqlite --executor threads:pool"
 TRAIN = (
     "train --out run data=repeat steps=6 layers=1 width=16 heads=1 context=16 batch=2"
     " checkpoint_every=2 monitor_every=2"
@@ -258,6 +264,7 @@ def _with(data: Any, place: tuple[Any, ...], *new: Any) -> Any:
 def verdicts(only: str = "") -> Iterator[Verdict]:
     """Yield a verdict for each damage and line."""
     with scene() as folder:
+        (folder / "threads.py").write_text(POOL)
         for kind_name, kind in KINDS.items():
             if only and not only.startswith(kind_name):
                 continue
