@@ -20,8 +20,21 @@ from typing import Any
 from roundscope.attention.models.alarm import Alarm, share_of
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.selection import Layer
+from roundscope.emu.plain_data import COUNT, misfit, parsed
 
 VERSION = 1
+_NUMBER = (float, None)
+SHAPE = {  # of a line's data
+    "watch": int,
+    "step": int,
+    "share": _NUMBER,
+    "threshold": _NUMBER,
+    "alarm": (None, {"share": float, "layer": COUNT, "name": str, "head": COUNT}),
+    "layers": [
+        {"name": str, "number": COUNT, "share": _NUMBER, "heads": [COUNT]}
+        | {name: [_NUMBER] for name in HeadNumbers._fields}
+    ],
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +141,8 @@ def read(path: str | Path) -> list[Look]:
         ValueError: The file is no such log, or has no look yet; the message names the line.
         OSError: The file cannot be read.
     """
+    if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for ever
+        raise ValueError(f"{path}: no ordinary file; give the log that `watch(log=...)` wrote")
     try:
         text = Path(path).read_text("utf-8")
     except UnicodeDecodeError:
@@ -183,9 +198,9 @@ def _plain(look: Look) -> dict[str, Any]:
 def _look(path: str | Path, number: int, line: str) -> Look:
     """Return the look that a line describes."""
     try:
-        found = json.loads(line)
+        found = parsed(line)
         version = found["watch"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise ValueError(
             f"{path}: line {number} is no look; give the log that `watch(log=...)` wrote"
         ) from None
@@ -194,10 +209,15 @@ def _look(path: str | Path, number: int, line: str) -> Look:
             f"{path}: line {number} has version {version!r}, this is version {VERSION}; read it"
             " with the Roundscope that wrote it"
         )
-    try:
-        return _of_plain(found)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: line {number} lacks or spoils {error}") from None
+    amiss = misfit(found, SHAPE)
+    for own in found["layers"] if amiss is None else ():
+        if any(len(own[n]) != len(own["heads"]) for n in HeadNumbers._fields):
+            amiss = f"layer {own['number']} has not a number for each head"
+    if amiss:
+        raise ValueError(
+            f"{path}: line {number} is spoiled: {amiss}; delete the line, or restore the log"
+        )
+    return _of_plain(found)
 
 
 def _of_plain(found: Mapping[str, Any]) -> Look:

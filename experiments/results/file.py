@@ -2,50 +2,57 @@
 
 import math
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import StorageError, bad
+from roundscope.experiments.errors import StorageError
 from roundscope.experiments.results.lock import locked
-from roundscope.experiments.sweep.storage.schema import explained
+from roundscope.experiments.results.tables import (
+    Tables,
+    check_columns,
+    check_start,
+    check_version,
+    explained,
+    is_ours,
+)
 
 
 @contextmanager
 def results_file(
-    folder: Path, name: str, application: int, made: Sequence[str], schema: int | None = None
+    folder: Path,
+    name: str,
+    application: int,
+    made: Sequence[str],
+    tables: Tables,
+    *,
+    schema: int = 0,
+    later: Collection[str] = (),
 ) -> Iterator[tuple[sqlite3.Connection, Path]]:
     """Open the results file of a folder, or create it; yield the connection and the file's path.
 
     folder, name   where the file is, and its name
     application    SQLite's application_id, by which the file is known to belong to this command
     made           CREATE statements, which are executed each time
-    schema         the newest version of the tables that is known here, if they have versions
+    tables         what files of ours have;  later: the columns that those of older versions lack
+    schema         the version of the tables, SQLite's user_version
 
-    Raises UsageError for the file of another program or of a newer version, StorageError for a file
-    that cannot be used now.
+    Raises UsageError for the file of another program or version, StorageError for a file that
+    cannot be used now, or that lacks a table.
     """
     path = (folder / name).resolve()
+    check_start(path, "--out")
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        [(owner,)] = connection.execute("PRAGMA application_id")
-        [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-        if owner != application and (owner or tables):
-            raise bad(
-                "--out", str(folder), f"its {name} is of another program; choose another folder"
-            )
-        [(version,)] = connection.execute("PRAGMA user_version")
-        if schema is not None and version > schema:
-            raise bad(
-                "--out",
-                str(folder),
-                f"its {name} was written by a newer roundscope (schema {version}, here {schema});"
-                " update roundscope, or choose another folder",
-            )
-        for text in made:
-            connection.execute(text)
-        connection.execute(f"PRAGMA application_id = {application}")
-        connection.commit()
+        if is_ours(connection, path, application):
+            check_version(connection, path, schema, "choose another folder")
+            check_columns(connection, path, tables, later)
+        with connection:  # all or none, so that one who is killed here leaves no file of nobody
+            connection.execute("BEGIN IMMEDIATE")
+            for text in made:
+                connection.execute(text)
+            connection.execute(f"PRAGMA application_id = {application}")
+            connection.execute(f"PRAGMA user_version = {schema}")
         yield connection, path
 
 

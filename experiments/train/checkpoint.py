@@ -10,16 +10,29 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.emu.whole_files import write_whole
-from roundscope.experiments.errors import StorageError, UsageError, bad
+from roundscope.experiments.errors import StorageError, UsageError, bad, one_line
+from roundscope.experiments.train.config import NEWER
 
 FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"
+SHAPE = {  # of the JSON; that of "config" is the business of `settings`
+    "step": COUNT,
+    "bytes": COUNT,
+    "sha256": str,
+    "config": dict,
+    "arms": [{"name": str, "changes": [str], "lr": float, "seed": int}],
+    "at": [[(int, str)]],
+    "data": dict,
+    "watch": [{str: list}],
+}
 
 
 def save(
@@ -27,9 +40,9 @@ def save(
 ) -> Path:
     """Write the state at `step`, and delete older checkpoints but the last `keep` and pinned ones.
 
-    With keep = None none is deleted. meta: plain data; "config" (a dict of Config's fields) and
-    "arms" (a list) are what `load` needs. Returns the JSON's path. Raises StorageError, with all
-    earlier checkpoints in place, if the disk is full.
+    With keep = None none is deleted. meta: plain data; `SHAPE` says what `load` needs of it.
+    Returns the JSON's path. Raises StorageError, with all earlier checkpoints in place, if the disk
+    is full.
     """
     from safetensors.numpy import save as serialise
 
@@ -140,17 +153,22 @@ def _sync(place: Path) -> None:
 
 def _meta(path: Path) -> dict[str, Any]:
     try:
-        meta = json.loads(path.read_bytes())
+        meta = parsed(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise _damaged(path, error) from None
+        raise _damaged(path, one_line(error)) from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise UsageError(
             f"{path}: is no checkpoint of this version ({FORMAT}); choose another with --from STEP"
         )
+    if amiss := misfit(meta, SHAPE):
+        raise _damaged(path, amiss)
+    if meta["step"] != int(path.stem):
+        raise _damaged(path, f"step is {meta['step']}, its name says {int(path.stem)}")
     return meta
 
 
 def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
     from safetensors.numpy import load as parse
 
     try:
@@ -167,20 +185,34 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
             path.with_suffix(".safetensors"),
             "as many bytes as were written, but not the same: its SHA-256 differs",
         )
-    return parse(content)
+    try:
+        return parse(content)
+    except (SafetensorError, ValueError) as error:
+        raise _damaged(path.with_suffix(".safetensors"), one_line(error)) from None
 
 
 def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> Any:
     """Return the arrays as the State that the checkpoint's own config has."""
     import jax
 
+    from roundscope.experiments.train import origins
+    from roundscope.experiments.train.gpt.interventions import changes_of
     from roundscope.experiments.train.gpt.step import shape_of
-    from roundscope.experiments.train.settings import settings
+    from roundscope.experiments.train.run.drift import watches_of
 
     try:
-        config, arms = settings([], before=meta["config"]).config, len(meta["arms"])
-    except (KeyError, TypeError, UsageError) as error:
-        raise _damaged(path, error) from None
+        found, arms = origins.settings_of(meta), len(meta["arms"])
+        config, texts = found.config, [text for arm in found.arms for text in arm.changes]
+        for text in (*texts, *(text for _, text in found.at)):
+            changes_of(text)
+        own: Any
+        for own, kept in zip(watches_of(config, arms), meta["watch"], strict=False):
+            own.restore(kept, range(arms))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise _damaged(path, one_line(error)) from None
+    lost = [f.name for f in fields(config) if f.name not in (*meta["config"], *NEWER)]
+    if lost or not arms:
+        raise _damaged(path, f"its config lacks {', '.join(lost)}" if lost else "it has no arm")
     leaves, tree = jax.tree_util.tree_flatten_with_path(shape_of(config))
     wanted = {jax.tree_util.keystr(p): ((arms, *leaf.shape), str(leaf.dtype)) for p, leaf in leaves}
     stored = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}

@@ -17,7 +17,15 @@ from typing import Any
 
 from roundscope.experiments.errors import bad
 from roundscope.experiments.results.file import results_file
-from roundscope.experiments.sweep.storage.schema import add_columns, explained
+from roundscope.experiments.results.tables import (
+    add_columns,
+    check_columns,
+    check_start,
+    check_values,
+    check_version,
+    explained,
+    is_ours,
+)
 
 NAME = "run.sqlite"
 APPLICATION = int.from_bytes(b"RStr", "big")  # SQLite's application_id: whose file it is
@@ -51,6 +59,8 @@ TABLES: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {  # columns, key
         ("arm", "step", "series", "kind"),
     ),
 }
+COLUMNS = {name: columns for name, (columns, _) in TABLES.items()}
+LATER = ("drift", "w_q_gradient")  # columns that logs of older versions lack
 
 
 class Log:
@@ -122,12 +132,14 @@ def writing(folder: Path) -> Iterator[Log]:
         + ("" if name == "runs" else " WITHOUT ROWID")
         for name, (columns, key) in TABLES.items()
     ]
-    with results_file(folder, NAME, APPLICATION, made, SCHEMA) as (connection, path):
+    with results_file(folder, NAME, APPLICATION, made, COLUMNS, schema=SCHEMA, later=LATER) as (
+        connection,
+        path,
+    ):
         connection.execute("PRAGMA journal_mode = WAL")  # readers while we write
         connection.execute("PRAGMA synchronous = FULL")
         for name, (columns, _) in TABLES.items():
             add_columns(connection, name, columns)  # of a log that an older version made
-        connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.commit()
         yield Log(connection, path)
         connection.commit()
@@ -154,11 +166,13 @@ def is_log(path: Path) -> bool:
 def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:
     """Return all rows of a table in the order of its key, of one arm if given.
 
-    Raises UsageError where there is no run.
+    Raises UsageError where there is no run, or one of another version, StorageError for a log with
+    other tables or values than those that we write.
     """
     path = folder / NAME
     if not path.is_file():
         raise bad("DIR", str(folder), "holds no run; make one with  roundscope train --out DIR")
+    check_start(path, "DIR")
     key = ", ".join(TABLES[table][1])
     where, values = ("", ()) if arm is None else (" WHERE arm = ?", (arm,))
     with (
@@ -167,6 +181,11 @@ def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any
             sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)
         ) as connection,
     ):
+        if not is_ours(connection, path, APPLICATION, "DIR"):
+            raise bad("DIR", str(folder), f"its {NAME} is empty; restore it from a copy")
+        check_version(connection, path, SCHEMA, "read it with the one that wrote it")
+        check_columns(connection, path, COLUMNS, LATER)
+        check_values(connection, path, {table: COLUMNS[table]})
         connection.row_factory = sqlite3.Row
         return [
             dict(row)

@@ -12,7 +12,6 @@ arms    every seed of every arm is one run; all arms of a seed have the same bat
 """
 
 import math
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,6 +21,7 @@ from typing import Any
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.errors import UsageError, bad
+from roundscope.experiments.toml_file import toml_of
 from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt.interventions import changes_of
 
@@ -110,6 +110,8 @@ def typed(name: str, value: Any) -> Any:
         raise UsageError(unknown("setting", name, (*TYPES, *TABLES)))
     kind = TYPES[name]
     if name == "changes":
+        if not isinstance(value, str | list | tuple):
+            raise bad(name, value, 'give a list of texts, such as ["O=fp32"]')
         return tuple(_checked(t) for t in ([value] if isinstance(value, str) else value))
     options = typing.get_args(kind) or (kind,)
     if type(None) in options and (value is None or value == "none"):
@@ -117,7 +119,7 @@ def typed(name: str, value: Any) -> Any:
     wanted = options[0]
     try:
         return _READERS[wanted](value)
-    except (ValueError, OverflowError):
+    except (ValueError, OverflowError, TypeError):
         ends = ", or none" if type(None) in options else ""
         raise bad(name, value, f"give {_WORDS[wanted]}{ends}") from None
 
@@ -131,12 +133,7 @@ def plain(config: Config) -> dict[str, Any]:
 
 
 def _file(path: Path) -> dict[str, Any]:
-    try:
-        found = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise bad("CONFIG", str(path), "does not exist") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise bad("CONFIG", str(path), f"is no TOML: {error}") from None
+    found = toml_of(path, "CONFIG")
     for name in found:
         if name not in (*TYPES, *TABLES):
             raise UsageError(f"{path}: {unknown('setting', name, (*TYPES, *TABLES))}")

@@ -181,6 +181,8 @@ class Watch:
         arms: which of its arms each of ours continues.
         """
         for name, kept in state.items():
+            if name not in self.state():
+                raise ValueError(f"the alarm of the {self.series} has no {name}")
             own = getattr(self, name)
             numbers = [np.nan if v is None else float(v) for v in kept]
             whole = np.array(numbers).reshape(-1, len(state["count"]))

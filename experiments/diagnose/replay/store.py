@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import sqlite3
+import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache
@@ -15,15 +16,25 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.experiments.errors import StorageError, one_line
 from roundscope.experiments.results.machine import device, versions
-from roundscope.experiments.sweep.storage.schema import explained
+from roundscope.experiments.results.tables import (
+    RESTORE,
+    check_columns,
+    check_start,
+    check_values,
+    explained,
+    is_ours,
+)
+from roundscope.experiments.tensors.files import PROBLEMS
 
 NAME = "replays.sqlite"
 LARGEST = 1 << 26  # bytes of a state that is kept; a larger one is computed again
-TABLES = (
-    "replayed (name TEXT PRIMARY KEY, losses BLOB NOT NULL, norms BLOB NOT NULL)",
-    "states (name TEXT PRIMARY KEY, arrays BLOB NOT NULL)",
-)
+APPLICATION = int.from_bytes(b"RSrp", "big")  # SQLite's application_id: whose file it is
+TABLES = {
+    "replayed": {"name": "TEXT PRIMARY KEY", "losses": "BLOB NOT NULL", "norms": "BLOB NOT NULL"},
+    "states": {"name": "TEXT PRIMARY KEY", "arrays": "BLOB NOT NULL"},
+}
 
 
 def digest(*parts: Any) -> str:
@@ -46,9 +57,16 @@ class Store:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / NAME
+        check_start(self.path, "--out")
         with explained(self.path), closing(self._open()) as connection, connection:
-            for table in TABLES:
-                connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
+            connection.execute("BEGIN IMMEDIATE")
+            if _is_unsigned(connection) or not is_ours(connection, self.path, APPLICATION):
+                for table, columns in TABLES.items():
+                    own = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+                    connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({own})")
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            check_columns(connection, self.path, TABLES)
+            check_values(connection, self.path, TABLES)
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=30.0)
@@ -62,7 +80,11 @@ class Store:
             row = connection.execute(
                 "SELECT losses, norms FROM replayed WHERE name = ?", (name,)
             ).fetchone()
-        return None if row is None else (np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8"))
+        if row is None:
+            return None
+        if len(row[0]) % 8 or len(row[0]) != len(row[1]):
+            raise self._damaged("the losses of a replay are cut short")
+        return np.frombuffer(row[0], "<f8"), np.frombuffer(row[1], "<f8")
 
     def write(self, names: Sequence[str], losses: np.ndarray, norms: np.ndarray) -> None:
         """Write those of a launch, (steps, replays), all or none."""
@@ -76,7 +98,13 @@ class Store:
         """Return the arrays that were kept under a name, or None."""
         with explained(self.path), closing(self._open()) as connection:
             row = connection.execute("SELECT arrays FROM states WHERE name = ?", (name,)).fetchone()
-        return None if row is None else dict(np.load(io.BytesIO(row[0]), allow_pickle=False))
+        try:
+            return None if row is None else dict(np.load(io.BytesIO(row[0]), allow_pickle=False))
+        except (*PROBLEMS, OSError, zipfile.BadZipFile) as error:
+            raise self._damaged(f"a state cannot be read: {one_line(error)}") from None
+
+    def _damaged(self, why: str) -> StorageError:
+        return StorageError(f"{self.path}: {why}; {RESTORE} file, or delete it: replays run anew")
 
     def keep(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Keep arrays, unless they are more than `LARGEST` bytes."""
@@ -89,3 +117,14 @@ class Store:
             connection.execute(
                 "INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content.getvalue())
             )
+
+
+def _is_unsigned(connection: sqlite3.Connection) -> bool:
+    """Return whether a file of an older version, which signed none, has our tables and no others.
+
+    They are signed from then on.
+    """
+    [(owner,)] = connection.execute("PRAGMA application_id")
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    own = {name for name in names if not name.startswith("sqlite_autoindex")}
+    return not owner and own == set(TABLES)

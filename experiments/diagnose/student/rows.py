@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.errors import StorageError, bad, one_line
+from roundscope.experiments.results.tables import check_start, explained
 from roundscope.experiments.studies.framework.store import APPLICATION
-from roundscope.experiments.sweep.storage.schema import explained
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
@@ -51,6 +51,7 @@ def read(folder: Path) -> list[Row]:
     Raises UsageError for another program's file, StorageError for damage.
     """
     path = (file_of(folder) or folder / FILES[-1]).resolve()
+    check_start(path, "RUN_OR_TENSORS")
     address = f"{path.as_uri()}?mode=ro"
     with explained(path), closing(sqlite3.connect(address, uri=True, timeout=30.0)) as connection:
         [(application,)] = connection.execute("PRAGMA application_id")

@@ -19,8 +19,8 @@ from typing import Any
 
 from roundscope.experiments.results.file import results_file
 from roundscope.experiments.results.run import C, Run
+from roundscope.experiments.results.tables import check_values, explained, json_of
 from roundscope.experiments.studies.framework import old_files
-from roundscope.experiments.sweep.storage.schema import explained
 
 APPLICATION = int.from_bytes(b"RSst", "big")  # SQLite's application_id of such a file
 COLUMNS = {
@@ -36,6 +36,7 @@ COLUMNS = {
     "device": "TEXT",
     "finished": "TEXT",
 }
+TABLES = {"runs": COLUMNS}
 MADE = (
     f"CREATE TABLE IF NOT EXISTS runs ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})"
 )
@@ -57,7 +58,7 @@ class Store:
     def read(self, wanted: Mapping[C, str]) -> dict[C, Run[C]]:
         """Return the stored runs of conditions, given with their keys, in the order of `wanted`."""
         rows = {condition: self._row(key) for condition, key in wanted.items()}
-        return {c: _run(c, row) for c, row in rows.items() if row is not None}
+        return {c: _run(self.path, c, row) for c, row in rows.items() if row is not None}
 
     def add(self, runs: Mapping[str, Run[Any]], config: Mapping[str, Any], device: str) -> None:
         """Store the runs of a launch by key, all or none; they are on the disk on return."""
@@ -92,7 +93,8 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
     """
     path = folder / f"{name}.sqlite"
     old_files.set_aside(path)
-    with results_file(folder, path.name, APPLICATION, [MADE]) as (connection, resolved):
+    with results_file(folder, path.name, APPLICATION, [MADE], TABLES) as (connection, resolved):
+        check_values(connection, resolved, TABLES)
         old_files.read_in(connection, folder)
         yield Store(connection, resolved)
 
@@ -111,15 +113,15 @@ def _stored(key: str, r: Run[Any]) -> dict[str, Any]:
     }
 
 
-def _run(condition: C, row: Sequence[Any]) -> Run[C]:
+def _run(path: Path, condition: C, row: Sequence[Any]) -> Run[C]:
     steps, diverged, loss, curve, extra = row
     return Run(
         condition=condition,
         steps=steps,
         diverged=diverged,
         loss=_number(loss),
-        curve=_number(json.loads(curve)),
-        extra=_number(json.loads(extra)),
+        curve=_number(json_of(path, "a curve", curve, [list])),
+        extra=_number(json_of(path, "extra", extra, dict)),
     )
 
 

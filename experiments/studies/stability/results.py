@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from roundscope.experiments.results.tables import quoted
 from roundscope.experiments.studies.stability.drift.trainings import Drifts
 from roundscope.experiments.studies.stability.emulations import Point
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
-from roundscope.experiments.sweep.storage.schema import quoted
 
 Row = Mapping[str, Any]
 Place = tuple[tuple[str, Value | None], ...]

@@ -13,7 +13,6 @@ ranges    a:b and a:b:step, as Python's range, so the stop is left out; also 0-9
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.sweep.conditions.cell import PER_SITE, Value
 from roundscope.experiments.sweep.conditions.sources import layers_of
 from roundscope.experiments.sweep.conditions.values import RANGES, axis_named, typed
+from roundscope.experiments.toml_file import toml_of
 
 # points that one sweep may have: a stop that is a digit too long should not fill the memory
 MOST = 1_000_000
@@ -126,12 +126,7 @@ def _axis(name: str, values: Sequence[Any]) -> str:
 
 def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
     """Return (axes, groups of zip) of a TOML file."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError:
-        raise bad("AXES", str(path), "cannot be read; name a TOML file") from None
-    except ValueError as error:  # also: no UTF-8
-        raise bad("AXES", str(path), f"is no TOML: {error}") from None
+    data = toml_of(path, "AXES")
     try:
         return _contents(data)
     except UsageError as error:

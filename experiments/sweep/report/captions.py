@@ -255,6 +255,8 @@ def sites(
 
 def _largest(size: np.ndarray, x: np.ndarray, names: Sequence[Site], words: list[str]) -> str:
     """Return where a table of sites is largest, and its number there."""
+    if np.isnan(size).all():  # a file of which somebody took the column
+        return "no event, since none is known"
     i, j = divmod(int(np.nanargmax(size)), size.shape[1])
     return f"{names[i]}{f' at {words[j]}' if words else ''} ({number(x[i, j])})"
 

@@ -4,7 +4,6 @@ A report begins with them. Their errors are infinite, and no mean over the other
 them.
 """
 
-import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from roundscope.attention.sites import Site
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Overflow, Rounding
+from roundscope.experiments.results.tables import json_of
 from roundscope.experiments.sweep.measuring.metrics import NOT_FINITE
 from roundscope.experiments.sweep.report.words import listed, many, number
 from roundscope.experiments.sweep.storage.frames import Frame, Row, sites_of
@@ -118,7 +118,8 @@ def _event(frame: Frame, row: Row) -> str:
     with reading(frame.path) as connection:
         query = "SELECT plan FROM cells WHERE key = ?"
         plan = connection.execute(query, (row["key"],)).fetchone()["plan"]
-    roundings = json.loads(plan)["roundings"] if plan else {}
+    shape = {"roundings": {str: str}}
+    roundings = json_of(frame.path, "plan", plan, shape)["roundings"] if plan else {}
     numbers = sites_of(frame.path, [row["key"]], ("nan", "overflow"))
     for site in Site:
         nan, over = (float(numbers[name].get(site, np.zeros(1))[0]) for name in ("nan", "overflow"))

@@ -1,6 +1,5 @@
 """The tables of a sweep's report: conditions, failures, and what was run."""
 
-import json
 import shlex
 from collections import Counter, defaultdict
 from html import escape
@@ -10,6 +9,7 @@ import numpy as np
 from roundscope.emu.numerics import NUMERICS
 from roundscope.experiments.errors import UsageError
 from roundscope.experiments.report.page import grid
+from roundscope.experiments.results.tables import json_of
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.experiments.sweep.report.effects import mean_interval
 from roundscope.experiments.sweep.report.lost import lost as lost_of
@@ -153,7 +153,7 @@ def run(frame: Frame) -> str:
     lines += ["", f"{'fixed':11} {' '.join(f'{n}={rows[0][n]}' for n in fixed)}", ""]
     lines += [f"{'device':11} {n} ({devices[n]} cells)" for n in sorted(filter(None, devices))]
     lines += [
-        f"{'versions':11} {' '.join(f'{k} {v}' for k, v in json.loads(text).items())}"
+        f"{'versions':11} {' '.join(f'{k} {v}' for k, v in _versions(frame, text).items())}"
         for text in sorted(filter(None, set(rows.column("versions"))))
     ]
     lines += [f"{'numerics':11} {_numerics(rows)}"]
@@ -168,6 +168,11 @@ def run(frame: Frame) -> str:
         f"{'by event':11} roundscope export {name} sites.csv --table sites",
     ]
     return f"<h2>What was run</h2><pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _versions(frame: Frame, text: str) -> dict[str, str]:
+    found: dict[str, str] = json_of(frame.path, "versions", text, {str: str})
+    return found
 
 
 def _values(rows: Rows, name: str) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 from roundscope.emu.whole_files import whole_file
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.results.folder import storing
+from roundscope.experiments.results.tables import columns_of, quoted
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, is_extra
-from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES, columns_of, quoted
+from roundscope.experiments.sweep.storage.schema import JSON_COLUMNS, TABLES
 from roundscope.experiments.sweep.storage.store import reading
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute
@@ -30,7 +31,7 @@ def export(path: Path, out: Path, table: str = "cells", *, raw: bool = False) ->
         raise bad("out", str(out), "end it in .csv or .parquet")
     if table not in TABLES:
         raise bad("table", table, f"use {' or '.join(TABLES)}")
-    with reading(path) as connection, storing(out), whole_file(out) as unfinished:
+    with reading(path, values=(table,)) as connection, storing(out), whole_file(out) as unfinished:
         if next(connection.execute(f"SELECT 1 FROM {table} LIMIT 1"), None) is None:
             raise bad("file", str(path), f"holds no {table}; fill it with  roundscope sweep")
         return write(connection, table, unfinished, raw=raw)
@@ -46,7 +47,8 @@ def lost(path: Path) -> str:
     with reading(path) as connection:
         names = [quoted(n) for n in columns_of(connection, "cells") if n in NOT_FINITE]
         some = " OR ".join(f"{name} > 0" for name in names) or "0"
-        early = "coalesce(sum(not_finite > 0 AND rms < 9e999), 0)"
+        both = {"not_finite", "rms"} <= columns_of(connection, "cells").keys()
+        early = f"coalesce(sum({'not_finite > 0 AND rms < 9e999' if both else '0'}), 0)"
         [(count, older)] = connection.execute(f"SELECT count(*), {early} FROM cells WHERE {some}")
     if not count:
         return ""

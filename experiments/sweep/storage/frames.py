@@ -16,7 +16,8 @@ import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import format_named
-from roundscope.experiments.errors import bad
+from roundscope.experiments.errors import StorageError, bad
+from roundscope.experiments.results.tables import RESTORE, columns_of, quoted
 from roundscope.experiments.sweep.conditions.cell import (
     DEFAULTS,
     OF_CALL,
@@ -26,7 +27,6 @@ from roundscope.experiments.sweep.conditions.cell import (
 )
 from roundscope.experiments.sweep.measuring.metrics import METRICS
 from roundscope.experiments.sweep.storage.grouping import places, together
-from roundscope.experiments.sweep.storage.schema import columns_of, quoted
 from roundscope.experiments.sweep.storage.store import reading
 
 Row = dict[str, Any]
@@ -198,10 +198,16 @@ def sites_of(
     found: dict[str, dict[str, array[float]]] = {name: {} for name in names}
     with reading(path) as connection:
         connection.row_factory = None  # tuples
+        held = columns_of(connection, "sites")  # SQLite takes the name of another for a text
+        names = [name for name in names if name in held]
         query = f"SELECT site, {', '.join(map(quoted, names))} FROM sites WHERE key = ?"
         for key in keys:
             for site, *numbers in connection.execute(query, (key,)):
                 for name, x in zip(names, numbers, strict=True):
+                    if not isinstance(x, float | int | None):
+                        raise StorageError(
+                            f"{path}: {name} of {site!r} is no number; {RESTORE} file"
+                        )
                     if x is not None:
                         found[name].setdefault(site, array("d")).append(x)
     return {name: {site: np.array(x) for site, x in of.items()} for name, of in found.items()}
@@ -212,7 +218,7 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
 
     The file is read in pieces. What it holds as text is kept once for all cells that have it.
     """
-    with reading(path) as connection:
+    with reading(path, values=("cells",)) as connection:
         held = columns_of(connection, "cells")
         own = [name for name in held if name in OWN or name in DEFAULTS or is_extra(name)]
         metrics = [name for name in METRICS if name in held]

@@ -1,11 +1,11 @@
-"""The tables of a results file, the check that it is ours, and its faults in one line each."""
+"""The tables of a sweep's results file, and the check that it is ours."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from roundscope.experiments.errors import StorageError, UsageError, bad, one_line
+from roundscope.experiments.results import tables
+from roundscope.experiments.results.tables import add_columns, columns_of, quoted
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS
 
 APPLICATION = int.from_bytes(b"RSsw", "big")  # SQLite's application_id: whose file it is
@@ -14,43 +14,6 @@ SCHEMA = 1
 
 JSON_COLUMNS = ("parts", "versions", "plan")
 TABLES = ("cells", "sites")
-
-_AMISS = {  # the start of SQLite's name of an error -> what it means here
-    "SQLITE_FULL": (
-        "the disk is full; what was saved before is intact: free some space and run again"
-    ),
-    "SQLITE_IOERR": "the disk cannot be read or written ({}); is it full or gone?",
-    "SQLITE_CORRUPT": (
-        "the file is damaged ({}); recover what is left with  sqlite3 FILE .recover  or choose"
-        " another file"
-    ),
-    "SQLITE_NOTADB": "is no SQLite file, or a damaged one; choose another file",
-    "SQLITE_READONLY": "cannot be written; change its permissions or choose another --out",
-    "SQLITE_CANTOPEN": "cannot be opened ({}); see its permissions and its folder's",
-    "SQLITE_PERM": "cannot be opened ({}); see its permissions and its folder's",
-    "SQLITE_BUSY": "another program is writing to it; close that one and run again",
-}
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into a StorageError of one line that names the file.
-
-    Faults of our own SQL are raised as they are.
-    """
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        name = getattr(error, "sqlite_errorname", "")
-        for start, text in _AMISS.items():
-            if name.startswith(start):
-                raise StorageError(f"{path}: {text.format(one_line(error))}") from error
-        raise
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as SQL writes it."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def cell_columns() -> dict[str, str]:
@@ -83,6 +46,33 @@ def site_columns() -> dict[str, str]:
     return {"key": "TEXT NOT NULL", "site": "TEXT NOT NULL", **dict.fromkeys(SITE_METRICS, "REAL")}
 
 
+def check(connection: sqlite3.Connection, path: Path, values: Collection[str] = ()) -> None:
+    """Raise StorageError for a file of ours that lacks a table or a column of every version.
+
+    values: the tables of which all values are checked too, which reads all of their rows.
+    """
+    from roundscope.experiments.sweep.measuring.metrics import METRICS, SITE_METRICS
+
+    wanted = {"cells": cell_columns(), "sites": site_columns()}
+    tables.check_columns(connection, path, wanted, later=(*METRICS, *SITE_METRICS, "note"))
+    full = dict.fromkeys(DEFAULTS, " NOT NULL")
+    wanted["cells"] = {name: kind + full.get(name, "") for name, kind in cell_columns().items()}
+    tables.check_values(connection, path, {table: wanted[table] for table in values})
+
+
+def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out") -> bool:
+    """Return whether the file has our tables; False for an empty one.
+
+    Raises UsageError for another program's file.
+    """
+    return tables.is_ours(connection, path, APPLICATION, argument)
+
+
+def check_version(connection: sqlite3.Connection, path: Path, repair: str) -> None:
+    """Raise UsageError for a file of an older or a newer schema; repair: what it advises."""
+    tables.check_version(connection, path, SCHEMA, repair)
+
+
 def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
     """Make the tables of a new file, or add the columns that an older one lacks.
 
@@ -92,6 +82,7 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
     ours = is_ours(connection, path)
     if ours and not fresh:
         check_version(connection, path, "give --fresh to start over, or choose another --out")
+        check(connection, path, ("cells",))
     lost = _count(connection) if ours and fresh else 0
     if fresh or not ours:
         _create(connection)
@@ -109,35 +100,6 @@ def _count(connection: sqlite3.Connection) -> int:
     return int(count)
 
 
-def is_ours(connection: sqlite3.Connection, path: Path, argument: str = "--out") -> bool:
-    """Return whether the file has our tables; False for an empty one.
-
-    Raises UsageError for another program's file.
-    """
-    [(application,)] = connection.execute("PRAGMA application_id")
-    [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
-    if application != APPLICATION and (application or tables):
-        raise bad(argument, str(path), "is an SQLite file of another program; choose another file")
-    return bool(application == APPLICATION)
-
-
-def check_version(connection: sqlite3.Connection, path: Path, repair: str) -> None:
-    """Raise UsageError for a file of an older or a newer schema.
-
-    repair: what the message advises.
-    """
-    [(version,)] = connection.execute("PRAGMA user_version")
-    if version > SCHEMA:
-        raise UsageError(
-            f"{path}: written by a newer roundscope (schema {version}, here {SCHEMA}); update"
-            f" roundscope, or {repair}"
-        )
-    if version < SCHEMA:
-        raise UsageError(
-            f"{path}: written by an older roundscope (schema {version}, here {SCHEMA}); {repair}"
-        )
-
-
 def _create(connection: sqlite3.Connection) -> None:
     for table in TABLES:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -151,16 +113,3 @@ def _create(connection: sqlite3.Connection) -> None:
 
 def _declared(columns: Mapping[str, str]) -> str:
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
-
-
-def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """Return the columns that a table has, and their types, in order."""
-    return {name: kind for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})")}
-
-
-def add_columns(connection: sqlite3.Connection, table: str, wanted: Mapping[str, str]) -> None:
-    """Add the columns that a table lacks; earlier rows have NULL there."""
-    there: Iterable[str] = columns_of(connection, table)
-    for name, kind in wanted.items():
-        if name not in there:
-            connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {kind}")

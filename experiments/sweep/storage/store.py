@@ -15,15 +15,20 @@ from typing import Any
 
 from roundscope.experiments.errors import bad
 from roundscope.experiments.results.lock import locked
+from roundscope.experiments.results.tables import (
+    add_columns,
+    check_start,
+    explained,
+    json_of,
+    quoted,
+)
 from roundscope.experiments.sweep.conditions.cell import Cell, Result, is_extra
 from roundscope.experiments.sweep.storage.schema import (
     JSON_COLUMNS,
-    add_columns,
+    check,
     check_version,
-    explained,
     is_ours,
     prepare,
-    quoted,
 )
 
 _PATIENCE = 30.0  # seconds to wait for another program's transaction
@@ -98,7 +103,7 @@ def statuses(connection: sqlite3.Connection, keys: Collection[str] | None = None
     else:
         each = (connection.execute(f"{query} WHERE key = ?", (key,)) for key in keys)
         rows = chain.from_iterable(each)
-    return {key: sys.intern(status) for key, status in rows}
+    return {key: sys.intern(str(status)) for key, status in rows}
 
 
 def count_cells(path: Path) -> int:
@@ -113,9 +118,9 @@ def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str
 
     parts, versions and plan are parsed. Needs no lock.
     """
-    with reading(path) as connection:
+    with reading(path, values=("cells",)) as connection:
         rows = connection.execute("SELECT * FROM cells ORDER BY rowid")
-        return [_parsed(row) for row in rows if keys is None or row["key"] in keys]
+        return [_parsed(path, row) for row in rows if keys is None or row["key"] in keys]
 
 
 def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -123,14 +128,17 @@ def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str
 
     With `keys`, only those of these cells. Needs no lock.
     """
-    with reading(path) as connection:
+    with reading(path, values=("sites",)) as connection:
         rows = connection.execute("SELECT * FROM sites ORDER BY key, site")
         return [dict(row) for row in rows if keys is None or row["key"] in keys]
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open a results file for reading, even while a sweep writes it. Raises as `writing` does."""
+def reading(path: Path, *, values: Collection[str] = ()) -> Iterator[sqlite3.Connection]:
+    """Open a results file for reading, even while a sweep writes it. Raises as `writing` does.
+
+    values: tables of which all values are checked first, for one who reads most of them.
+    """
     _check_place(path, "file")
     if not path.exists():
         raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
@@ -139,6 +147,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
         if not is_ours(connection, path, "file"):
             raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
         check_version(connection, path, "read it with the one that wrote it")
+        check(connection, path, values)
         yield connection
 
 
@@ -174,15 +183,7 @@ def _check_place(path: Path, argument: str) -> None:
         raise bad(argument, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
         raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
-    if path.exists() and not path.is_file():
-        raise bad(argument, str(path), "is no ordinary file; choose another")
-    if path.exists() and path.stat().st_size and _start(path) != b"SQLite format 3\0":
-        raise bad(argument, str(path), "is no SQLite file, or a damaged one; choose another file")
-
-
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(16)
+    check_start(path, argument)
 
 
 @contextmanager
@@ -223,8 +224,10 @@ def _row(cell: Cell, result: Result) -> dict[str, Any]:
     }
 
 
-def _parsed(row: sqlite3.Row) -> dict[str, Any]:
+def _parsed(path: Path, row: sqlite3.Row) -> dict[str, Any]:
     return {
-        name: json.loads(row[name]) if name in JSON_COLUMNS and row[name] else row[name]
+        name: json_of(path, name, row[name], {})
+        if name in JSON_COLUMNS and row[name]
+        else row[name]
         for name in row.keys()  # noqa: SIM118
     }

@@ -1,6 +1,5 @@
 """The data of a run's report: its log, arm by arm."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.errors import bad
+from roundscope.experiments.errors import StorageError, bad
+from roundscope.experiments.results.tables import RESTORE, json_of
 from roundscope.experiments.train import checkpoint, record
+from roundscope.experiments.train.config import NEWER
+from roundscope.experiments.train.settings import TYPES
+
+ARMS = {"arms": [{"name": str, "lr": float, "seed": int}]}  # of the JSON in `runs`
+CONFIG = {name: object for name in TYPES if name not in NEWER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,7 @@ class Training:
 
 def training(folder: Path) -> Training:
     """Return the run of a folder. Raises UsageError where there is none, or none with a step."""
+    path = folder / record.NAME
     about = (record.rows(folder, "runs") or [{}])[-1]
     steps = record.rows(folder, "steps")
     if not about or not steps:
@@ -92,6 +98,7 @@ def training(folder: Path) -> Training:
     }
     arms = [
         _arm(
+            path,
             arm,
             changes.get(arm["name"]),
             *(
@@ -99,24 +106,28 @@ def training(folder: Path) -> Training:
                 for rows in (steps, heads, alarms)
             ),
         )
-        for arm in json.loads(about["arms"])["arms"]
+        for arm in json_of(path, "arms of a start", about["arms"], ARMS)["arms"]
     ]
+    arms = [arm for arm in arms if arm.step.size]
+    if not arms:
+        raise StorageError(f"{path}: its steps are of other arms than its runs; {RESTORE} file")
     return Training(
         folder=folder,
-        config=json.loads(about["config"]),
+        config=json_of(path, "config of a start", about["config"], CONFIG),
         about=about,
-        arms=tuple(a for a in arms if a.step.size),
+        arms=tuple(arms),
     )
 
 
 def _arm(
+    path: Path,
     arm: dict[str, Any],
     changes: tuple[str, ...] | None,
     steps: list[Any],
     heads: list[Any],
     alarms: list[Any],
 ) -> Arm:
-    looks, drift, w_q = _looks(heads)
+    looks, drift, w_q = _looks(path, heads)
     return Arm(
         name=arm["name"],
         group=arm["name"].removesuffix(f"/{arm['seed']}"),
@@ -136,10 +147,15 @@ def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
 
 
-def _looks(rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (steps, drift, ||W_Q||) of rows of `heads` in the order of their key."""
+def _looks(path: Path, rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (steps, drift, ||W_Q||) of rows of `heads` in the order of their key.
+
+    Raises StorageError where a look lacks a head.
+    """
     looks = np.array(sorted({row["step"] for row in rows}), int)
     layers, heads = (1 + max((row[name] for row in rows), default=-1) for name in ("layer", "head"))
     shape = looks.size, layers, heads
+    if min(layers, heads) < 0 or math.prod(shape) != len(rows):
+        raise StorageError(f"{path}: a look in its table heads lacks a head; {RESTORE} file")
     drift, norm = (_numbers(rows, name).reshape(shape) for name in ("drift", "w_q_norm"))
     return looks, drift, norm

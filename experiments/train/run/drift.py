@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.models.alarm import KEPT, LOOKS
-from roundscope.experiments.train.spikes import Alarm
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.spikes import Alarm, Watch, watches
 
 
 class DriftWatch:
@@ -64,7 +65,15 @@ class DriftWatch:
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
         """Continue from a `state()`; arms: which of its arms each of ours continues."""
         for name, kept in state.items():
-            setattr(self, name, np.array(kept)[list(arms)])
+            if name not in self.state():
+                raise ValueError(f"the alarm of drift has no {name}")
+            own = getattr(self, name)
+            setattr(self, name, np.array(kept, own.dtype)[list(arms)].reshape(own.shape))
+
+
+def watches_of(c: Config, arms: int) -> tuple[Watch, Watch, DriftWatch]:
+    """Return the watches of a run of some arms, in the order in which a checkpoint has them."""
+    return (*watches(arms), DriftWatch((arms, c.layers, c.heads), c.drift_alarm))
 
 
 def _alarm(step: int, arm: int, where: str, value: float, limit: float) -> Alarm:

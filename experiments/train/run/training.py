@@ -14,14 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from roundscope.experiments.report.progress import Pace
-from roundscope.experiments.train import checkpoint, optimiser, spikes
+from roundscope.experiments.train import checkpoint, optimiser
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.groups import groups, together
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.record import Log
 from roundscope.experiments.train.run import observe
-from roundscope.experiments.train.run.drift import DriftWatch
+from roundscope.experiments.train.run.drift import watches_of
 from roundscope.experiments.train.settings import Settings, plain
+from roundscope.experiments.train.spikes import Alarm
 
 LONG = 100  # steps that gain more than a step with its plan as part of it takes to compile
 
@@ -63,11 +64,10 @@ class Run:
         # of the whole run, so that one that goes on does the steps that it would have done
         self.groups = groups(settings, begin.state, is_long=settings.config.steps >= LONG)
         self.batches = batches_of(settings)
-        c, arms = settings.config, len(self.names)
-        self.series = spikes.watches(arms)
-        self.drift = DriftWatch((arms, c.layers, c.heads), c.drift_alarm)
-        watches: list[Any] = [*self.series, self.drift]
-        self.watches = tuple(watches)
+        arms = len(self.names)
+        self.watches = loss, norm, self.drift = watches_of(settings.config, arms)
+        self.series = loss, norm
+        own: Any
         for own, kept in zip(self.watches, begin.watch, strict=False):  # an older run kept fewer
             own.restore(kept, begin.arms)
         self.running = log.running()
@@ -139,7 +139,7 @@ class Run:
             self._pin(alarms)
             self.losses = losses
 
-    def _pin(self, alarms: Sequence[spikes.Alarm]) -> None:
+    def _pin(self, alarms: Sequence[Alarm]) -> None:
         """Keep the checkpoints before the first alarms: a diagnosis starts from there."""
         for alarm in alarms:
             before = [s for s in checkpoint.steps(self.folder) if s <= alarm.step - alarm.delay]

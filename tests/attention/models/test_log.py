@@ -146,7 +146,7 @@ def test_a_bias_that_is_not_known_hides_behind_no_other():
     ("[1]\n", "line 1 is no look"),
     ("{}\n", "line 1 is no look"),
     ('{"watch": 2}\n', "line 1 has version 2, this is version 1"),
-    ('{"watch": 1, "step": 3}\n', "line 1 lacks or spoils 'alarm'"),
+    ('{"watch": 1, "step": 3}\n', "line 1 is spoiled: share is missing"),
 ])  # fmt: skip
 def test_wrong_files(tmp_path, text, message):
     (tmp_path / "log").write_text(text)

@@ -164,7 +164,7 @@ def test_words_replace_the_axes_of_a_file(tmp_path):
         (("exp=base10",), "unknown exponential 'base10'; did you mean 'base2'?"),
         (("tile=64", "block_q=8"), "tile: sets block_q and block_k"),
         (("a.toml", "b.toml"), "AXES 'b.toml': a.toml is given already"),
-        (("none/such.toml",), "AXES 'none/such.toml': cannot be read"),
+        (("none/such.toml",), "AXES 'none/such.toml': does not exist"),
     ],
 )
 def test_errors_name_argument_value_and_repair(words, said):

@@ -15,7 +15,8 @@ from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.settings import plain
 
 CONFIG = Config(layers=1, heads=1, width=4, context=4, vocab=8, mlp_ratio=1)
-META = {"config": plain(CONFIG), "arms": [{"name": "run"}]}
+ARM = {"name": "run", "changes": [], "lr": 1e-3, "seed": 0}
+META = {"config": plain(CONFIG), "arms": [ARM], "at": [], "data": {}, "watch": []}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def damage(place, how):
                 json.dumps(json.loads(about.read_text()) | {"config": plain(CONFIG) | {"vocab": 9}})
             )
         case "arms":
-            about.write_text(json.dumps(json.loads(about.read_text()) | {"arms": [1, 2]}))
+            about.write_text(json.dumps(json.loads(about.read_text()) | {"arms": [ARM, ARM]}))
 
 
 @pytest.mark.parametrize(
