@@ -52,8 +52,7 @@ def as_float(x: Any) -> float:
 
 
 def _is_scalar(x: Any) -> bool:
-    """Return whether x is an array without axes, or a number, of NumPy or JAX with a known"
-    " value."""
+    """Return whether x is an array without axes, or a number, of NumPy or JAX, of known value."""
     import numpy as np
 
     if isinstance(x, np.ndarray | np.generic):
