@@ -79,7 +79,7 @@ def main() -> int:
 def begin(verb: str, folder: Path) -> None:
     """Write into a folder what a command reads."""
     (folder / "mine.py").write_text(KERNEL)
-    watcher, one = Watcher(log=folder / "log.jsonl"), np.array([0.5])
+    watcher, one = Watcher(log=folder / "log.jsonl", threshold=None), np.array([0.5])
     for step in range(3):
         watcher.look(step, {Layer(name="a", number=0): ([0], HeadNumbers(*[one] * 6))})
     if verb in BEFORE:
@@ -146,7 +146,7 @@ def killed(verb: str, inputs: Path, after: float) -> str:
 
 def is_whole(path: Path) -> bool:
     """Return whether a file of ours is whole; unfinished ones have another name."""
-    if path.name.endswith(".unfinished"):
+    if path.name.endswith((".unfinished", "-wal", "-shm", "-journal", ".lock")):
         return True
     data = path.read_bytes()
     match path.suffix:
@@ -165,9 +165,16 @@ def is_whole(path: Path) -> bool:
         case ".parquet":
             return data.startswith(b"PAR1") and data.endswith(b"PAR1")
         case ".sqlite":
-            with closing(sqlite3.connect(path)) as connection:
-                return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            return is_sound(path)
     return True
+
+
+def is_sound(path: Path) -> bool:
+    """Return whether SQLite finds a file whole, in a copy, since it mends what it opens."""
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(shutil.copytree(path.parent, name, dirs_exist_ok=True)) / path.name
+        with closing(sqlite3.connect(copy)) as connection:
+            return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 if __name__ == "__main__":
