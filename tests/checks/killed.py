@@ -141,7 +141,7 @@ def killed(verb: str, inputs: Path, after: float) -> str:
         except RuntimeError as error:
             return f"FAULT: then {error}"
         new = {p for p in left if not (inputs / p).exists()}
-        return "resumed" if any(p.suffix == ".sqlite" for p in new) else f"redone, {len(new)} files"
+        return "resumed" if any(p.suffix == ".sqlite" for p in new) else "redone"
 
 
 def is_whole(path: Path) -> bool:
