@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint containers exhaustive engines fuzz hostile every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test test-matrix parts thorough lint containers exhaustive engines fuzz hostile killed every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -73,6 +73,11 @@ fuzz: $(READY)  ## random calls: NumPy against XLA, as users compile and as the 
 
 hostile: $(READY)  ## words, texts and calls that nobody means: each has to be refused in one line, or answered rightly
 	$(BIN)/python -m tests.checks.hostile --show $(AREAS)
+
+TIMES ?= 20
+
+killed: $(READY)  ## kill -9 at random moments of every command that writes: no half files, and the next run succeeds
+	$(BIN)/python -m tests.checks.killed --times $(TIMES) --seed $(SEED)
 
 PLANS ?= 5000
 

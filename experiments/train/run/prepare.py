@@ -21,15 +21,15 @@ def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     """Write OUT/train.bin, val.bin and meta.json, and print what was written.
 
     paths: files, and folders of which all files are taken.
+    out: a folder that has no train.bin, or that of the same text, which a killed run leaves too.
     """
     from roundscope.experiments.report.terminal import console, print_json
 
-    if (out / "train.bin").exists():
-        raise bad("--out", str(out), "holds a train.bin already; choose another folder")
     files, skipped = texts(paths)
-    meta = write(out, ((str(f), f.read_bytes()) for f in files)) | {
-        "skipped": [str(f) for f in skipped]
-    }
+    documents = [(str(f), f.read_bytes()) for f in files]
+    if (out / "train.bin").exists() and not is_whole(out, b"".join(text for _, text in documents)):
+        raise bad("--out", str(out), "holds other data, or damaged data; choose another folder")
+    meta = write(out, iter(documents)) | {"skipped": [str(f) for f in skipped]}
     if as_json:
         return print_json(meta)
 
@@ -86,7 +86,7 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
     train.bin is renamed into place last, so a folder that has it is complete.
     """
     names, parts = zip(*documents, strict=True)
-    tokens = np.frombuffer(b"".join(parts), np.uint8).astype("<u2")
+    tokens = _tokens(b"".join(parts))
     cut = tokens.size - tokens.size // SHARE
     meta = {
         "vocab": 256,
@@ -103,12 +103,21 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
     return meta
 
 
-def is_whole(folder: Path) -> bool:
-    """Return whether a folder has the tokens that `write` wrote there, every byte."""
+def _tokens(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8).astype("<u2")
+
+
+def is_whole(folder: Path, text: bytes | None = None) -> bool:
+    """Return whether a folder has the tokens that `write` wrote there, every byte.
+
+    text: if given, they also have to be those of this text.
+    """
     try:
         meta = json.loads((folder / "meta.json").read_bytes())
         digest = hashlib.sha256((folder / "train.bin").read_bytes())
         digest.update((folder / "val.bin").read_bytes())
     except (OSError, ValueError):
+        return False
+    if text is not None and hashlib.sha256(_tokens(text).tobytes()).digest() != digest.digest():
         return False
     return isinstance(meta, dict) and meta.get("sha256") == digest.hexdigest()

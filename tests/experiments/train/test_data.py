@@ -124,7 +124,12 @@ def test_prepare_writes_bytes(tmp_path, capsys):
         "train.bin",
         "val.bin",
     ]
-    with pytest.raises(UsageError, match="already"):
+    prepare.run([tmp_path / "in"], tmp_path / "out", as_json=True)  # as after a kill at the end
+    assert json.loads(capsys.readouterr().out) == told
+    with pytest.raises(UsageError, match="other data"):
+        prepare.run([tmp_path / "in" / "a.txt"], tmp_path / "out", as_json=True)
+    (tmp_path / "out" / "val.bin").unlink()
+    with pytest.raises(UsageError, match="other data"):
         prepare.run([tmp_path / "in"], tmp_path / "out", as_json=True)
     with pytest.raises(UsageError, match="no text"):
         prepare.run([tmp_path / "in" / "image"], tmp_path / "other", as_json=True)
