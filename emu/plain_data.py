@@ -5,6 +5,7 @@ A shape is written as the data it asks for:
     int, float, str, bool     a value of this type; float takes whole numbers too, int no bool
     range(0, 100)             a whole number in this range
     None                      null
+    "inf"                     this text
     (int, None)               one of several shapes
     [int]                     a list, of any length, of one shape
     {"step": int}             an object that has these names at least
@@ -38,6 +39,12 @@ def parsed(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is no UTF-8") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("a number of it has thousands of digits") from None
 
 
 def misfit(found: Any, shape: Any, place: str = "") -> str | None:
@@ -80,6 +87,8 @@ def _is_alike(found: Any, shape: Any) -> bool:
         return type(found) is float or (type(found) is int and abs(found) < LARGEST)
     if shape is int:
         return type(found) is int and abs(found) < LARGEST
+    if isinstance(shape, str):
+        return bool(found == shape)
     if isinstance(shape, list | dict):
         return isinstance(found, type(shape))
     return found is None if shape is None else type(found) is shape
@@ -88,6 +97,8 @@ def _is_alike(found: Any, shape: Any) -> bool:
 def _wanted(shape: Any) -> str:
     if isinstance(shape, tuple):
         return " or ".join(map(_wanted, shape))
+    if isinstance(shape, str):
+        return repr(shape)
     if isinstance(shape, range):
         end = "" if shape.stop == LARGEST else f" to {shape.stop - 1}"
         return f"a whole number from {shape.start}{end}"

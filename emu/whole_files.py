@@ -71,6 +71,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
         unfinished.write_bytes(data)
 
 
+def read_whole(path: Path) -> bytes:
+    """Return the bytes of a file; of a pipe or a device, which might never end, none are read.
+
+    Raises:
+        OSError: There is no such file, it is no ordinary one, or it cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is a folder, a pipe or a device, no ordinary file", str(path))
+    return path.read_bytes()
+
+
 def safe_names(names: Iterable[str]) -> list[str]:
     """Return a name for each name that can stand in a path and in an archive, no two alike.
 

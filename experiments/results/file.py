@@ -13,6 +13,7 @@ from roundscope.experiments.results.tables import (
     Tables,
     check_columns,
     check_start,
+    check_values,
     check_version,
     explained,
     is_ours,
@@ -39,20 +40,23 @@ def results_file(
     schema         the version of the tables, SQLite's user_version
 
     Raises UsageError for the file of another program or version, StorageError for a file that
-    cannot be used now, or that lacks a table.
+    cannot be used now, or that has not the tables and the values of one of ours.
     """
     path = (folder / name).resolve()
     check_start(path, "--out")
     with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
-        if is_ours(connection, path, application):
+        ours = is_ours(connection, path, application)
+        if ours:
             check_version(connection, path, schema, "choose another folder")
             check_columns(connection, path, tables, later)
+            check_values(connection, path, tables)
         with connection:  # all or none, so that one who is killed here leaves no file of nobody
             connection.execute("BEGIN IMMEDIATE")
             for text in made:
                 connection.execute(text)
-            connection.execute(f"PRAGMA application_id = {application}")
-            connection.execute(f"PRAGMA user_version = {schema}")
+            if not ours:  # each of these is a change of the file
+                connection.execute(f"PRAGMA application_id = {application}")
+                connection.execute(f"PRAGMA user_version = {schema}")
         yield connection, path
 
 

@@ -9,7 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from roundscope.emu.whole_files import write_whole
+from roundscope.emu.plain_data import parsed
+from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.experiments.errors import StorageError, bad
 from roundscope.experiments.report.terminal import console, plain
 from roundscope.experiments.results.places import can_write_file, can_write_folder
@@ -50,8 +51,8 @@ def _is_free(folder: Path, request: str, record: str, kept: str) -> bool:
 def _held(record: Path) -> Any:
     """Return the request that a record tells; None for a file that tells none."""
     try:
-        return json.loads(record.read_text(encoding="utf-8")).get("request")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return parsed(read_whole(record)).get("request")
+    except (OSError, ValueError, AttributeError):
         return None
 
 

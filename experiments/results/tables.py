@@ -73,9 +73,10 @@ def check_start(path: Path, argument: str) -> None:
     size, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
     size = 1 << 16 if size == 1 else size
     known = head[24:28] == head[92:96]  # else the number of pages is of another version of it
-    if len(head) < 100 or (known and path.stat().st_size < size * pages):
+    whole = max(100, size * pages if known else 0)
+    if path.stat().st_size < whole:
         raise StorageError(
-            f"{path}: the file is damaged: {path.stat().st_size} of {size * pages} bytes; recover"
+            f"{path}: the file is damaged: {path.stat().st_size} of {whole} bytes; recover"
             " what is left with  sqlite3 FILE .recover  or choose another file"
         )
 
@@ -111,12 +112,14 @@ def check_version(connection: sqlite3.Connection, path: Path, schema: int, repai
 def check_columns(
     connection: sqlite3.Connection, path: Path, tables: Tables, later: Collection[str] = ()
 ) -> None:
-    """Raise StorageError for a file that lacks one of our tables or columns.
+    """Raise StorageError for a file that lacks one of our tables or columns, or has a trigger.
 
     later: columns that files of older versions lack
     """
-    query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-    names = {name for (name,) in _rows(connection, query)}
+    kinds = dict(_rows(connection, "SELECT name, type FROM sqlite_master"))
+    names = {name for name, kind in kinds.items() if kind == "table"}
+    if "trigger" in kinds.values():
+        raise StorageError(f"{path}: has a trigger, which roundscope makes none of; {RESTORE} file")
     for table, columns in tables.items():
         held = columns_of(connection, table) if table in names else {}
         lost = [name for name in columns if name not in held and name not in later]
@@ -175,9 +178,11 @@ def json_of(path: Path, place: str, text: Any, shape: Any) -> Any:
     place: what the text is of, in words. Raises StorageError where they have not.
     """
     try:
+        if not isinstance(text, str | bytes):
+            raise ValueError(f"it is {'nothing' if text is None else 'a number'}")
         found = parsed(text)
         amiss = misfit(found, shape)
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         amiss = f"no JSON: {one_line(error)}"
     if amiss:
         raise StorageError(f"{path}: {place} is not what roundscope writes ({amiss}); {RESTORE}")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.plain_data import COUNT, misfit, parsed
-from roundscope.emu.whole_files import write_whole
+from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.experiments.errors import StorageError, UsageError, bad, one_line
 from roundscope.experiments.train.config import NEWER
 
@@ -153,7 +153,7 @@ def _sync(place: Path) -> None:
 
 def _meta(path: Path) -> dict[str, Any]:
     try:
-        meta = parsed(path.read_bytes())
+        meta = parsed(read_whole(path))
     except (ValueError, OSError) as error:
         raise _damaged(path, one_line(error)) from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
@@ -172,7 +172,7 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     from safetensors.numpy import load as parse
 
     try:
-        content = path.with_suffix(".safetensors").read_bytes()
+        content = read_whole(path.with_suffix(".safetensors"))
     except OSError as error:
         raise _damaged(path.with_suffix(".safetensors"), error.strerror) from None
     if len(content) != meta.get("bytes"):

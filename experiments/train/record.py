@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import bad
+from roundscope.experiments.errors import StorageError, bad
 from roundscope.experiments.results.file import results_file
 from roundscope.experiments.results.tables import (
+    RESTORE,
     add_columns,
     check_columns,
     check_start,
@@ -161,6 +162,14 @@ def is_log(path: Path) -> bool:
     except sqlite3.Error:
         return False
     return bool(found == APPLICATION)
+
+
+def last_start(folder: Path) -> dict[str, Any]:
+    """Return the last row of `runs`. Raises as `rows` does, and where there is none."""
+    starts = rows(folder, "runs")
+    if not starts:
+        raise StorageError(f"{folder / NAME}: its table runs is empty; {RESTORE} file")
+    return starts[-1]
 
 
 def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any]]:

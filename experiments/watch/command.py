@@ -9,7 +9,7 @@ from roundscope.attention.models import log
 from roundscope.attention.models.alarm import KEPT
 from roundscope.attention.models.log import Look, over_since
 from roundscope.attention.models.selection import Layer
-from roundscope.emu.whole_files import write_whole
+from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.experiments.errors import bad, printable
 from roundscope.experiments.report.terminal import console, print_json
 
@@ -37,7 +37,7 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"--out={picture}: the picture is a PNG file, such as watch.png")
     if picture == path:
         raise ValueError(f"--out={picture}: is the log itself; name another file")
-    if picture.exists() and MARK not in picture.read_bytes():
+    if picture.exists() and MARK not in read_whole(picture):
         raise bad("--out", str(picture), "exists and is no picture of this command; name another")
     from roundscope.experiments.report.pictures import png
     from roundscope.experiments.watch.picture import draw

@@ -155,7 +155,7 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
     if until is None and failure is not None:
         longest = max(end, failure.seen + LONGEST * MARGIN)
     step = None if failure is None else failure.step if grown is None else min(grown, failure.step)
-    about = record.rows(folder, "runs")[-1]
+    about = record.last_start(folder)
     return Case(
         folder=folder,
         settings=settings,

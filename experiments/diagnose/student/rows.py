@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roundscope.emu.plain_data import COUNT, misfit
 from roundscope.experiments.errors import StorageError, bad, one_line
-from roundscope.experiments.results.tables import check_start, explained
+from roundscope.experiments.results.tables import RESTORE, check_start, explained, json_of
 from roundscope.experiments.studies.framework.store import APPLICATION
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
@@ -19,6 +20,7 @@ from roundscope.experiments.train.student.plan import plan_of
 FILES = ("su.sqlite", "mxfp8.sqlite", "proxy.sqlite")
 OLDER = int.from_bytes(b"RSpx", "big")  # SQLite's application_id of files of older versions
 COLUMNS = "seed, diverged, curve, config, device"
+CONDITION = {"name": str, "changes": [[(int, str)]], "lr": float}  # of the JSON
 QUERIES = {  # a run's condition comes first, for older versions in three columns
     APPLICATION: f"SELECT condition, {COLUMNS} FROM runs ORDER BY rowid",
     OLDER: f"SELECT name, changes, lr, {COLUMNS} FROM runs ORDER BY rowid",
@@ -61,8 +63,11 @@ def read(folder: Path) -> list[Row]:
         found = connection.execute(QUERIES[application]).fetchall()
     try:
         rows = [
-            _row(*values) if application == APPLICATION else _older(*values) for values in found
+            _row(path, *values) if application == APPLICATION else _older(path, *values)
+            for values in found
         ]
+    except StorageError:
+        raise
     except (ValueError, TypeError, KeyError) as error:
         raise StorageError(
             f"{path}: a run cannot be read ({one_line(error)}); it is damaged or of another "
@@ -71,15 +76,20 @@ def read(folder: Path) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def _older(name: str, changes: str, lr: float, *rest: Any) -> Row | None:
-    return _row(json.dumps({"name": name, "changes": json.loads(changes), "lr": lr}), *rest)
+def _older(path: Path, name: Any, changes: Any, lr: Any, *rest: Any) -> Row | None:
+    pairs = json_of(path, "changes", changes, CONDITION["changes"])
+    return _row(path, json.dumps({"name": name, "changes": pairs, "lr": lr}, default=str), *rest)
 
 
 def _row(
-    condition: str, seed: int, diverged: int | None, curve: str, config: str, device: str
+    path: Path, condition: Any, seed: Any, diverged: Any, curve: Any, config: Any, device: Any
 ) -> Row | None:
     """Return the run of a row; None for a GPT's, of `reproduce mxfp8`."""
-    wanted, fields = json.loads(condition), json.loads(config)
+    wanted = json_of(path, "condition", condition, CONDITION)
+    fields = json_of(path, "config", config, dict)
+    numbers = {"seed": seed, "diverged": diverged}
+    if amiss := misfit(numbers, {"seed": COUNT, "diverged": (None, COUNT)}):
+        raise StorageError(f"{path}: a run is not what roundscope writes: {amiss}; {RESTORE} file")
     if "depth" not in fields:
         return None
     changes = tuple((int(step), str(text)) for step, text in wanted["changes"])
@@ -88,7 +98,8 @@ def _row(
     for step in arm.firsts:
         plan_of(model, arm.texts(step))
     points = tuple(
-        (int(step), _number(loss), _number(norm)) for step, loss, norm in json.loads(curve)
+        (int(step), _number(loss), _number(norm))
+        for step, loss, norm in json_of(path, "curve", curve, [[(float, None)]])
     )
     return Row(arm=arm, config=model, diverged=diverged, curve=points, device=str(device))
 

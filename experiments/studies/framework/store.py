@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from roundscope.experiments.errors import StorageError
 from roundscope.experiments.results.file import results_file
 from roundscope.experiments.results.run import C, Run
-from roundscope.experiments.results.tables import check_values, explained, json_of
+from roundscope.experiments.results.tables import RESTORE, explained, json_of
 from roundscope.experiments.studies.framework import old_files
 
 APPLICATION = int.from_bytes(b"RSst", "big")  # SQLite's application_id of such a file
@@ -75,7 +76,9 @@ class Store:
         with explained(self.path):
             rows = self.connection.execute("SELECT key, device FROM runs").fetchall()
         wanted = set(keys)
-        return sorted({device for key, device in rows if key in wanted})
+        return sorted(
+            {device or "a device that is not known" for key, device in rows if key in wanted}
+        )
 
     def _row(self, key: str) -> Sequence[Any] | None:
         text = "SELECT steps, diverged, loss, curve, extra FROM runs WHERE key = ?"
@@ -94,9 +97,19 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
     path = folder / f"{name}.sqlite"
     old_files.set_aside(path)
     with results_file(folder, path.name, APPLICATION, [MADE], TABLES) as (connection, resolved):
-        check_values(connection, resolved, TABLES)
         old_files.read_in(connection, folder)
         yield Store(connection, resolved)
+
+
+class _Extra(dict[str, Any]):
+    """What a study stores beside losses; what a file lacks of it is refused where it is asked."""
+
+    def __init__(self, found: dict[str, Any], path: Path) -> None:
+        super().__init__(found)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise StorageError(f"{self.path}: extra of a run lacks {name}; {RESTORE} file")
 
 
 def _stored(key: str, r: Run[Any]) -> dict[str, Any]:
@@ -121,7 +134,7 @@ def _run(path: Path, condition: C, row: Sequence[Any]) -> Run[C]:
         diverged=diverged,
         loss=_number(loss),
         curve=_number(json_of(path, "a curve", curve, [list])),
-        extra=_number(json_of(path, "extra", extra, dict)),
+        extra=_Extra(_number(json_of(path, "extra", extra, dict)), path),
     )
 
 

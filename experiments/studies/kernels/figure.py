@@ -31,7 +31,7 @@ def picture(rows: Sequence[Row]) -> Figure:
         for y, kernel in enumerate(kernels):
             for x, family in enumerate(families):
                 _cell(ax, x, y, by.get((kernel, family)), result)
-        ax.set(xlim=(-0.5, len(families) - 0.5), ylim=(len(kernels) - 0.5, -0.5))
+        ax.set(xlim=(-0.5, len(families) - 0.5), ylim=(max(len(kernels), 1) - 0.5, -0.5))
         ax.set_xticks(
             range(len(families)), [family.replace(" ", "\n") for family in families], fontsize=7.5
         )

@@ -3,11 +3,10 @@
 The measurements are kept in measured.json.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from multiprocessing import get_context
 from os import cpu_count
 from pathlib import Path
@@ -17,14 +16,17 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.user import in_time
+from roundscope.emu.plain_data import COUNT
 from roundscope.emu.testing.foreign import check_timeout
-from roundscope.experiments.errors import bad, one_line
+from roundscope.emu.whole_files import read_whole
+from roundscope.experiments.errors import StorageError, bad, one_line, printable
 from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.experiments.kernels.claims import CLAIMS
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.results.folder import write_json
 from roundscope.experiments.results.machine import device, has_gpu, versions
+from roundscope.experiments.results.tables import RESTORE, json_of
 from roundscope.experiments.studies.catalogue import KERNELS
 from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.study import Figure, Outcome, Study, Table
@@ -40,6 +42,16 @@ from roundscope.experiments.studies.kernels.measure import (
 
 Rows = Sequence[Row]
 RECORD = "measured.json"
+_NUMBER = (float, None, "nan", "inf", "-inf")
+_MEAN = {"mean": _NUMBER, "z": _NUMBER}
+SHAPE = {  # of the record
+    "rows": [
+        dict.fromkeys(("kernel", "family", "twin", "failed"), str)
+        | {name: {str: _NUMBER} for name in ("error", "same", "over")}
+        | {"gain": {str: _MEAN}, "delta": (None, _MEAN), "signed": (None, _MEAN)}
+        | {"heads": COUNT, "drift": _NUMBER, "again": bool}
+    ]
+}
 HEADS = {True: 48, False: 4}  # with a GPU, and without; with few heads kernels split keys
 CAPTION = (
     "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result"
@@ -278,23 +290,34 @@ def read(path: Path) -> list[Row]:
     if not path.is_file():
         return []
 
-    def mean(x: dict[str, float | None] | None) -> Mean | None:
+    def mean(x: dict[str, float | str | None] | None) -> Mean | None:
         return None if x is None else Mean(**{k: _number(v) for k, v in x.items()})
 
     rows = []
-    for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+    for row in json_of(path, "the record", read_whole(path), SHAPE)["rows"]:
+        parts = ("error", "gain", "same", "over")
+        full = () if row["failed"] else parts[:2]  # the others are of kernels that have a twin
+        if any((part in full or row[part]) and {*RESULTS} - {*row[part]} for part in parts):
+            raise StorageError(f"{path}: a row lacks one of {', '.join(RESULTS)}; {RESTORE} file")
+        texts = {name: printable(x) for name, x in row.items() if isinstance(x, str)}
+        plain_parts = {
+            part: {name: _number(x) for name, x in row[part].items()}
+            for part in parts
+            if part != "gain"
+        }
         numbers = {
             "gain": {name: mean(x) for name, x in row["gain"].items()},
             "delta": mean(row["delta"]),
             "signed": mean(row["signed"]),
             "drift": _number(row["drift"]),
         }
-        rows.append(Row(**{**row, **numbers}))
+        known = {field.name: row[field.name] for field in fields(Row)}
+        rows.append(Row(**known | texts | plain_parts | numbers))
     return rows
 
 
-def _number(x: float | None) -> float:
-    return math.nan if x is None else x
+def _number(x: float | str | None) -> float:
+    return math.nan if x is None else float(x)
 
 
 def answer(rows: Rows) -> str:

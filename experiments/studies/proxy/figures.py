@@ -41,7 +41,8 @@ def outcomes(results: Sequence[Result]) -> Figure:
     axes[0, 0].set_ylim(len(arms) - 0.5, -0.5)
     axes[0, 0].set_xlim(0, 1.04 * max(r.steps for r in results))
     axes[0, 0].set_xlabel("steps to divergence (triangle: none)")
-    axes[0, 1].set_xscale("log")
+    if any(math.isfinite(r.loss) for r in results):
+        axes[0, 1].set_xscale("log")
     axes[0, 1].set_xlabel("final loss (cross: not finite)")
     for ax in axes.flat:
         ax.grid(axis="y", color="#e4e7eb", lw=0.6)

@@ -99,6 +99,7 @@ def _source(config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
 
 def _from_files(folder: Path, config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
     parts = tuple(_tokens(folder / name, config) for name in ("train.bin", "val.bin"))
+    prepare.check(folder)
 
     def draw(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
         tokens = parts[part]

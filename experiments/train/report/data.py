@@ -83,9 +83,8 @@ class Training:
 def training(folder: Path) -> Training:
     """Return the run of a folder. Raises UsageError where there is none, or none with a step."""
     path = folder / record.NAME
-    about = (record.rows(folder, "runs") or [{}])[-1]
-    steps = record.rows(folder, "steps")
-    if not about or not steps:
+    about, steps = record.last_start(folder), record.rows(folder, "steps")
+    if not steps:
         raise bad(
             "RUN",
             str(folder),

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.whole_files import write_whole
+from roundscope.emu.plain_data import COUNT, misfit, parsed
+from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.experiments.errors import bad
 
+SHAPE = {"train": COUNT, "val": COUNT, "sha256": str}  # of meta.json
+LARGE = 1 << 28  # bytes of tokens that take a second to read
 SHARE = 10  # one byte in so many, the last ones, is for validation
 
 
@@ -113,11 +116,42 @@ def is_whole(folder: Path, text: bytes | None = None) -> bool:
     text: if given, they also have to be those of this text.
     """
     try:
-        meta = json.loads((folder / "meta.json").read_bytes())
-        digest = hashlib.sha256((folder / "train.bin").read_bytes())
-        digest.update((folder / "val.bin").read_bytes())
+        meta, digest = _meta(folder), _digest(folder)
+    except OSError:
+        return False
+    if text is not None and hashlib.sha256(_tokens(text).tobytes()).hexdigest() != digest:
+        return False
+    return meta is not None and meta["sha256"] == digest
+
+
+def check(folder: Path) -> None:
+    """Refuse tokens of a folder that are not those that `write` wrote there.
+
+    A folder that somebody else made says nothing of its tokens. Of many tokens the number alone is
+    compared. Raises UsageError.
+    """
+    meta = _meta(folder)
+    if meta is None:
+        return
+    sizes = {part: (folder / f"{part}.bin").stat().st_size for part in ("train", "val")}
+    amiss = [part for part, size in sizes.items() if size != 2 * meta[part]]
+    if amiss or (sum(sizes.values()) < LARGE and _digest(folder) != meta["sha256"]):
+        what = f"{amiss[0]}.bin" if amiss else "train.bin or val.bin"
+        repair = f"{what} is not what its meta.json says; make the folder again, or delete that"
+        raise bad("data", str(folder), repair)
+
+
+def _meta(folder: Path) -> dict[str, Any] | None:
+    """Return what `write` said of a folder; None where it said nothing."""
+    try:
+        meta = parsed(read_whole(folder / "meta.json"))
     except (OSError, ValueError):
-        return False
-    if text is not None and hashlib.sha256(_tokens(text).tobytes()).digest() != digest.digest():
-        return False
-    return isinstance(meta, dict) and meta.get("sha256") == digest.hexdigest()
+        return None
+    found: dict[str, Any] | None = None if misfit(meta, SHAPE) else meta
+    return found
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256(read_whole(folder / "train.bin"))
+    digest.update(read_whole(folder / "val.bin"))
+    return digest.hexdigest()

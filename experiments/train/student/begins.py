@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from roundscope.emu.whole_files import write_whole
+from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.run import Begin, Progress, advance, fresh
@@ -58,7 +58,7 @@ def _write(path: Path, b: Begin) -> None:
 def _read(path: Path, blank: Begin, first: int) -> Begin:
     from safetensors.numpy import load
 
-    found = load(path.read_bytes())
+    found = load(read_whole(path))
     leaves, tree = jax.tree.flatten(blank.state)
     state = jax.tree.unflatten(tree, [found[str(i)] for i in range(len(leaves))])
     return Begin(first, state, found["losses"], found["norms"])

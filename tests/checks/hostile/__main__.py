@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from tests.checks.hostile.verdict import Verdict
 
 # each area is a module of this package, whose `verdicts(only)` yields Verdicts
-AREAS = ("words", "grammar", "calls")
+AREAS = ("words", "grammar", "calls", "files", "results")
 
 
 def area(name: str) -> Callable[[str], Iterator[Verdict]]:

@@ -279,8 +279,8 @@ def _headers() -> Iterator[Case]:
     yield header("cut", lambda head: json.dumps(head).encode()[:-9])
     yield header("ends in NULs", lambda head: json.dumps(head).encode() + b"\0" * 8)
     yield header("ends in spaces", lambda head: json.dumps(head).encode() + b" " * 8, READ)
-    yield header("twice metadata", lambda head: b'{"__metadata__":{},' + json.dumps(head)[1:].encode(),
-                 EITHER)  # fmt: skip
+    again = b'{"__metadata__":{},'
+    yield header("twice metadata", lambda head: again + json.dumps(head)[1:].encode(), EITHER)
     content = stored(whole)
     yield Case("header: bytes behind", _file(content + b"\0" * 7), REFUSED)
     yield Case("header: size 0", _file(bytes(8) + content[8:]), REFUSED)
@@ -384,9 +384,17 @@ def _places() -> Iterator[Case]:
     yield Case("place: a link to zeros", link("/dev/zero"), REFUSED)
     yield Case("place: a link to the folder", link("."), REFUSED)
     yield Case("place: empty", _file(b""), REFUSED)
-    for name, magic in (("gzip", b"\x1f\x8b"), ("pickle", b"\x80\x04"), ("hdf5", b"\x89HDF\r\n\x1a\n"),
-                        ("png", b"\x89PNG"), ("npy", b"\x93NUMPY\x01\x00"), ("GGUF", b"GGUF\x03"),
-                        ("JSON", b'{"q": [1, 2]}'), ("sqlite", b"SQLite format 3\0")):  # fmt: skip
+    foreign = {
+        "gzip": b"\x1f\x8b",
+        "pickle": b"\x80\x04",
+        "hdf5": b"\x89HDF\r\n\x1a\n",
+        "png": b"\x89PNG",
+        "npy": b"\x93NUMPY\x01\x00",
+        "GGUF": b"GGUF\x03",
+        "JSON": b'{"q": [1, 2]}',
+        "sqlite": b"SQLite format 3\0",
+    }
+    for name, magic in foreign.items():
         yield Case(f"place: {name}", _file(magic + bytes(300)), REFUSED)
 
 

@@ -218,7 +218,7 @@ def test_bad_input_ends_in_one_line(folder, tmp_path, capsys):
         ((empty,), 2, "roundscope proxy"),
         ((calm,), 2, "diverged"),
         ((alien,), 2, "another program"),
-        ((torn,), 1, "proxy.sqlite"),
+        ((torn,), 2, "proxy.sqlite"),
         ((folder, "--arm", "plantd"), 2, "planted"),
         ((folder, "--arm", "fp32"), 2, "diverged"),
         ((folder, "--from", "25"), 2, "--from"),
