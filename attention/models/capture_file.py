@@ -17,8 +17,10 @@ between calls stands under `<prefix>.scale` and so on in place of `scale`; `<pre
 path of the module. `roundscope trace`, `identify` and `diagnose` read such a file as it is.
 """
 
+import errno
 import operator
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -256,7 +258,6 @@ def write_captures(
         >>> {name: x.shape for name, x in sorted(tensors.items())}
         {'layers.0.k': (1, 2, 8, 4), 'layers.0.q': (1, 2, 8, 4), 'layers.0.v': (1, 2, 8, 4)}
     """
-    from safetensors.numpy import save_file
 
     file = file_given(path)
     if not calls:
@@ -268,8 +269,25 @@ def write_captures(
         for name in TENSORS
         if (array := getattr(call, name)) is not None
     }
-    with whole_file(file) as unfinished:
-        save_file(arrays, unfinished, _metadata(prefixes, calls, about))
+    save_tensors(file, arrays, _metadata(prefixes, calls, about))
+
+
+def save_tensors(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """Write a safetensors file whole or not at all.
+
+    Raises:
+        OSError: It cannot be written, for example to a full disk; its `filename` is `path`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    with whole_file(path) as unfinished:
+        try:
+            save_file(dict(arrays), unfinished, dict(about))
+        except SafetensorError as error:  # which tells the system's number in words alone
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def _prefixes(calls: Sequence[Captured]) -> list[str]:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from roundscope.attention.models.capture_file import save_tensors
+
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
     """Write arrays to a safetensors file.
@@ -17,7 +19,6 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]
         about: the file's metadata.
     """
     import ml_dtypes
-    from safetensors.numpy import save_file
 
     def stored(x: np.ndarray) -> np.ndarray:
         for dtype in (ml_dtypes.bfloat16, np.float16):
@@ -26,4 +27,4 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]
                 return narrow
         return x
 
-    save_file({n: np.ascontiguousarray(stored(x)) for n, x in arrays.items()}, path, dict(about))
+    save_tensors(path, {n: np.ascontiguousarray(stored(x)) for n, x in arrays.items()}, about)

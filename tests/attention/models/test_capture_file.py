@@ -1,6 +1,7 @@
 """Files of captured calls: what is in them, which part of a call, and masks in plain words."""
 
 import json
+import resource
 import struct
 
 import ml_dtypes
@@ -263,3 +264,16 @@ def test_the_first_tokens_of_a_call_that_counts_from_the_last():
     few = {n: made.k[:, :, :2] if n == "k" else made.v[:, :, :2] for n in ("k", "v")}
     with pytest.raises(ValueError, match="tokens=2: the first 3 of 5 queries see none of the 2"):
         finished(call(is_causal=True, alignment="bottom-right", **few), Choice(tokens=2))
+
+
+def test_a_disk_that_is_full_is_named_with_the_file(tmp_path):
+    """An error of safetensors that names no file, or half a file that is left."""
+    path, (_, hard) = tmp_path / "a.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="too large") as error:
+            capture_file.save_tensors(path, {"q": np.zeros(10_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(path) and not any(tmp_path.iterdir())
