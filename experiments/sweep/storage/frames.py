@@ -218,7 +218,8 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
 
     The file is read in pieces. What it holds as text is kept once for all cells that have it.
     """
-    with reading(path, values=("cells",)) as connection:
+    # a sweep that reads the cells of a part has checked the table when it began
+    with reading(path, values=("cells",) if keys is None else ()) as connection:
         held = columns_of(connection, "cells")
         own = [name for name in held if name in OWN or name in DEFAULTS or is_extra(name)]
         metrics = [name for name in METRICS if name in held]

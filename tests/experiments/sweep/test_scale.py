@@ -144,8 +144,8 @@ def test_cells_that_are_asked_for_are_looked_up(large, monkeypatch):
     steps = []
 
     @contextmanager
-    def counting(path):
-        with reading(path) as connection:
+    def counting(path, **more):
+        with reading(path, **more) as connection:
             connection.set_progress_handler(lambda: steps.append(100) and None, 100)
             yield connection
 
