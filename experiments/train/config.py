@@ -150,6 +150,8 @@ def _check_sizes(c: Config) -> None:
     for name in positive:
         if getattr(c, name) < 1:
             raise bad(name, getattr(c, name), "give a whole number of at least 1")
+        if getattr(c, name) >= WORD // 2:
+            raise bad(name, getattr(c, name), "give a whole number below 2^31")
     if c.width % c.heads:
         raise bad(
             "width",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from roundscope.experiments.sweep.conditions import sources
 from roundscope.experiments.tensors.files import TYPES
 from tests.checks.hostile.results import POOL
 from tests.checks.hostile.scene import run, scene, tidy
@@ -437,7 +438,15 @@ def verdicts(only: str = "") -> Iterator[Verdict]:
                     yield _judged(name, case, line, folder, kept)
 
 
+def _forget() -> None:
+    """Forget what a sweep has read: in a process of its own no file changes meanwhile."""
+    for function in vars(sources).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
+
+
 def _judged(name: str, case: Case, line: str, folder: Path, kept: set[str]) -> Verdict:
+    _forget()
     answer = run(line.format(NAME).split(), 60.0)
     text = f"{answer.code} {answer.err.strip()[:400]}"
     made = {path.name for path in folder.iterdir()} - kept - {NAME, "real.bin"}
