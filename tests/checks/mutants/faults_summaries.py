@@ -71,7 +71,7 @@ FAULTS = (
         kind="not finite",
         imitates="The page of an output that is NaN opens with a green box.",
         file="experiments/trace/report.py",
-        old="any(s.biased_results or s.seen.not_finite is not None for s in summaries)",
+        old="any(s.biased_results or s.not_finite is not None for s in summaries)",
         new="any(s.biased_results for s in summaries)",
         tests=TRACE,
     ),
