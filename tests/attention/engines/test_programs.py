@@ -62,7 +62,7 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(plan, marks=[] if plan in ("fa2", "fa3-fp8") else pytest.mark.thorough)
+        pytest.param(plan, marks=[] if plan == "fa2" else pytest.mark.thorough)
         for plan in USUAL
     ],
 )
