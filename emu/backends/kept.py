@@ -161,7 +161,7 @@ def _digest(name: str, data: bytes) -> bytes:
 
 def _note_error(folder: Path | None, error: OSError) -> None:
     why = (error.strerror or str(error)).lower()
-    is_taken = error.errno == errno.EISDIR  # the name is that of a folder
+    is_taken = error.errno in (errno.EISDIR, errno.EEXIST)  # the name is that of a folder
     place = error.filename if is_taken else folder
     _note(f"{str(place)!r}: {why}; repair that, or set XDG_CACHE_HOME to another folder")
 
