@@ -148,7 +148,10 @@ def keep(folder: Path | None, name: str, data: bytes) -> None:
     """
     try:
         if folder is not None:
-            write_whole(folder / name, _digest(name, data) + data)
+            place = folder / name
+            if place.exists() and not place.is_file() and not place.is_dir():
+                place.unlink()  # a pipe or a device in a folder of ours is no code
+            write_whole(place, _digest(name, data) + data)
             return
     except OSError as error:
         _note_error(folder, error)
