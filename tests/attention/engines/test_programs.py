@@ -61,10 +61,7 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        pytest.param(plan, marks=[] if plan == "fa2" else pytest.mark.thorough)
-        for plan in USUAL
-    ],
+    [pytest.param(plan, marks=[] if plan == "fa2" else pytest.mark.thorough) for plan in USUAL],
 )
 def test_kept_events_need_no_other_code(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The events that a page shows are kept by programs, also in tiles that are cut."""
