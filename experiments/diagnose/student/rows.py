@@ -85,13 +85,13 @@ def _row(
     path: Path, condition: Any, seed: Any, diverged: Any, curve: Any, config: Any, device: Any
 ) -> Row | None:
     """Return the run of a row; None for a GPT's, of `reproduce mxfp8`."""
-    wanted = json_of(path, "condition", condition, CONDITION)
     fields = json_of(path, "config", config, dict)
+    if "depth" not in fields:
+        return None
+    wanted = json_of(path, "condition", condition, CONDITION)
     numbers = {"seed": seed, "diverged": diverged}
     if amiss := misfit(numbers, {"seed": COUNT, "diverged": (None, COUNT)}):
         raise StorageError(f"{path}: a run is not what roundscope writes: {amiss}; {RESTORE} file")
-    if "depth" not in fields:
-        return None
     changes = tuple((int(step), str(text)) for step, text in wanted["changes"])
     arm = Arm(name=wanted["name"], changes=changes, lr=float(wanted["lr"]), seed=int(seed))
     model = Config(**fields)

@@ -104,8 +104,8 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
 class _Extra(dict[str, Any]):
     """What a study stores beside losses; what a file lacks of it is refused where it is asked."""
 
-    def __init__(self, found: dict[str, Any], path: Path) -> None:
-        super().__init__(found)
+    def __init__(self, found: Iterable[Any] = (), path: Path | str = "results") -> None:
+        super().__init__(found)  # of pairs where `dataclasses.asdict` copies it
         self.path = path
 
     def __missing__(self, name: str) -> Any:
