@@ -166,6 +166,7 @@ VERBS = {
     "capture": Verb(("-c", CAPTURE)),
 }  # fmt: skip
 HELD = ("cells.rows", "runs.rows", "replayed.rows")
+STARTS = ("run.sqlite", "runs")  # a row each time that a training begins or goes on
 TIMES = ("seconds", "ran")  # keys of what this run did, and not of data
 SILENT = ("doctor", "explain", "formats", "sites", "studies")  # verbs that write no file
 LONG = ("accumulators", "kernels", "bench")  # only where they are named
@@ -315,7 +316,7 @@ def went_on(verb: Verb, folder: Path, begin: Path, alone: Alone) -> str:
         more, less = sorted(names - alone.files), sorted(alone.files - names)
         return f"FAULT: files more {[re.sub('[0-9]{3,}', 'N', m) for m in more]}, less {less}"
     if other:
-        return f"FAULT: other data: {', '.join(other[:5])} ({len(other)})"
+        return f"FAULT: other data: {', '.join(other[:12])} ({len(other)})"
     return "resumed" if held else "redone"
 
 
@@ -465,6 +466,8 @@ def of_database(path: Path) -> dict[str, str]:
     with closing(sqlite3.connect(path)) as connection:
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         for (table,) in tables.fetchall():
+            if (path.name, table) == STARTS:
+                continue
             rows = connection.execute(f"SELECT * FROM {table}")
             names = [column[0] for column in rows.description]
             all_rows = rows.fetchall()
