@@ -76,8 +76,10 @@ hostile: $(READY)  ## words, texts and calls that nobody means: each has to be r
 
 TIMES ?= 20
 
-killed: $(READY)  ## kill -9 at random moments of every command that writes: no half files, and the next run succeeds
+killed: $(READY)  ## kill -9, Ctrl-C and SIGTERM while each command works that writes: what is left, and does the command go on?
 	$(BIN)/python -m tests.checks.killed --times $(TIMES) --seed $(SEED)
+	$(BIN)/python -m tests.checks.killed --writes
+	$(BIN)/python -m tests.checks.killed --signals --times 5 --seed $(SEED)
 
 PLANS ?= 5000
 

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and names that are safe as parts of a path."""
 
 import errno
+import fcntl
 import os
 import re
 import time
@@ -12,7 +13,8 @@ from pathlib import Path
 from roundscope.emu.shown import shown
 
 LONGEST = 255  # bytes of a name that file systems take
-LEFT = 3600.0  # seconds after which nobody is still writing a file that is unfinished
+LEFT = 3600.0  # seconds after which nobody still writes a file, where there are no locks
+_UNFINISHED = re.compile(r"\.[0-9a-f]{8}-\d+\.unfinished")
 _SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -23,7 +25,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     The file is forced to the disk before it is renamed, so that neither a full disk nor a loss of
     power leaves half a file, or loses the one that was there. After an error nothing is left of it.
-    What a process that was killed left of the same file is removed by a later one, after an hour.
+    What killed processes left in the folder is removed: the lock of a process goes with it.
 
     Raises:
         OSError: the file cannot be written; its `filename` is `path`.
@@ -40,24 +42,73 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise FileExistsError(
             errno.EEXIST, "is a folder or a device, which no file replaces", str(path)
         )
+    _remove_left(path.parent)
     # a short name, since that of the file may have the greatest length that the disk takes
     begin = f".{zlib.crc32(os.fsencode(path.name)):08x}"
     unfinished = path.with_name(f"{begin}-{os.getpid()}.unfinished")
-    for left in path.parent.glob(f"{begin}-*.unfinished"):
-        with suppress(OSError):  # another process may remove it now
-            if time.time() - left.stat().st_mtime > LEFT:
-                left.unlink()
     try:
-        yield unfinished
-        with unfinished.open("r+b") as file:
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        with _being_written(unfinished):
+            yield unfinished
+            with unfinished.open("r+b") as file:
+                os.fsync(file.fileno())
+            unfinished.replace(path)
     except OSError as error:
         if error.errno is None:
             raise
         raise type(error)(error.errno, error.strerror, str(path)) from error
-    finally:
+
+
+def is_left(path: Path) -> bool:
+    """Return whether a name is that of a file which is being written, or was when a process died.
+
+    Example:
+        >>> [is_left(Path(name)) for name in (".00c0ffee-123.unfinished", "report.html")]
+        [True, False]
+    """
+    return _UNFINISHED.fullmatch(path.name) is not None
+
+
+@contextmanager
+def _being_written(unfinished: Path) -> Iterator[None]:
+    """Create a file and hold its lock while it is written; after an error nothing is left of it."""
+    while True:
+        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o666)
+        with suppress(OSError):  # a file system may have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(unfinished), os.fstat(descriptor)):
+                break
+        os.close(descriptor)  # another process took it for one that was left
+    try:
+        yield
+    except BaseException:
         unfinished.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove the unfinished files of a folder that no process is writing."""
+    for left in filter(is_left, folder.glob(".*.unfinished")):
+        with suppress(OSError):  # another process may write it, or remove it now
+            descriptor = os.open(left, os.O_RDWR)
+            try:
+                if _is_free(descriptor):
+                    left.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _is_free(descriptor: int) -> bool:
+    """Return whether no process writes an open file."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return time.time() - os.fstat(descriptor).st_mtime > LEFT
+    return True
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -11,7 +11,6 @@ from roundscope.attention.grammar.roundings import event_of
 from roundscope.emu.testing.casts.examine import examine_cast
 from roundscope.emu.testing.casts.records import CastReport, Function, Row, Status
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
-from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.check import cast_page
 from roundscope.experiments.check.cast_call import cast_named
 from roundscope.experiments.check.cast_data import Asked, document
@@ -19,7 +18,7 @@ from roundscope.experiments.check.cast_shown import show
 from roundscope.experiments.check.cast_words import failure
 from roundscope.experiments.check.junit import Case, failed, write
 from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_json
+from roundscope.experiments.results.folder import checked_folder, tell_replaced, write_results
 
 RECORD = "check-cast.json"
 
@@ -74,9 +73,7 @@ def _in_time(cast: Function, timeout: float | None, x: np.ndarray) -> Any:
 def _write(out: Path, asked: Asked, report: CastReport) -> None:
     data = document(asked, report)
     tell_replaced(out, data["request"], RECORD)
-    out.mkdir(parents=True, exist_ok=True)
-    write_whole(out / "report.html", cast_page.html(asked, report))
-    write_json(out / RECORD, data)
+    write_results(out, RECORD, data, cast_page.html(asked, report))
 
 
 def _case(row: Row, report: CastReport) -> Case:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.emu.testing.foreign import ForeignError
-from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.check import junit, page, shown
 from roundscope.experiments.check.asked import Asked, checked
 from roundscope.experiments.check.data import document, request
@@ -17,7 +16,7 @@ from roundscope.experiments.results.folder import (
     checked_folder,
     free_folder,
     tell_replaced,
-    write_json,
+    write_results,
 )
 
 RECORD = "check.json"
@@ -46,9 +45,7 @@ def run(asked: Asked, *, out: Path | None, junit_file: Path | None, as_json: boo
     data = document(report)
     folder = out if out is not None else free_folder(_name(report), request(asked), RECORD)
     tell_replaced(folder, request(asked), RECORD)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "report.html", page.html(report))
-    write_json(folder / RECORD, data)
+    write_results(folder, RECORD, data, page.html(report))
     if junit_file is not None:
         cases = [_case(case) for case in report.cases]
         junit.write(junit_file, f"check {report.name} against {asked.plan}", cases)

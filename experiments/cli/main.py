@@ -5,8 +5,6 @@ usage, 3 for a fault of ours; an error prints one line, and its traceback only w
 heavy is imported before a command runs.
 """
 
-import atexit
-import gc
 import io
 import os
 import sys
@@ -87,16 +85,6 @@ app.command(cls=Command)(cli_look.bench)
 app.command(cls=Command)(cli_look.doctor)
 
 
-def process() -> None:
-    """Run the command line as this process, which does not look for garbage when it ends.
-
-    It opens no window, so it needs no backend of matplotlib, whatever the user's is.
-    """
-    atexit.register(gc.freeze)
-    os.environ.pop("MPLBACKEND", None)
-    main()
-
-
 def main(args: list[str] | None = None) -> None:
     """Run the command line; every error that we raise ends as one line on stderr.
 
@@ -163,7 +151,3 @@ def _close(stream: IO[str]) -> None:
 def _fail(line: str, code: int) -> None:
     print(f"roundscope: {line}", file=sys.stderr)
     raise SystemExit(code) from None
-
-
-if __name__ == "__main__":
-    process()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.emu.plain_data import parsed
-from roundscope.emu.whole_files import read_whole, write_whole
+from roundscope.emu.whole_files import is_left, read_whole, write_whole
 from roundscope.experiments.errors import StorageError, bad
 from roundscope.experiments.report.terminal import console, plain
 from roundscope.experiments.results.places import can_write_file, can_write_folder
@@ -40,12 +40,13 @@ def free_folder(name: str, request: str, record: str, kept: str = "") -> Path:
 
 
 def _is_free(folder: Path, request: str, record: str, kept: str) -> bool:
-    """Return whether a folder does not exist, is empty, or holds the same request."""
+    """Return whether a folder does not exist, holds nothing finished, or holds the same request."""
     if not folder.is_dir():
         return not folder.exists()
     if (folder / record).exists():
         return bool(_held(folder / record) == request)
-    return not any(folder.iterdir()) or (bool(kept) and (folder / kept).exists())
+    is_empty = all(is_left(path) for path in folder.iterdir())
+    return is_empty or (bool(kept) and (folder / kept).exists())
 
 
 def _held(record: Path) -> Any:
@@ -86,6 +87,17 @@ def write_json(path: Path, data: Any) -> None:
     """Write one JSON document, whole or not at all; numbers that JSON lacks become texts."""
     text = json.dumps(plain(data), indent=1, allow_nan=False)
     write_whole(path, text + "\n")
+
+
+def write_results(folder: Path, record: str, data: Any, page: str, name: str = PAGE) -> None:
+    """Write the page and the record of a command into its folder, which is made.
+
+    The record is written first: a page without one is taken for that of another command, so a
+    command that is killed between the two could not write into its own folder again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / record, data)
+    write_whole(folder / name, page)
 
 
 @contextmanager

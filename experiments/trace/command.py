@@ -28,15 +28,13 @@ from roundscope.experiments.tensors.layers import (
 from roundscope.experiments.tensors.overrides import Overrides, words
 from roundscope.experiments.trace import data as trace_json
 from roundscope.experiments.trace import terminal
+from roundscope.experiments.trace.folder import RECORD, RECORDS, folder_for
 from roundscope.experiments.trace.folder import digest as request_digest
-from roundscope.experiments.trace.folder import folder_for
 from roundscope.experiments.trace.options import Request, check_places, request
 from roundscope.experiments.trace.records import records
 from roundscope.experiments.trace.run import Progress, check_engine, memory_note, observe, slower
 from roundscope.experiments.trace.served import noted, plan_for, settled
 from roundscope.experiments.trace.summary import Summary, summarise
-
-RECORD, RECORDS = "trace.json", "records.npz"
 
 
 def run(

@@ -8,6 +8,8 @@ from roundscope.experiments.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.experiments.trace.options import Request
 from roundscope.experiments.trace.words import plan_changes
 
+RECORD, RECORDS = "trace.json", "records.npz"
+
 
 def digest(
     asked: Request,
@@ -27,9 +29,10 @@ def digest(
 def folder_for(path: Path, asked: Request, request: str) -> Path:
     """Return the folder trace-<file>-<plan>, the plan with its changes of --set.
 
-    It ends in -2, -3 and so on where the name without it holds another request. Characters that
-    shells or file systems dislike become -. request: as `digest` gives it.
+    It ends in -2, -3 and so on where the name without it holds another request. Records alone are
+    what a trace left that was killed. Characters that shells or file systems dislike become -.
+    request: as `digest` gives it.
     """
     plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
     name = f"trace-{path.stem}-{as_word(plan)[:80]}"
-    return free_folder(name, request, "trace.json")
+    return free_folder(name, request, RECORD, RECORDS)

@@ -138,9 +138,9 @@ def _trim(place: Path, keep: int | None) -> None:
     known = sorted(p for p in place.glob("*.json") if p.stem.isdecimal())
     for path in [] if keep is None else [p for p in known if "pinned" not in _meta(p)][:-keep]:
         path.unlink()  # the JSON first: without it there is no checkpoint
-    orphans = (p for p in place.glob("*.safetensors") if not p.with_suffix(".json").exists())
-    for left in (*orphans, *place.glob(".*.unfinished")):  # also those that an interrupted run left
-        left.unlink(missing_ok=True)
+    for path in place.glob("*.safetensors"):  # also what an interrupted run left
+        if not path.with_suffix(".json").exists():
+            path.unlink(missing_ok=True)
 
 
 def _sync(place: Path) -> None:

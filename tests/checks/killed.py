@@ -1,16 +1,26 @@
-"""Kill -9 at random moments of commands that write: what is left, and do they then work again?
+"""Signals at random moments for every command that writes: what is left, and does it then go on?
 
 python -m tests.checks.killed --times 20 --seed 0
 
-Half of the moments lie in the last fifth of a command, where most files are written. A command that
-ends before its kill does not count, and another moment is drawn. After each kill, every file that
-is there must be whole; then the command runs again in the same folder and must succeed.
+A command runs twice undisturbed, which measures its time and tells which of its data are the same
+each time. Then it is killed: half of the moments are drawn from its last fifth, in which files are
+written. With --writes it is killed before every single operation on a file in place of that.
+After each kill no process may be left, every file must be whole, and the same command, run again in
+the same folder, must end as the undisturbed one: with its exit code, its files and its data. A
+command that refuses to do so must name the words that go on, which then have to.
+
+With --signals it gets SIGINT and SIGTERM in place of SIGKILL, the first two of each in its first
+tenth of a second: it must end by that signal's exit code, without a traceback.
 """
 
 import argparse
+import hashlib
 import json
+import os
 import random
+import re
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -18,44 +28,159 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
+ROOT = Path(__file__).parents[2]
+KERNELS = """import numpy as np
+
+
+def cast(x):
+    return x.astype(np.float16).astype(np.float32)
+
+
+def kernel(q, k, v, scale, causal):
+    s = scale * q @ k.swapaxes(-1, -2)
+    if causal:
+        s = np.where(np.tril(np.ones(s.shape[-2:], bool)), s, -np.inf)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True) @ v
+"""
+CAPTURE = """
 import numpy as np
-
+from roundscope.attention.models.capture_file import Captured, write_captures
+q, k, v = np.random.default_rng(0).standard_normal((3, 1, 8, 2048, 64), "f4")
+calls = [Captured(number=n, name=f"a{n}", q=q, k=k, v=v, scale=0.125, is_causal=True)
+         for n in range(8)]
+write_captures("qkv.safetensors", calls, {"source": "a check"})
+"""
+LOG = """
+import numpy as np
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.models.watcher import Watcher
-
-KERNEL = (
-    "import numpy as np\n\n\ndef cast(x):\n    return x.astype(np.float16).astype(np.float32)\n"
+watcher = Watcher(log="log.jsonl", threshold=0.05, on_alarm=lambda alarm: None)
+for n in range(6):
+    one = np.array([0.1, 0.03 * n])
+    numbers = dict(drift=one, gradient=one, row_sums=one, bias=one, several_ones=one, gain=one)
+    watcher.look(n, {Layer(name="block", number=0): ([0, 1], HeadNumbers(**numbers))})
+"""
+TENSORS = """
+import numpy as np
+q, k, v, do = np.random.default_rng(0).standard_normal((4, 1, 2, 16, 8), "f4")
+np.savez("in.npz", q=q, k=k, v=v, do=do, layout="BNTH")
+s = q @ k.swapaxes(-1, -2) / np.sqrt(np.float32(8))
+p = np.exp(s - s.max(-1, keepdims=True))
+np.savez("call.npz", q=q, k=k, v=v, out=p / p.sum(-1, keepdims=True) @ v, layout="BNTH")
+"""
+# kills its own process before its Nth operation on a file of the folder, or counts them
+AT_WRITE = """
+import os, sys
+number, report, done = int(sys.argv[1]), sys.argv[2], 0
+here = os.getcwd()
+def hook(event, args):
+    global done
+    if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "sqlite3.connect"):
+        return
+    if event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        return
+    paths = args[:2] if event == "os.rename" else args[:1]
+    names = [os.path.realpath(os.fsdecode(p)) for p in paths if not isinstance(p, int)]
+    if not any(name.startswith(here) for name in names):
+        return
+    done += 1
+    if done == number:
+        os.kill(os.getpid(), 9)
+    if not number:
+        with os.fdopen(os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "a") as file:
+            file.write(event + "\\n")
+sys.addaudithook(hook)
+"""
+AS_MODULE = """
+import runpy
+sys.argv = ["roundscope", *sys.argv[3:]]
+runpy.run_module("roundscope", run_name="__main__")
+"""
+TINY = ("steps=6", "layers=1", "width=16", "heads=1", "context=16", "batch=2", "data=repeat")
+DOSE = (
+    *("layers=1", "heads=1", "width=16", "context=16", "batch=2", "data=repeat", "steps=4"),
+    *("mode=toward-zero,stochastic", "site=O", "p=4", "lr=1e-2"),
 )
-SAMPLE = ("--sample", "--layer", "layer4", "--no-budget", "--png", "--record", "rows")
-CALLS = ("--tokens", "16", "--features", "16", "--heads", "1", "--batch", "1", "--draws", "1")
-SHORT = ("--forward", "--only", "envelope", "--full")
-TINY = ("layers=1", "width=16", "heads=1", "context=16", "batch=2", "data=repeat")
-DOSE = ("steps=4", "site=OD", "mode=toward-zero", "p=4", "lr=1e-2", *TINY, "--seeds", "0:1")
-ARM = ("--arm", "a=-> mx=mxfp8_e4m3", "--seeds", "0:1")
-SWEEP = ("sweep", "preset=fa2-bf16", "T=64", "N=1", "H=16", "seed=0:40", "--out", "s.sqlite")
-COMMANDS = {
-    "trace": ("trace", *SAMPLE, "--out", "out"),
-    "check-cast": ("check-cast", "mine:cast", "--format", "fp16", "--out", "out"),
-    "sweep": SWEEP,
-    "export-csv": ("export", "s.sqlite", "s.csv"),
-    "export-parquet": ("export", "s.sqlite", "s.parquet"),
-    "report": ("report", "s.sqlite", "--out", "s.html"),
-    "watch": ("watch", "log.jsonl"),
-    "prepare": ("prepare", "mine.py", "--out", "out"),
-    "train": ("train", "steps=6", *TINY, "--out", "out"),
-    "check": ("check", "jax-xla", *CALLS, *SHORT, "--out", "out", "--junit", "c.xml"),
-    "proxy": ("proxy", "depth=1", "width=32", "steps=3", "batch=32", *ARM, "--out", "out"),
-    "dose": ("dose", *DOSE, "--out", "out"),
-    "diagnose": ("diagnose", "--sample", "--layer", "layer4", "--out", "out"),
-    "reproduce": ("reproduce", "two-level", "--quick", "--out", "out"),
-}
-BEFORE = dict.fromkeys(("export-csv", "export-parquet", "report"), SWEEP)  # what has to run first
-AGAIN = {"train": ("train", "--resume", "out")}  # where the same words are refused
+PROXY = ("depth=1", "width=32", "ratio=1", "batch=32", "steps=6", "lr=1e-4", "--seeds", "0:1")
+SMALL = ("--tokens", "64", "--features", "16", "--heads", "2", "--batch", "2", "--draws", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A command of which a run writes something.
+
+    words   what stands behind `roundscope`; one of Python itself begins with -c
+    before  the commands that make what it reads
+    """
+
+    words: tuple[str, ...]
+    before: tuple[tuple[str, ...], ...] = ()
+
+
+SWEPT = ("sweep", "preset=fa2-bf16", "T=16", "N=1", "H=16", "seed=0:4", "--out", "s.sqlite")
+TRAINED = ("train", *TINY, "--out", "run")
+FAILED = ("train", *TINY, "lr=1e20", "checkpoint_every=2", "--out", "run")
+VERBS = {
+    "trace": Verb(
+        ("trace", "in.npz", "--no-budget", "--png", "--record", "rows", "--out", "out"),
+        (("-c", TENSORS),),
+    ),
+    "trace-own-folder": Verb(
+        ("trace", "in.npz", "--no-budget", "--record", "rows"), (("-c", TENSORS),)
+    ),
+    "diagnose": Verb(
+        ("diagnose", "in.npz", "--out", "out"), (("-c", TENSORS),)
+    ),
+    "diagnose-run": Verb(("diagnose", "run", "--until", "6", "--out", "out"), (FAILED,)),
+    "identify": Verb(("identify", "call.npz", "--full", "--budget", "200"), (("-c", TENSORS),)),
+    "check": Verb(
+        ("check", "mine:kernel", "--only", "envelope", "--forward", "--claims", "fp32", "--full",
+         *SMALL, "--out", "out", "--junit", "check.xml"),
+    ),
+    "sweep": Verb(
+        ("sweep", "preset=fa2-bf16", "T=64", "N=1", "H=16", "seed=0:40", "--out", "s.sqlite")
+    ),
+    "reproduce": Verb(("reproduce", "two-level", "--quick", "--out", "out")),
+    "accumulators": Verb(("accumulators", "--out", "out")),
+    "kernels": Verb(("kernels", "--only", "jax-xla", "--out", "out")),
+    "watch": Verb(("watch", "log.jsonl"), (("-c", LOG),)),
+    "check-cast": Verb(
+        ("check-cast", "mine:cast", "--format", "fp16", "--out", "out", "--junit", "cast.xml")
+    ),
+    "prepare": Verb(("prepare", "mine.py", "--out", "out")),
+    "train": Verb(("train", *TINY, "--out", "out")),
+    "dose": Verb(("dose", "--quick", *DOSE, "--seeds", "0:2", "--out", "out")),
+    "proxy": Verb(("proxy", *PROXY, "--out", "out")),
+    "export-csv": Verb(("export", "s.sqlite", "out.csv"), (SWEPT,)),
+    "export-parquet": Verb(("export", "s.sqlite", "out.parquet"), (SWEPT,)),
+    "report": Verb(("report", "s.sqlite"), (SWEPT,)),
+    "report-run": Verb(("report", "run"), (TRAINED,)),
+    "bench": Verb(("bench", "round", "--out", "out")),
+    "capture": Verb(("-c", CAPTURE)),
+}  # fmt: skip
+HELD = ("cells.rows", "runs.rows", "replayed.rows")
+STARTS = ("run.sqlite", "runs")  # a row each time that a training begins or goes on
+TIMES = ("seconds", "ran")  # keys of what this run did, and not of data
+SILENT = ("doctor", "explain", "formats", "sites", "studies")  # verbs that write no file
+LONG = ("accumulators", "kernels", "bench")  # only where they are named
+ORPHAN = 10.0  # seconds in which a worker must notice that its parent is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What an undisturbed run does: its seconds, its exit code, and the data that it always has."""
+
+    seconds: float
+    code: int
+    files: frozenset[str]
+    facts: dict[str, str]
 
 
 def main() -> int:
@@ -63,90 +188,232 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--times", type=int, default=20, help="kills of each command")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
+    usual = [name for name in VERBS if name not in LONG]
+    parser.add_argument("--only", nargs="+", default=usual, choices=list(VERBS), metavar="VERB")
+    parser.add_argument("--writes", action="store_true", help="kill before every file operation")
+    parser.add_argument("--signals", action="store_true", help="SIGINT and SIGTERM, TIMES of each")
     asked = parser.parse_args()
-    failed = 0
-    for verb in asked.only:
-        with tempfile.TemporaryDirectory() as folder:
-            begin(verb, Path(folder))
-            alone = timed(verb, Path(folder))
-            counts = kills(verb, Path(folder), alone, asked.times, random.Random(asked.seed))
-        failed += sum(n for what, n in counts.items() if what.startswith("FAULT"))
-        print(f"{verb}: {alone:.1f} s alone; {dict(counts)}", flush=True)
-    return int(failed > 0)
+    rng, faults = random.Random(asked.seed), 0
+    print("| command | seconds alone | stopped | resumed | redone | faults |\n" + 6 * "|---" + "|")
+    for name in asked.only:
+        with tempfile.TemporaryDirectory() as made:
+            verb, begin = VERBS[name], Path(made)
+            alone = undisturbed(verb, prepared(verb, begin))
+            if asked.signals:
+                found = signalled(verb, begin, alone, asked.times, rng)
+            elif asked.writes:
+                found = at_writes(verb, begin, alone)
+            else:
+                found = at_moments(verb, begin, alone, asked.times, rng)
+        told = Counter(what for what in found if not what.startswith("FAULT"))
+        wrong = [what for what in found if what.startswith("FAULT")]
+        faults += len(wrong)
+        counts = f"{len(found)} | {told['resumed']} | {told['redone']} | {len(wrong)}"
+        print(f"| {name} | {alone.seconds:.1f} | {counts} |", flush=True)
+        for what, times in Counter(wrong).items():
+            print(f"    {times} x {what}", flush=True)
+    return int(faults > 0)
 
 
-def begin(verb: str, folder: Path) -> None:
-    """Write into a folder what a command reads."""
-    (folder / "mine.py").write_text(KERNEL)
-    watcher, one = Watcher(log=folder / "log.jsonl", threshold=None), np.array([0.5])
-    for step in range(3):
-        watcher.look(step, {Layer(name="a", number=0): ([0], HeadNumbers(*[one] * 6))})
-    if verb in BEFORE:
-        finished(started(BEFORE[verb], folder))
+def at_moments(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random) -> list[str]:
+    """Kill at random moments, every second one in the last fifth; draw again if that was late."""
+    found: list[str] = []
+    for _ in range(4 * times):
+        if len(found) < times:
+            first = 0.8 if len(found) % 2 else 0.0
+            after = alone.seconds * rng.uniform(first, 1.0)
+            if what := stopped(verb, begin, alone, signal.SIGKILL, after):
+                found.append(what)
+    return found
 
 
-def started(words: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
-    """Start the command line in a folder."""
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-m", "roundscope", *words]
-    return subprocess.Popen(command, cwd=folder, text=True, **pipes)  # type: ignore[call-overload]
+def at_writes(verb: Verb, begin: Path, alone: Alone) -> list[str]:
+    """Kill before every operation on a file."""
+    with tempfile.TemporaryDirectory() as name:
+        report = Path(name, "operations")
+        counted = Path(shutil.copytree(begin, Path(name, "counted")))
+        started(verb.words, counted, (0, report)).communicate()
+        operations = report.read_text().split()
+    found = []
+    for number in range(1, len(operations) + 1):
+        what = stopped(verb, begin, alone, None, number)
+        found.append(what if what in ("resumed", "redone") else f"{what} (at {number})")
+    return found
 
 
-def finished(process: subprocess.Popen[str]) -> None:
-    """Wait for a command, which must succeed."""
-    _, said = process.communicate()
-    if process.returncode:
-        raise RuntimeError(said.strip().splitlines()[-1][:200] if said else process.returncode)
+def signalled(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random) -> list[str]:
+    """Send SIGINT and SIGTERM at random moments, the first two in the first tenth of a second."""
+    found: list[str] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        there = 0
+        for _ in range(4 * times):
+            if there < times:
+                after = rng.uniform(0.02, 0.1) if there < 2 else alone.seconds * rng.random()
+                if what := stopped(verb, begin, alone, number, after):
+                    found.append(what)
+                    there += 1
+    return found
 
 
-def timed(verb: str, inputs: Path) -> float:
-    """Return the seconds that a command takes here, its second time."""
+def stopped(
+    verb: Verb, begin: Path, alone: Alone, number: signal.Signals | None, after: float
+) -> str:
+    """Stop a command; return what became of it and of the next run, "" if it had ended before.
+
+    number  the signal; None for SIGKILL before the operation `after` on a file
+    after   seconds
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(shutil.copytree(begin, Path(name, "case")))
+        if number is None:
+            process = started(verb.words, folder, (int(after), Path(name, "-")))
+        else:
+            process = started(verb.words, folder)
+            time.sleep(after)
+            if process.poll() is not None:
+                process.communicate()
+                return ""
+            process.send_signal(number)
+        _, said = process.communicate()
+        if number in (None, signal.SIGKILL):
+            if process.returncode != -signal.SIGKILL:
+                return ""
+        elif process.returncode == alone.code and process.returncode not in (130, 143):
+            return ""  # it was as good as done
+        elif fault := _ended(process.returncode, number, said):
+            return fault
+        if left := orphans(folder):
+            return f"FAULT: orphans {left}"
+        if broken := [p.name for p in files(folder) if not is_whole(p)]:
+            return f"FAULT: half of {', '.join(broken)}"
+        return went_on(verb, folder, begin, alone)
+
+
+def _ended(code: int, number: signal.Signals, said: str) -> str:
+    if "Traceback" in said or "Error:" in said:
+        return f"FAULT: {number.name}: {' / '.join(said.strip().splitlines()[-3:])[:300]}"
+    if code not in (-number, 128 + number):
+        return f"FAULT: {number.name} gives exit code {code}: {said.strip()[-200:]}"
+    return ""
+
+
+def went_on(verb: Verb, folder: Path, begin: Path, alone: Alone) -> str:
+    """Run a command again where one was stopped; return whether that resumed or began anew."""
+    held = has_progress(folder, begin)
+    again = started(verb.words, folder)
+    _, said = again.communicate()
+    if again.returncode == 2 and "--resume" in said:
+        held = True
+        again = started((verb.words[0], "--resume", "out"), folder)
+        _, said = again.communicate()
+    names = {p.relative_to(folder).as_posix() for p in files(folder)}
+    now = facts(folder)
+    other = [where for where, what in alone.facts.items() if now.get(where) != what]
+    if again.returncode != alone.code:
+        last = (said.strip().splitlines() or [""])[-1][-300:]
+        return f"FAULT: the next run ends with {again.returncode}: {last}"
+    if names != alone.files:
+        more, less = sorted(names - alone.files), sorted(alone.files - names)
+        return f"FAULT: files more {[re.sub('[0-9]{3,}', 'N', m) for m in more]}, less {less}"
+    if other:
+        return f"FAULT: other data: {', '.join(other[:12])} ({len(other)})"
+    return "resumed" if held else "redone"
+
+
+def has_progress(folder: Path, begin: Path) -> bool:
+    """Return whether a results file or a checkpoint was made with which a command can go on."""
+    made = [p for p in files(folder) if not (begin / p.relative_to(folder)).exists()]
+    return any(
+        path.name == "measured.json"
+        or (path.parent.name == "checkpoints" and path.suffix == ".json")
+        or (path.suffix == ".sqlite" and any(of_database(path).get(rows) for rows in HELD))
+        for path in made
+    )
+
+
+def prepared(verb: Verb, folder: Path) -> Path:
+    """Make what a command reads, in a folder."""
+    (folder / "mine.py").write_text(KERNELS)
+    for words in verb.before:
+        process = started(words, folder)
+        _, said = process.communicate()
+        if process.returncode:
+            print(f"{' '.join(words)[:80]} ends with {process.returncode}: {said[-200:]}")
+    return folder
+
+
+def undisturbed(verb: Verb, begin: Path) -> Alone:
+    """Run a command twice alone; its data are those that were the same both times."""
+    both, seconds, code = [], 0.0, 0
+    names: frozenset[str] = frozenset()
     for _ in range(2):
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(shutil.copytree(inputs, name, dirs_exist_ok=True))
+            folder = Path(shutil.copytree(begin, Path(name, "case")))
             began = time.perf_counter()
-            finished(started(COMMANDS[verb], folder))
-    return time.perf_counter() - began
+            process = started(verb.words, folder)
+            _, said = process.communicate()
+            seconds, code = time.perf_counter() - began, process.returncode
+            if code not in (0, 1) or "Traceback" in said:
+                raise RuntimeError(f"{verb.words[0]} ends with {code}: {said}")
+            both.append(facts(folder))
+            names = frozenset(p.relative_to(folder).as_posix() for p in files(folder))
+    first, second = both
+    return Alone(seconds, code, names, {k: v for k, v in first.items() if second.get(k) == v})
 
 
-def kills(verb: str, inputs: Path, alone: float, times: int, rng: random.Random) -> Counter[str]:
-    """Kill a command some times; return how often what became of it."""
-    counts: Counter[str] = Counter()
-    while (done := counts.total() - counts["too late"]) < times:
-        what = killed(verb, inputs, rng.uniform(0.8 * (done % 2), 1.0) * alone)
-        counts[what] += 1
-        if what == "too late":  # the machine is less busy than it was
-            alone *= 0.98
-    return counts
+def started(
+    words: Sequence[str], folder: Path, at: tuple[int, Path] | None = None
+) -> subprocess.Popen[str]:
+    """Start a command in a folder; at: the operation on a file before which it kills itself."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    if at is None:
+        command = list(words) if words[0] == "-c" else ["-m", "roundscope", *words]
+    else:
+        is_python = words[0] == "-c"
+        program = AT_WRITE + (words[1] if is_python else AS_MODULE)
+        command = ["-c", program, str(at[0]), str(at[1]), *([] if is_python else words)]
+    temporary = folder.parent / "tmp"
+    temporary.mkdir(exist_ok=True)
+    paths = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
+        [sys.executable, *command], cwd=folder, text=True, env=os.environ | paths, **pipes
+    )
 
 
-def killed(verb: str, inputs: Path, after: float) -> str:
-    """Kill a command after some seconds; return what became of its files and of the next run."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(shutil.copytree(inputs, name, dirs_exist_ok=True))
-        process = started(COMMANDS[verb], folder)
-        time.sleep(after)
-        process.kill()
-        process.communicate()
-        if process.returncode >= 0:
-            return "too late"
-        left = {p.relative_to(folder) for p in folder.rglob("*") if p.is_file()}
-        if broken := [str(p) for p in left if not is_whole(folder / p)]:
-            return f"FAULT: half of {', '.join(broken)}"
-        is_begun = any((folder / "out" / "checkpoints").glob("*.json"))
-        words = COMMANDS[verb]
+def orphans(folder: Path) -> list[str]:
+    """Return the commands of the processes that are still at work in a folder after some seconds,
+    and end them.
+    """
+    end = time.monotonic() + ORPHAN
+    while (left := _at_work(folder)) and time.monotonic() < end:
+        time.sleep(0.05)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    return list(left.values())
+
+
+def _at_work(folder: Path) -> dict[str, str]:
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            finished(started(AGAIN.get(verb, words) if is_begun else words, folder))
-        except RuntimeError as error:
-            return f"FAULT: then {error}"
-        new = {p for p in left if not (inputs / p).exists()}
-        return "resumed" if any(p.suffix == ".sqlite" for p in new) else "redone"
+            if (process / "cwd").readlink() == folder.resolve():
+                found[process.name] = (process / "cmdline").read_text().replace("\0", " ")[-120:]
+        except OSError:
+            continue
+    return found
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the files below a folder, and what is left where temporary files lie."""
+    left = [p for p in (folder.parent / "tmp").rglob("*") if p.is_file()]
+    return [p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts] + [
+        Path(shutil.copy(p, folder / f"temporary-{p.name}")) for p in left
+    ]
 
 
 def is_whole(path: Path) -> bool:
     """Return whether a file of ours is whole; unfinished ones have another name."""
-    if path.name.endswith((".unfinished", "-wal", "-shm", "-journal", ".lock")):
+    if path.name.endswith(".unfinished"):
         return True
     data = path.read_bytes()
     match path.suffix:
@@ -154,27 +421,72 @@ def is_whole(path: Path) -> bool:
             return isinstance(json.loads(data or b"[]"), dict)
         case ".html":
             return data.rstrip().endswith(b"</html>")
+        case ".xml":
+            return data.rstrip().endswith(b"</testsuites>")
         case ".png":
             return data.endswith(b"IEND\xaeB`\x82")
         case ".npz":
             return zipfile.is_zipfile(path) and zipfile.ZipFile(path).testzip() is None
-        case ".xml":
-            return data.endswith(b"</testsuites>") and ElementTree.fromstring(data) is not None
-        case ".csv":
-            return data.endswith(b"\n")
-        case ".parquet":
-            return data.startswith(b"PAR1") and data.endswith(b"PAR1")
-        case ".sqlite":
-            return is_sound(path)
     return True
 
 
-def is_sound(path: Path) -> bool:
-    """Return whether SQLite finds a file whole, in a copy, since it mends what it opens."""
-    with tempfile.TemporaryDirectory() as name:
-        copy = Path(shutil.copytree(path.parent, name, dirs_exist_ok=True)) / path.name
-        with closing(sqlite3.connect(copy)) as connection:
-            return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+def facts(folder: Path) -> dict[str, str]:
+    """Return the data in the files below a folder, by place: so that what is the same each time
+    can be told from dates and times.
+    """
+    readers: dict[str, Callable[[Path], dict[str, str]]] = {
+        ".json": lambda path: of_json(json.loads(path.read_text())),
+        ".sqlite": of_database,
+        ".html": of_lines,
+        ".csv": of_lines,
+        ".xml": of_lines,
+    }
+    found = {}
+    for path in files(folder):
+        name = path.relative_to(folder).as_posix()
+        read = readers.get(path.suffix, lambda path: {"": digest(path.read_bytes())})
+        found |= {f"{name}:{where}": what for where, what in read(path).items()}
+    return found
+
+
+def of_json(data: object, where: str = "") -> dict[str, str]:
+    """Return the numbers and texts of a document by their places."""
+    if isinstance(data, dict):
+        parts = [of_json(x, f"{where}.{key}") for key, x in data.items() if key not in TIMES]
+    elif isinstance(data, list):
+        parts = [of_json(each, f"{where}[{n}]") for n, each in enumerate(data)]
+    else:
+        return {where: repr(data)}
+    return {where: f"{len(parts)} parts"} | {k: v for part in parts for k, v in part.items()}
+
+
+def of_database(path: Path) -> dict[str, str]:
+    """Return the columns of every table, each as its sorted values."""
+    found = {}
+    with closing(sqlite3.connect(path)) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        for (table,) in tables.fetchall():
+            if (path.name, table) == STARTS:
+                continue
+            rows = connection.execute(f"SELECT * FROM {table}")
+            names = [column[0] for column in rows.description]
+            all_rows = rows.fetchall()
+            found[f"{table}.rows"] = str(len(all_rows) or "")
+            for name, column in zip(names, zip(*all_rows, strict=True), strict=False):
+                found[f"{table}.{name}"] = digest(repr(sorted(map(repr, column))).encode())
+    return found
+
+
+def of_lines(path: Path) -> dict[str, str]:
+    """Return the lines of a text, without times."""
+    text = path.read_text(encoding="utf-8")
+    lines = re.sub(r' time="[0-9.]+"|\b[0-9.]+ s\b', "", text).splitlines()
+    return {str(n): digest(line.encode()) for n, line in enumerate(lines)}
+
+
+def digest(data: bytes) -> str:
+    """Return a digest of bytes."""
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Files are written whole or not at all, and names from outside never lead out of a folder."""
 
+import errno
+import fcntl
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -26,17 +29,40 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
-    """Unfinished files that pile up, or one of another process that still writes it."""
-    page = tmp_path / "report.html"
-    with whole_file(page) as unfinished:
-        unfinished.write_text("whole")
-        begin = unfinished.name.partition("-")[0]
-    old, new = (tmp_path / f"{begin}-{pid}.unfinished" for pid in (1, 2))
+    """Unfinished files that pile up, one of another process that still writes it, or a file that
+    somebody else calls unfinished.
+    """
+    left, foreign = tmp_path / ".0123abcd-1.unfinished", tmp_path / ".mine.unfinished"
+    left.write_text("ha")
+    foreign.write_text("no file of ours")
+    with whole_file(tmp_path / "one") as held:
+        held.write_text("one")
+        write_whole(tmp_path / "two", "two")
+        assert held.exists() and not left.exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [foreign.name, "one", "two"]
+
+
+def test_without_locks_age_decides(tmp_path, monkeypatch):
+    """A file system without locks, on which files pile up or are taken from who writes them."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    old, new = (tmp_path / f".0123abcd-{pid}.unfinished" for pid in (1, 2))
     for left, age in ((old, 7200.0), (new, 60.0)):
         left.write_text("ha")
         os.utime(left, (time.time() - age,) * 2)
-    write_whole(page, "again")
-    assert sorted(tmp_path.iterdir()) == sorted([page, new])
+    write_whole(tmp_path / "page", "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [new.name, "page"]
+
+
+def test_threads_write_one_file_in_turn(tmp_path):
+    """Two writers of one name in one process, of which one loses its file to the other."""
+    texts = [str(n) * 100_000 for n in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda text: write_whole(tmp_path / "page", text), texts))
+    assert (tmp_path / "page").read_text() in texts and len(list(tmp_path.iterdir())) == 1
 
 
 def test_text_that_is_no_unicode_is_written(tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +18,10 @@ def test_the_first_signal_is_kept_and_the_second_acts_as_usual(number):
         assert (stop(), told) == (number, [1])
         assert signal.getsignal(number) == before
     assert signal.getsignal(number) == before
+
+
+def test_every_pool_of_processes_is_the_one_that_ends_with_its_parent():
+    """Workers that wait for work for ever after kill -9, or that print a traceback at Ctrl-C."""
+    folder = Path(__file__).parents[2] / "experiments"
+    pools = [p.name for p in folder.rglob("*.py") if "ProcessPoolExecutor(" in p.read_text()]
+    assert pools == ["pool.py"]

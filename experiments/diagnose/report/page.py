@@ -6,12 +6,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.diagnose.report.steps_run import Step
 from roundscope.experiments.diagnose.tensors.verdict import Link
 from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid, verdict
 from roundscope.experiments.report.terminal import console, plain
-from roundscope.experiments.results.folder import write_json
+from roundscope.experiments.results.folder import write_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +97,8 @@ def section(s: Step) -> str:
 
 def written(r: Report, folder: Path, request: str) -> Any:
     """Write report.html and diagnosis.json into the folder; return the data of the latter."""
-    folder.mkdir(parents=True, exist_ok=True)
     data = r.document() | {"request": request}
-    write_whole(folder / "report.html", html(r))
-    write_json(folder / "diagnosis.json", data)
+    write_results(folder, "diagnosis.json", data, html(r))
     return data
 
 

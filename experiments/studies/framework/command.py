@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.report.progress import bar
 from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.results.folder import checked_folder, write_json
+from roundscope.experiments.results.folder import checked_folder, write_results
 from roundscope.experiments.studies.framework import page, terminal
 from roundscope.experiments.studies.framework.loop import measured
 from roundscope.experiments.studies.framework.study import Outcome, R, Static, Study
@@ -61,8 +60,8 @@ def tell(
     """Write PAGE.html and NAME.json, and print the answer, the tables and the verdicts."""
     verdicts = [*study.claims(results), *static.verdicts]
     data = data_of(study, results, verdicts, about)
-    write_whole(out / f"{study.page}.html", page.html(study, results, verdicts, static, data))
-    write_json(out / f"{study.name}.json", data)
+    shown = page.html(study, results, verdicts, static, data)
+    write_results(out, f"{study.name}.json", data, shown, f"{study.page}.html")
     if as_json:
         print_json(data)
     else:

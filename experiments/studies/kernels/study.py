@@ -5,9 +5,7 @@ The measurements are kept in measured.json.
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, fields
-from multiprocessing import get_context
 from os import cpu_count
 from pathlib import Path
 from typing import Any
@@ -39,6 +37,7 @@ from roundscope.experiments.studies.kernels.measure import (
     measured,
     twin_outputs,
 )
+from roundscope.experiments.sweep.running.pool import local
 
 Rows = Sequence[Row]
 RECORD = "measured.json"
@@ -214,7 +213,8 @@ def _rows(
     todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int, timeout: float | None
 ) -> Iterator[Row]:
     """Yield rows family by family; twins run on the processor's cores beside the kernels."""
-    with ProcessPoolExecutor(cpu_count(), mp_context=get_context("spawn")) as pool:
+    with local(cpu_count() or 1) as crew:
+        pool = crew.executor
         given = {family: inputs(family, heads, tokens) for family, missing in todo if missing}
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family][0])

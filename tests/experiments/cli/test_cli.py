@@ -1,18 +1,22 @@
 """The command line: exit codes, one-line errors, JSON, and what --help may import."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.roundings.modes import RoundingMode, rounding
+from roundscope.experiments.cli.main import app
 from roundscope.experiments.look import doctor, explain_view
 from roundscope.experiments.look import sites as sites_view
 from roundscope.experiments.report import terminal as output
+from tests.checks import killed
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("jax", "numba", "numpy", "matplotlib", "rich", "ml_dtypes")
@@ -43,7 +47,7 @@ def test_help_imports_nothing_heavy():
 
 def test_a_process_does_not_look_for_garbage_at_its_end():
     code = (
-        "import atexit, gc, sys\nfrom roundscope.experiments.cli.main import process\n"
+        "import atexit, gc, sys\nfrom roundscope.__main__ import process\n"
         "atexit.register(lambda: print(gc.get_freeze_count() > 1000))\n"
         "sys.argv[1:] = ['--version']\nprocess()"
     )
@@ -51,12 +55,34 @@ def test_a_process_does_not_look_for_garbage_at_its_end():
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "True")
 
 
+@pytest.mark.parametrize("module", ["atexit", "typer", "roundscope.experiments.cli.train"])
+def test_ctrl_c_during_the_imports_prints_nothing(module, tmp_path):
+    """A traceback of an import, since somebody thought better of it at once."""
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"sys.modules.pop({module!r}, None)\n"
+        "runpy.run_module('roundscope', run_name='__main__')"
+    )
+    done = python("-c", code)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+def test_every_verb_that_writes_is_killed_by_the_check_of_kills():
+    """A new verb that nobody has killed."""
+    verbs = {verb.words[0] for verb in killed.VERBS.values()} - {"-c"} | {*killed.SILENT}
+    assert verbs == {*get_command(app).commands}
+
+
 def test_help_is_quick():
     """Below half a second; the fastest of three, since the machine is shared."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        assert python("-m", "roundscope.experiments.cli.main", "--help").returncode == 0
+        assert python("-m", "roundscope", "--help").returncode == 0
         times.append(time.perf_counter() - start)
     assert min(times) < 0.5
 

@@ -69,7 +69,8 @@ def test_pictures_are_ours_whatever_the_settings_of_matplotlib(tmp_path):
     """A trace that ends at its pictures since the user's own are set with LaTeX, or in a window."""
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     code = (
-        "from roundscope.experiments.cli import main; main.main = lambda: None; main.process()\n"
+        "from roundscope.experiments.cli import main; main.main = lambda: None\n"
+        "from roundscope.__main__ import process; process()\n"
         "import roundscope.experiments.report.pictures\n"
         "import matplotlib; print(matplotlib.rcParams['text.usetex'])"
     )

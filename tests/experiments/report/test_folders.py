@@ -6,12 +6,14 @@ import pytest
 
 from roundscope.experiments.errors import StorageError, UsageError
 from roundscope.experiments.report.page import document
+from roundscope.experiments.results import folder
 from roundscope.experiments.results.folder import (
     checked_folder,
     free_folder,
     request_of,
     tell_replaced,
     write_page,
+    write_results,
 )
 
 
@@ -40,6 +42,33 @@ def test_what_was_interrupted_goes_on_in_its_folder(tmp_path):
     (tmp_path / "a" / "kept.sqlite").write_text("")
     assert free_folder("a", "one", "x.json", "kept.sqlite").name == "a"
     assert free_folder("a", "one", "x.json").name == "a-2"
+
+
+def test_what_was_killed_is_no_other_request(tmp_path):
+    """A folder of its own, with -2, for every run after a killed one."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".0123abcd-1.unfinished").write_text("ha")
+    assert free_folder("a", "one", "x.json").name == "a"
+
+
+@pytest.mark.parametrize("name", ["write_json", "write_whole"])
+def test_what_was_killed_before_a_file_is_written_again(name, tmp_path, monkeypatch):
+    """A page without its record, which looks like that of another command, so that the same command
+    is refused for ever.
+    """
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder, name, killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_results(tmp_path / "a", "x.json", {"request": "one"}, "page")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    checked_folder(tmp_path / "a", "x.json")
+    assert free_folder("a", "one", "x.json").name == "a"
+    write_results(tmp_path / "a", "x.json", {"request": "one"}, "page")
+    assert (tmp_path / "a" / "report.html").read_text() == "page"
 
 
 def test_a_damaged_record_is_not_ours(tmp_path):

@@ -405,7 +405,7 @@ def test_sigterm_ends_a_sweep_as_ctrl_c_does(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "roundscope.experiments.cli.main",
+        "roundscope",
         "sweep",
         "T=128",
         "N=1",

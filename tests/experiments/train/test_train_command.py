@@ -176,7 +176,7 @@ def test_a_branch_of_a_run_on_another_machine(whole, tmp_path, capsys, monkeypat
 
 
 def command(*asked):
-    return [sys.executable, "-m", "roundscope.experiments.cli.main", "train", *map(str, asked)]
+    return [sys.executable, "-m", "roundscope", "train", *map(str, asked)]
 
 
 def wait_for(condition, process):
