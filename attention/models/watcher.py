@@ -44,9 +44,8 @@ class Watcher:
         if on_alarm is not None and not callable(on_alarm):
             raise TypeError(f"on_alarm={shown(on_alarm)}: give a function of an Alarm, or None")
         if log is not None:
-            with open(
-                path_given("log", log, "watch.jsonl"), "ab"
-            ):  # a wrong path is told now, and not at the first look
+            # a wrong path is told now, and not at the first look
+            with open(path_given("log", log, "watch.jsonl"), "ab"):
                 pass
 
     @property

@@ -16,6 +16,7 @@ from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth
 
 Tensors = dict[str, np.ndarray]
+TYPES = ("bfloat16", "float16", "float32")
 APART = 64  # keys from one repeated pair to the next
 SINK, REPEATED = 10.0, 12.0  # how far the chosen keys' scores are above the mean of the others
 
@@ -249,9 +250,6 @@ def draw(
         scale=features**-0.5 if scale is None else float(scale),
         is_causal=is_causal,
     )
-
-
-TYPES = ("bfloat16", "float16", "float32")
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a record says of its own making: versions, the command line, digests of arrays."""
+"""The versions, the command line and the digests of arrays that a record of results contains."""
 
 import hashlib
 import platform

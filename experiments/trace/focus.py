@@ -49,7 +49,7 @@ class Focus:
 
     @property
     def rounds(self) -> bool:
-        """Whether an event within the bins is inexact."""
+        """True if an event of the site is inexact by an error within the histogram's bins."""
         return bool(self.histogram.counts.any())
 
 

@@ -175,7 +175,7 @@ ORPHAN = 10.0  # seconds in which a worker must notice that its parent is gone
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """What an undisturbed run does: its seconds, its exit code, and the data that it always has."""
+    """A run that nobody disturbs: its seconds, its exit code, and the data it always writes."""
 
     seconds: float
     code: int

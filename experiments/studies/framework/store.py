@@ -102,7 +102,10 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
 
 
 class _Extra(dict[str, Any]):
-    """What a study stores beside losses; what a file lacks of it is refused where it is asked."""
+    """The numbers that a study stores beside losses, by name.
+
+    A name that the file lacks raises StorageError, which names the file.
+    """
 
     def __init__(self, found: Iterable[Any] = (), path: Path | str = "results") -> None:
         super().__init__(found)  # of pairs where `dataclasses.asdict` copies it

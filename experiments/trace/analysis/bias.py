@@ -134,7 +134,7 @@ class Event:
 
     @property
     def rounds(self) -> bool:
-        """Whether at least one instance is inexact or NaN."""
+        """True if at least one of the roundings that the event counts is inexact or NaN."""
         return bool(self.counts["inexact"] or self.counts["nan"])
 
     @property

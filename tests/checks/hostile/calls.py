@@ -4,9 +4,10 @@ A call may refuse, in one line of a ValueError or TypeError that names the argum
 may be answered is said by the kind of the argument; any other answer is a fault, as is a warning.
 """
 
-import signal
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from roundscope.flax import attention_fn
 from roundscope.jax import tap
 from roundscope.jax import watch as watch_jax
 from roundscope.torch import attention, attention_layers, capture, correct, intercept, use, watch
-from tests.checks.hostile.verdict import Verdict, fault_of_message
+from tests.checks.hostile.verdict import Late, Verdict, fault_of_message, strictly
 
 LIMIT = 30  # seconds of a call
 
@@ -466,7 +467,7 @@ def bases() -> dict[str, Base]:
         ),
         "torch.capture": Base(
             lambda **given: _captured(model, **given),
-            {"path": "/tmp/hostile-capture.safetensors"},
+            {"path": str(Path(tempfile.gettempdir(), "hostile-capture.safetensors"))},
             {
                 "path": "path",
                 "layers": "other",
@@ -781,21 +782,11 @@ def verdicts(only: str = "") -> Iterator[Verdict]:
                 yield _judged(case, name, kind, tried, base, value)
 
 
-class _Late(BaseException):
-    """A call works too long."""
-
-
 def _judged(case: str, name: str, kind: str, tried: str, base: Base, value: Any) -> Verdict:
-    def late(number: int, frame: Any) -> None:
-        raise _Late
-
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(LIMIT)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with strictly(LIMIT):
             answer = base.function(**(base.given | {name: value}))
-    except _Late:
+    except Late:
         return Verdict(case, "slow", "")
     except AssertionError as error:
         fault = "" if case.startswith("assert_") else "AssertionError"
@@ -812,8 +803,6 @@ def _judged(case: str, name: str, kind: str, tried: str, base: Base, value: Any)
         if case in TAKEN:  # nothing was there to be captured
             return Verdict(case, "")
         return Verdict(case, "another error", f"{type(error).__name__}: {str(error)[:300]}")
-    finally:
-        signal.alarm(0)
     allowed = OK[kind]
     if allowed is None or tried in allowed or case.replace(" jax(", "(") in TAKEN:
         return Verdict(case, "", "")

@@ -5,8 +5,6 @@ an answer within the time is enough, and a refusal is one clear line of a ValueE
 """
 
 import random
-import signal
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +14,7 @@ from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.injections import WHERES
 from roundscope.attention.grammar.text import plan_of
 from roundscope.emu.formats.format import NAMED
-from tests.checks.hostile.verdict import Verdict, fault_of_message
+from tests.checks.hostile.verdict import Late, Verdict, fault_of_message, strictly
 
 LIMIT = 5  # seconds
 ALPHABET = ":=;,->.[] \t0123456789eEfinabx@*+~\u2603\x1b\u0665"
@@ -92,10 +90,6 @@ def broken(text: str, chance: random.Random) -> Iterator[str]:
         yield text[:at] + text[at + 1 :]
 
 
-class _Late(BaseException):
-    """A text is read too long."""
-
-
 def verdicts(only: str = "") -> Iterator[Verdict]:
     """Yield a verdict for each text; the same texts at each run."""
     chance = random.Random(0)
@@ -108,16 +102,10 @@ def verdicts(only: str = "") -> Iterator[Verdict]:
 
 
 def _judged(case: str, read: Callable[[str], Any], text: str) -> Verdict:
-    def late(number: int, frame: Any) -> None:
-        raise _Late
-
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(LIMIT)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with strictly(LIMIT):
             read(text)
-    except _Late:
+    except Late:
         return Verdict(case, "slow")
     except ValueError as error:
         said = str(error)
@@ -125,6 +113,4 @@ def _judged(case: str, read: Callable[[str], Any], text: str) -> Verdict:
         return Verdict(case, fault, said[:300])
     except BaseException as error:
         return Verdict(case, "another error", f"{type(error).__name__}: {str(error)[:300]}")
-    finally:
-        signal.alarm(0)
     return Verdict(case, "")

@@ -1,6 +1,10 @@
-"""What one hostile case came to."""
+"""The verdict on one hostile case, the words of a message that is amiss, and a limit of time."""
 
-from typing import NamedTuple
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 INTERNALS = (
     "Traceback",
@@ -41,6 +45,27 @@ INTERNALS = (
     "<built-in",
     "object at 0x",
 )
+
+
+class Late(BaseException):
+    """A case works too long."""
+
+
+@contextmanager
+def strictly(seconds: int) -> Iterator[None]:
+    """Raise Late where what runs inside takes longer than this, and turn warnings into errors."""
+
+    def late(number: int, frame: Any) -> None:
+        raise Late
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        signal.alarm(0)
 
 
 class Verdict(NamedTuple):
