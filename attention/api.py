@@ -223,6 +223,9 @@ def attend(
     like = plan_given(plan) if heads is None else _of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2])
     is_fused, asked = heads is not None and engine == "pallas", engine
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if type(x).__name__ == "ShapeDtypeStruct":  # which a program is lowered with, by `_setup`
+            raise TypeError(f"{name}: a ShapeDtypeStruct, must be an array of floats with numbers")
     setup, engine = _setup(
         q,
         k,
