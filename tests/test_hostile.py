@@ -7,6 +7,7 @@ after the work, and a file outside the folder that was named.
 import pytest
 
 from tests.checks.hostile import grammar, words
+from tests.checks.hostile.verdict import Asked
 
 pytest.importorskip("torch")  # whose tensors are among the calls
 
@@ -34,7 +35,7 @@ def faults(verdicts):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_hostile_words_are_refused(verb):
-    assert faults(words.verdicts(f"{verb}: ")) == []
+    assert faults(words.verdicts(Asked(f"{verb}: "))) == []
 
 
 def test_hostile_texts_are_read_or_refused():
@@ -43,4 +44,4 @@ def test_hostile_texts_are_read_or_refused():
 
 @pytest.mark.parametrize("call", CALLS)
 def test_hostile_calls_are_refused(call):
-    assert faults(v for v in calls.verdicts(call) if v.case.startswith(call)) == []
+    assert faults(v for v in calls.verdicts(Asked(call)) if v.case.startswith(call)) == []

@@ -44,7 +44,8 @@ def decode(ops: Ops, code: Array, f: Format) -> Array:
     x = xp.where(normal >= _lowest(f), ops.from_bits(normal), subnormal)
     special = xp.where(rank == _top(f) + 1, math.inf if f.inf else math.nan, math.nan)
     x = xp.where(rank > _top(f), special, x)
-    x = xp.where(code & sign != 0, -x, x)
+    # a sign is a bit: on a GPU the negative of a NaN is a positive one
+    x = ops.from_bits(ops.bits(x) | ((code & sign) << (64 - f.bits)))
     # in fnuz formats the code of -0 is NaN
     return x if f.negative_zero or not f.signed else xp.where(code == sign, math.nan, x)
 

@@ -8,21 +8,38 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from roundscope.experiments.errors import printable
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
+    from rich.segment import Segment
     from rich.table import Table
 
 WIDTH = 100
 
 
 def console(stderr: bool = False) -> "Console":
-    """Return a rich console of at most 100 columns that reads no environment variable."""
+    """Return a rich console of at most 100 columns that reads no environment variable.
+
+    Control characters, as a name in a file may have them, are printed as escapes.
+    """
     from rich.console import Console
+
+    class Safe(Console):
+        def render(self, *given: Any, **named: Any) -> "Iterator[Segment]":
+            for segment in super().render(*given, **named):
+                lines = segment.text.split("\n")
+                if segment.control or all(map(str.isprintable, lines)):
+                    yield segment
+                else:
+                    yield segment._replace(text="\n".join(map(printable, lines)))
 
     stream = sys.stderr if stderr else sys.stdout
     columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
     width = min(WIDTH, columns or WIDTH)  # some terminals report 0 columns
-    return Console(file=stream, width=width, highlight=False, emoji=False, _environ={})
+    return Safe(file=stream, width=width, highlight=False, emoji=False, _environ={})
 
 
 def print_json(data: Any) -> None:

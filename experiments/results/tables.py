@@ -132,9 +132,16 @@ def check_columns(
 
 
 def check_values(connection: sqlite3.Connection, path: Path, tables: Tables) -> None:
-    """Raise StorageError for a value of another type than its column's; whole tables are read."""
+    """Raise StorageError for a value of another type than its column's; whole tables are read.
+
+    Text that is no UTF-8 raises sqlite3.OperationalError (`explained` makes a StorageError of it).
+    """
     for table, columns in tables.items():
         held = columns_of(connection, table)
+        texts = [name for name, kind in columns.items() if name in held and "TEXT" in kind]
+        for name in texts:
+            for _ in _rows(connection, f"SELECT DISTINCT {quoted(name)} FROM {table}"):
+                pass
         odd = {name: _is_odd(name, kind) for name, kind in columns.items() if name in held}
         query = f"SELECT * FROM {table} WHERE {' OR '.join(odd.values())} LIMIT 1"
         for _ in _rows(connection, query):

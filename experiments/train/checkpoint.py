@@ -19,19 +19,20 @@ import numpy as np
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.experiments.errors import StorageError, UsageError, bad, one_line
-from roundscope.experiments.train.config import NEWER
+from roundscope.experiments.train.config import NEWER, WORD
 
 FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"
+_NUMBER = (float, bool, None, "inf", "-inf")  # of a watch
 SHAPE = {  # of the JSON; that of "config" is the business of `settings`
     "step": COUNT,
     "bytes": COUNT,
     "sha256": str,
     "config": dict,
-    "arms": [{"name": str, "changes": [str], "lr": float, "seed": int}],
+    "arms": [{"name": str, "changes": [str], "lr": float, "seed": range(WORD // 2)}],
     "at": [[(int, str)]],
     "data": dict,
-    "watch": [{str: list}],
+    "watch": [{str: [(*_NUMBER, [[_NUMBER]])]}],  # that of drift: by arm, layer and head
 }
 
 

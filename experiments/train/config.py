@@ -189,8 +189,12 @@ def _check_optimiser(c: Config) -> None:
         raise bad("lr", c.lr, "give a positive number, such as 1e-3")
     if not 0.0 <= c.min_lr <= c.lr:
         raise bad("min_lr", c.min_lr, f"the end of the cosine lies between 0 and lr = {c.lr}")
-    if c.decay_steps is not None and c.decay_steps < 1:
-        raise bad("decay_steps", c.decay_steps, "give a step, 1 or more, or none for that of steps")
+    if c.decay_steps is not None and not 1 <= c.decay_steps < WORD // 2:
+        raise bad(
+            "decay_steps",
+            c.decay_steps,
+            "give a step from 1 to 2^31 - 1, or none for steps",
+        )
     if c.warmup < 0 or c.cosine_end < c.warmup:
         raise bad(
             "warmup",

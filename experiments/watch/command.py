@@ -10,7 +10,7 @@ from roundscope.attention.models.alarm import KEPT
 from roundscope.attention.models.log import Look, over_since
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.whole_files import read_whole, write_whole
-from roundscope.experiments.errors import bad, printable
+from roundscope.experiments.errors import bad
 from roundscope.experiments.report.terminal import console, print_json
 
 WORST = 5  # layers that are listed
@@ -47,7 +47,7 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         print_json(numbers(looks) | {"picture": str(picture)})
     else:
         for line in (*lines(looks), f"drawn in {picture}"):
-            console().print(printable(line), markup=False)
+            console().print(line, markup=False)
 
 
 def last_course(looks: Sequence[Look]) -> list[Look]:

@@ -480,7 +480,8 @@ def of_database(path: Path) -> dict[str, str]:
 def of_lines(path: Path) -> dict[str, str]:
     """Return the lines of a text, without times."""
     text = path.read_text(encoding="utf-8")
-    lines = re.sub(r' time="[0-9.]+"|\b[0-9.]+ s\b', "", text).splitlines()
+    of_this_run = r' time="[0-9.]+"|\b[0-9.]+ s\b|\b[0-9]+ of them run by the last'
+    lines = re.sub(of_this_run, "", text).splitlines()
     return {str(n): digest(line.encode()) for n, line in enumerate(lines)}
 
 

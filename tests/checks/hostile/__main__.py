@@ -1,7 +1,7 @@
 """Ask hostile cases, area by area, and count: python -m tests.checks.hostile [AREA ...] [--show].
 
 Exit code 1 if a case is faulty. --show prints every faulty case; --only TEXT asks the cases whose
-name has the text.
+name has the text; --part K/N asks an N-th of them, and all parts together ask all.
 """
 
 import argparse
@@ -11,15 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from tests.checks.hostile.verdict import Verdict
+from tests.checks.hostile.verdict import Asked, Verdict
 
-# each area is a module of this package, whose `verdicts(only)` yields Verdicts
+# each area is a module of this package, whose `verdicts(asked)` yields Verdicts
 AREAS = ("words", "grammar", "calls", "files", "results")
 
 
-def area(name: str) -> Callable[[str], Iterator[Verdict]]:
+def area(name: str) -> Callable[[Asked], Iterator[Verdict]]:
     """Return the function that asks the cases of an area."""
-    found: Callable[[str], Iterator[Verdict]]
+    found: Callable[[Asked], Iterator[Verdict]]
     found = importlib.import_module(f"tests.checks.hostile.{name}").verdicts
     return found
 
@@ -29,12 +29,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("areas", nargs="*", default=AREAS, metavar="AREA")
     parser.add_argument("--only", default="", metavar="TEXT")
+    parser.add_argument("--part", default="1/1", metavar="K/N")
     parser.add_argument("--show", action="store_true")
     asked = parser.parse_args()
-    rows, faults = [], 0
+    part, parts = map(int, asked.part.split("/"))
+    wanted = Asked(asked.only, part - 1, parts)
+    faults = 0
+    print(f"{'area':10} {'tried':>6} {'clean':>6} {'faulty':>6} {'time':>6}  of which", flush=True)
     for name in asked.areas:
         start, kinds, tried = time.monotonic(), Counter[str](), 0
-        for verdict in area(name)(asked.only):
+        for verdict in area(name)(wanted):
             tried += 1
             if verdict.fault:
                 kinds[verdict.fault] += 1
@@ -43,12 +47,8 @@ def main() -> int:
         faulty = kinds.total()
         faults += faulty
         said = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-        rows.append(
-            (name, tried, tried - faulty, faulty, f"{time.monotonic() - start:.0f} s", said)
-        )
-    print(f"{'area':10} {'tried':>6} {'clean':>6} {'faulty':>6} {'time':>6}  of which")
-    for name, tried, clean, faulty, seconds, said in rows:
-        print(f"{name:10} {tried:6} {clean:6} {faulty:6} {seconds:>6}  {said}")
+        took = f"{time.monotonic() - start:.0f} s"
+        print(f"{name:10} {tried:6} {tried - faulty:6} {faulty:6} {took:>6}  {said}", flush=True)
     return 1 if faults else 0
 
 

@@ -24,7 +24,7 @@ from roundscope.flax import attention_fn
 from roundscope.jax import tap
 from roundscope.jax import watch as watch_jax
 from roundscope.torch import attention, attention_layers, capture, correct, intercept, use, watch
-from tests.checks.hostile.verdict import Late, Verdict, fault_of_message, strictly
+from tests.checks.hostile.verdict import ALL, Asked, Late, Verdict, fault_of_message, strictly
 
 LIMIT = 30  # seconds of a call
 
@@ -773,12 +773,12 @@ def _plain(x: Any) -> np.ndarray:
     return X if x is None else np.asarray(x)
 
 
-def verdicts(only: str = "") -> Iterator[Verdict]:
+def verdicts(asked: Asked = ALL) -> Iterator[Verdict]:
     """Yield a verdict for each call."""
     for function, base in bases().items():
         for name, kind, tried, value in cases(base):
             case = f"{function}({name}={tried})"
-            if only in case:
+            if case in asked:
                 yield _judged(case, name, kind, tried, base, value)
 
 

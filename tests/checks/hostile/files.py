@@ -21,7 +21,7 @@ from roundscope.experiments.sweep.conditions import sources
 from roundscope.experiments.tensors.files import TYPES
 from tests.checks.hostile.results import POOL
 from tests.checks.hostile.scene import run, scene, tidy
-from tests.checks.hostile.verdict import Verdict, fault_of_message
+from tests.checks.hostile.verdict import ALL, Asked, Verdict, fault_of_message
 
 NAME = "h.safetensors"
 READ, REFUSED, EITHER = "read", "refused", ""
@@ -424,7 +424,7 @@ def _values() -> Iterator[Case]:
     yield _st("beyond float32", **dict.fromkeys("qkv", large))
 
 
-def verdicts(only: str = "") -> Iterator[Verdict]:
+def verdicts(asked: Asked = ALL) -> Iterator[Verdict]:
     """Yield a verdict for each file, of `trace` and of one of the other commands."""
     with scene() as folder:
         (folder / "threads.py").write_text(POOL)
@@ -433,7 +433,7 @@ def verdicts(only: str = "") -> Iterator[Verdict]:
             named = case.name.startswith("names")
             for line in (f"{TRACE} --png" if named else TRACE, OTHERS[number % len(OTHERS)]):
                 name = f"{case.name}: {line.split()[0]}"
-                if only in name:
+                if name in asked:
                     case.made(folder / NAME)
                     yield _judged(name, case, line, folder, kept)
 

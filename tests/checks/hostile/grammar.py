@@ -14,7 +14,7 @@ from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.injections import WHERES
 from roundscope.attention.grammar.text import plan_of
 from roundscope.emu.formats.format import NAMED
-from tests.checks.hostile.verdict import Late, Verdict, fault_of_message, strictly
+from tests.checks.hostile.verdict import ALL, Asked, Late, Verdict, fault_of_message, strictly
 
 LIMIT = 5  # seconds
 ALPHABET = ":=;,->.[] \t0123456789eEfinabx@*+~\u2603\x1b\u0665"
@@ -90,14 +90,14 @@ def broken(text: str, chance: random.Random) -> Iterator[str]:
         yield text[:at] + text[at + 1 :]
 
 
-def verdicts(only: str = "") -> Iterator[Verdict]:
+def verdicts(asked: Asked = ALL) -> Iterator[Verdict]:
     """Yield a verdict for each text; the same texts at each run."""
     chance = random.Random(0)
     for kind, (read, texts) in right().items():
         for word in texts:
             for text in dict.fromkeys(broken(word, chance)):
                 case = f"{kind}: {ascii(text)[:100]}"
-                if only in case:
+                if case in asked:
                     yield _judged(case, read, text)
 
 

@@ -53,6 +53,7 @@ class _Stopped(BaseException):
 @contextlib.contextmanager
 def scene() -> Iterator[Path]:
     """Yield the current folder, with small files of every kind that the commands read."""
+
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name, "cwd")

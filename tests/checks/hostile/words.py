@@ -12,7 +12,7 @@ import typer
 from roundscope.experiments.cli import main as cli
 from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL
 from tests.checks.hostile.scene import Answer, run, scene, tidy
-from tests.checks.hostile.verdict import Verdict, fault_of_message
+from tests.checks.hostile.verdict import ALL, Asked, Verdict, fault_of_message
 
 # a short line of each verb that is right, to which a hostile word is added
 LINES = {
@@ -219,13 +219,13 @@ def verdict(verb: str, tried: str, name: str, line: list[str], answer: Answer) -
 LATE = 8.0  # seconds after which a refusal comes after work
 
 
-def verdicts(only: str = "") -> Iterator[Verdict]:
+def verdicts(asked: Asked = ALL) -> Iterator[Verdict]:
     """Yield a verdict for each line."""
     with scene() as folder:
         kept = {path.name for path in folder.iterdir()} | {"__pycache__"}
         for verb in LINES:
             for tried, name, line in lines(verb):
-                if only not in f"{verb}: {tried}":
+                if f"{verb}: {tried}" not in asked:
                     continue
                 answer = run(line, LATE)
                 found = verdict(verb, tried, name, line, answer)

@@ -47,6 +47,7 @@ BACK = "ALTER TABLE free RENAME TO steps"
         ((*FREE, "UPDATE free SET loss = 'x'", BACK), "loss of its table steps has text"),
         ((*FREE, "UPDATE free SET step = NULL", BACK), "step of its table steps has nothing"),
         ((*FREE, "UPDATE free SET arm = x'00'", BACK), "arm of its table steps has bytes"),
+        ((*FREE, "UPDATE free SET arm = CAST(x'ff' AS TEXT)", BACK), "Could not decode to UTF-8"),
         (("CREATE TRIGGER t AFTER INSERT ON steps BEGIN SELECT 1; END",), "has a trigger"),
         (("PRAGMA user_version = 9",), "a newer roundscope"),
         (("PRAGMA user_version = 0",), "an older roundscope"),

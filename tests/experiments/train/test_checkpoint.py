@@ -13,6 +13,7 @@ from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.settings import plain
+from tests.checks.hostile.verdict import fault_of_message
 
 CONFIG = Config(layers=1, heads=1, width=4, context=4, vocab=8, mlp_ratio=1)
 ARM = {"name": "run", "changes": [], "lr": 1e-3, "seed": 0}
@@ -141,10 +142,23 @@ def damage(place, how):
             )
         case "arms":
             about.write_text(json.dumps(json.loads(about.read_text()) | {"arms": [ARM, ARM]}))
+        case "seed":
+            changes = {"arms": [ARM | {"seed": -1}]}
+            about.write_text(json.dumps(json.loads(about.read_text()) | changes))
+        case "schedule":
+            changes = {"config": plain(CONFIG) | {"decay_steps": 10**30}}
+            about.write_text(json.dumps(json.loads(about.read_text()) | changes))
+        case "watch":
+            changes = {"watch": [{"risen": ["x"]}]}
+            about.write_text(json.dumps(json.loads(about.read_text()) | changes))
 
 
 @pytest.mark.parametrize(
-    "how", ["cut", "bit", "gone", "json", "foreign", "list", "config", "sizes", "arms"]
+    "how",
+    [
+        *("cut", "bit", "gone", "json", "foreign", "list", "config", "sizes", "arms"),
+        *("seed", "schedule", "watch"),
+    ],
 )
 def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, state, how):
     """A traceback, or a run that goes on from other numbers than were saved."""
@@ -152,7 +166,7 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path, state, how):
     damage(tmp_path / "checkpoints", how)
     with pytest.raises(UsageError) as error:
         checkpoint.load(tmp_path)
-    assert "00000010" in str(error.value) and "\n" not in str(error.value)
+    assert "00000010" in str(error.value) and fault_of_message(str(error.value)) == ""
 
 
 def test_what_is_wrong_with_a_checkpoint_and_how_to_go_on(tmp_path, state):
