@@ -123,8 +123,8 @@ DOSE = (
     " mode=toward-zero,stochastic site=O p=4 lr=1e-2 --seeds 0:2 --out ds"
 )
 CHECK = (
-    "check km:good --tokens 16 --features 16 --heads 1 --batch 2 --draws 1 --claims fp32 --full --only envelope"
-    " --forward --out ck"
+    "check km:good --tokens 16 --features 16 --heads 1 --batch 2 --draws 1 --claims fp32 --full"
+    " --only envelope --forward --out ck"
 )
 DIAGNOSE = "diagnose t.safetensors --out dg"
 PROXY = "proxy --out px depth=1 width=32 batch=32 steps=6 --seeds 0:1 --arm a=mx=mxfp8_e4m3"
