@@ -26,6 +26,7 @@ from roundscope.attention.arguments import (
     check_forward_record,
     check_held_values,
     check_like_output,
+    check_numbers,
     check_shapes,
     engine_given,
     injections_given,
@@ -219,13 +220,11 @@ def attend(
         True
     """
     heads = _head_plans(plan)
+    check_numbers(q=q, k=k, v=v)
     check_shapes(q, k, v)
     like = plan_given(plan) if heads is None else _of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2])
     is_fused, asked = heads is not None and engine == "pallas", engine
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if type(x).__name__ == "ShapeDtypeStruct":  # which a program is lowered with, by `_setup`
-            raise TypeError(f"{name}: a ShapeDtypeStruct, must be an array of floats with numbers")
     setup, engine = _setup(
         q,
         k,
@@ -327,6 +326,7 @@ def examine(
         >>> int(probabilities.n)
         32
     """
+    check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
     plans, many, asked = plans_given(plan), not isinstance(plan, (Plan, str)), engine
     plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]

@@ -76,6 +76,13 @@ def check_floats(name: str, x: Any) -> None:
         )
 
 
+def check_numbers(**arrays: Any) -> None:
+    """Raise TypeError for a shape without numbers, of which JAX makes programs."""
+    for name, x in arrays.items():
+        if type(x).__name__ == "ShapeDtypeStruct":
+            raise TypeError(f"{name}: a ShapeDtypeStruct, must be an array of floats with numbers")
+
+
 def check_like_output(name: str, x: Any, shape: tuple[int, ...]) -> None:
     """Raise TypeError or ValueError if x is not a float array of the output's shape."""
     check_floats(name, x)

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from roundscope.attention.alignment import Alignment, visible_keys
 from roundscope.attention.api import Engine, examine
-from roundscope.attention.arguments import check_shapes, plan_given, scale_given, served_given
+from roundscope.attention.arguments import (
+    check_numbers,
+    check_shapes,
+    plan_given,
+    scale_given,
+    served_given,
+)
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import ScaleOfGradient
@@ -78,6 +84,7 @@ def row_sums(
         fp32 1e-07
         fa2-bf16 1e-03
     """
+    check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
     served = served_given(plan_given(plan), window, softcap, sinks, q.shape[2])
     site = _operand(served)

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.arguments import (
-    check_floats,
+    check_like_output,
+    check_numbers,
     check_shapes,
     injections_given,
+    mask_given,
     plans_given,
     served_given,
 )
@@ -104,11 +106,17 @@ def error_budget(
         raise ValueError(
             f"heads={shown(heads)}: give 1 or more, or None for a choice that is quick"
         )
-    for name, x in {"q": q, "k": k, "v": v, "do": do}.items():
-        if name != "do" or x is not None:
-            check_floats(name, x)
-    q, k, v = (np.asarray(x) for x in (q, k, v))
+    if "engine" in options:
+        raise TypeError(
+            "engine: error_budget runs NumPy's, for the same numbers everywhere; leave it out"
+        )
+    if options.get("mask") is not None:
+        options["mask"] = mask_given(options["mask"])
+    check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
+    q, k, v = (np.asarray(x) for x in (q, k, v))
+    if do is not None:
+        check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     served = options.pop("window", None), options.pop("softcap", None), options.get("sinks")
     types = [str(x.dtype) for x in (q, k, v)]
     (given,) = plans_given(fitting("fa2", types) if plan is None else plan)

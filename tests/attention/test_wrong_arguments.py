@@ -891,3 +891,26 @@ def test_what_looks_wrong_and_is_not():
         [0.298828125, 1.0],
     )
     assert emu.dot(A, B, emu.Accumulator(order="exact"), init=np.ones((2, 2), int))[0, 0] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(attend, name) for name in "qkv"]
+    + [(f, n) for f in (examine, rs.error_budget, rs.row_sums) for n in ("q", "k", "v", "do")],
+)
+def test_a_shape_is_no_array(function, name):
+    """An error that Python words, from the depth of an engine."""
+    names = "qkv" if function is attend else ("q", "k", "v", "do")
+    given = dict.fromkeys(names, np.ones((1, 8, 1, 8), np.float32))
+    given |= {name: jax.ShapeDtypeStruct((1, 8, 1, 8), "float32")}
+    with pytest.raises(TypeError, match=f"^{name}: a ShapeDtypeStruct"):
+        function(**given, plan="fa2-bf16")
+
+
+def test_a_budget_takes_no_engine():
+    """Any word at all, without an effect."""
+    x = np.ones((1, 8, 1, 8), np.float32)
+    with pytest.raises(TypeError, match=r"^engine: "):
+        rs.error_budget(x, x, x, engine="xla")
+    with pytest.raises(ValueError, match=r"^do: shape \(8, 8\)"):
+        rs.error_budget(x, x, x, x[0, :, 0])

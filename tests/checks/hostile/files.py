@@ -27,8 +27,8 @@ NAME = "h.safetensors"
 READ, REFUSED, EITHER = "read", "refused", ""
 TRACE = "trace {} --no-budget --out new"
 OTHERS = (
-    "identify {}",
-    "check {} --out new",
+    "identify {} --budget 9",
+    "check {} --budget 9 --out new",
     "diagnose {} --out new",
     "sweep input={} --out new.sqlite --executor threads:pool",
 )

@@ -208,6 +208,7 @@ def verdict(verb: str, tried: str, name: str, line: list[str], answer: Answer) -
     names = [name, name.rstrip("_").replace("_", "-"), *[w[:20] for w in line[1:] if len(w) > 3]]
     names += [form for w in line[1:] for form in (repr(w), repr(w)[1:-1], f"'{w}'", f"={w}")]
     names += [part for part in (*line[-1].split(","), line[-1].partition("=")[2]) if len(part) < 9]
+    names += [repr(w.partition("=")[2] or w.strip())[1:20] for w in line[1:]]  # as it is shown
     names += [line[-1].partition("=")[2][:20], "mode.O", "accumulator.PV", "file name too long"]
     if fault := fault_of_message(said, *(names if name else [])):
         return Verdict(case, fault, shown)
