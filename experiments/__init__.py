@@ -1,1 +1,1 @@
-"""Sweeps, papers, diagnosis, reports and the command line: thin over `attention` and `emu`."""
+"""Trainings, studies of papers and of questions of our own, and the command line as a whole."""

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from roundscope.attention.models import log as logs
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.tensors.layers import read_layers
+from roundscope.tools.tensors.layers import read_layers
 from tests.attention.flax import transformer
 from tests.attention.jax import gpt
 from tests.attention.torch.biased import Gpt, loss_of, tokens, with_biased_kernel
@@ -75,7 +75,7 @@ def commands(monkeypatch, capsys):
     """Runs the command lines of a block, and returns what they print."""
     dot = b"\x89PNG\r\n\x1a\n"
     monkeypatch.setattr(
-        "roundscope.experiments.report.pictures.png",
+        "roundscope.tools.report.pictures.png",
         lambda figure, software=None: dot + (software or "").encode(),
     )
 

@@ -1,4 +1,4 @@
-"""The house: emu <- attention <- experiments, and nothing heavy behind a light import."""
+"""The house: emu <- attention <- tools <- experiments, and nothing heavy behind a light import."""
 
 import ast
 import subprocess
@@ -11,7 +11,8 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "emu": {"emu"},
     "attention": {"emu", "attention"},
-    "experiments": {"emu", "attention", "experiments"},
+    "tools": {"emu", "attention", "tools"},
+    "experiments": {"emu", "attention", "tools", "experiments"},
 }
 OURS = {*MAY_IMPORT, "tests"}
 

@@ -1,4 +1,1 @@
-"""The command line: commands, options and help.
-
-Each command calls the module `command` of the folder that does its work.
-"""
+"""The command line as a whole: the commands of the tools and those of experiments."""

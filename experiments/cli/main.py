@@ -15,20 +15,24 @@ from typing import IO, Annotated
 import typer
 
 from roundscope import __version__
-from roundscope.experiments.cli import casts as cli_casts
-from roundscope.experiments.cli import check as cli_check
-from roundscope.experiments.cli import look as cli_look
-from roundscope.experiments.cli import sweep as cli_sweep
-from roundscope.experiments.cli import trace as cli_trace
+from roundscope.experiments.cli import bench as cli_bench
+from roundscope.experiments.cli import diagnose as cli_diagnose
+from roundscope.experiments.cli import questions as cli_questions
+from roundscope.experiments.cli import results as cli_results
 from roundscope.experiments.cli import train as cli_train
-from roundscope.experiments.cli.options import (
+from roundscope.tools.cli import casts as cli_casts
+from roundscope.tools.cli import check as cli_check
+from roundscope.tools.cli import look as cli_look
+from roundscope.tools.cli import sweep as cli_sweep
+from roundscope.tools.cli import trace as cli_trace
+from roundscope.tools.cli.options import (
     Command,
     NumberCommand,
     TrainCommand,
     WordsCommand,
     usage_line,
 )
-from roundscope.experiments.errors import ExecutorError, StorageError, one_line, printable
+from roundscope.tools.errors import ExecutorError, StorageError, one_line, printable
 
 DEBUG = "--debug"
 MESSAGE = 300  # characters of an error that is not ours, at most
@@ -65,23 +69,23 @@ app.command(cls=Command)(cli_look.formats)
 app.command(cls=NumberCommand)(cli_look.explain)
 app.command(cls=Command)(cli_look.sites)
 app.command(cls=WordsCommand)(cli_trace.trace)
-app.command(cls=WordsCommand)(cli_trace.diagnose)
+app.command(cls=WordsCommand)(cli_diagnose.diagnose)
 app.command(cls=WordsCommand)(cli_trace.identify)
 app.command(cls=WordsCommand)(cli_check.check)
 app.command(cls=WordsCommand)(cli_sweep.sweep)
-app.command(cls=Command)(cli_sweep.reproduce)
-app.command(cls=Command)(cli_look.studies)
-app.command(cls=Command)(cli_look.accumulators)
-app.command(cls=Command)(cli_look.kernels)
+app.command(cls=Command)(cli_questions.reproduce)
+app.command(cls=Command)(cli_questions.studies)
+app.command(cls=Command)(cli_questions.accumulators)
+app.command(cls=Command)(cli_questions.kernels)
 app.command(cls=Command)(cli_look.watch)
 app.command("check-cast", cls=Command)(cli_casts.check_cast)
 app.command(cls=Command)(cli_train.prepare)
 app.command(cls=TrainCommand)(cli_train.train)
 app.command(cls=Command)(cli_train.dose)
 app.command(cls=TrainCommand)(cli_train.proxy)
-app.command(cls=Command)(cli_sweep.export)
-app.command(cls=Command)(cli_sweep.report)
-app.command(cls=Command)(cli_look.bench)
+app.command(cls=Command)(cli_results.export)
+app.command(cls=Command)(cli_results.report)
+app.command(cls=Command)(cli_bench.bench)
 app.command(cls=Command)(cli_look.doctor)
 
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.cli.options import Json, to_folder
 from roundscope.experiments.studies.catalogue import DOSES, FORMATS, INTERVENTIONS, names
+from roundscope.tools.cli.options import Json, to_folder
 
 
 def prepare(

@@ -13,19 +13,19 @@ import numpy as np
 from roundscope.experiments.diagnose.replay.store import NAME
 from roundscope.experiments.diagnose.student import rows
 from roundscope.experiments.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
-from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.report.progress import every
-from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.results.folder import (
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.progress import every
+from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.results.folder import (
     checked_folder,
     free_folder,
     request_of,
     tell_replaced,
 )
-from roundscope.experiments.tensors.layers import read_layers, sample_path
-from roundscope.experiments.tensors.overrides import Overrides, words
-from roundscope.experiments.trace import options
-from roundscope.experiments.trace.served import USUAL, noted, plan_for
+from roundscope.tools.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.overrides import Overrides, words
+from roundscope.tools.trace import options
+from roundscope.tools.trace.served import USUAL, noted, plan_for
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
 OF_RUNS = ("--arm", "--from", "--until")
@@ -50,7 +50,7 @@ def run(
     """Diagnose a file's layers, or an arm of a run.
 
     The arguments are those of `roundscope diagnose --help`; said: what overrules the file, the
-    arguments of `experiments.tensors.overrides.words`. Raises UsageError for bad usage.
+    arguments of `tools.tensors.overrides.words`. Raises UsageError for bad usage.
     """
     if (source is None) == (not sample):
         problem = "and --sample are both given: choose one" if sample else ""

@@ -6,7 +6,7 @@ Help texts, `reproduce` and `roundscope studies` read it, so it imports nothing 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roundscope.experiments.errors import UsageError
+from roundscope.tools.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ import numpy as np
 
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.emu.whole_files import read_whole, write_whole
-from roundscope.experiments.errors import StorageError, UsageError, bad, one_line
 from roundscope.experiments.train.config import NEWER, WORD
+from roundscope.tools.errors import StorageError, UsageError, bad, one_line
 
 FORMAT = "roundscope checkpoint 1"
 FOLDER = "checkpoints"

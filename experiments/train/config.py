@@ -5,7 +5,7 @@ from typing import Any
 
 from roundscope.attention.models.alarm import THRESHOLD
 from roundscope.attention.plans.plan import Plan
-from roundscope.experiments.errors import UsageError, bad
+from roundscope.tools.errors import UsageError, bad
 
 # in place of a preset: jax.nn.dot_product_attention, the baseline of speed, with no event of ours
 JAX = "jax"

@@ -10,8 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import bad
-from roundscope.experiments.results.machine import device, versions
 from roundscope.experiments.train import checkpoint, devices, groups, loop
 from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt import injected, linear_plans
@@ -20,6 +18,8 @@ from roundscope.experiments.train.gpt.interventions import described
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
 from roundscope.experiments.train.state import pick
+from roundscope.tools.errors import bad
+from roundscope.tools.results.machine import device, versions
 
 # the fields that may change when a run continues
 FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")

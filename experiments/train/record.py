@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import StorageError, bad
-from roundscope.experiments.results.file import results_file
-from roundscope.experiments.results.tables import (
+from roundscope.tools.errors import StorageError, bad
+from roundscope.tools.results.file import results_file
+from roundscope.tools.results.tables import (
     RESTORE,
     add_columns,
     check_columns,

@@ -20,10 +20,10 @@ from typing import Any
 
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.toml_file import toml_of
 from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt.interventions import changes_of
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.toml_file import toml_of
 
 TYPES = typing.get_type_hints(Config)
 TABLES = ("seeds", "arms", "at")

@@ -10,10 +10,10 @@ import jax
 import optax
 from jax import Array
 
-from roundscope.experiments.compile_cache import deterministic
 from roundscope.experiments.train import optimiser
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.state import State
+from roundscope.tools.compile_cache import deterministic
 
 Seen = tuple[State, Array, Array]
 

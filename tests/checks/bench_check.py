@@ -10,10 +10,10 @@ ratio in docs/notes/measurements.md, on 2 cores with AVX-512. Exit code 1 if one
 import sys
 from collections.abc import Iterator
 
-from roundscope.experiments.bench.attention import SIZES, bench_attention
-from roundscope.experiments.bench.dot import bench_dot
-from roundscope.experiments.bench.mx import bench_mx
-from roundscope.experiments.bench.round import bench_round
+from roundscope.tools.bench.attention import SIZES, bench_attention
+from roundscope.tools.bench.dot import bench_dot
+from roundscope.tools.bench.mx import bench_mx
+from roundscope.tools.bench.round import bench_round
 
 SIZE = 1 << 25
 ROUND = {"bf16": 0.72, "e4m3fn": 0.72}

@@ -30,9 +30,9 @@ from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
 from roundscope.attention.testing.user import Kernel, kernel_of
-from roundscope.experiments.check.asked import Asked
-from roundscope.experiments.check.run import drawn as of_check
-from roundscope.experiments.check.run import edge_cases, kinds, taken_kinds
+from roundscope.tools.check.asked import Asked
+from roundscope.tools.check.run import drawn as of_check
+from roundscope.tools.check.run import edge_cases, kinds, taken_kinds
 from tests.checks.detection_table import table
 from tests.checks.mutants import faults_kernel
 from tests.checks.mutants import reference as good

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.check.asked import Asked, claims_of
+from roundscope.tools.check.asked import Asked, claims_of
 
 REFERENCE = "reference"
 SOURCES = {REFERENCE: ("tests.checks.mutants.reference:attention", "fa2-bf16")}
@@ -60,7 +60,7 @@ class Run:
 
 def run(name: str, seed: int, tokens: int, batch: int) -> Run:
     """Compare a kernel with its twin on inputs of its own."""
-    from roundscope.experiments.check.run import comparison, kernel_asked, kinds
+    from roundscope.tools.check.run import comparison, kernel_asked, kinds
 
     source, claims = SOURCES.get(name, (name, claims_of(name)))
     asked = Asked(source=source, claims=claims, tokens=tokens, batch=batch, seed=(seed + 1) * APART)

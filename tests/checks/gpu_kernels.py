@@ -18,7 +18,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import numpy as np
 
 from roundscope.attention.testing.calls import Outputs
-from roundscope.experiments.kernels.adapters import ADAPTERS, kernel
+from roundscope.tools.identify.adapters import ADAPTERS, kernel
 from tests.checks.kernel_outputs import FAMILIES, GROUPS, SERVED, inputs, of_one_head
 
 
@@ -27,14 +27,14 @@ def adapter(name: str, folder: Path | None, tutorial: Path | None):
     if name == "triton-tutorial":
         return kernel(f"{name}:{tutorial or ''}")
     if name.startswith("released"):
-        from roundscope.experiments.kernels.adapters.released import released
+        from roundscope.tools.identify.adapters.released import released
 
         if folder is None:
             raise ValueError("--released: name the folder of the released code")
         _, form, bucket = name.split("-")
         return released(folder, int(bucket), form == "compiled")
     if name in SERVED:
-        from roundscope.experiments.kernels.adapters import torch_flex, transformers_eager
+        from roundscope.tools.identify.adapters import torch_flex, transformers_eager
 
         return {
             "flex-served": torch_flex.compiled,

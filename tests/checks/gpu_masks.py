@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from roundscope.attention import attend
-from roundscope.experiments.bench.attention import Size, inputs
+from roundscope.tools.bench.attention import Size, inputs
 from tests.checks.gpu_hopper import NAMES, differing, of_the_sum, race_all
 
 SIZES = (2, 300, 4, 2, 64)  # B, T, N, key heads, H: a tail, and shared key heads

@@ -16,7 +16,7 @@ import numpy as np
 
 from roundscope.attention import attend
 from roundscope.attention.sharded import attend_sharded
-from roundscope.experiments.bench.attention import Size, inputs
+from roundscope.tools.bench.attention import Size, inputs
 
 OPTIONS: dict[str, Any] = {
     "plan": "fa2-bf16@hopper",

@@ -17,7 +17,7 @@ import numpy as np
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs
-from roundscope.experiments.kernels.adapters import kernel
+from roundscope.tools.identify.adapters import kernel
 from tests.checks.gpu_kernels import packed
 from tests.checks.kernel_outputs import inputs, of_one_head, widened
 from tests.checks.kernel_twins import KERNELS

@@ -74,8 +74,8 @@ def models() -> None:
 
 def captured(out: Path) -> None:
     """Check that capture changes no bit of a model on any back end of SDPA, and identify each."""
-    from roundscope.experiments.kernels.command import run as identify
-    from roundscope.experiments.kernels.reading import Options
+    from roundscope.tools.identify.command import run as identify
+    from roundscope.tools.identify.reading import Options
 
     backends = {
         "flash": SDPBackend.FLASH_ATTENTION,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from roundscope.attention import Record, Site, examine
-from roundscope.experiments.bench.attention import Size, inputs
+from roundscope.tools.bench.attention import Size, inputs
 from tests.checks.engines import differences, normal
 
 SIZES = (

@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.experiments.compile_cache import keep_compilations
 from roundscope.experiments.train.devices import parts_here
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import settings
+from roundscope.tools.compile_cache import keep_compilations
 
 STEPS, WARM = 12, 3  # WARM: steps that are not timed
 KERNELS = "block=64", "data=repeat", "sums=preset", "plan=fa2-bf16@hopper", "warmup=2"

@@ -12,8 +12,8 @@ import numpy as np
 
 from roundscope.attention import Plan, examine
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.experiments.kernels.identify import Identified, identify
-from roundscope.experiments.kernels.search import MOST
+from roundscope.tools.identify.identify import Identified, identify
+from roundscope.tools.identify.search import MOST
 from tests.checks.engines import normal
 
 TOKENS, WIDTH, HEADS = 192, 32, 2
@@ -210,7 +210,7 @@ def main() -> None:
 
 def stored() -> Iterator[tuple[str, Inputs, Outputs]]:
     """Yield the calls whose outputs are stored: one head of layer 4, causal."""
-    from roundscope.experiments.tensors.files import open_tensors
+    from roundscope.tools.tensors.files import open_tensors
     from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head
 
     for path in sorted(GOLDEN.glob("*.safetensors")):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
-from roundscope.experiments.kernels.outputs import write
+from roundscope.tools.identify.outputs import write
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512

@@ -12,7 +12,7 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS, Twin
-from roundscope.experiments.tensors.files import open_tensors
+from roundscope.tools.tensors.files import open_tensors
 from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
 
 KERNELS = {  # twin -> the kernel that it is compared with

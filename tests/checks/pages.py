@@ -19,7 +19,7 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "docs" / "runs"
-KERNELS = "tests.experiments.check.kernels_to_check"
+KERNELS = "tests.tools.check.kernels_to_check"
 TINY = (
     "layers=2 heads=2 width=16 context=32 vocab=64 batch=2 warmup=2 data=repeat steps=60"
     " monitor_every=5 plan=qiu-yao lr=0.3"

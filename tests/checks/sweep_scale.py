@@ -40,10 +40,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from roundscope.experiments.sweep.conditions.axes import points, spec_of
-from roundscope.experiments.sweep.conditions.cell import Cell, Result
-from roundscope.experiments.sweep.conditions.condition import cell_of
-from roundscope.experiments.sweep.measuring.measure import measure
+from roundscope.tools.sweep.conditions.axes import points, spec_of
+from roundscope.tools.sweep.conditions.cell import Cell, Result
+from roundscope.tools.sweep.conditions.condition import cell_of
+from roundscope.tools.sweep.measuring.measure import measure
 
 AXES = (
     "preset=fa2-bf16,qiu-yao",

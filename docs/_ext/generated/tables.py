@@ -18,8 +18,8 @@ from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES, tensor_core
-from roundscope.experiments.kernels.claims import CLAIMS
-from roundscope.experiments.sweep.conditions.names_view import data as sweep_data
+from roundscope.tools.identify.claims import CLAIMS
+from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
 from .cells import code, codes, escaped, paragraphs, table
 

@@ -9,12 +9,12 @@ import numpy as np
 
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.diagnose.gpt.units import is_random, units_of
-from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train import checkpoint, origins, record
 from roundscope.experiments.train.config import JAX, XLA
 from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
+from roundscope.tools.errors import UsageError, bad
 
 # steps that a replay goes on after the alarm: with other bits a failure may come later
 MARGIN = 100

@@ -20,7 +20,6 @@ from roundscope.experiments.diagnose.replay.fate import Trial
 from roundscope.experiments.diagnose.replay.replayer import limit
 from roundscope.experiments.diagnose.replay.start import Own
 from roundscope.experiments.diagnose.replay.store import Store, digest
-from roundscope.experiments.results.machine import device
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.gpt.plans import Plans, structures
 from roundscope.experiments.train.groups import Group, numbers
@@ -28,6 +27,7 @@ from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.state import arm, pick
+from roundscope.tools.results.machine import device
 
 EVERY = {"cpu": 5}  # steps after which results are fetched from the device, by JAX's backend
 SELDOM = 25  # the same for all other backends

@@ -41,7 +41,7 @@ def diagnose_run(
     Raises UsageError for a folder without a run, arms and steps that it lacks, and a context that
     is too short; StorageError for results that cannot be kept.
     """
-    from roundscope.experiments.compile_cache import keep_compilations
+    from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
     chosen = case(folder, arm=name, first=first, until=until)

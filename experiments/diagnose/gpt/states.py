@@ -17,13 +17,13 @@ from roundscope.experiments.diagnose.tensors.changes import changes, noise
 from roundscope.experiments.diagnose.tensors.measured import Measured, Subject
 from roundscope.experiments.diagnose.tensors.repairs import SHAM
 from roundscope.experiments.diagnose.tensors.rows import shares
-from roundscope.experiments.tensors.layers import Layer
-from roundscope.experiments.trace.options import Request
 from roundscope.experiments.train.gpt import pairs
 from roundscope.experiments.train.gpt.plans import by_layer
 from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import linears_at
 from roundscope.experiments.train.loop import batches_of
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.options import Request
 
 TOKENS = 1024  # tokens of a head that are examined
 

@@ -14,9 +14,9 @@ from roundscope.emu.sums.accumulator import Order
 from roundscope.experiments.diagnose.search.family import Blocks, Family
 from roundscope.experiments.diagnose.search.guilty import FEW
 from roundscope.experiments.diagnose.tensors.measured import WIDE, occurring
-from roundscope.experiments.report.wording import listed
 from roundscope.experiments.train.config import WORD
 from roundscope.experiments.train.gpt.plans import Plans
+from roundscope.tools.report.wording import listed
 
 Edit = Callable[[Plans], Plans]  # the plans of a run -> those of a replay
 SEEDS_APART = 7919  # between the stochastic seeds of two repeats

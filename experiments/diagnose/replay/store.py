@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.errors import StorageError, one_line
-from roundscope.experiments.results.machine import device, versions
-from roundscope.experiments.results.tables import (
+from roundscope.tools.errors import StorageError, one_line
+from roundscope.tools.results.machine import device, versions
+from roundscope.tools.results.tables import (
     RESTORE,
     check_columns,
     check_start,
@@ -26,7 +26,7 @@ from roundscope.experiments.results.tables import (
     explained,
     is_ours,
 )
-from roundscope.experiments.tensors.files import PROBLEMS
+from roundscope.tools.tensors.files import PROBLEMS
 
 NAME = "replays.sqlite"
 LARGEST = 1 << 26  # bytes of a state that is kept; a larger one is computed again

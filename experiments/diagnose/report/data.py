@@ -13,9 +13,9 @@ from roundscope.experiments.diagnose.tensors.classes import CLASSES
 from roundscope.experiments.diagnose.tensors.findings import Findings, Stopped
 from roundscope.experiments.diagnose.tensors.measured import Measured
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
-from roundscope.experiments.report.terminal import plain
-from roundscope.experiments.results.provenance import command_line, digest, versions
-from roundscope.experiments.tensors.layers import sample_path
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.provenance import command_line, digest, versions
+from roundscope.tools.tensors.layers import sample_path
 
 SCHEMA = "roundscope-diagnosis-1"
 

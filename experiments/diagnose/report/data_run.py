@@ -7,7 +7,7 @@ from roundscope.experiments.diagnose.gpt.states import RunPart
 from roundscope.experiments.diagnose.replay.fate import Outcome
 from roundscope.experiments.diagnose.replay.start import Replayed
 from roundscope.experiments.diagnose.search.guilty import Guilty
-from roundscope.experiments.report.terminal import plain
+from roundscope.tools.report.terminal import plain
 
 
 def first_steps(part: RunPart) -> dict[str, Any]:

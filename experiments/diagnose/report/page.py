@@ -8,9 +8,9 @@ from typing import Any
 
 from roundscope.experiments.diagnose.report.steps_run import Step
 from roundscope.experiments.diagnose.tensors.verdict import Link
-from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid, verdict
-from roundscope.experiments.report.terminal import console, plain
-from roundscope.experiments.results.folder import write_results
+from roundscope.tools.report.page import CONTENTS, document, figure, folded, grid, verdict
+from roundscope.tools.report.terminal import console, plain
+from roundscope.tools.results.folder import write_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

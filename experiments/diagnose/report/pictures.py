@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from roundscope.experiments.diagnose.report.words import read_by
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.verdict import Effect
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
-from roundscope.experiments.trace.analysis.bias import threshold
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.trace.analysis.bias import threshold
 
 EFFECTS = {
     Effect.REMOVED: "#1b7837",

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from roundscope.experiments.diagnose.tensors.classes import CLASSES, EXACT, STICKY, TIE
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.origin import Classes
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
-from roundscope.experiments.trace.analysis.bias import threshold
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.trace.analysis.bias import threshold
 
 
 def accounts(found: Findings) -> Figure:

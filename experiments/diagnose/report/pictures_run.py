@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from roundscope.experiments.diagnose.replay.fate import Fate, Outcome
 from roundscope.experiments.diagnose.replay.start import Replayed
 from roundscope.experiments.diagnose.search.guilty import Guilty
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 
 EXACT, BEHIND, ROW = "#009e73", 150, 0.26
 Mark = tuple[int, str, str]  # step, colour, words

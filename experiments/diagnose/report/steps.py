@@ -10,8 +10,8 @@ from roundscope.experiments.diagnose.report.steps_run import Step, first_steps, 
 from roundscope.experiments.diagnose.tensors.classes import CLASSES
 from roundscope.experiments.diagnose.tensors.findings import Findings
 from roundscope.experiments.diagnose.tensors.repairs import Outcome
-from roundscope.experiments.trace import plots
-from roundscope.experiments.trace.analysis.running_error import Running, tied
+from roundscope.tools.trace import plots
+from roundscope.tools.trace.analysis.running_error import Running, tied
 
 
 def steps(found: Findings) -> list[Step]:

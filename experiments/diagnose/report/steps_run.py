@@ -9,8 +9,8 @@ from roundscope.experiments.diagnose.gpt.states import RunPart
 from roundscope.experiments.diagnose.replay.start import Replayed
 from roundscope.experiments.diagnose.report import pictures_run, words_gpt, words_run
 from roundscope.experiments.diagnose.search.guilty import Guilty
-from roundscope.experiments.report.pictures import DOWN, UP
 from roundscope.experiments.train.spikes import RULE
+from roundscope.tools.report.pictures import DOWN, UP
 
 Table = tuple[list[str], list[list[str]], list[bool]]
 

@@ -5,8 +5,8 @@ from typing import Any
 from roundscope.experiments.diagnose.report import data_run
 from roundscope.experiments.diagnose.student.run import Found
 from roundscope.experiments.diagnose.student.units import name
-from roundscope.experiments.results.machine import device, versions
-from roundscope.experiments.results.provenance import command_line
+from roundscope.tools.results.machine import device, versions
+from roundscope.tools.results.provenance import command_line
 
 SCHEMA = "roundscope-proxy-diagnosis-1"
 

@@ -26,7 +26,6 @@ from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
-from roundscope.experiments.sweep.report.effects import mean_interval
 from roundscope.experiments.train.mx.formats import Kept, reseeded
 from roundscope.experiments.train.student import model, step
 from roundscope.experiments.train.student.config import Config
@@ -35,6 +34,7 @@ from roundscope.experiments.train.student.measure import compared
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.run import Begin, advance
 from roundscope.experiments.train.student.step import numbers_only
+from roundscope.tools.sweep.report.effects import mean_interval
 
 STEPS, SAMPLE, DRAWS = 32, 1 << 16, 4096
 GRADIENT = "the gradient itself"

@@ -15,8 +15,8 @@ from roundscope.experiments.diagnose.student import words
 from roundscope.experiments.diagnose.student.data import document
 from roundscope.experiments.diagnose.student.run import SET, Found
 from roundscope.experiments.diagnose.student.verdict import links
-from roundscope.experiments.report.pictures import DOWN, UP
 from roundscope.experiments.train.student.follow import RULE
+from roundscope.tools.report.pictures import DOWN, UP
 
 HOW = (
     f"{words_run.SHAM} Epsilon is measured at the same weights and rows, so it contains no"

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from roundscope.experiments.diagnose.report.pictures_run import EXACT, logarithmic
 from roundscope.experiments.diagnose.student.errors import GRADIENT
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
-from roundscope.experiments.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 
 
 def errors(found: Found) -> Figure:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.emu.plain_data import COUNT, misfit
-from roundscope.experiments.errors import StorageError, bad, one_line
-from roundscope.experiments.results.tables import RESTORE, check_start, explained, json_of
 from roundscope.experiments.studies.framework.store import APPLICATION
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of
+from roundscope.tools.errors import StorageError, bad, one_line
+from roundscope.tools.results.tables import RESTORE, check_start, explained, json_of
 
 # the results files of `reproduce su`, `reproduce mxfp8` and `proxy`
 FILES = ("su.sqlite", "mxfp8.sqlite", "proxy.sqlite")

@@ -58,7 +58,7 @@ def diagnose(
 
     Raises as `student.case.case` does.
     """
-    from roundscope.experiments.compile_cache import keep_compilations
+    from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
     began = time.perf_counter()

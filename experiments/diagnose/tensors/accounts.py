@@ -20,8 +20,8 @@ from roundscope.attention.plans.choices import Log2E
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.api import round_to
 from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES, Measured, one_head, run
-from roundscope.experiments.trace.focus import existing
-from roundscope.experiments.trace.run import blocks
+from roundscope.tools.trace.focus import existing
+from roundscope.tools.trace.run import blocks
 
 KEPT = (
     Site.V,

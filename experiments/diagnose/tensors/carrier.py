@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.experiments.diagnose.tensors.measured import Measured, by_head
-from roundscope.experiments.trace.run import call
+from roundscope.tools.trace.run import call
 
 DRAWS = 99
 

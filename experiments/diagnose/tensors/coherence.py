@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 
 from roundscope.experiments.diagnose.tensors.measured import Measured, by_head
-from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS, threshold
+from roundscope.tools.trace.analysis.bias import FALSE_ALARMS, threshold
 
 DRAWS, AT_ONCE = 1 << 16, 1 << 12
 FEW = 1 << 14  # draws where p is compared with 0.01 or 0.001 only

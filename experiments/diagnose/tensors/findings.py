@@ -25,11 +25,11 @@ from roundscope.experiments.diagnose.tensors.origin import Origin, origin
 from roundscope.experiments.diagnose.tensors.repairs import Outcome, repair
 from roundscope.experiments.diagnose.tensors.rows import shares
 from roundscope.experiments.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
-from roundscope.experiments.errors import bad
-from roundscope.experiments.tensors.layers import Layer
-from roundscope.experiments.trace.analysis.bias import FALSE_ALARMS
-from roundscope.experiments.trace.options import Request
-from roundscope.experiments.trace.served import settled
+from roundscope.tools.errors import bad
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.analysis.bias import FALSE_ALARMS
+from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.served import settled
 
 T = TypeVar("T")
 Progress = Callable[[int, str], None]  # (number of the step, what runs)

@@ -11,11 +11,11 @@ from roundscope.attention.budget.call import results_of
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.presets import exact as exact_plan
-from roundscope.experiments.errors import bad
-from roundscope.experiments.tensors.layers import Layer
-from roundscope.experiments.trace.analysis.consequences import DeltaDrift, delta_drift
-from roundscope.experiments.trace.options import Request
-from roundscope.experiments.trace.run import Progress, call, lost_numbers
+from roundscope.tools.errors import bad
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.analysis.consequences import DeltaDrift, delta_drift
+from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.run import Progress, call, lost_numbers
 
 # the roundings between P V and the output as delta reads it, in order
 OUTPUT_SITES = (Site.PV, Site.AO, Site.O, Site.OUT, Site.OD)

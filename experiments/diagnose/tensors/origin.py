@@ -26,8 +26,8 @@ from roundscope.experiments.diagnose.tensors.measured import (
     narrow,
     one_head,
 )
-from roundscope.experiments.trace.analysis.running_error import Running, running
-from roundscope.experiments.trace.run import observe
+from roundscope.tools.trace.analysis.running_error import Running, running
+from roundscope.tools.trace.run import observe
 
 NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
 LEANS = 0.01  # the p below which an account is biased

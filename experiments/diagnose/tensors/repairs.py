@@ -19,7 +19,7 @@ from roundscope.experiments.diagnose.tensors.measured import (
     run,
     run_exactly,
 )
-from roundscope.experiments.trace.run import Progress
+from roundscope.tools.trace.run import Progress
 
 # the largest change of the output in binary64 that counts as none, relative to its largest entry
 INVARIANT = 1e-12

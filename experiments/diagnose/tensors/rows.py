@@ -14,7 +14,7 @@ import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.experiments.diagnose.tensors.measured import Measured, by_head
-from roundscope.experiments.trace.run import call
+from roundscope.tools.trace.run import call
 
 
 def shares(m: Measured, plan: Plan) -> np.ndarray | None:

@@ -8,9 +8,9 @@ import numpy as np
 
 from roundscope.attention.models.alarm import LOOKS, Shares
 from roundscope.attention.models.selection import Layer
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.alarm.conditions import Condition
 from roundscope.experiments.studies.alarm.look import COLUMNS
+from roundscope.tools.results.run import Run
 
 GRID = (0.02, 0.05, 0.1, 0.2, 0.5)  # the thresholds from which one is chosen
 RISE = 0.1  # nats above its own lowest mean of 25 steps at which a loss has moved

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from matplotlib.figure import Figure as Picture
 
 from roundscope.attention.models.alarm import THRESHOLD
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.alarm.alarms import (
     GRID,
     LEAD,
@@ -42,6 +41,7 @@ from roundscope.experiments.studies.framework.verdicts import Verdict, Word
 from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
+from roundscope.tools.results.run import Run
 
 Results = dict[Case, list[Run[Condition]]]  # in the order of seeds
 QUESTION = "Does the drift of attention's row sums warn of a divergence before the loss shows it?"

@@ -6,13 +6,13 @@ from typing import Any
 
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.experiments.results.run import key_of
 from roundscope.experiments.studies.dose.scale import EVEN, MOST_BITS, Scale
 from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.config import Config, deciding
 from roundscope.experiments.train.gpt.offset import BIAS
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm, Settings, typed
+from roundscope.tools.results.run import key_of
 
 # fields that were added later: where they are empty, the key is that of a dose without them
 ADDED = ("words", "also", "offset")

@@ -5,13 +5,13 @@ from collections.abc import Container
 
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.scale import EVEN, FULL, OUTWARD, RANDOM, ZERO, Scale
 from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.estimates import Estimate, factor
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.tools.results.run import Run
 
 # nats above the exact arm's final loss, below which an arm is harmless; the probe's lay within 0.02
 HARMLESS = 0.05

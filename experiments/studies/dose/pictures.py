@@ -9,13 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.experiments.report.pictures import BAND, INK, QUIET, canvas
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.results import Results
 from roundscope.experiments.studies.dose.words import mode_words, site_words
 from roundscope.experiments.studies.framework.counts import time_of
 from roundscope.experiments.studies.framework.figures.survival import decades, survival
+from roundscope.tools.report.pictures import BAND, INK, QUIET, canvas
+from roundscope.tools.results.run import Run
 
 STYLE = {  # colors that color-blind readers can tell apart
     RoundingMode.TIES_TO_EVEN: ("#0072b2", "o"),

@@ -12,9 +12,9 @@ import numpy as np
 
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
+from roundscope.tools.results.run import Run
 
 Point = tuple[Site | None, RoundingMode, int, float]  # event, mode, bits, rate
 

@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 
 from roundscope.attention.plans.traced import HeadPlans
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose, settings_of
 from roundscope.experiments.studies.dose.ties import shares as shares_of
 from roundscope.experiments.train.config import Config
@@ -21,6 +20,7 @@ from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import blocks, drawing
+from roundscope.tools.results.run import Run
 
 TIES_EVERY = 100  # steps between two counts of rows with several P = 1
 Progress = Callable[[int], None]  # steps done

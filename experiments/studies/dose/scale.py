@@ -11,10 +11,10 @@ from typing import Any
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.sites import Site, site_named
 from roundscope.emu.roundings.modes import RoundingMode, mode_named
-from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.studies.framework.words import pairs, seeds_of
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import typed
+from roundscope.tools.errors import UsageError, bad
 
 EVEN = RoundingMode.TIES_TO_EVEN
 AWAY = RoundingMode.TIES_TO_AWAY

@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose import claims, pictures, points, words
 from roundscope.experiments.studies.dose.arms import Dose, doses, key, launches
 from roundscope.experiments.studies.dose.results import Results
@@ -23,6 +21,8 @@ from roundscope.experiments.studies.framework.study import Figure, Launch, Progr
 from roundscope.experiments.studies.framework.words import NAMED, seeds_of
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.spikes import RULE
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
 
 TOPICS = {"bias": bias, "scaling": scaling, "conditions": conditions, "identity": identity}
 PAIRED = "mean [95 % t interval] over seeds, pairs of one seed"

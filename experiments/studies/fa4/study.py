@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.studies.catalogue import FA4
 from roundscope.experiments.studies.fa4.points import (
     DEVIATIONS,
@@ -30,6 +29,7 @@ from roundscope.experiments.studies.framework.figures.series import (
 from roundscope.experiments.studies.framework.loop import computed
 from roundscope.experiments.studies.framework.study import Figure, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict, interval, judge
+from roundscope.tools.report.terminal import plain
 
 Points = Sequence[Point]
 THIRD = (3 / 4, 4 / 3)  # the range of our error over the published one in which they agree

@@ -6,7 +6,7 @@ rest   |sum R|, sum |R| and sum |dW_Q| of layers and heads, in the steps after t
 import math
 from typing import Any
 
-from roundscope.experiments.results.run import Run
+from roundscope.tools.results.run import Run
 
 
 def share(run: Run[Any]) -> float:

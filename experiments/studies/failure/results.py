@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.conditions.rows import FAILS, FP32
 from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
+from roundscope.tools.results.run import Run
 
 Own = Sequence[Run[Trial]]  # the runs of one row, in the order of seeds
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from roundscope.experiments.report.wording import listed
 from roundscope.experiments.studies.failure.conditions.cases import OTHER_DELTA, PUBLISHED
 from roundscope.experiments.studies.failure.conditions.rows import FAILS
 from roundscope.experiments.studies.failure.results import Results
 from roundscope.experiments.studies.framework.counts import diverged
+from roundscope.tools.report.wording import listed
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"
 REPAIRS = {"7": "O in FP32", "5": "delta = rowsum(P dP)", "10 beta 2": "the stabilized softmax"}

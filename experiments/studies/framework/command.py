@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.report.progress import bar
-from roundscope.experiments.report.terminal import console, plain, print_json
-from roundscope.experiments.results.folder import checked_folder, write_results
 from roundscope.experiments.studies.framework import page, terminal
 from roundscope.experiments.studies.framework.loop import measured
 from roundscope.experiments.studies.framework.study import Outcome, R, Static, Study
 from roundscope.experiments.studies.framework.verdicts import Verdict
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.progress import bar
+from roundscope.tools.report.terminal import console, plain, print_json
+from roundscope.tools.results.folder import checked_folder, write_results
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -34,7 +34,7 @@ def run(
     are complete. Raises UsageError before anything is computed, StorageError for a folder that
     cannot be used now.
     """
-    from roundscope.experiments.compile_cache import keep_compilations
+    from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
     checked_folder(out, f"{study.name}.json", f"{study.page}.html")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta, binom
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.verdicts import Word
+from roundscope.tools.results.run import Run
 
 LEVEL = 0.05  # the significance level of one-sided tests
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundscope.experiments.sweep.report.effects import mean_interval
+from roundscope.tools.sweep.report.effects import mean_interval
 
 Values = Mapping[int, float]  # seed -> number
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roundscope.experiments.report.progress import bar
 from roundscope.experiments.studies.framework.store import Store, opened
 from roundscope.experiments.studies.framework.study import Launch, Outcome, R, Study
+from roundscope.tools.report.progress import bar
 
 P = TypeVar("P")  # a point of a study that keeps no file
 
@@ -56,7 +56,7 @@ def counted(study: Study[Any], store: Store, ran: int, *, interrupted: bool = Fa
 
 
 def _run(launch: Launch, store: Store, title: str) -> None:
-    from roundscope.experiments.results.machine import device
+    from roundscope.tools.results.machine import device
 
     with bar(title, launch.steps) as progress:
         runs = launch.run(progress)

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from roundscope.experiments.report.page import CONTENTS, document, figure, folded, grid, verdict
 from roundscope.experiments.studies.framework import verdict_table
 from roundscope.experiments.studies.framework.study import R, Static, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+from roundscope.tools.report.page import CONTENTS, document, figure, folded, grid, verdict
 
 COUNTED = {  # words of verdicts, of several
     Word.AGREES: "agree with the claim",

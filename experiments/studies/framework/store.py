@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import StorageError
-from roundscope.experiments.results.file import results_file
-from roundscope.experiments.results.run import C, Run
-from roundscope.experiments.results.tables import RESTORE, explained, json_of
 from roundscope.experiments.studies.framework import old_files
+from roundscope.tools.errors import StorageError
+from roundscope.tools.results.file import results_file
+from roundscope.tools.results.run import C, Run
+from roundscope.tools.results.tables import RESTORE, explained, json_of
 
 APPLICATION = int.from_bytes(b"RSst", "big")  # SQLite's application_id of such a file
 COLUMNS = {

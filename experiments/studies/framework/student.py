@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Progress
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
+from roundscope.tools.results.run import Run
 
 Compute = Callable[[Progress], Sequence[Run[Arm]]]
 

@@ -16,9 +16,9 @@ from typing import Any, Generic, TypeVar
 
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.verdicts import Verdict
+from roundscope.tools.results.run import Run
 
 R = TypeVar("R")  # the results of a study, in the form that its claims and figures read
 Progress = Callable[[int], None]  # to be called with the number of steps done

@@ -7,11 +7,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from roundscope.experiments.report.terminal import console
 from roundscope.experiments.studies.framework import verdict_table
 from roundscope.experiments.studies.framework.page import launched, missing
 from roundscope.experiments.studies.framework.study import R, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict
+from roundscope.tools.report.terminal import console
 
 
 def show(

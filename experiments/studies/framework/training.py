@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.results.run import C, Run, key_of
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Progress
 from roundscope.experiments.studies.framework.words import NAMED
@@ -16,6 +15,7 @@ from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group, numbers
 from roundscope.experiments.train.loop import Batches, blocks, drawing
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.results.run import C, Run, key_of
 
 # all arms, the steps done, tokens of the next step by seed -> a column, or rows (arms, columns)
 Look = Callable[[Group, int, Batches], Any]

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from roundscope.experiments.report.terminal import WIDTH
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+from roundscope.tools.report.terminal import WIDTH
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError, bad
+from roundscope.tools.errors import UsageError, bad
 
 NAMED = (  # fields of a GPT's Config that a condition names, or that decide no result
     "steps",

@@ -10,13 +10,13 @@ from typing import Any
 from matplotlib.figure import Figure as Picture
 
 from roundscope.emu.whole_files import write_whole
-from roundscope.experiments.report.pictures import png
 from roundscope.experiments.studies.catalogue import STUDIES, Entry, named
 from roundscope.experiments.studies.framework.loop import measured
 from roundscope.experiments.studies.framework.page import missing
 from roundscope.experiments.studies.framework.study import Static, Study
 from roundscope.experiments.studies.gallery.page import Shown, escaped, index, page
 from roundscope.experiments.studies.gallery.sources import SOURCES, Source
+from roundscope.tools.report.pictures import png
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

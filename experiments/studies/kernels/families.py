@@ -10,7 +10,7 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.families import FAMILIES, Source
-from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.layers import read_layers, sample_path
 
 TOKENS, FEATURES = 512, 64
 SAMPLE = "real tensors"

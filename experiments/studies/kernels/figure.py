@@ -8,8 +8,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from roundscope.experiments.report.pictures import INK, QUIET, canvas
 from roundscope.experiments.studies.kernels.measure import Row
+from roundscope.tools.report.pictures import INK, QUIET, canvas
 
 SHORT, LONG = "#d55e00", "#0072b2"
 COLOURS = LinearSegmentedColormap.from_list("gain", [SHORT, "#f7e2d0", "#f4f5f6", "#d3e4f1", LONG])

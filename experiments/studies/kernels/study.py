@@ -17,14 +17,6 @@ from roundscope.attention.testing.user import in_time
 from roundscope.emu.plain_data import COUNT
 from roundscope.emu.testing.foreign import check_timeout
 from roundscope.emu.whole_files import read_whole
-from roundscope.experiments.errors import StorageError, bad, one_line, printable
-from roundscope.experiments.kernels.adapters import ADAPTERS, OF_FILES, kernel, plain_name
-from roundscope.experiments.kernels.claims import CLAIMS
-from roundscope.experiments.report.progress import bar
-from roundscope.experiments.report.terminal import plain
-from roundscope.experiments.results.folder import write_json
-from roundscope.experiments.results.machine import device, has_gpu, versions
-from roundscope.experiments.results.tables import RESTORE, json_of
 from roundscope.experiments.studies.catalogue import KERNELS
 from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.study import Figure, Outcome, Study, Table
@@ -37,7 +29,15 @@ from roundscope.experiments.studies.kernels.measure import (
     measured,
     twin_outputs,
 )
-from roundscope.experiments.sweep.running.pool import local
+from roundscope.tools.errors import StorageError, bad, one_line, printable
+from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
+from roundscope.tools.identify.claims import CLAIMS
+from roundscope.tools.report.progress import bar
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.folder import write_json
+from roundscope.tools.results.machine import device, has_gpu, versions
+from roundscope.tools.results.tables import RESTORE, json_of
+from roundscope.tools.sweep.running.pool import local
 
 Rows = Sequence[Row]
 RECORD = "measured.json"

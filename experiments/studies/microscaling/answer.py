@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roundscope.experiments.report.wording import listed
 from roundscope.experiments.studies.framework.counts import diverged, signs
 from roundscope.experiments.studies.microscaling.conditions import FROZEN, Scale
 from roundscope.experiments.studies.microscaling.found import Found, limit_ratio
@@ -11,6 +10,7 @@ from roundscope.experiments.studies.microscaling.launches import Runs
 from roundscope.experiments.studies.microscaling.outcomes import Effect, Outcome, outcomes
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import paired
+from roundscope.tools.report.wording import listed
 
 LIKELY = {
     "agrees": "more than chance",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean, ratio
 from roundscope.experiments.studies.framework.verdicts import (
     LARGER,
@@ -26,6 +25,7 @@ from roundscope.experiments.studies.microscaling.launches import Runs
 from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.experiments.train.student.results import measures
 from roundscope.experiments.train.student.sites import Site
+from roundscope.tools.results.run import Run
 
 FIGURE = "epsilon"
 NEAR_TWO: Range = (1.5, 2.5)

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.counts import diverged
 from roundscope.experiments.studies.framework.figures.series import (
     CALM,
@@ -32,6 +31,7 @@ from roundscope.experiments.studies.microscaling.outcomes import Effect, outcome
 from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.results import measures
+from roundscope.tools.results.run import Run
 
 COLOUR = {
     Effect.AVERTED: CALM,

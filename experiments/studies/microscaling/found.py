@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, ratio
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.student import whole
@@ -18,6 +17,7 @@ from roundscope.experiments.studies.microscaling.conditions import (
 from roundscope.experiments.studies.microscaling.launches import Runs, at_rate, epsilon, starts
 from roundscope.experiments.studies.microscaling.outcomes import Parted
 from roundscope.experiments.train.student.arms import Arm
+from roundscope.tools.results.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

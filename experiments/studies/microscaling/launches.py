@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import student
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Progress
@@ -24,6 +23,7 @@ from roundscope.experiments.studies.microscaling.conditions import (
 )
 from roundscope.experiments.train.student.arms import EXACT, Arm, groups
 from roundscope.experiments.train.student.config import Config
+from roundscope.tools.results.run import Run
 
 Runs = Sequence[Run[Arm]]
 

@@ -14,12 +14,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.counts import LEVEL, at_least
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 from roundscope.experiments.studies.microscaling.conditions import SHAM
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.tools.results.run import Run
 
 Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm -> run
 

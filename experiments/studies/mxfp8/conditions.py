@@ -6,13 +6,13 @@ launch by launch.
 
 from dataclasses import dataclass, replace
 
-from roundscope.experiments.results.run import key_of
 from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm as TrainArm
 from roundscope.experiments.train.settings import Settings
 from roundscope.experiments.train.student.arms import Arm, groups
 from roundscope.experiments.train.student.config import Config as Proxy
+from roundscope.tools.results.run import key_of
 
 # attention stays FP32 (the paper keeps it in BF16 or more); products in FP32 where an arm does not
 # say otherwise

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import student
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.study import Launch, Progress
@@ -28,6 +27,7 @@ from roundscope.experiments.train.divergence import followed
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import EVERY, blocks, drawing
+from roundscope.tools.results.run import Run
 
 
 def planned(scale: Scale, store: Store) -> list[Launch]:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, mean, ratio
 from roundscope.experiments.studies.framework.store import Store
 from roundscope.experiments.studies.framework.student import stored
 from roundscope.experiments.studies.mxfp8.conditions import Scale, Trial, key, proxy_arms, trials
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.results import before
+from roundscope.tools.results.run import Run
 
 Runs = Sequence[Run[Any]]
 Place = tuple[float, str]  # peak rate, arm

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import command, student
 from roundscope.experiments.studies.framework.counts import times
 from roundscope.experiments.studies.framework.store import Store
@@ -19,6 +18,7 @@ from roundscope.experiments.train.student.arms import EXACT, Arm, groups
 from roundscope.experiments.train.student.follow import RULE
 from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.results import lone, of_arms, over
+from roundscope.tools.results.run import Run
 
 Runs = Sequence[Run[Arm]]
 FIGURES = (

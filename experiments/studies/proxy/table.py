@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.counts import times
 from roundscope.experiments.studies.framework.study import Table
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.results import before, measured, of_arms, over
+from roundscope.tools.results.run import Run
 
 Runs = Sequence[Run[Arm]]
 NOTES = (

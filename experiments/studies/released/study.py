@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import training
 from roundscope.experiments.studies.framework.counts import counted, diverged, signs, times
 from roundscope.experiments.studies.framework.figures.series import INK, SHARE, canvas
@@ -37,6 +36,7 @@ from roundscope.experiments.studies.released.conditions import (
     config_of,
 )
 from roundscope.experiments.train.settings import Arm
+from roundscope.tools.results.run import Run
 
 QUESTION = "Which rows of arXiv 2510.04212 stand on the arithmetic that its training runs?"
 Runs = list[Run[Condition]]

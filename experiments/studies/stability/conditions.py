@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from roundscope.attention.sites import OF_KERNELS, Site
 from roundscope.experiments.studies.stability.emulations import BASELINE, FORMATS, Point, at
 from roundscope.experiments.studies.stability.scale import REAL, Scale
-from roundscope.experiments.sweep.conditions.cell import Cell, Value
+from roundscope.tools.sweep.conditions.cell import Cell, Value
 
 # diffuse attention; sums that grow; one key that dominates from the first tile
 FAMILIES = ("gaussian", "one-signed-v", "sink")
@@ -146,7 +146,7 @@ def cells(scale: Scale, engine: str) -> dict[str, list[Cell]]:
 
 def repeated(point: Mapping[str, Value], scale: Scale, engine: str) -> list[Cell]:
     """Return a point with its seeds; real tensors have one draw."""
-    from roundscope.experiments.sweep.conditions.condition import cell_of
+    from roundscope.tools.sweep.conditions.condition import cell_of
 
     seeds = 1 if point["input"] == REAL else scale.repeats(int(point["T"]))
     return [cell_of({**point, "engine": engine, "seed": seed}) for seed in range(seeds)]

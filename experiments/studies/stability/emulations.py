@@ -4,7 +4,7 @@ It does not say where its re-implementation rounds, so there are several emulati
 """
 
 from roundscope.experiments.studies.stability.scale import REAL
-from roundscope.experiments.sweep.conditions.cell import Value
+from roundscope.tools.sweep.conditions.cell import Value
 
 Point = dict[str, Value]
 FORMATS = ("bf16", "fp16", "fp32", "fp64")

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from roundscope.experiments.report.progress import bar
-from roundscope.experiments.results.machine import device, versions
 from roundscope.experiments.studies.framework.study import Outcome
 from roundscope.experiments.studies.stability.drift import run as trainings
 from roundscope.experiments.studies.stability.drift import store as kept
 from roundscope.experiments.studies.stability.drift.trainings import Training
 from roundscope.experiments.studies.stability.results import Results, read
-from roundscope.experiments.sweep.conditions.cell import Cell
-from roundscope.experiments.sweep.running import progress as sweep_progress
-from roundscope.experiments.sweep.running import run as sweep
-from roundscope.experiments.sweep.storage.store import writing
+from roundscope.tools.report.progress import bar
+from roundscope.tools.results.machine import device, versions
+from roundscope.tools.sweep.conditions.cell import Cell
+from roundscope.tools.sweep.running import progress as sweep_progress
+from roundscope.tools.sweep.running import run as sweep
+from roundscope.tools.sweep.storage.store import writing
 
 FILE = "golden"  # .sqlite
 Came = tuple[Outcome, Results | None]

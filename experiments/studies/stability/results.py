@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.results.tables import quoted
 from roundscope.experiments.studies.stability.drift.trainings import Drifts
 from roundscope.experiments.studies.stability.emulations import Point
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Value
+from roundscope.tools.results.tables import quoted
+from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value
 
 Row = Mapping[str, Any]
 Place = tuple[tuple[str, Value | None], ...]
@@ -76,7 +76,7 @@ class Results:
 
 def read(path: Path, keys: set[str]) -> Results:
     """Return the results of the cells with these keys."""
-    from roundscope.experiments.sweep.storage.store import read_cells, read_sites
+    from roundscope.tools.sweep.storage.store import read_cells, read_sites
 
     return gathered(read_cells(path, keys), read_sites(path, keys))
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from roundscope.experiments.errors import bad
 from roundscope.experiments.studies.catalogue import GOLDEN
 from roundscope.experiments.studies.framework.study import Study
 from roundscope.experiments.studies.stability.claims import judged
@@ -13,7 +12,8 @@ from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import FULL, QUICK, Scale
 from roundscope.experiments.studies.stability.tables import tables
 from roundscope.experiments.studies.stability.words import CAUTION, EMULATIONS, RULES, answer
-from roundscope.experiments.sweep.conditions.values import ENGINES
+from roundscope.tools.errors import bad
+from roundscope.tools.sweep.conditions.values import ENGINES
 
 
 def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:

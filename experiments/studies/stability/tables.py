@@ -11,7 +11,7 @@ from roundscope.experiments.studies.framework.verdicts import interval
 from roundscope.experiments.studies.stability.conditions import EVENTS, GROUPS, narrow
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import Scale
-from roundscope.experiments.sweep.conditions.cell import Cell
+from roundscope.tools.sweep.conditions.cell import Cell
 
 EXACT = 1e-12  # a relative error below this is due to binary64
 Cells = Mapping[str, Sequence[Cell]]  # study -> its cells

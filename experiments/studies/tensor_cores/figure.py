@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.experiments.studies.tensor_cores.sums import MODELS, POSITIVE, SIGNED, Point
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
 
 def picture(points: Sequence[Point]) -> Figure:

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot
-from roundscope.experiments.report.progress import bar
-from roundscope.experiments.report.terminal import console, print_json
+from roundscope.tools.report.progress import bar
+from roundscope.tools.report.terminal import console, print_json
 
 TERMS = 64
 # M and u: FP16 and every wider type has both; UNIT times TERMS is below half an ulp of MASK in

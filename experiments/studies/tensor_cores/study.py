@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.report.progress import bar
-from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.studies.catalogue import ACCUMULATORS
 from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.estimates import Estimate
@@ -25,6 +23,8 @@ from roundscope.experiments.studies.tensor_cores.sums import (
     Point,
     measured,
 )
+from roundscope.tools.report.progress import bar
+from roundscope.tools.report.terminal import plain
 
 Points = Sequence[Point]
 CAPTION = (

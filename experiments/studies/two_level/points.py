@@ -13,7 +13,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.studies.framework.errors import gain, relative_error
-from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.layers import read_layers, sample_path
 
 KEYS = (1024, 4096, 16384)
 QUERIES, WIDTH = 64, 128

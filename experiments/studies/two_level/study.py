@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure as Picture
 
-from roundscope.experiments.report.terminal import plain
 from roundscope.experiments.studies.catalogue import TWO_LEVEL
 from roundscope.experiments.studies.framework.estimates import Estimate, factor, mean, ratio
 from roundscope.experiments.studies.framework.figures.series import (
@@ -40,6 +39,7 @@ from roundscope.experiments.studies.two_level.points import (
     measured,
     plans,
 )
+from roundscope.tools.report.terminal import plain
 
 Points = Sequence[Point]
 SLIGHTLY: Range = (1.0, 1.25)

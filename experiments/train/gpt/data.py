@@ -19,8 +19,8 @@ import numpy as np
 
 from roundscope.emu.backends.kept import cache_folder, writing_fails
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.run import prepare
+from roundscope.tools.errors import UsageError, bad
 
 TRAIN, VAL = 0, 1
 LONGEST = 16  # of a run of 'repeat'

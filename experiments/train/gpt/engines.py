@@ -13,11 +13,11 @@ from jax import Array
 
 from roundscope.attention import Plan
 from roundscope.attention.plans.traced import is_stochastic
-from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import CUDNN, PALLAS, XLA, Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.offset import Wrongs
 from roundscope.experiments.train.gpt.plans import Fixed, Plans
+from roundscope.tools.errors import UsageError, bad
 
 TILES = (16, 32, 64, 128)  # larger ones have more threads, or shared memory, than a GPU
 

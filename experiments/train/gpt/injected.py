@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.formats.format import unknown
-from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import OFFSET, Change, changes_of, places
 from roundscope.experiments.train.gpt.offset import KINDS, Wrong, Wrongs, readable
 from roundscope.experiments.train.gpt.plans import Plans
+from roundscope.tools.errors import UsageError, bad
 
 ALL = "all"
 LARGEST = float(np.finfo(np.float32).max)

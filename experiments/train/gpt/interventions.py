@@ -29,11 +29,11 @@ from typing import Any
 from roundscope.attention.grammar import changes as grammar
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.plans.plan import Plan
-from roundscope.experiments.errors import UsageError, bad
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix, is_linear
 from roundscope.experiments.train.gpt.plans import Plans, base, native
 from roundscope.experiments.train.mx.formats import MX, Written, matrices_of, written
+from roundscope.tools.errors import UsageError, bad
 
 OFFSET = "offset"  # the one change that is no edit of a plan
 

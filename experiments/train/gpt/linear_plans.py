@@ -13,7 +13,6 @@ import jax
 import numpy as np
 
 from roundscope.emu.roundings.modes import BINARY32, rounding
-from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import Change, changes_of, layers_of
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES
@@ -28,6 +27,7 @@ from roundscope.experiments.train.mx.formats import (
 )
 from roundscope.experiments.train.mx.linear import How
 from roundscope.experiments.train.mx.sites import GROUPS, Site
+from roundscope.tools.errors import bad
 
 
 @jax.tree_util.register_dataclass

@@ -16,8 +16,8 @@ import numpy as np
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, head_plans, structure
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import JAX, Config
+from roundscope.tools.errors import bad
 
 Plans = tuple[tuple[Plan, ...], ...]  # of each layer, of each head
 # plans as data: one table of all layers, or, where structures differ, one for each layer

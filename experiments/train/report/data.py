@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.errors import StorageError, bad
-from roundscope.experiments.results.tables import RESTORE, json_of
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.config import NEWER
 from roundscope.experiments.train.settings import TYPES
+from roundscope.tools.errors import StorageError, bad
+from roundscope.tools.results.tables import RESTORE, json_of
 
 ARMS = {"arms": [{"name": str, "lr": float, "seed": int}]}  # of the JSON in `runs`
 CONFIG = {name: object for name in TYPES if name not in NEWER}

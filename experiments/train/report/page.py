@@ -7,15 +7,15 @@ from html import escape
 from pathlib import Path
 
 from roundscope.attention.models.alarm import LOOKS
-from roundscope.experiments.report.page import document, figure, folded, grid, verdict
-from roundscope.experiments.report.wording import listed
-from roundscope.experiments.results.folder import write_page
 from roundscope.experiments.train import record
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.report import pictures
 from roundscope.experiments.train.report.data import Arm, Training, training
 from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
+from roundscope.tools.report.page import document, figure, folded, grid, verdict
+from roundscope.tools.report.wording import listed
+from roundscope.tools.results.folder import write_page
 
 LISTED = 200  # alarms in the table
 SAID = 4  # arms that a sentence names

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.report.pictures import COLOURS, INK, QUIET, UP, canvas
 from roundscope.experiments.train.report.data import Arm, Training
+from roundscope.tools.report.pictures import COLOURS, INK, QUIET, UP, canvas
 
 MARKS = {"spike": "^", "rise": "D", "stay": "D", "growth": "s", "not finite": "X", "drift": "o"}
 COLUMNS, MOST = 3, 12  # panels in a row, and of one picture

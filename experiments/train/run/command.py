@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.report.terminal import console, print_json
-from roundscope.experiments.signals import SIGNALLED, stopping
 from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.signals import SIGNALLED, stopping
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     The arguments are those of `roundscope train --help`. Raises UsageError before anything is
     written, StorageError for a disk or a folder that cannot be used now.
     """
-    from roundscope.experiments.compile_cache import keep_compilations
+    from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
     if resume is None:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from roundscope.experiments.report.progress import SECONDS, every, left
-from roundscope.experiments.report.terminal import console
 from roundscope.experiments.train.run.training import View
+from roundscope.tools.report.progress import SECONDS, every, left
+from roundscope.tools.report.terminal import console
 
 MOST = 20  # arms that are shown
 

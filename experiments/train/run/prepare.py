@@ -13,7 +13,7 @@ import numpy as np
 
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.emu.whole_files import read_whole, write_whole
-from roundscope.experiments.errors import bad
+from roundscope.tools.errors import bad
 
 SHAPE = {"train": COUNT, "val": COUNT, "sha256": str}  # of meta.json
 LARGE = 1 << 28  # bytes of tokens that take a second to read
@@ -26,7 +26,7 @@ def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     paths: files, and folders of which all files are taken.
     out: a folder that has no train.bin, or that of the same text, which a killed run leaves too.
     """
-    from roundscope.experiments.report.terminal import console, print_json
+    from roundscope.tools.report.terminal import console, print_json
 
     files, skipped = texts(paths)
     documents = [(str(f), f.read_bytes()) for f in files]

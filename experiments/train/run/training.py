@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.report.progress import Pace
 from roundscope.experiments.train import checkpoint, optimiser
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.groups import groups, together
@@ -23,6 +22,7 @@ from roundscope.experiments.train.run import observe
 from roundscope.experiments.train.run.drift import watches_of
 from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Alarm
+from roundscope.tools.report.progress import Pace
 
 LONG = 100  # steps that gain more than a step with its plan as part of it takes to compile
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from roundscope.experiments.errors import UsageError, bad
-from roundscope.experiments.results.run import key_of
 from roundscope.experiments.train.mx import linear
 from roundscope.experiments.train.mx.linear import How
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan, plan_of
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.results.run import key_of
 
 EXACT = "fp32"
 # pairs of (step, text): the text holds from this step on, after all texts of earlier steps

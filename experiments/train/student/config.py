@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from roundscope.experiments.errors import bad
 from roundscope.experiments.train.config import Config as Optimiser
+from roundscope.tools.errors import bad
 
 PHI = ("relu", "gelu", "swiglu")
 

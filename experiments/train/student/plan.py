@@ -24,7 +24,6 @@ import numpy as np
 from roundscope.attention.grammar.changes import Change, changes
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.emu.roundings.modes import BINARY32
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.mx.formats import (
     Formats,
     as_formats,
@@ -36,6 +35,7 @@ from roundscope.experiments.train.mx.formats import (
 )
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.sites import MATRICES, Matrix, Site
+from roundscope.tools.errors import UsageError
 
 __all__ = ["Plan", "kept", "plan_of", "sites_named"]
 

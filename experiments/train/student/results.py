@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.student.arms import EXACT, Arm
+from roundscope.tools.results.run import Run
 
 Result = Run[Arm]  # what came of one arm
 Measures = Sequence[tuple[int, Mapping[str, float]]]

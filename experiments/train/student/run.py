@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.divergence import Follow, followed
 from roundscope.experiments.train.loop import EVERY, blocks
 from roundscope.experiments.train.state import pick
@@ -21,6 +20,7 @@ from roundscope.experiments.train.student.follow import DOUBLING
 from roundscope.experiments.train.student.measure import measure
 from roundscope.experiments.train.student.plan import plan_of
 from roundscope.experiments.train.student.results import Result
+from roundscope.tools.results.run import Run
 
 Progress = Callable[[int], None]  # steps done
 

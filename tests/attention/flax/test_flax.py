@@ -11,9 +11,9 @@ from flax import linen, nnx
 
 from roundscope import Plan, attend
 from roundscope.attention.flax.layers import attention_layers
-from roundscope.experiments.tensors.layers import read_layers
 from roundscope.flax import attention_fn, tap, use
 from roundscope.jax import capture, corrected, watch
+from roundscope.tools.tensors.layers import read_layers
 from tests.attention.flax.transformer import Transformer, loss, step, tokens
 
 TOKENS = tokens()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from roundscope.experiments.tensors.layers import read_layers
 from roundscope.jax import capture, tap
+from roundscope.tools.tensors.layers import read_layers
 from tests.attention.jax import exact
 
 Q, K, V, W = np.random.default_rng(0).standard_normal((4, 2, 8, 4, 8))

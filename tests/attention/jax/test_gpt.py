@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from roundscope import Plan, attend
-from roundscope.experiments.tensors.layers import read_layers
 from roundscope.jax import capture, watch
+from roundscope.tools.tensors.layers import read_layers
 from tests.attention.jax import gpt
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, gpt.VOCABULARY, (2, 17)))

@@ -8,8 +8,8 @@ import pytest
 
 from roundscope.attention import Plan
 from roundscope.attention.testing.families import FAMILIES, draw
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, Cell
-from roundscope.experiments.sweep.conditions.inputs import draw as draw_cell
+from roundscope.tools.sweep.conditions.cell import DEFAULTS, Cell
+from roundscope.tools.sweep.conditions.inputs import draw as draw_cell
 
 ROLES = ("q", "k", "v", "do")
 families = pytest.mark.parametrize("family", FAMILIES)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from roundscope.experiments.sweep.conditions import sources
-from roundscope.experiments.tensors.files import TYPES
+from roundscope.tools.sweep.conditions import sources
+from roundscope.tools.tensors.files import TYPES
 from tests.checks.hostile.results import POOL
 from tests.checks.hostile.scene import run, scene, tidy
 from tests.checks.hostile.verdict import ALL, Asked, Verdict, fault_of_message

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import typer
 
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.sweep.conditions.cell import DEFAULTS, OPTIONAL
+from roundscope.tools.sweep.conditions.cell import DEFAULTS, OPTIONAL
 from tests.checks.hostile.scene import Answer, run, scene, tidy
 from tests.checks.hostile.verdict import ALL, Asked, Verdict, fault_of_message
 

@@ -4,7 +4,7 @@ from tests.checks.mutants.faults import Fault
 
 ERRORS = ("tests/attention/testing/test_errors.py",)
 EDGES = ("tests/attention/testing/test_edges_of_kernels.py",)
-CHECK = ("tests/experiments/check/test_check.py",)
+CHECK = ("tests/tools/check/test_check.py",)
 CASTS = ("tests/emu/testing/casts/test_cast_blocks.py",)
 HEADLINES = ("tests/emu/testing/casts/test_headlines.py",)
 
@@ -32,7 +32,7 @@ FAULTS = (
         name="extremes-in-causal-calls-alone",
         kind="verdict",
         imitates="The second kind of calls is asked about no edges with extreme scores.",
-        file="experiments/check/run.py",
+        file="tools/check/run.py",
         old="            dtype=asked.dtype,\n        ):\n",
         new="            dtype=asked.dtype,\n"
         "            names=('one token',) if is_further else None,\n        ):\n",

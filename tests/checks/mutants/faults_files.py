@@ -3,9 +3,9 @@
 from tests.checks.mutants.faults import Fault
 
 ALIGNMENT = ("tests/attention/test_alignment.py",)
-FILES = ("tests/experiments/tensors/test_types.py",)
+FILES = ("tests/tools/tensors/test_types.py",)
 LOOPS = "attention/tiles/loops.py"
-SCALES = "experiments/tensors/scales.py"
+SCALES = "tools/tensors/scales.py"
 
 OF_ALIGNMENT = (
     Fault(
@@ -87,7 +87,7 @@ OF_FILES = (
         name="high-nibble-first",
         kind="types of files",
         imitates="The two FP4 numbers of a byte are read in the wrong order.",
-        file="experiments/tensors/files.py",
+        file="tools/tensors/files.py",
         old="np.stack([data & 15, data >> 4], axis=-1)",
         new="np.stack([data >> 4, data & 15], axis=-1)",
         tests=FILES,
@@ -96,7 +96,7 @@ OF_FILES = (
         name="none-is-not-given",
         kind="what overrules a file",
         imitates="0 on the command line counts as not given, so that the file's window stays.",
-        file="experiments/tensors/layers.py",
+        file="tools/tensors/layers.py",
         old="for n, x in given.items() if x is not None}",
         new="for n, x in given.items() if x}",
         tests=FILES,

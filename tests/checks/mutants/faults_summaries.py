@@ -4,7 +4,7 @@ from tests.checks.mutants.faults import Fault
 
 COMPARISON = ("tests/emu/test_comparison.py", "tests/attention/budget/test_origin.py")
 ORIGIN = ("tests/attention/budget/test_origin.py",)
-TRACE = ("tests/experiments/trace/test_infinite_and_nan.py",)
+TRACE = ("tests/tools/trace/test_infinite_and_nan.py",)
 
 FAULTS = (
     Fault(
@@ -61,16 +61,16 @@ FAULTS = (
         name="delta-of-nan-is-exact",
         kind="not finite",
         imitates="NaN of delta counts as an error of 0, so that delta equals that of exact.",
-        file="experiments/trace/analysis/consequences.py",
+        file="tools/trace/analysis/consequences.py",
         old="    d = deviations(delta, other)",
         new="    d = np.nan_to_num(deviations(delta, other), posinf=0.0)",
-        tests=("tests/experiments/trace/test_statistics.py", *TRACE),
+        tests=("tests/tools/trace/test_statistics.py", *TRACE),
     ),
     Fault(
         name="green-box-over-nan",
         kind="not finite",
         imitates="The page of an output that is NaN opens with a green box.",
-        file="experiments/trace/report.py",
+        file="tools/trace/report.py",
         old="any(s.biased_results or s.not_finite is not None for s in summaries)",
         new="any(s.biased_results for s in summaries)",
         tests=TRACE,
@@ -79,7 +79,7 @@ FAULTS = (
         name="sinks-not-looked-at",
         kind="not finite",
         imitates="NaN in the sinks of a file is not counted among the inputs.",
-        file="experiments/tensors/layers.py",
+        file="tools/tensors/layers.py",
         old="    if sinks is not None:  # a sink of -inf is none",
         new="    if sinks is not None and not name:",
         tests=TRACE,

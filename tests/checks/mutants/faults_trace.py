@@ -2,7 +2,7 @@
 
 from tests.checks.mutants.faults import Fault
 
-BIAS = ("tests/experiments/trace/test_both_tests.py",)
+BIAS = ("tests/tools/trace/test_both_tests.py",)
 COUNTED = ("tests/attention/trace/test_traces.py",)
 
 FAULTS = (
@@ -10,7 +10,7 @@ FAULTS = (
         name="tested-up-and-down-only",
         kind="bias of events",
         imitates="Truncation of numbers of both signs has a mean error of nothing: not biased.",
-        file="experiments/trace/analysis/bias.py",
+        file="tools/trace/analysis/bias.py",
         old="return self.signed.is_biased or self.away.is_biased",
         new="return self.signed.is_biased",
         tests=BIAS,
@@ -28,7 +28,7 @@ FAULTS = (
         name="no-event-beside-a-biased-result",
         kind="bias of events",
         imitates="A page says that no event is biased, and that the output is too short.",
-        file="experiments/trace/words.py",
+        file="tools/trace/words.py",
         old="    if s.biased_results:\n        return (",
         new="    if not s.rounding:\n        return (",
         tests=BIAS,
@@ -37,7 +37,7 @@ FAULTS = (
         name="one-test-in-the-threshold",
         kind="bias of events",
         imitates="Every event is tested twice, and the threshold counts it once.",
-        file="experiments/trace/summary.py",
+        file="tools/trace/summary.py",
         old="analysis.threshold(2 * sum(",
         new="analysis.threshold(sum(",
         tests=BIAS,

@@ -4,13 +4,13 @@ import pytest
 
 from roundscope.attention import Plan, Site
 from roundscope.emu.blocks.format import block_format
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.sweep.conditions.plans import plan_of
-from roundscope.experiments.sweep.conditions.values import typed
-from roundscope.experiments.trace.options import changed
-from roundscope.experiments.trace.words import plan_changes
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.tools.errors import UsageError
+from roundscope.tools.sweep.conditions.plans import plan_of
+from roundscope.tools.sweep.conditions.values import typed
+from roundscope.tools.trace.options import changed
+from roundscope.tools.trace.words import plan_changes
 
 SMALL = Config(layers=2, heads=2, width=32, context=32, batch=8, plan="fa2-bf16")
 

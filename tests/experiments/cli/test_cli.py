@@ -13,9 +13,9 @@ from typer.main import get_command
 from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.experiments.cli.main import app
-from roundscope.experiments.look import doctor, explain_view
-from roundscope.experiments.look import sites as sites_view
-from roundscope.experiments.report import terminal as output
+from roundscope.tools.look import doctor, explain_view
+from roundscope.tools.look import sites as sites_view
+from roundscope.tools.report import terminal as output
 from tests.checks import killed
 
 ROOT = Path(__file__).parents[3]
@@ -286,7 +286,7 @@ def test_doctor(run):
 
 def test_doctor_fails_if_the_rule_is_wrong(run, monkeypatch):
     from roundscope.emu.backends.numba import rounding as kernels
-    from roundscope.experiments.look import probes, self_check
+    from roundscope.tools.look import probes, self_check
 
     monkeypatch.setattr(probes, "PROBES", ())
     monkeypatch.setattr(self_check, "JUDGES", {"bf16": self_check.JUDGES["bf16"]})
@@ -296,7 +296,7 @@ def test_doctor_fails_if_the_rule_is_wrong(run, monkeypatch):
 
 
 def test_a_probe_that_cannot_run_is_reported(run, monkeypatch):
-    from roundscope.experiments.look import probes, self_check
+    from roundscope.tools.look import probes, self_check
 
     def odd_one():
         raise RuntimeError("no such device")

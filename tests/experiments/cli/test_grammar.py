@@ -18,12 +18,9 @@ from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import NAMED
 from roundscope.emu.roundings.modes import BINARY32, Overflow, RoundingMode
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import scale
 from roundscope.experiments.studies.proxy.conditions import asked as study
-from roundscope.experiments.sweep.conditions.axes import points, spec_of
-from roundscope.experiments.sweep.conditions.condition import cell_of
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.linear_plans import formats_of
@@ -33,7 +30,10 @@ from roundscope.experiments.train.settings import settings
 from roundscope.experiments.train.student.arms import arm_of
 from roundscope.experiments.train.student.config import Config as Student
 from roundscope.experiments.train.student.plan import plan_of
-from tests.experiments.trace.inputs import asked
+from roundscope.tools.errors import UsageError
+from roundscope.tools.sweep.conditions.axes import points, spec_of
+from roundscope.tools.sweep.conditions.condition import cell_of
+from tests.tools.trace.inputs import asked
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "grammar.md"
 PRESET = "qiu-yao"

@@ -71,7 +71,7 @@ def test_pictures_are_ours_whatever_the_settings_of_matplotlib(tmp_path):
     code = (
         "from roundscope.experiments.cli import main; main.main = lambda: None\n"
         "from roundscope.__main__ import process; process()\n"
-        "import roundscope.experiments.report.pictures\n"
+        "import roundscope.tools.report.pictures\n"
         "import matplotlib; print(matplotlib.rcParams['text.usetex'])"
     )
     options = {"cwd": tmp_path, "env": ENV | {"MPLBACKEND": "bogus"}}

@@ -9,7 +9,7 @@ from roundscope.attention import Plan
 from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.experiments.diagnose.command import _request
 from roundscope.experiments.diagnose.tensors.measured import Subject, measure
-from roundscope.experiments.tensors.layers import Layer
+from roundscope.tools.tensors.layers import Layer
 
 
 @cache

@@ -12,7 +12,7 @@ from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, res
 from roundscope.experiments.diagnose.tensors.accounts import SITES_OF, accounts, head_events
 from roundscope.experiments.diagnose.tensors.changes import changes, production_order, stochastic
 from roundscope.experiments.diagnose.tensors.measured import Subject, measure
-from roundscope.experiments.trace.options import Request
+from roundscope.tools.trace.options import Request
 from tests.experiments.diagnose.inputs import layer
 
 MX = preset("mxfp8-attention")

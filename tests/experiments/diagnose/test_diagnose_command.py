@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from roundscope.attention.models.capture_file import Captured, write_captures
-from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.layers import read_layers, sample_path
 from tests.experiments.diagnose.inputs import layer
 
 

@@ -25,7 +25,7 @@ from roundscope.experiments.diagnose.student.case import case
 from roundscope.experiments.diagnose.student.run import diagnose
 from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.student.sites import Site
-from tests.experiments.databases import database
+from tests.tools.databases import database
 
 WORDS = ["depth=2", "width=32", "ratio=1", "batch=32", "steps=26", "lr=1e-4"]
 QUIET = "site=X,W -> mxfp8_e4m3"

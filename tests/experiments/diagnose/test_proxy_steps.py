@@ -26,7 +26,6 @@ from roundscope.experiments.diagnose.student.units import (
     units_of,
     words,
 )
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.mxfp8.conditions import Trial
 from roundscope.experiments.train.student import begins, model, step
@@ -36,7 +35,8 @@ from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.plan import kept, plan_of
 from roundscope.experiments.train.student.run import fresh
 from roundscope.experiments.train.student.sites import GROUPS, INDEX, Site
-from tests.experiments.databases import database
+from roundscope.tools.results.run import Run
+from tests.tools.databases import database
 
 TINY = Config(depth=1, width=32, ratio=1, batch=32, steps=20, lr=1e-3, min_lr=1e-3, phi="swiglu")
 LOW = "site=W,X_W -> mxfp4; site=G_X -> bf16"

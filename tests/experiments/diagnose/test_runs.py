@@ -26,11 +26,11 @@ from roundscope.experiments.diagnose.replay.fate import Trial
 from roundscope.experiments.diagnose.replay.start import Cause, replayed
 from roundscope.experiments.diagnose.tensors.carrier import carrier
 from roundscope.experiments.diagnose.tensors.measured import measure
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.state import arm
+from roundscope.tools.errors import UsageError
 
 pytestmark = pytest.mark.thorough  # minutes of training and replays
 

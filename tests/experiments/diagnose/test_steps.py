@@ -19,7 +19,7 @@ from roundscope.experiments.diagnose.tensors.coherence import coherence, flips
 from roundscope.experiments.diagnose.tensors.measured import exact_twin, one_head
 from roundscope.experiments.diagnose.tensors.origin import origin
 from roundscope.experiments.diagnose.tensors.repairs import repair
-from roundscope.experiments.tensors.layers import Layer
+from roundscope.tools.tensors.layers import Layer
 from tests.experiments.diagnose.inputs import layer, measured, narrowed
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from roundscope.experiments.look import studies as view
+from roundscope.experiments.studies import listing as view
 from roundscope.experiments.studies import reproduce
 from roundscope.experiments.studies.catalogue import (
     ALARM,

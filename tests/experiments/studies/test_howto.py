@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import command, training
 from roundscope.experiments.studies.framework.verdicts import Word
+from roundscope.tools.results.run import Run
 
 PAGE = Path(__file__).parents[3] / "docs" / "howto" / "study.md"
 

@@ -18,7 +18,7 @@ from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.microscaling import study as su
 from roundscope.experiments.studies.mxfp8 import study as mxfp8
 from roundscope.experiments.studies.stability.scale import FULL as GOLDEN
-from tests.experiments.databases import database
+from tests.tools.databases import database
 
 RUNS = Path(__file__).parents[3] / "docs" / "runs"
 

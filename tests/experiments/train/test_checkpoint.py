@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from roundscope.experiments.errors import StorageError, UsageError
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.settings import plain
+from roundscope.tools.errors import StorageError, UsageError
 from tests.checks.hostile.verdict import fault_of_message
 
 CONFIG = Config(layers=1, heads=1, width=4, context=4, vocab=8, mlp_ratio=1)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.gpt import data
 from roundscope.experiments.train.run import prepare
+from roundscope.tools.errors import UsageError
 
 
 def config(**changes):

@@ -12,13 +12,13 @@ import pytest
 
 from roundscope.attention.engines.kernels import engine as pallas_engine
 from roundscope.attention.plans.traced import HeadPlans
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import devices, groups
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.parts import InParts
 from roundscope.experiments.train.settings import settings
+from roundscope.tools.errors import UsageError
 from tests.checks.engines import bits
 
 CONFIG = Config(

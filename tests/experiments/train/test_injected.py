@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import checkpoint, groups, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import injected, monitor, offset, step
@@ -19,6 +18,7 @@ from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
 from roundscope.experiments.train.gpt.plans import by_arm, uniform
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.errors import UsageError
 
 # of all that is trained here: one executable, of two arms with a batch each
 CONFIG = Config(

@@ -5,10 +5,10 @@ import pytest
 
 from roundscope.attention import DeltaFrom, Site
 from roundscope.emu.sums.accumulator import Order
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import changes_of, plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer
+from roundscope.tools.errors import UsageError
 
 CONFIG = Config(layers=3, heads=4, width=16)
 

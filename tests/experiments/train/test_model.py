@@ -13,10 +13,10 @@ import pytest
 from roundscope.attention import Plan, Site
 from roundscope.attention.plans.traced import HeadPlans, head_plans, reseeded
 from roundscope.emu.backends.xla.traced import FIELDS
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, plans
 from roundscope.experiments.train.gpt.linear import linear
+from roundscope.tools.errors import UsageError
 
 TINY = Config(
     layers=2,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from roundscope.attention import DeltaFrom
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, pairs, plans
+from roundscope.tools.errors import UsageError
 
 pytestmark = pytest.mark.thorough  # minutes of training and replays
 

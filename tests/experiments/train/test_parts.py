@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import devices, groups, origins, state
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, step
 from roundscope.experiments.train.parts import InParts, total
 from roundscope.experiments.train.settings import settings
 from roundscope.experiments.train.step import compiled, updated
+from roundscope.tools.errors import UsageError
 
 # one number of each part; added from left to right they make 1, by halves 0
 NUMBERS = np.float32([1e8, 1.0, -1e8, 1.0])

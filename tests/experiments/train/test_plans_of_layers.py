@@ -10,12 +10,12 @@ import pytest
 
 from roundscope.attention import Plan
 from roundscope.attention.plans.traced import HeadPlans
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import groups
 from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.loop import replayed
 from roundscope.experiments.train.settings import settings
+from roundscope.tools.errors import UsageError
 from tests.experiments.train.two_layers import CONFIG, MIXED, same, tokens_of, trained
 
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.train import record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.report import data, page, pictures
 from roundscope.experiments.train.run import observe
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Alarm
+from roundscope.tools.errors import UsageError
 
 NAMES = ["calm/0", "calm/1", "<low>/0"]
 CONFIG = Config(

@@ -19,7 +19,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.run import live
 from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
-from tests.experiments.databases import database
+from tests.tools.databases import database
 
 SIZES = {
     "layers": 1,

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from roundscope.experiments.report.pictures import canvas
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import FULL, QUICK
 from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic, most_ties, of
@@ -17,6 +15,8 @@ from roundscope.experiments.studies.framework.figures.survival import decades, s
 from roundscope.experiments.studies.framework.verdicts import interval, number
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
+from roundscope.tools.report.pictures import canvas
+from roundscope.tools.results.run import Run
 
 QUESTION = "Does an error biased along V kill where noise of the same size does not?"
 KINDS = {  # kind -> name in cases, color and marker

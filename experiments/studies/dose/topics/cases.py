@@ -10,8 +10,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose, with_exact
 from roundscope.experiments.studies.dose.results import Results, growth, ties
 from roundscope.experiments.studies.dose.scale import OWN, steps_of
@@ -21,6 +19,8 @@ from roundscope.experiments.studies.framework.verdicts import interval
 from roundscope.experiments.studies.framework.words import pairs
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import typed
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
 
 HEADS = (
     "group",

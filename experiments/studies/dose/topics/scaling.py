@@ -10,12 +10,12 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from roundscope.attention.sites import Site
-from roundscope.experiments.report.pictures import INK, canvas
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.scale import FULL, MOST_BITS, QUICK, ZERO
 from roundscope.experiments.studies.dose.topics.cases import Case, Found, Topic
 from roundscope.experiments.studies.framework.verdicts import number
 from roundscope.experiments.train.config import Config
+from roundscope.tools.report.pictures import INK, canvas
 
 QUESTION = "With what does the threshold of toward zero scale?"
 CAPTION = (

@@ -4,11 +4,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.experiments.report.pictures import INK, QUIET, canvas
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose.arms import Dose
 from roundscope.experiments.studies.dose.topics.cases import Case, Found
 from roundscope.experiments.studies.framework.figures.series import CALM, LETHAL
+from roundscope.tools.report.pictures import INK, QUIET, canvas
+from roundscope.tools.results.run import Run
 
 ROW = 0.27
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.claims.judging import (
     explodes_word,
     repair,
@@ -22,6 +21,7 @@ from roundscope.experiments.studies.failure.drift import drift
 from roundscope.experiments.studies.failure.results import Own, Results, middle
 from roundscope.experiments.studies.framework.counts import diverged, times
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+from roundscope.tools.results.run import Run
 
 CONTROL, OURS = "control", "ours"
 BOOTSTRAPS = 1000

@@ -6,11 +6,11 @@ As many heads chosen at random are compared with them.
 import random
 from collections.abc import Sequence
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.conditions.cases import PATH, Case
 from roundscope.experiments.studies.failure.conditions.rows import Row
 from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial, of_row
+from roundscope.tools.results.run import Run
 
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
 SETS = 4  # the number of random sets of heads for each seed

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from roundscope.experiments.results.run import key_of
 from roundscope.experiments.studies.failure.conditions.cases import Case
 from roundscope.experiments.studies.failure.conditions.rows import Row, rows
 from roundscope.experiments.studies.failure.conditions.scale import Scale
@@ -15,6 +14,7 @@ from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.gpt.interventions import described, plans_of
 from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.results.run import key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

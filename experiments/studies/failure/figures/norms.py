@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.conditions.rows import FAILS, FP32
 from roundscope.experiments.studies.failure.conditions.trials import Trial
 from roundscope.experiments.studies.failure.results import Results
 from roundscope.experiments.studies.framework.figures.series import CALM, INK, LETHAL, QUIET, canvas
+from roundscope.tools.results.run import Run
 
 
 def norms(r: Results) -> Figure:

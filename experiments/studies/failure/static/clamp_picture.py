@@ -6,10 +6,10 @@ It also shows where tied rows are.
 import numpy as np
 from matplotlib.figure import Figure
 
-from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, QUIET, UP, canvas
 from roundscope.experiments.studies.failure.static.clamp import LIMIT, left_of
 from roundscope.experiments.studies.failure.static.released import released, softmax
 from roundscope.experiments.studies.failure.static.shifts import BETAS, WINDOW, Tied
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, UP, canvas
 
 ROWS, BUCKET = 32, 16
 SHIFTS = np.arange(2.0, 41.0, 2.0)

@@ -2,7 +2,6 @@
 
 from matplotlib.figure import Figure
 
-from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.experiments.studies.failure.static.closed import DRAWS, FORMATS, SEEDS, Line
 from roundscope.experiments.studies.framework.verdicts import (
     Verdict,
@@ -11,6 +10,7 @@ from roundscope.experiments.studies.framework.verdicts import (
     judge,
     together,
 )
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
 FIGURE = "Claim 3"
 NEAR = 0.03  # ulps: a mean within this of the formula counts as equal to it

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 
 from roundscope.attention import Plan, attend
 from roundscope.emu.api import round_to, ulp_of
-from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.experiments.studies.failure.static.closed_claims import FIGURE
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
 PLANS = {"qiu-yao": "rounded, then divided", "fa2-bf16": "divided, then rounded"}
 TIMES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)  # values of c

@@ -17,13 +17,13 @@ from roundscope.emu.formats.format import format_named
 from roundscope.experiments.studies.failure.static.clamp import FIGURE, LIMIT
 from roundscope.experiments.studies.failure.static.released import GAP
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
-from roundscope.experiments.tensors.layers import read_layers, sample_path
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.tensors.layers import read_layers, sample_path
 
 WINDOW = format_named("bf16").tie_window
 BETAS = (2.0, 7.0)

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from roundscope.attention import DeltaFrom, Plan, Record, Site, examine
-from roundscope.experiments.report.pictures import COLOURS, INK, canvas
 from roundscope.experiments.studies.framework.estimates import Estimate, factor
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval
-from roundscope.experiments.tensors.layers import Layer, read_layers, sample_path
+from roundscope.tools.report.pictures import COLOURS, INK, canvas
+from roundscope.tools.tensors.layers import Layer, read_layers, sample_path
 
 FIGURE = "rows 5, 6"
 PLANS = {

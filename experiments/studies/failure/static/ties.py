@@ -18,7 +18,7 @@ from roundscope.emu.api import ulp_of
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.studies.failure.static.closed import FORMATS
 from roundscope.experiments.studies.framework.estimates import Estimate, mean
-from roundscope.experiments.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.layers import read_layers, sample_path
 
 SAMPLE, CONSTRUCTED = "MiniLM", ("sink", "repeated-maximum")
 SCORES = {"BF16": (), "FP32": (Site.S, Site.SCALED, Site.M, Site.X)}

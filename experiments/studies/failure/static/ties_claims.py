@@ -5,7 +5,6 @@ import math
 import numpy as np
 from matplotlib.figure import Figure
 
-from roundscope.experiments.report.pictures import COLOURS, INK, MARKERS, QUIET, canvas
 from roundscope.experiments.studies.failure.static.closed import FORMATS
 from roundscope.experiments.studies.failure.static.ties import (
     CONSTRUCTED,
@@ -19,6 +18,7 @@ from roundscope.experiments.studies.failure.static.ties import (
 )
 from roundscope.experiments.studies.framework.estimates import Estimate
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, canvas
 
 FIGURE = "Alg. 1, ties"
 Found = dict[tuple[str, str, str], Ties]

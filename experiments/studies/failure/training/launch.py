@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.conditions.scale import Scale
 from roundscope.experiments.studies.failure.conditions.trials import Trial, settings_of
 from roundscope.experiments.studies.failure.training.rest import Rest
@@ -18,6 +17,7 @@ from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import blocks, drawing
+from roundscope.tools.results.run import Run
 
 Progress = Callable[[int], None]  # steps done
 # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
-from roundscope.experiments.report.pictures import BAND, COLOURS, INK, MARKERS, QUIET, canvas
 from roundscope.experiments.studies.framework.estimates import Estimate, Values, factor, mean
+from roundscope.tools.report.pictures import BAND, COLOURS, INK, MARKERS, QUIET, canvas
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
 # from none over some to all runs diverged

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.counts import Time, time_of
+from roundscope.tools.results.run import Run
 
 
 def decades(ax: Axes) -> None:

@@ -16,7 +16,7 @@ from roundscope.experiments.studies.framework.verdicts import (
 from roundscope.experiments.studies.stability.emulations import Point, at
 from roundscope.experiments.studies.stability.results import Results, query
 from roundscope.experiments.studies.stability.scale import Scale
-from roundscope.experiments.sweep.measuring.metrics import METRICS
+from roundscope.tools.sweep.measuring.metrics import METRICS
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from roundscope.experiments.studies.stability.drift.trainings import Apart, Drifts, Training
-from roundscope.experiments.sweep.storage.store import Store, reading
+from roundscope.tools.sweep.storage.store import Store, reading
 
 NUMBERS = ("max_difference", "wasserstein", "loss", "gap")
 MADE = f"""CREATE TABLE IF NOT EXISTS drift (

@@ -5,8 +5,8 @@ Here is also the caption on seeds.
 
 from typing import Any
 
-from roundscope.experiments.report.pictures import MARKERS
 from roundscope.experiments.studies.framework.figures.series import COLOURS
+from roundscope.tools.report.pictures import MARKERS
 
 SEEDS = "Faint dots: seeds; markers and bars: mean and 95 % t interval over seeds."
 STYLED = ("ops:bf16", "sums:bf16", "fa2-bf16", "qiu-yao", "one-signed-v", "sink", "sample:layer4")

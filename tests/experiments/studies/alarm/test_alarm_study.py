@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.alarm import conditions as c
 from roundscope.experiments.studies.alarm import study as s
 from roundscope.experiments.studies.alarm.alarms import (
@@ -25,6 +24,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.results.run import Run
 
 RECORD = Path(__file__).parents[4] / "docs" / "runs" / "alarm.sqlite"
 CASE = c.Case(part=c.TEST, preset=c.FLASH, name="made up")

@@ -12,8 +12,6 @@ import pytest
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose import arms, claims, pictures, results, run, words
 from roundscope.experiments.studies.dose import scale as scales
 from roundscope.experiments.studies.framework.counts import time_of
@@ -22,7 +20,9 @@ from roundscope.experiments.studies.framework.verdicts import Word
 from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
-from tests.experiments.databases import database
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
+from tests.tools.databases import database
 
 EVEN, ZERO, RANDOM = RoundingMode.TIES_TO_EVEN, RoundingMode.TOWARD_ZERO, RoundingMode.STOCHASTIC
 OUTWARD = RoundingMode.AWAY_FROM_ZERO

@@ -13,8 +13,6 @@ import pytest
 from roundscope.attention import Record, Site, examine
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.dose import arms, results, run, ties
 from roundscope.experiments.studies.dose import scale as scales
 from roundscope.experiments.studies.dose import study as topics
@@ -25,6 +23,8 @@ from roundscope.experiments.studies.framework.words import NAMED
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer, uniform
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
 from tests.checks.engines import normal
 
 CURVE = ((0, math.nan, 1.0), (25, 1.0, 2.0))

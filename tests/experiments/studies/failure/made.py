@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.failure.conditions.scale import FULL
 from roundscope.experiments.studies.failure.conditions.trials import Entry, Trial
 from roundscope.experiments.studies.failure.results import Results
+from roundscope.tools.results.run import Run
 
 
 def run(

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies import reproduce
 from roundscope.experiments.studies.failure import table
 from roundscope.experiments.studies.failure.claims.controls import split
@@ -39,8 +37,10 @@ from roundscope.experiments.studies.framework.command import INTERRUPTED
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.study import Static
 from roundscope.experiments.train.config import Config
-from tests.experiments.databases import database
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
 from tests.experiments.studies.failure.made import gathered, run
+from tests.tools.databases import database
 
 RECORD = Path(__file__).parents[4] / "docs" / "runs" / "qiu-yao.sqlite"
 

@@ -202,7 +202,7 @@ def test_rows_of_ds_sum_to_the_identity():
     """rowsum(dS) = sum(P dP) - delta rowsum(P): with P dP for delta it is delta (1 - rowsum P), and
     CENTRED leaves 0.
     """
-    from roundscope.experiments.tensors.layers import read_layers, sample_path
+    from roundscope.tools.tensors.layers import read_layers, sample_path
 
     layer = read_layers(sample_path())[0]
     seen = {

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roundscope.experiments.report.pictures import png
 from roundscope.experiments.studies.failure.static import clamp as static_clamp
 from roundscope.experiments.studies.failure.static import closed as static_closed
 from roundscope.experiments.studies.failure.static import shifts as static_shifts
 from roundscope.experiments.studies.failure.static import sums as static_sums
 from roundscope.experiments.studies.failure.static import table as static
 from roundscope.experiments.studies.failure.static import ties as static_ties
+from roundscope.tools.report.pictures import png
 
 
 @pytest.mark.thorough

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from roundscope.experiments.errors import UsageError
 from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.study import Outcome, Study, Table
 from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+from roundscope.tools.errors import UsageError
 
 WHOLE = Outcome(launches=3, there=3, ran=2, devices=["a device"])
 VERDICT = Verdict(

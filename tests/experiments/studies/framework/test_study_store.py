@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.store import opened
-from tests.experiments.databases import database
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
+from tests.tools.databases import database
 
 RUNS = Path(__file__).parents[4] / "docs" / "runs"
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import training
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.train import record
@@ -14,6 +13,7 @@ from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.run import training as loop
 from roundscope.experiments.train.run.training import Beginning
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.results.run import Run
 
 TINY = Config(
     layers=1,

@@ -2,9 +2,9 @@
 
 import math
 
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.sites import Site
+from roundscope.tools.results.run import Run
 
 STEPS = 1000
 

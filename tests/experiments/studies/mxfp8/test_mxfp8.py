@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from roundscope import emu
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework import command
 from roundscope.experiments.studies.framework.loop import measure
 from roundscope.experiments.studies.framework.store import opened
@@ -43,6 +41,8 @@ from roundscope.experiments.train.gpt.linear_plans import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
 from roundscope.experiments.train.mx.sites import INDEX
 from roundscope.experiments.train.student.arms import Arm
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
 
 SEEDS = (0, 1, 2, 3, 4)
 SCALE = replace(QUICK, rates=(1e-3,), seeds=SEEDS, proxy_rates=(0.1,), proxy_seeds=SEEDS)

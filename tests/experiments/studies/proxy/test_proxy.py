@@ -14,8 +14,6 @@ import pytest
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.errors import UsageError
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.proxy.conditions import asked
 from roundscope.experiments.studies.proxy.study import answer
 from roundscope.experiments.train.student import begins, run
@@ -27,6 +25,8 @@ from roundscope.experiments.train.student.plan import plan_of
 from roundscope.experiments.train.student.presets import UNCHANGED, interventions
 from roundscope.experiments.train.student.results import lone
 from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Site
+from roundscope.tools.errors import UsageError
+from roundscope.tools.results.run import Run
 
 TINY = Config(depth=1, width=32, ratio=1, batch=32, steps=6, lr=1e-2, min_lr=1e-2)
 WORDS = ["depth=1", "width=32", "ratio=1", "batch=32", "steps=6", "lr=1e-2"]

@@ -10,13 +10,13 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.emu.roundings.modes import BF16, BINARY32
-from roundscope.experiments.results.run import Run
 from roundscope.experiments.studies.framework.loop import missing
 from roundscope.experiments.studies.framework.store import opened
 from roundscope.experiments.studies.framework.verdicts import Word
 from roundscope.experiments.studies.released import conditions as c
 from roundscope.experiments.studies.released import study as s
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.tools.results.run import Run
 
 RECORD = Path(__file__).parents[4] / "docs" / "runs" / "released.sqlite"
 

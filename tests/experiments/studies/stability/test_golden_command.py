@@ -10,11 +10,11 @@ from roundscope.experiments.studies.stability.conditions import biased, cells, n
 from roundscope.experiments.studies.stability.drift import run as trainings
 from roundscope.experiments.studies.stability.emulations import at
 from roundscope.experiments.studies.stability.results import DERIVED, query, read
-from roundscope.experiments.sweep.conditions.cell import Result
-from roundscope.experiments.sweep.running import run as loop
-from roundscope.experiments.sweep.running.run import Outcome
-from tests.experiments.databases import database
+from roundscope.tools.sweep.conditions.cell import Result
+from roundscope.tools.sweep.running import run as loop
+from roundscope.tools.sweep.running.run import Outcome
 from tests.experiments.studies.stability.synthetic import TINY, straight
+from tests.tools.databases import database
 
 MODELS = len(TINY.training.versions) * TINY.training.seeds
 

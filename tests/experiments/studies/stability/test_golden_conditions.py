@@ -6,9 +6,9 @@ from roundscope.experiments.studies.stability.conditions import EVENTS, STUDIES,
 from roundscope.experiments.studies.stability.emulations import FORMATS, emulation
 from roundscope.experiments.studies.stability.results import place_of
 from roundscope.experiments.studies.stability.scale import FULL, QUICK, REAL
-from roundscope.experiments.sweep.conditions.condition import cell_of
-from roundscope.experiments.sweep.measuring.measure import group
-from roundscope.experiments.sweep.running.dry_run import work
+from roundscope.tools.sweep.conditions.condition import cell_of
+from roundscope.tools.sweep.measuring.measure import group
+from roundscope.tools.sweep.running.dry_run import work
 
 UNIT = 4 * 256 * 256 * 64  # a cell of N = 4, T = 256, H = 64
 

@@ -25,9 +25,9 @@ from roundscope.experiments.studies.stability.drift.weights import distances
 from roundscope.experiments.studies.stability.figures.drift import drift
 from roundscope.experiments.studies.stability.results import Results
 from roundscope.experiments.studies.stability.scale import FULL, QUICK
-from roundscope.experiments.sweep.storage.store import writing
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.groups import plans_at
+from roundscope.tools.sweep.storage.store import writing
 from tests.experiments.studies.stability.synthetic import TINY, straight
 
 YES, NO, OPEN = Word.AGREES, Word.CONTRADICTS, Word.UNDECIDED

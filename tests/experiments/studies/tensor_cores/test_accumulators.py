@@ -8,9 +8,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from roundscope.experiments.bench import dot as bench_dot
 from roundscope.experiments.cli import main as cli
 from roundscope.experiments.studies.tensor_cores import study, sums
+from roundscope.tools.bench import dot as bench_dot
 
 
 @pytest.fixture

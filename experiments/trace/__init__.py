@@ -1,4 +1,0 @@
-"""`roundscope trace`: a layer's tensors in; bias tests, a table, pictures and report.html out.
-
-Many conditions at once are in `experiments.sweep`; the trace itself is `attention.trace`.
-"""

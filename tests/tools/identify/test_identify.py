@@ -1,0 +1,345 @@
+"""identify: twins, planted changes of one event, and faults that no rounding explains are told
+apart; bad input is one line.
+"""
+
+import json
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from roundscope.attention import Plan, examine
+from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.emu.sums.tensor_cores import tensor_core
+from roundscope.tools.identify.identify import Kind, identify
+from roundscope.tools.identify.search import MOST
+from roundscope.tools.tensors.files import open_tensors
+from roundscope.tools.tensors.layers import read_layers, sample_path
+from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head
+
+TOKENS = 128
+SCALE = 32**-0.5
+
+
+@cache
+def crop():
+    """Tokens of one head of the shipped tensors."""
+    [layer] = read_layers(sample_path(), layer="layer4")
+    parts = {
+        n: np.ascontiguousarray(getattr(layer, n)[:1, :TOKENS, :1]) for n in ("q", "k", "v", "do")
+    }
+    return Inputs(**parts, scale=SCALE, is_causal=False)
+
+
+def returned(plan, x=None, block_k=TOKENS, **options):
+    """Return the outputs of an emulated kernel with that plan: out alone, without gradients."""
+    x = x or crop()
+    options = {"scale": x.scale, **options}
+    got = examine(
+        x.q,
+        x.k,
+        x.v,
+        plan=plan,
+        block_q=TOKENS,
+        block_k=block_k,
+        record=None,
+        engine="numpy",
+        **options,
+    )
+    return Outputs(out=got.out)
+
+
+def of(outputs, x=None, budget=MOST):
+    return identify(x or crop(), outputs, lambda text: None, budget)
+
+
+def plans(found):
+    """Every plan that gives these numbers."""
+    return {found.plan, *found.ties}
+
+
+def on_tf32(plan, *changes):
+    """A fused plan with P V on tensor cores that read any P of at most 11 bits."""
+    return plan.adding("PV", tensor_core("hopper", "tf32")).changed(*changes)
+
+
+@pytest.mark.parametrize("name", ["cudnn", "eager"])
+def test_a_twin_is_named(name):
+    """So few tokens may not tell it from another, which is then named beside it."""
+    found = of(returned(TWINS[name].plan))
+    assert found.kind is Kind.SAME and name in plans(found) and found.parts["out"].near.equal == 1.0
+    assert found.verdict.startswith(f"These are the numbers of {found.plan}: all 4,096") and all(
+        t in found.verdict for t in found.ties
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "name"),
+    [
+        (TWINS["cudnn"].plan.changed("X=bf16"), "cudnn with X=bf16"),
+        (TWINS["cudnn"].plan.changed("OUT=fp32"), "cudnn with OUT=fp32"),
+        pytest.param(
+            on_tf32(TWINS["cudnn"].plan, "P=fp16"),
+            "cudnn with P=fp16 PV.sum=hopper:tf32",
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            TWINS["eager"].plan.changed("OUT=fp32", "PV=fp32"),
+            "eager with PV=fp32 OUT=fp32",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["X-in-bf16", "OUT-not-cast", "P-in-fp16", "eager-OUT-not-cast"],
+)
+def test_a_planted_event_is_named(plan, name):
+    """One event of a twin changed, or a cast dropped; where that needs another sum, the sum is
+    named beside it.
+    """
+    found = of(returned(plan))
+    assert found.kind is Kind.SAME and name in plans(found), found.verdict
+
+
+def test_key_tiles_are_found():
+    """A twin on tiles of another size than its own."""
+    found = of(returned(TWINS["cudnn"].plan, block_k=32))
+    assert (found.kind, found.best.block_k) == (Kind.SAME, 32)
+    assert any("key tiles of 32" in what for what, _ in found.forward.changes)
+
+
+@pytest.mark.parametrize("fault", ["scale", "key"])
+def test_what_is_no_rounding_is_said_so(fault):
+    """Another scale, and a key that is left out."""
+    plan = TWINS["cudnn"].plan
+    outputs = (
+        returned(plan, scale=1 / 32)
+        if fault == "scale"
+        else returned(plan, mask=np.arange(TOKENS) != TOKENS - 1)
+    )
+    found = of(outputs, budget=200)
+    words = "scale = 1/32" if fault == "scale" else "the last key is missing"
+    assert found.kind is Kind.MEANING and found.verdict.startswith(f"Explained if {words}: ")
+    assert "Then: These are the numbers of " in found.verdict
+
+
+def test_numbers_that_are_not_finite_are_counted():
+    outputs = returned(TWINS["cudnn"].plan)
+    outputs.out[0, :64] = np.nan
+    found = of(outputs, budget=0)
+    assert found.kind is Kind.NO_ROUNDING
+    assert found.verdict.startswith("2,048 of 4,096 numbers of out are NaN, first at batch entry 0")
+    assert "2,048 numbers of out are not finite where" in found.verdict
+    assert found.errors.kernel == found.errors.between == np.inf
+
+
+def test_half_precision():
+    """A kernel of FP16, given FP16: the same structures in that format."""
+    x = crop()
+    narrow = {
+        n: getattr(x, n).astype(np.float16).astype(np.float32) * np.float32(1 + 2**-10)
+        for n in ("q", "k", "v", "do")
+    }
+    x = Inputs(
+        **{n: a.astype(np.float16).astype(np.float32) for n, a in narrow.items()},
+        scale=SCALE,
+        is_causal=False,
+    )
+    plan = Plan.preset("fa2-bf16").changed(
+        "Q=fp16", "K=fp16", "V=fp16", "DO=fp16", "P=fp16", "OUT=fp16"
+    )
+    found = of(returned(plan, x), x)
+    assert found.parts["out"].near.equal > 0.95 and found.best.plan["P"].format.name == "fp16"
+
+
+def stored(kernel, mode="full"):
+    with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+        return {n: file[f"layer4/{mode}/{n}"] for n in ("out", "dq", "dk", "dv")}
+
+
+KNOWN = {
+    "sdpa-cudnn": "cudnn",
+    "pallas": "pallas-mha",
+    "sdpa-flash-few": "fa2-split",
+    "sdpa-flash": "fa2",
+    "sdpa-math": "sdpa-math",
+    "sdpa-efficient": "sdpa-efficient",
+    "flex": "flex",
+    "eager": "eager",
+    "jax-xla": "jax-xla",
+    "released-eager-512": "qiu-yao-eager",
+    "released-compiled-512": "qiu-yao-compiled",
+    "released-compiled-256": "qiu-yao-compiled",
+    "triton-tutorial": "triton-tutorial",
+    "flex-served": "flex",
+    "gemma2": "eager",
+    "gpt-oss": "gpt-oss",
+}
+OFTEN = ("sdpa-cudnn", "pallas", "gpt-oss")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        pytest.param(k, n, marks=[] if k in OFTEN else pytest.mark.thorough, id=k)
+        for k, n in KNOWN.items()
+    ],
+)
+def test_a_real_kernel_is_known(kernel, name):
+    """A kernel that is named after another whose forward is the same, or by a row of changes."""
+    found = of(
+        Outputs(**stored(kernel, "causal")),
+        of_one_head(inputs("layer4", causal=True, kernel=kernel)),
+    )
+    assert (found.kind, found.base, found.words) == (Kind.SAME, name, [])
+    assert found.parts["out"].near.equal == 1.0 and all(
+        p.near.equal > 0.9998 for p in found.parts.values()
+    )
+
+
+def test_the_backward_of_another_kernel_is_found():
+    """A backward that is not the forward's own, as of code that calls two kernels: an error, or the
+    forward's, which is not it.
+    """
+    x = crop()
+    plan = TWINS["fa2"].plan.changed(
+        "gradient_scale=register", "query_order=ascending", "exponent_again=after"
+    )
+    got = examine(
+        x.q,
+        x.k,
+        x.v,
+        x.do,
+        plan=plan,
+        block_q=TOKENS,
+        block_k=TOKENS,
+        scale=x.scale,
+        record=None,
+        engine="numpy",
+    )
+    found = of(Outputs(out=got.out, dq=got.dq, dk=got.dk, dv=got.dv))
+    assert found.kind is Kind.SAME
+    assert {n: part.near.equal for n, part in found.parts.items()} == dict.fromkeys(
+        ("out", "dq", "dk", "dv"), 1.0
+    )
+
+
+def test_the_plans_of_the_backward_are_limited():
+    """With no plan at all it says so."""
+    outputs = Outputs(**stored("sdpa-cudnn"))
+    outputs.dq[:] *= 2
+    found = identify(
+        of_one_head(inputs("layer4", causal=False)), outputs, lambda text: None, budget=0
+    )
+    assert (
+        found.backward.stopped
+        and any("search of the backward ended after" in note for note in found.notes)
+        and found.kind is Kind.SAME
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a file of a call and returns its path."""
+
+    def write(arrays=None, kind="safetensors", **about):
+        x = crop()
+        arrays = (
+            {"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["cudnn"].plan).out}
+            if arrays is None
+            else arrays
+        )
+        about = {"layout": "BTNH", "scale": repr(SCALE), "is_causal": "false", **about}
+        about = {n: text for n, text in about.items() if text is not None}
+        path = tmp_path / f"mine.{kind}"
+        if kind == "npz":
+            np.savez(path, **arrays, **about)
+        else:
+            save_file(
+                {n: np.ascontiguousarray(a.astype(ml_dtypes.bfloat16)) for n, a in arrays.items()},
+                path,
+                about,
+            )
+        return path
+
+    return write
+
+
+@pytest.fixture
+def run(roundscope, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: roundscope("identify", *words)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "npz"])
+def test_the_command(run, file, tmp_path, kind):
+    code, out, err = run(file(kind=kind))
+    assert code == 0, err
+    assert out.startswith(
+        "These are the numbers of fa2: all 4,096 numbers of out are equal. fa2-split, cudnn,"
+        " pallas-mha"
+    ) and "structures tried on the last rows, nearest first" in " ".join(out.split())
+    data = json.loads((tmp_path / "identify-mine" / "identify.json").read_text())
+    assert (data["verdict"], data["plan"], data["equal"]) == (
+        "same",
+        "fa2",
+        {"out": 1.0},
+    ) and "cudnn" in data["ties"]
+
+
+def test_another_call_has_a_folder_of_its_own(run, file, tmp_path):
+    code, out, _ = run(file(), "--json")
+    assert code == 0 and "cudnn" in json.loads(out)["ties"]
+    assert run(file())[0] == 0 and not (tmp_path / "identify-mine-2").exists()
+    x = crop()
+    file({"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["eager"].plan).out})
+    code, out, _ = run(tmp_path / "mine.safetensors")
+    assert "numbers of eager" in out and (tmp_path / "identify-mine-2" / "identify.json").exists()
+
+
+def test_bad_input_is_one_line(run, file, tmp_path):
+    """Each names the argument, its value and the repair."""
+    x = crop()
+    out = returned(TWINS["cudnn"].plan).out
+    good = {"q": x.q, "k": x.k, "v": x.v, "out": out}
+
+    def said(*words):
+        return _refused(*run(*words))
+
+    assert "did you mean 'sdpa-cudnn'?" in said("sdpa-cudn")
+    assert "no such file" in said("there/is/none.safetensors")
+    assert "not_there" in said("not_there:attention")
+    assert "no out, what the kernel returned; it has k, q, v" in said(
+        file({n: a for n, a in good.items() if n != "out"})
+    )
+    assert "no v; it has" in said(file({n: a for n, a in good.items() if n != "v"}))
+    assert "tensor out (1, 64, 1, 32): must be (1, 128, 1, 32)" in said(
+        file({**good, "out": out[:, :64]})
+    )
+    assert "has dq, but no do" in said(file({**good, "dq": x.q}))
+    assert "give --causal or --full" in said(file(is_causal=None))
+    assert "metadata is_causal 'perhaps'" in said(file(is_causal="perhaps"))
+    assert "give --layout" in said(file(layout=None))
+    assert "--scale 'nan'" in said(file(), "--scale", "nan")
+    assert "--window 1.5: write how many keys" in said(file(), "--window", "1.5")
+    assert "--softcap '-1'" in said(file(), "--softcap", "-1")
+    assert "--head 1: there are 1 key heads" in said(file(), "--head", "1")
+    assert "--layout 'BTNH': is for a file" in said("jax-xla", "--layout", "BTNH")
+    assert "--budget 45: counts plans, and no longer seconds" in said(file(), "--budget", "45")
+    taken = tmp_path / "taken"
+    taken.touch()
+    assert "is a file; name a folder" in said(file(), "--out", taken)
+
+
+def _refused(code, out, err):
+    assert (code, out) == (2, "") and err.startswith("roundscope: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_a_library_that_is_not_there(run, monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("roundscope.tools.identify.reading.kernel", missing)
+    assert "KERNEL 'flex': needs torch, which is not installed here" in _refused(*run("flex"))

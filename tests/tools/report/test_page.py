@@ -1,0 +1,197 @@
+"""Pieces of pages: tables, openings, sections, and pictures that are part of the page."""
+
+import re
+from contextlib import nullcontext
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roundscope.tools.report.page import (
+    CONTENTS,
+    CSS,
+    SECTIONS,
+    document,
+    figure,
+    folded,
+    grid,
+    verdict,
+)
+from roundscope.tools.report.pictures import (
+    DENSE,
+    DOWN,
+    INK,
+    TOGETHER,
+    UP,
+    bars,
+    canvas,
+    hover,
+    png,
+    svg,
+    texts,
+)
+
+
+def test_long_cells_break_and_short_ones_do_not():
+    """Columns that are cut off at the width of the page, and lost in print."""
+    long = "diverges where FP32 on the same rows does not, in nine runs of twelve"
+    html = grid(["claim", "runs"], [[long, "9 of 12"]])
+    assert f"<td class=text>{long}" in html and "<td>9 of 12" in html
+    assert re.search(r"td\.text\{[^}]*white-space:normal", CSS)
+    assert re.search(r"@media print\{[^@]*td\{white-space:normal\}", CSS)
+
+
+def test_bars_of_one_artist_look_like_those_of_many():
+    x, heights = np.arange(5) / 40, np.array([0.0, 0.3, 1.0, 0.2, 0.1])
+    colours = [UP, UP, DOWN, DOWN, INK]
+    one, axes = canvas(2.0)
+    bars(axes[0, 0], x, heights, 1 / 40, facecolors=colours, alpha=0.85)
+    many, axes = canvas(2.0)
+    axes[0, 0].bar(x, heights, 1 / 40, color=colours, alpha=0.85)
+    assert png(one) == png(many)
+
+
+def test_opening_has_the_answer_the_number_and_a_command_that_a_click_marks():
+    html = verdict("OUT < exact.", "relative rms error 2e-3", "roundscope trace x --set P=fp32")
+    assert html.index("OUT &lt; exact.") < html.index("2e-3") < html.index("<code>roundscope")
+    assert re.search(r"\.next code\{[^}]*user-select:all", CSS)
+    assert "class=next" not in verdict("Nothing.") and "class=number" not in verdict("Nothing.")
+    assert "class='verdict bad'" in verdict("It failed.", mood="bad")
+
+
+def test_titles_are_escaped_and_what_is_folded_is_there():
+    assert folded("a < b", "<p>c</p>") == ("<details><summary>a &lt; b</summary><p>c</p></details>")
+
+
+def test_many_sections_get_a_table_of_contents_whose_links_lead_somewhere():
+    titles = [*(f"Part {n}" for n in range(SECTIONS - 1)), "Part 0"]
+    html = document("t", CONTENTS + "".join(f"<h2>{t}</h2>" for t in titles))
+    assert re.findall(r"<a href=#([^>]+)>", html) == re.findall(r"<h2 id=([^>]+)>", html)
+    assert len(set(re.findall(r"<h2 id=([^>]+)>", html))) == SECTIONS
+    assert "<nav>" not in document("t", CONTENTS + "<h2>One</h2>")
+
+
+def test_a_page_fits_phones_and_dark_systems():
+    html = document("t", "")
+    assert "<meta name=viewport" in html and "prefers-color-scheme:dark" in html
+    # every color is a variable, which has a dark twin
+    rules = CSS.split("*{box-sizing", 1)[1]
+    assert not re.search(r"#[0-9a-f]{3,6}\b", rules)
+    light, dark = (
+        set(re.findall(r"(--\w+):", block)) for block in CSS.split("*{", 1)[0].split("@media")
+    )
+    assert light == dark == set(re.findall(r"var\((--\w+)\)", CSS))
+
+
+def _drawn(points=5, marker=""):
+    drawing, axes = canvas(2.0)
+    axes[0, 0].plot(np.arange(points) % 7, color=INK, marker=marker)
+    hover(axes[0, 0].bar([0], [1], color=UP)[0], 'a < "b"')
+    return drawing
+
+
+@pytest.mark.pictures
+def test_a_picture_is_the_same_each_time_and_its_own_on_a_page():
+    one, again, other = svg(_drawn(), "x"), svg(_drawn(), "x"), svg(_drawn(6), "x")
+    assert one == again
+    ids = [set(re.findall(r' id="([^"]+)"', text)) for text in (one, other)]
+    assert ids[0] and not ids[0] & ids[1]
+    for text, own in zip((one, other), ids, strict=True):
+        assert set(re.findall(r'(?:url\(#|href="#)([^)"]+)', text)) == own
+
+
+@pytest.mark.pictures
+def test_a_picture_names_itself_and_what_the_pointer_is_on():
+    html = figure("Is a < b?", _drawn(), "caption")
+    assert 'role="img" aria-label="Is a &lt; b?"' in html and "http" not in html
+    assert '<title>a &lt; "b"</title>' in html
+    assert "DejaVu" not in html and "font-family: system-ui" in html
+    HTMLParser().feed(html)
+
+
+@pytest.mark.pictures
+def test_its_paper_is_the_page_and_that_of_a_file_is_white():
+    drawing = _drawn()
+    assert "fill: #ffffff" not in svg(drawing, "x")
+    # the pixel in the corner of the file
+    import io
+
+    from matplotlib.image import imread
+
+    assert imread(io.BytesIO(png(drawing)))[0, 0].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.pictures
+def test_many_marks_are_pixels():
+    assert "<image" in svg(_drawn(DENSE + 1, "o"), "x")
+    assert "<image" not in svg(_drawn(DENSE, "o"), "x")
+    assert "<image" not in svg(_drawn(DENSE + 1), "x")  # a line, of which much cannot be seen
+
+
+@pytest.mark.pictures
+def test_many_artists_of_some_marks_stay_small():
+    """Catches a page of a large sweep whose lines have few enough dots each, and too many in all:
+    a figure of 11 MB, which no browser scrolls.
+    """
+    figure, axes = canvas(2.0)
+    for k in range(30):
+        axes[0, 0].plot(np.arange(1000) + k, np.arange(1000), "o")
+    axes[0, 0].plot([0, 1], [0, 1], "o")
+    text = svg(figure, "x")
+    assert "<image" in text and 2 < text.count("<use") < TOGETHER + 100
+
+
+@pytest.mark.pictures
+def test_a_picture_is_laid_out_as_matplotlib_does(monkeypatch):
+    """A label cut off, or axes of another size, where the figure is not drawn twice."""
+
+    def drawing() -> Any:
+        figure, axes = canvas(3.0, 1, 3)
+        left, middle, right = axes[0]
+        left.plot([1e-4, 1.0, 1e3], [-1.0, 1e-3, 1e2], label="a line")
+        left.set_xscale("log")
+        left.set_yscale("symlog", linthresh=1e-3)
+        left.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0))
+        left.set_title("a title")
+        image = middle.imshow(np.arange(12.0).reshape(3, 4), aspect="auto")
+        middle.set_yticks(range(3), ["a", "a long name", "b"], fontfamily="monospace")
+        figure.colorbar(image, ax=middle).set_label("z")
+        right.plot(np.arange(DENSE + 1), np.arange(DENSE + 1) % 7, "o")
+        right.annotate("beyond", (DENSE, 3.0), xytext=(30, 0), textcoords="offset points")
+        right.set_ylabel("on the right")
+        figure.supxlabel("below all")
+        return figure
+
+    figure = drawing()
+    ours = svg(figure, "x"), svg(figure, "x"), png(figure)
+    monkeypatch.setattr("roundscope.tools.report.pictures._laid_out", _drawn_twice)
+    figure = drawing()
+    theirs = svg(figure, "x"), svg(figure, "x"), png(figure)
+    assert ours == theirs
+
+
+@pytest.mark.pictures
+def test_texts_are_drawn_as_artists_of_their_own() -> None:
+    """Numbers of a map in another place, color, size or order, or in its layout."""
+    cells = [((x, y), f"{x - y:+d}", UP if x > y else INK) for x in range(3) for y in range(2)]
+    how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 6.5}
+
+    def drawn(*, together: bool) -> str:
+        figure, axes = canvas(2.0)
+        axes[0, 0].set_xlim(0, 2)  # the texts of the last column leave the axes
+        if together:
+            texts(axes[0, 0], cells, **how)
+        else:
+            for place, words, color in cells:
+                axes[0, 0].text(*place, words, color=color, in_layout=False, **how)
+        return svg(figure, "x")
+
+    assert drawn(together=True) == drawn(together=False)
+
+
+def _drawn_twice(figure: Any) -> Any:
+    import matplotlib as mpl
+
+    mpl.rcParams["savefig.pad_inches"] = 0.08  # within the caller's context
+    return nullcontext("tight")

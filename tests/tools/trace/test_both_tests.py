@@ -1,0 +1,175 @@
+"""Both tests of bias, of every event: up or down, and away from zero or toward it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from roundscope import Plan, Site
+from roundscope.attention.budget.parts import event_part, repair
+from roundscope.emu.blocks.format import ScaleRule
+from roundscope.emu.roundings.modes import RoundingMode, rounding
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace import data
+from roundscope.tools.trace.analysis.bias import Bias, Lean
+from roundscope.tools.trace.analysis.consequences import Gain
+from roundscope.tools.trace.run import observe
+from roundscope.tools.trace.summary import summarise
+from roundscope.tools.trace.verdict import verdict
+from roundscope.tools.trace.words import sentence, short
+from tests.tools.trace.inputs import asked
+
+PLAN = replace(
+    Plan.preset("fa2-bf16").rounded(
+        dict.fromkeys((Site.Q, Site.K, Site.V, Site.DO), rounding("bf16"))
+    ),
+    name="fa2-bf16 of cast inputs",
+)
+
+
+def layer(seed=0, tokens=64):
+    random = np.random.default_rng(seed)
+    q, k, v, do = (random.standard_normal((1, tokens, 4, 16)).astype("f4") for _ in range(4))
+    return Layer(name="a", q=q, k=k, v=v, do=do)
+
+
+def seen(plan=PLAN, of=None, **changes):
+    request = replace(asked(block_q=32, block_k=16, **changes), plan=plan)
+    return observe(of or layer(), request)
+
+
+def summary(plan=PLAN, of=None, **changes):
+    return summarise(seen(plan, of, **changes))
+
+
+def in_mode(plan, mode, *sites):
+    events = {s: replace(plan[s], mode=mode, seed=n) for n, s in enumerate(sites)}
+    return plan.rounded(events)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return summary()
+
+
+def test_every_truncated_event_is_marked(plain):
+    """A test of up and down alone: numbers of both signs that are cut have a mean error of 0."""
+    names = [e.name for e in plain.rounding]
+    assert len(names) > 20 and {"Q", "P", "X", "OUT", "DS", "DQ_OUT", "DK_OUT"} <= set(names)
+    found = summary(in_mode(PLAN, RoundingMode.TOWARD_ZERO, *(Site[name] for name in names)))
+    marked = {e.name: e for e in found.biased_events}
+    for name in names:
+        away = marked[name].away
+        assert away.is_biased and away.lean.mean < -0.1 * marked[name].share("inexact"), name
+
+
+@pytest.mark.parametrize("name", ["DS", "DQ_OUT"])
+def test_an_event_that_is_truncated_is_named(name):
+    """The same alone, where up and down cancel and nothing else is biased."""
+    found = summary(in_mode(PLAN, RoundingMode.TOWARD_ZERO, Site[name]))
+    assert f"1 is biased: {name} toward zero by 0.5" in sentence(found).replace("0.49", "0.5")
+    (event,) = found.biased_events
+    assert not event.signed.is_biased and event.away.lean.z < -10.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_stochastic_event_is_marked(seed):
+    """A null that is too narrow, or a threshold for half of the tests."""
+    sites = [s for s in Site if not PLAN[s].is_identity]
+    found = summary(in_mode(PLAN, RoundingMode.STOCHASTIC, *sites), layer(seed))
+    assert len(found.rounding) > 20 and not found.biased_events
+    assert found.limit == pytest.approx(norm.isf(0.01 / 2 / (2 * len(found.rounding))))
+
+
+def test_the_mean_away_from_zero_is_that_of_the_events():
+    """Signs of the results, or of other numbers; rows without their tiles."""
+    site = Site.DS
+    observed = seen(record=["events:DS"])
+    found = summarise(observed)
+    before, after = observed.trace.events["DS"]
+    unit = np.exp2(np.floor(np.log2(np.abs(before))) - 7)
+    (event,) = (e for e in found.events if e.name == site)
+    want = ((after - before) / unit * np.sign(before)).sum() / before.size
+    assert event.away.lean.mean == pytest.approx(want, rel=1e-9)
+    written = data.event(event, found)["away_from_zero"]
+    assert written["mean_ulps"] == event.away.lean.mean and written["biased"] is False
+
+
+def test_a_file_of_cut_inputs_reads_as_one_list():
+    """`Q=e4m3fn:toward-zero`, whose output is too short beside "no event is biased"."""
+    found = summary(PLAN.changed("Q=e4m3fn:toward-zero"))
+    assert "1 is biased: Q toward zero by 0.48" in sentence(found)
+    assert short(found).startswith("biased events: Q toward zero by 0.48")
+
+
+def made_up(plain, random):
+    """Return a summary whose tests and gains are drawn, in half of the cases within all limits."""
+    far = random.choice([1.0, 30.0], size=2)
+
+    def bias():
+        z = plain.limit * random.uniform(-0.9, 0.9) * random.choice([1.0, far[0]])
+        lean = Lean(mean=0.1 * z, se=0.1, z=z, null=0.1)
+        return Bias(lean=lean, by_rows=lean, limit=plain.limit)
+
+    def gain():
+        return Gain(mean=random.uniform(-0.9, 0.9) * far[1], se=0.5, limit=2.0)
+
+    events = [replace(e, signed=bias(), away=bias()) for e in plain.events]
+    results = [r if r.gain is None else replace(r, gain=gain()) for r in plain.results]
+    return replace(plain, events=events, results=results)
+
+
+def test_a_biased_result_never_stands_beside_no_event_is_biased(plain):
+    """Two verdicts that disagree, whatever the numbers are."""
+    random, cases = np.random.default_rng(5), set()
+    for _ in range(60):
+        s = made_up(plain, random)
+        text, is_biased = sentence(s), bool(s.biased_results)
+        cases.add((bool(s.biased_events), is_biased))
+        assert ("No event is biased" in text) == (not s.biased_events and not is_biased)
+        for e in s.biased_events[:4]:
+            ways = ("up", "down", "toward zero", "away from zero")
+            assert any(f"{e.name} {way}" in text for way in ways), e.name
+        if is_biased and not s.biased_events:
+            first = s.biased_results[0]
+            way = "long" if first.gain.mean > 0 else "short"
+            assert f"round), but {first.name} is too {way} by" in text
+        alone = sentence(replace(s, events=[]))
+        assert alone.startswith("No event rounds") and is_biased == ("is too " in alone)
+    assert len(cases) == 4
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """A plan whose dS is truncated, with its budget."""
+    return summary(PLAN.changed("DS=bf16:toward-zero"), budget=True)
+
+
+def test_the_budget_names_what_no_test_marks(cut):
+    """An event too small to mark that makes a result too short, and is not named."""
+    assert "DS toward zero" in sentence(cut) and "No test of events" not in sentence(cut)
+    none = Lean(mean=0.0, se=1.0, z=0.0, null=1.0)
+    quiet = Bias(lean=none, by_rows=none, limit=cut.limit)
+    text = sentence(replace(cut, events=[replace(e, signed=quiet, away=quiet) for e in cut.events]))
+    assert text.startswith("No single event is biased beyond chance") and "too short by" in text
+    assert "the error budget names DS (bf16:toward-zero)." in text
+
+
+class TestRepair:
+    def test_a_truncation_becomes_rounding_to_nearest(self, cut):
+        found = verdict(cut)
+        assert found.step == "--set DS=bf16" and "DS rounds without a bias" in found.buys
+
+    def test_blocks_get_a_scale_that_clips_nothing(self):
+        plan = Plan.preset("mxfp8-attention")
+        words = repair(plan, event_part(plan, Site.K))
+        assert "K=mxfp8_e4m3:rceil" in words and "Q=mxfp8_e4m3:rceil" in words
+        for text in words:
+            plan = plan.changed(text)
+        assert plan.event(Site.K).rule is ScaleRule.RCEIL
+        assert repair(plan, event_part(plan, Site.K)) == []
+
+    def test_rounding_to_nearest_needs_none(self):
+        plan = Plan.preset("fa2")
+        assert all(repair(plan, event_part(plan, s)) == [] for s in Site)

@@ -1,0 +1,152 @@
+"""Tracing a layer as its call was: causality, mask, window, softcap and sinks of the file."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from roundscope.attention import examine
+from roundscope.attention.models.capture_file import Captured, write_captures
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.focus import existing
+from roundscope.tools.trace.run import observe
+from roundscope.tools.trace.served import settled, visible
+from roundscope.tools.trace.summary import summarise
+from tests.tools.trace.inputs import asked, tensors
+
+T, S, N, G, HV = 40, 40, 4, 2, 4
+ROLES = ("q", "k", "v", "do")
+
+
+def layer(**changes):
+    arrays = {n.partition(".")[2]: x for n, x in tensors(t=T, s=S).items()}
+    return Layer(name="a", **arrays | changes)
+
+
+def random_mask(heads=1, seed=0):
+    mask = np.random.default_rng(seed).random((1, heads, T, S)) < 0.3
+    mask[..., 16:32, :16] = False  # a tile that no query sees
+    mask[..., 5] = True
+    return mask
+
+
+def captured(number, x, **changes):
+    """The layer as a capture has it."""
+    arrays = {role: getattr(x, role).swapaxes(1, 2) for role in ROLES}
+    fixed = {"number": number, "name": "attn", "scale": 0.3, "is_causal": False}
+    return Captured(**fixed | arrays | changes)
+
+
+@pytest.mark.parametrize("plan", ["fa2-bf16", "qiu-yao", "baseline-bf16"])
+def test_keys_that_the_mask_closes_for_all_are_as_if_absent(plan):
+    """Padding, which costs results if the mask is lost, and heads whose mask is another's."""
+    x = layer()
+    mask = np.broadcast_to(np.arange(S) < 32, (1, 1, T, S))
+    short = replace(x, k=x.k[:, :32], v=x.v[:, :32])
+    masked, cut = (observe(y, asked(plan=plan)) for y in (replace(x, mask=mask), short))
+    for name in ("out", "lse", "delta", "dq"):
+        assert np.array_equal(masked.results[name], cut.results[name]), name
+    for name in ("dk", "dv"):
+        assert np.array_equal(masked.results[name][:, :32], cut.results[name])
+        assert not masked.results[name][:, 32:].any()
+    of_all, of_cut = (y.trace.stats["P"].total() for y in (masked, cut))
+    assert (of_all.n, of_all.error) == (of_cut.n, of_cut.error)
+
+
+def test_each_head_has_its_own_mask_however_heads_are_split(monkeypatch):
+    x = layer(mask=random_mask(heads=N))
+    whole = observe(x, asked())
+    monkeypatch.setattr("roundscope.tools.trace.run.CHUNK_BYTES", 1)
+    split = observe(x, asked())
+    exact = exactly(x, x.mask)
+    assert np.array_equal(whole.results["out"], split.results["out"])
+    np.testing.assert_allclose(whole.reference["out"], exact, rtol=1e-12, atol=1e-14)
+
+
+def exactly(x, mask, scale=8**-0.5):
+    """softmax(scale q k^T) v in binary64 under a mask."""
+    q, k, v = (np.float64(a).swapaxes(1, 2) for a in (x.q, x.k, x.v))
+    k, v = (a.repeat(N // G, axis=1) for a in (k, v))
+    scores = np.where(mask, scale * q @ k.swapaxes(2, 3), -np.inf)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return (e @ v / e.sum(-1, keepdims=True)).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_window_is_what_its_mask_says(is_causal):
+    t, s = np.indices((T, S))
+    near = (s - t < 7) & (t - s < 7) & ((s <= t) | (not is_causal))
+    x = layer(window=7, is_causal=is_causal)
+    request = settled(asked(causal=None), x)
+    assert request.causal is is_causal
+    assert np.array_equal(np.broadcast_to(visible(x, request), (1, 1, T, S))[0, 0], near)
+    seen = observe(x, asked(causal=None))
+    np.testing.assert_allclose(seen.reference["out"], exactly(x, near), rtol=1e-12, atol=1e-14)
+
+
+def test_softcap_and_sinks_take_part():
+    sinks = np.linspace(-1.0, 1.0, N, dtype=np.float32)
+    x = layer(softcap=2.0, sinks=sinks, is_causal=True)
+    seen = observe(x, asked(plan="fa2-bf16", causal=None))
+    options = {"softcap": 2.0, "sinks": sinks, "is_causal": True, "block_q": 16, "block_k": 16}
+    want = examine(x.q, x.k, x.v, x.do, plan="fa2-bf16", **options)
+    for name in ("out", "dq", "dk", "dv"):
+        assert np.array_equal(seen.results[name], getattr(want, name)), name
+    assert summarise(seen).events
+
+
+def test_the_rows_of_a_tile_that_have_events():
+    """The trace counts as many events as a causal call has pairs of a query and a key."""
+    x = layer(mask=random_mask())
+    seen = observe(x, asked(plan="qiu-yao"))
+    counted = seen.trace.stats["PV"].n
+    there = np.broadcast_to(seen.exists, (2, N, *seen.exists.shape[2:]))
+    assert np.array_equal(there.sum((2, 3)) * HV, counted)
+    tri = np.tri(T, S, dtype=bool)[None, None]
+    assert np.array_equal(
+        existing(T, S, 16, 8, False, tri)[0, 0], existing(T, S, 16, 8, causal=True)
+    )
+
+
+def test_the_running_error_sees_the_keys_of_its_row():
+    x = layer(mask=random_mask())
+    run = summarise(observe(x, asked())).running
+    _, _, row, _ = run.where
+    assert np.array_equal(run.p > 0.0, x.mask[0, 0, row])
+
+
+def test_a_layer_is_causal_as_its_file_says(run, tmp_path):
+    """Two layers of one file, a causal one and another; the command may say otherwise."""
+    x, path = layer(), tmp_path / "a.safetensors"
+    write_captures(path, [captured(0, x, is_causal=True), captured(1, x)], {})
+    code, out, _ = run(path, "--out", tmp_path / "x", "--json")
+    data = json.loads(out)
+    assert code == 0 and not data["causal"]
+    assert [y["causal"] for y in data["layers"]] == [True, False]
+    assert {y["scale"] for y in data["layers"]} == {0.3}
+    digests = [y["digests"]["outputs"]["out"] for y in data["layers"]]
+    assert digests[0] != digests[1]
+    for flag, want in (("--causal", digests[0]), ("--full", digests[1])):
+        _, out, _ = run(path, flag, "--out", tmp_path / flag, "--json")
+        layers = json.loads(out)["layers"]
+        assert {y["digests"]["outputs"]["out"] for y in layers} == {want}
+
+
+def test_the_command_shows_the_call(run, tmp_path):
+    x, path = layer(), tmp_path / "a.safetensors"
+    more = {"mask": random_mask(), "window": 30, "implementation": "eager", "out": x.do[..., :1]}
+    write_captures(path, [captured(3, x, **more)], {})
+    code, out, err = run(path, "--layer", "3", "--out", tmp_path / "x")
+    text = " ".join(out.split())
+    assert (code, err) == (0, "")
+    assert "layers.3: qiu-yao, tile 128 x 128, masked, window 30" in text
+    assert "attn, eager" in text and "not used" not in text
+
+
+def test_a_request_for_causality_has_a_folder_of_its_own(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_captures(tmp_path / "a.safetensors", [captured(0, layer(), is_causal=True)], {})
+    for flags in ((), ("--full",), ("--causal",)):
+        assert run("a.safetensors", *flags)[0] == 0
+    assert len(list(tmp_path.glob("trace-a-*"))) == 3

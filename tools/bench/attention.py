@@ -1,0 +1,316 @@
+"""`roundscope bench attention`: emulated attention against attention that emulates nothing.
+
+It runs on the device that JAX has. One run measures all contestants: each round times every one of
+them once, in turn, and a ratio is the median over the rounds of the ratios within one round. On a
+GPU a call returns before it is done, so several calls are queued; thus what is timed is the device,
+not the launching of its work.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from roundscope.tools.bench import shown
+from roundscope.tools.bench.deliver import Drawing, deliver
+from roundscope.tools.bench.round import race
+from roundscope.tools.bench.shown import Line
+
+QUEUED = 0.05  # how many seconds of calls are queued
+MOST = 20  # the largest number of calls that are queued
+
+LEGEND = """
+both: forward with backward. TFLOP/s: 4 B N T T H operations of the forward (half of them where
+causal) per second. times: our time over that of {first}. fused: engine pallas, tile sizes behind
+its name; @hopper: sums by the tensor core, else pinned in ascending order. xla: the engine that
+runs everywhere. numpy: the NumPy engine, in jit: as a part of a JAX program; traced: with the
+statistics of every event; without programs: each operation of a tile by itself. native sums round
+the same events, but add in the device's own order (not reproducible). compile: seconds in which JAX
+traces and compiles both.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """The sizes of a self-attention: batch, heads, tokens, features of a head."""
+
+    batch: int
+    heads: int
+    tokens: int
+    features: int
+    is_causal: bool = False
+
+    @property
+    def operations(self) -> float:
+        """The number of operations of the forward's products, Q K^T and P V."""
+        total = 4.0 * self.batch * self.heads * self.tokens**2 * self.features
+        return total / 2 if self.is_causal else total
+
+    def __str__(self) -> str:
+        causal = " causal" if self.is_causal else ""
+        return f"{self.batch} {self.heads} {self.tokens} {self.features}{causal}"
+
+
+class Contestant(NamedTuple):
+    """The two calls of one contestant; they return at once what `wait` waits for."""
+
+    name: str
+    forward: Callable[[], Any]
+    both: Callable[[], Any]
+    wait: Callable[[Any], Any]
+    is_ours: bool = False
+    compiled: float = 0.0  # seconds that it took to compile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement.
+
+    Seconds are medians. `times` and `times_both` are times over those of the first contestant.
+    `compiled`: seconds in which JAX traced and compiled both calls; 0 where it did not.
+    """
+
+    size: str
+    what: str
+    is_ours: bool
+    forward: float
+    both: float
+    tflops: float
+    times: float
+    times_both: float
+    compiled: float = 0.0
+
+
+SIZES = {
+    "cpu": (
+        Size(batch=1, heads=12, tokens=512, features=32),
+        Size(batch=1, heads=4, tokens=1024, features=64),
+    ),
+    "gpu": tuple(
+        Size(batch=4, heads=12, tokens=4096, features=h, is_causal=causal)
+        for h in (64, 128)
+        for causal in (False, True)
+    ),
+}
+
+
+def bench_attention(
+    progress: Callable[[str], None], repeat: int = 5, sizes: tuple[Size, ...] | None = None
+) -> list[Row]:
+    """Return every row, size by size; the contestant that others are compared with comes first."""
+    import jax
+
+    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
+    return [
+        row
+        for size in sizes or SIZES[platform]
+        for row in _rows(size, _field(size, platform, progress), progress, repeat)
+    ]
+
+
+def _field(size: Size, platform: str, progress: Callable[[str], None]) -> list[Contestant]:
+    from roundscope.tools.bench import attention_gpu as bench_attention_gpu
+
+    progress(f"{size}: compiling")
+    return _on_cpu(size) if platform == "cpu" else bench_attention_gpu.contestants(size)
+
+
+def _on_cpu(size: Size) -> list[Contestant]:
+    import jax
+
+    from roundscope.attention import PRODUCTS, Plan
+    from roundscope.emu import Accumulator, Order
+
+    fa2 = Plan.preset("fa2-bf16")
+    native = replace(fa2, accumulators=(Accumulator(order=Order.NATIVE),) * len(PRODUCTS))
+    plans = {"fa2-bf16, native sums": native, "fa2-bf16": fa2} | {
+        name: Plan.preset(name) for name in ("qiu-yao", "all:bf16")
+    }
+    arrays = inputs(size, "float32")
+    plain = partial(jax.nn.dot_product_attention, is_causal=size.is_causal)
+    rival = of_jax("jax.nn, FP32", plain, arrays, is_ours=False)
+    named = {
+        **{f"xla: {name}": (plan, "xla") for name, plan in plans.items()},
+        **{f"numpy in jit: {name}": (Plan.preset(name), "numpy") for name in ("fa2-bf16", "fa2")},
+    }
+    ours = [
+        of_jax(name, emulated(plan, size, engine, (128, 128)), arrays, is_ours=True)
+        for name, (plan, engine) in named.items()
+    ]
+    return [rival, *ours, *_of_numpy(size)]
+
+
+def _of_numpy(size: Size) -> list[Contestant]:
+    """Return calls of the NumPy engine: with programs, without them, and traced."""
+    from roundscope.attention import Record, attend, examine
+    from roundscope.attention.engines.fused import from_scores
+
+    q, k, v = (np.asarray(x) for x in inputs(size, "float32"))
+    do = np.ones_like(v)
+    run: dict[str, Any] = {"is_causal": size.is_causal, "engine": "numpy"}
+
+    def contestant(name: str, plan: str, record: Record | None, *, programs: bool) -> Contestant:
+        def within(call: Callable[[], Any]) -> Callable[[], Any]:
+            def timed() -> Any:
+                with from_scores(0 if programs else math.inf):
+                    return call()
+
+            return timed
+
+        if record is None:
+            forward = partial(attend, q, k, v, plan=plan, **run)
+        else:
+            forward = partial(examine, q, k, v, plan=plan, record=record, **run)
+        both = partial(examine, q, k, v, do, plan=plan, record=record, **run)
+        return Contestant(name, within(forward), within(both), lambda x: x, True)
+
+    return [
+        contestant("numpy: fa2-bf16", "fa2-bf16", None, programs=True),
+        contestant("numpy: fa2-bf16, traced", "fa2-bf16", Record(), programs=True),
+        contestant("numpy: fa2, Hopper's sums", "fa2", None, programs=True),
+        contestant("numpy: fa2, traced", "fa2", Record(), programs=True),
+        contestant("without programs: fa2-bf16", "fa2-bf16", None, programs=False),
+        contestant("without programs: fa2", "fa2", None, programs=False),
+        contestant("without programs: fa2, traced", "fa2", Record(), programs=False),
+    ]
+
+
+def inputs(size: Size, dtype: str) -> list[Any]:
+    """Return q, k, v (B, T, N, H): normally distributed BF16 numbers in arrays of this type."""
+    import jax
+    import jax.numpy as jnp
+
+    shape = (size.batch, size.tokens, size.heads, size.features)
+    return [
+        jax.random.normal(key, shape).astype(jnp.bfloat16).astype(dtype)
+        for key in jax.random.split(jax.random.key(0), 3)
+    ]
+
+
+def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Callable[..., Any]:
+    """Return attention by a plan, as a function of q, k, v."""
+    from roundscope.attention import attend
+
+    return partial(
+        attend, plan=plan, block_q=tile[0], block_k=tile[1], is_causal=size.is_causal, engine=engine
+    )
+
+
+def of_jax(
+    name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool
+) -> Contestant:
+    """Return a contestant from a JAX function: its forward and its gradients, both compiled.
+
+    The gradients are those of the sum of its output.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    gradients = jax.grad(lambda *x: attention(*x).astype(jnp.float32).sum(), argnums=(0, 1, 2))
+    began = time.perf_counter()
+    forward, both = (jax.jit(f).lower(*arrays).compile() for f in (attention, gradients))
+    compiled = time.perf_counter() - began
+    return Contestant(
+        name,
+        partial(forward, *arrays),
+        partial(both, *arrays),
+        jax.block_until_ready,
+        is_ours,
+        compiled,
+    )
+
+
+def _rows(
+    size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int
+) -> list[Row]:
+    progress(str(size))
+    runs = {
+        (c.name, call): in_a_row(getattr(c, call), c.wait)
+        for c in field
+        for call in ("forward", "both")
+    }
+    times = race(runs, repeat, lambda share: None)
+    rows, first = [], field[0].name
+    for c in field:
+        name = c.name
+        ratios = {
+            call: float(np.median(times[name, call] / times[first, call]))
+            for call in ("forward", "both")
+        }
+        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))
+        rows.append(
+            Row(
+                size=str(size),
+                what=name,
+                is_ours=c.is_ours,
+                forward=forward,
+                both=both,
+                tflops=size.operations / forward * 1e-12,
+                times=ratios["forward"],
+                times_both=ratios["both"],
+                compiled=c.compiled,
+            )
+        )
+    return rows
+
+
+def in_a_row(call: Callable[[], Any], wait: Callable[[Any], Any]) -> tuple[Callable[[], Any], int]:
+    """Return a function that makes n calls in a row, and n: about QUEUED seconds of calls."""
+    wait(call())
+    start = time.perf_counter()
+    wait(call())
+    n = int(np.clip(QUEUED / (time.perf_counter() - start), 1, MOST))
+    return lambda: [wait(x) for x in [call() for _ in range(n)][-1:]], n
+
+
+def run(as_json: bool, out: Path | None = None) -> None:
+    """Print the table, or JSON; with `out`, also write both and a picture to that folder."""
+    from roundscope.tools.report.terminal import console
+
+    with console(stderr=True).status("attention") as status:
+        rows = bench_attention(lambda text: status.update(text))
+    deliver(
+        "attention",
+        rows,
+        None,
+        as_json,
+        out,
+        show_table=lambda: _print(rows),
+        drawing=lambda: _drawing(rows),
+    )
+
+
+def _drawing(rows: list[Row]) -> Drawing:
+    bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
+    return Drawing(bars, _title(rows), f"speed of the forward / speed of {rows[0].what}")
+
+
+def _title(rows: list[Row]) -> str:
+    """Return what the picture shows, as a sentence."""
+    from roundscope.tools.bench.picture import span
+
+    best = [
+        min(r.times for r in rows if r.is_ours and r.size == size)
+        for size in dict.fromkeys(r.size for r in rows)
+    ]
+    return (
+        f"Attention with every rounding emulated takes {span(best)} times as long as"
+        f" {rows[0].what}, which rounds as it likes"
+    )
+
+
+def _print(rows: list[Row]) -> None:
+    heads = ("forward ms", "both ms", "TFLOP/s", "times", "times both", "compile s")
+    lines = [Line(f"B N T H = {r.size}", r.what, _numbers(r)) for r in rows]
+    shown.show(heads, lines, LEGEND.format(first=rows[0].what))
+
+
+def _numbers(row: Row) -> list[str]:
+    numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
+    compiled = f"{row.compiled:.1f}" if row.compiled else "-"
+    return [*(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers), compiled]

@@ -1,0 +1,383 @@
+"""The five tests of `roundscope check`, of a kernel that runs here or of a file of its results."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from roundscope.attention.plans.half import fitting
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.attention.testing.cases import Answer, Case, not_run, strict
+from roundscope.attention.testing.comparison import Comparison, compare, level_of
+from roundscope.attention.testing.edges import check_edges, judged
+from roundscope.attention.testing.evidence import heads_needed
+from roundscope.attention.testing.exact import visible
+from roundscope.attention.testing.families import FAMILIES, draw, rounded
+from roundscope.attention.testing.gross import UNITS
+from roundscope.attention.testing.invariance import check_invariance
+from roundscope.attention.testing.reference import Reference
+from roundscope.attention.testing.user import Kernel, Unavailable, in_time, kernel_of, unavailable
+from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
+from roundscope.tools.check.asked import Asked
+from roundscope.tools.check.cases import BITS, of_comparison, of_search
+from roundscope.tools.check.report import Report
+from roundscope.tools.errors import bad, one_line
+from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
+from roundscope.tools.identify.identify import identify
+from roundscope.tools.identify.reading import (
+    SAMPLE,
+    Options,
+    is_kernel,
+    unknown_source,
+    whole_of_file,
+)
+from roundscope.tools.tensors.layers import BARE, read_layers, sample_path
+from roundscope.tools.tensors.overrides import AS_THE_FILE
+
+Tell = Callable[[str], None]
+OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
+    "gaussian, full, many keys": {"tokens": 16, "keys": 1100},
+    "one-signed-v, full, many keys": {"tokens": 16, "keys": 1100},
+    "ties, full, 128 keys": {"tokens": 128},  # means of 128 numbers of a grid are ties too
+    "gaussian, causal, grouped heads": {"heads": 16, "key_heads": 8},
+}
+SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
+REAL = "real tensors"
+
+
+def check(asked: Asked, tell: Tell) -> Report:
+    """Return the report on a kernel or on a file.
+
+    Raises:
+        UsageError: there is no such kernel or file, or the kernel does not run.
+        ForeignError: the kernel gives no results, or does what no kernel may do.
+    """
+    began = time.perf_counter()
+    path = Path(asked.source)
+    if path.is_file():
+        report = _of_file(path, asked, tell)
+    elif is_kernel(asked.source):
+        if asked.overrides != AS_THE_FILE:
+            repair = "is no file, whose calls alone --alignment, --scale, --window and so on change"
+            raise bad("KERNEL", asked.source, repair)
+        report = _of_kernel(asked, tell)
+    else:
+        raise unknown_source(asked.source)
+    if asked.is_strict:
+        report.cases = [strict(case) for case in report.cases]
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def kernel_asked(asked: Asked) -> Kernel:
+    """Return the kernel that was asked for.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    try:
+        check_timeout(asked.timeout)
+        if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
+            return in_time(kernel(asked.source), asked.timeout)
+        own = kernel_of(
+            asked.source,
+            library=asked.library,
+            layout=asked.layout,
+            dtype=asked.dtype,
+            backward=asked.backward,
+        )
+        return in_time(own, asked.timeout)
+    except (ValueError, TypeError, ImportError) as error:
+        words = one_line(error).removeprefix(f"kernel={asked.source}: ")
+        words = words.removeprefix("kernel: ")
+        raise bad("KERNEL", asked.source, words) from None
+
+
+def kinds(is_causal: bool | None) -> list[str]:
+    """Return the kinds of inputs in words: every family, in causal and in full calls."""
+    modes = {None: ("causal", "full"), True: ("causal",), False: ("full",)}[is_causal]
+    return [f"{family}, {mode}" for mode in modes for family in FAMILIES]
+
+
+def drawn(asked: Asked, kind: str, look: int) -> Inputs:
+    """Return the inputs of a kind."""
+    family, mode = kind.split(", ")[:2]
+    sizes = {"tokens": asked.tokens, "heads": asked.heads} | OTHER.get(kind, {})
+    return draw(
+        family,
+        seed=asked.seed + look,
+        batch=asked.batch,
+        features=asked.features,
+        is_causal=mode == "causal",
+        dtype=asked.dtype,
+        **sizes,
+    )
+
+
+def taken_kinds(function: Kernel, asked: Asked) -> tuple[list[str], list[str]]:
+    """Return the kinds of calls of other sizes that a kernel takes, and those that it does not."""
+    modes = {None: ("causal", "full"), True: ("causal",), False: ("full",)}[asked.is_causal]
+    taken: list[str] = []
+    refused: list[str] = []
+    for kind in (kind for kind in OTHER if kind.split(", ")[1] in modes):
+        try:
+            function(drawn(asked, kind, 0))
+            taken.append(kind)
+        except Exception as error:  # whatever a library raises; a fault is told where it is asked
+            (refused if is_refusal(error) else taken).append(kind)
+    return taken, refused
+
+
+def comparison(
+    function: Kernel, asked: Asked, of_kinds: Sequence[str], tell: Tell = lambda text: None
+) -> Comparison:
+    """Return the comparison of a kernel with its plan on some kinds of inputs, to their end.
+
+    Args:
+        function: The kernel.
+        asked: The plan, and the sizes of the calls.
+        of_kinds: The kinds of inputs, of `kinds` and `OTHER`.
+        tell: Called with words that say what runs.
+    """
+    return compare(
+        function,
+        asked.reference(asked.features),
+        of_kinds,
+        partial(drawn, asked),
+        draws=asked.draws,
+        margins=asked.margins,
+        unit=UNITS[asked.dtype],
+        false_alarm=asked.false_alarm,
+        stop=False,
+        tell=tell,
+    )
+
+
+def _of_kernel(asked: Asked, tell: Tell) -> Report:
+    function, plan = kernel_asked(asked), asked.reference(asked.features)
+    tell("first call")
+    runs = _running(function, asked)
+    report = Report(name=plain_name(asked.source), about=_about(asked), asked=asked)
+    if not runs and asked.backward:
+        report.notes.append("It returns no gradients, so that only the output was checked.")
+    if {"envelope", "bias"} & set(asked.only):
+        others, refused = taken_kinds(function, asked)
+        if refused:
+            report.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
+        report.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
+        report.cases += _compared(report.compared, asked)
+    if "explanation" in asked.only:
+        report.cases.append(_explained(function, asked, tell, report.notes))
+    modes = (True, False) if asked.is_causal is None else (asked.is_causal,)
+    if "invariance" in asked.only:
+        tell("invariance")
+        x = replace(drawn(asked, "gaussian, causal", 0), is_causal=modes[0])
+        report.cases += check_invariance(
+            function, plan, x, margins=asked.margins, dtype=asked.dtype
+        )
+    if "edges" in asked.only:
+        tell("edges")
+        report.cases += edge_cases(function, plan, asked, modes)
+        report.cases.append(_real_tensors(function, asked, modes[0]))
+    return report
+
+
+def _running(function: Kernel, asked: Asked) -> bool:
+    """Return whether a kernel gives gradients.
+
+    Raises:
+        UsageError: it does not run on the inputs of the check.
+        ForeignError: it gives no results, or does what no kernel may do.
+    """
+    x = drawn(asked, kinds(asked.is_causal)[0], 0)
+    try:
+        return function(x).dq is not None
+    except Unavailable as error:
+        raise bad("KERNEL", asked.source, one_line(error).removeprefix("kernel: ")) from None
+    except Exception as error:  # whatever a library raises
+        if isinstance(error, ForeignError) and not error.is_refusal:
+            raise
+        shape = f"q of shape {x.q.shape}, (batch, tokens, heads, features)"
+        repair = (
+            f"does not run on {shape}: {raised(error)}; choose"
+            " sizes that it takes with --tokens, --features, --heads and --batch, or --forward"
+        )
+        if missing := unavailable(error):
+            raise bad("KERNEL", asked.source, missing) from None
+        if ":" in asked.source:  # somebody's own, whose check has failed
+            raise ForeignError("kernel", repair) from error
+        raise bad("KERNEL", asked.source, repair) from None
+
+
+def _about(asked: Asked) -> str:
+    mode = {None: "causal and full", True: "causal", False: "full"}[asked.is_causal]
+    return (
+        f"calls of {asked.batch} x {asked.heads} heads, {asked.tokens} tokens, {asked.features}"
+        f" features, {mode}, {asked.dtype}"
+    )
+
+
+def _compared(compared: Comparison, asked: Asked) -> Iterator[Case]:
+    seconds = compared.seconds / 2
+    for test in ("envelope", "bias"):
+        if test in asked.only:
+            yield from of_comparison(compared, test, seconds)
+
+
+def _real(asked: Asked, is_causal: bool) -> Inputs:
+    """Return a layer of the shipped tensors, its first tokens."""
+    [layer] = read_layers(sample_path(), layer=SAMPLE)
+    assert layer.do is not None
+    q, k, v, do = (
+        rounded(a[:1, :SOUGHT], asked.dtype) for a in (layer.q, layer.k, layer.v, layer.do)
+    )
+    scale = layer.scale if layer.scale is not None else q.shape[-1] ** -0.5
+    return Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
+
+
+def _explained(function: Kernel, asked: Asked, tell: Tell, notes: list[str]) -> Case:
+    """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones.
+
+    An error on the real tensors becomes a note.
+    """
+    is_causal = asked.is_causal is not False
+    x = _real(asked, is_causal)
+    try:
+        outputs = function(x)
+    except Exception as error:  # a kernel may not take 32 features
+        if not is_refusal(error):
+            sentence = f"It failed on the real tensors: {raised(error)}."
+            return Case(test="explanation", name=BITS, answer=Answer.FAIL, sentence=sentence)
+        shape = x.q.shape
+        notes.append(
+            f"It raised an error on the real tensors, q of shape {shape}: {raised(error)}. Its"
+            " arithmetic was looked for on drawn tensors."
+        )
+        x = drawn(asked, f"gaussian, {'causal' if is_causal else 'full'}", 0)
+        try:
+            outputs = function(x)
+        except Exception as again:  # it took them before
+            sentence = f"It raised an error on these inputs: {raised(again)}."
+            return Case(test="explanation", name=BITS, answer=Answer.FAIL, sentence=sentence)
+    return _searched(x, outputs, asked, tell)
+
+
+def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
+    with np.errstate(all="ignore"):
+        return of_search(
+            identify(
+                x,
+                outputs,
+                lambda text: tell(f"explanation: {text}"),
+                asked.budget,
+                head=asked.head,
+            )
+        )
+
+
+def edge_cases(
+    function: Kernel, plan: Reference, asked: Asked, modes: tuple[bool, ...]
+) -> Iterator[Case]:
+    """Yield the answers of a kernel at every edge, in every mode.
+
+    Args:
+        function: The kernel.
+        plan: The plan that it claims.
+        asked: The sizes and the type of the calls.
+        modes: Whether calls are causal: one answer, or both.
+    """
+    for is_causal in modes:
+        is_further = is_causal is not modes[0]
+        for case in check_edges(
+            function,
+            plan,
+            features=asked.features,
+            is_causal=is_causal,
+            margins=asked.margins,
+            dtype=asked.dtype,
+        ):
+            yield replace(case, name=f"{case.name}, full") if is_further else case
+
+
+def _real_tensors(function: Kernel, asked: Asked, is_causal: bool) -> Case:
+    x = _real(asked, is_causal)
+    began = time.perf_counter()
+    try:
+        real = asked.reference(x.q.shape[-1])
+        verdict = judged(function, real, x, asked.margins, asked.dtype)
+    except Exception as error:  # a kernel may not take 32 features
+        return not_run("edges", REAL, error, began)
+    seconds = time.perf_counter() - began
+    return Case(test="edges", name=REAL, seconds=seconds, **verdict._asdict())
+
+
+def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
+    """Check the calls in a file: every layer of it is a draw of the same kind."""
+    said = replace(asked.overrides, is_causal=asked.is_causal)
+    layers = read_layers(path, asked.layout, asked.layer, overrides=said)
+    if is_half := all(fitting("", each.types) for each in layers):
+        asked = replace(asked, dtype="float16")
+    calls = []
+    for each in layers:
+        layer = None if each.name == BARE else each.name
+        options = Options(layout=asked.layout, layer=layer, **asdict(said))
+        calls.append(whole_of_file(path, options))
+    inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
+    features = inputs[0].q.shape[-1]
+    heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
+    several = f", {len(calls)} layers" if len(calls) > 1 else ""
+    report = Report(
+        name=path.name, about=f"{heads} heads, {features} features{several}", asked=asked
+    )
+    report.notes += dict.fromkeys(f"{note}." for each in layers for note in each.notes)
+    if is_half:
+        report.notes.append("Its tensors are FP16, and so the plan has FP16 in place of BF16.")
+    needed = heads_needed(level_of(asked.false_alarm, 1, 1))
+    if heads < needed:
+        report.notes.append(
+            f"The file has {heads} heads: an alarm from means over heads needs {needed} at"
+            f" --false-alarm {asked.false_alarm:g}, so only single heads can fail."
+        )
+    if {"envelope", "bias"} & set(asked.only):
+        answers = iter(outputs)
+        report.compared = compare(
+            lambda x: _comparable(x, next(answers)),
+            asked.reference(features),
+            ["the file"],
+            lambda kind, look: inputs[look],
+            draws=len(calls),
+            margins=asked.margins,
+            unit=UNITS[asked.dtype],
+            false_alarm=asked.false_alarm,
+            stop=False,
+            is_sequential=False,
+            tell=tell,
+        )
+        report.cases += _compared(report.compared, asked)
+    if "explanation" in asked.only:
+        report.cases.append(_searched(inputs[0], outputs[0], asked, tell))
+    sentence = "A file has no kernel to call."
+    for test in ("invariance", "edges"):
+        if test in asked.only:
+            report.cases.append(
+                Case(test=test, name="all", answer=Answer.NOT_RUN, sentence=sentence)
+            )
+    return report
+
+
+def _comparable(x: Inputs, outputs: Outputs) -> Outputs:
+    """Return outputs with all three gradients or none, and 0 in rows of queries that see no key.
+
+    What a kernel returns in such rows is its own choice.
+    """
+    shape = (x.q.shape[0], x.q.shape[2], x.q.shape[1], x.k.shape[1])
+    sees: np.ndarray = np.broadcast_to(visible(x), shape).max(-1)
+    seen = sees.swapaxes(1, 2)[..., None]
+    out = np.where(seen, outputs.out, np.float32(0.0))
+    if outputs.dq is None or outputs.dk is None or outputs.dv is None:
+        return Outputs(out=out)
+    dq = np.where(seen, outputs.dq, np.float32(0.0))
+    return Outputs(out=out, dq=dq, dk=outputs.dk, dv=outputs.dv)

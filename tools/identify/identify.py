@@ -1,0 +1,396 @@
+"""Which arithmetic gave these numbers: the search, its verdict, and how far the verdict holds."""
+
+import time
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from roundscope.attention import Plan
+from roundscope.attention.engines.fused import from_scores
+from roundscope.attention.grammar.differences import differences
+from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.emu.roundings.modes import BF16
+from roundscope.emu.stats.comparison import relative_rms
+from roundscope.tools.identify import meanings, search
+from roundscope.tools.identify.candidates import PRESETS, Candidate
+from roundscope.tools.identify.compare import (
+    Nearness,
+    nearness,
+    ulps,
+    where_rows_differ,
+)
+from roundscope.tools.identify.emulated import emulated
+from roundscope.tools.identify.meanings import Meant, exact_rows
+from roundscope.tools.identify.reading import of_key_head
+from roundscope.tools.identify.search import Found, Told
+from roundscope.tools.identify.whole import GRADIENTS, Whole, best_over_heads
+from roundscope.tools.report.wording import listed
+
+NEAR = 0.99  # the share of equal numbers from which only some event of the plan is wrong
+FAR = 3.0  # the ratio of errors beyond which rounding is no explanation
+# scores of a call from which a search compiles programs: they are of one plan, tried once
+COMPILED = 2**22
+ROWS = 64  # rows of the tiles whose differences are reported
+
+
+class Kind(StrEnum):
+    """The kind of a verdict: how near the nearest plan is, and if rounding can explain the rest."""
+
+    SAME = "same"
+    NEAR = "near"
+    NO_ROUNDING = "no-rounding"
+    NOT_FOUND = "not-found"
+    MEANING = "another-meaning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The comparison of one result with that of the nearest plan.
+
+    near     how near they are
+    one      the share, among the numbers that differ, of those that are at most one ulp apart
+    rows     (first row, share of equal numbers) of each tile of rows that is not wholly equal
+    """
+
+    near: Nearness
+    one: float
+    rows: list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Relative root mean squares of differences between the kernel, the nearest plan and exactness.
+
+    An error is infinite if one of the two results is not finite where the other is.
+
+    kernel   the kernel's error, from the exact result
+    plan     the nearest plan's error, from the exact result
+    between  the kernel from the plan
+    cast     the exact result cast to BF16, from the exact result: no plan's error is taken to be
+             smaller than this
+    """
+
+    kernel: float
+    plan: float
+    between: float
+    cast: float
+
+    @property
+    def ratio(self) -> float:
+        """The distance of the kernel from the plan over that of the plan from the exact result."""
+        if np.isinf(self.between):
+            return np.inf
+        return self.between / max(self.plan, self.cast, 1e-300)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identified:
+    """The answer.
+
+    kind       the kind of verdict
+    verdict    the verdict as a sentence
+    base       the named twin or preset that is nearest to the plan
+    words      the changes that turn the base into the plan
+    best       the plan with its tiles
+    forward    the search of the forward
+    backward   the search of the gradients, None if they were not searched for
+    ties       other structures that give every bit too
+    parts      the comparisons of out, dq, dk and dv of the head that was searched for
+    whole      the comparison of all heads
+    errors     the errors of out, of the head that was searched for
+    meant      the trial of what the call means
+    seconds    how long it all took
+    notes      what the reader must know of the search
+    """
+
+    kind: Kind
+    verdict: str
+    base: str
+    words: list[str]
+    best: Candidate
+    forward: Found
+    backward: Found | None
+    ties: list[str]
+    parts: dict[str, Part]
+    whole: Whole
+    errors: Errors
+    meant: Meant
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def plan(self) -> str:
+        """The plan in words."""
+        return named(self.base, self.words, self.best)
+
+
+def identify(
+    x: Inputs, outputs: Outputs, tell: Told, budget: int = search.MOST, head: int = 0
+) -> Identified:
+    """Find the plan that gives the outputs of a call: on one key head, then compared in all heads.
+
+    Args:
+        x: the inputs, of all heads.
+        outputs: what the kernel returned.
+        tell: called with words that say what runs.
+        budget: the number of plans that the search of the forward tries; that of the backward
+            begins only if the forward was found, and tries a sixteenth of them, which cost more.
+        head: the number of the key head, in the first entry of the batch.
+    """
+    start = time.perf_counter()
+    tell("meanings of the call")
+    meant = meanings.trial(x, outputs, head)
+    notes = _notes_of_rows(x, outputs, meant)
+    part, kept, _ = of_key_head(meant.x, meant.outputs, 0, head)
+    with from_scores(COMPILED):
+        found = search.forward(part, kept.out, tell, budget)
+    has_gradients = any(n in GRADIENTS for n, _ in kept.named())
+    best, back = found.best, None
+    if found.stopped:
+        notes.append(
+            f"the search of the forward ended after {found.tried} plans, its budget; a larger one"
+            " may find more"
+        )
+    ranked = [
+        (c, nearness(_results(part, c, with_do=False).out, kept.out))
+        for c in (best, *found.ties[: search.TIES])
+    ]
+    # of several that give as much, the one of fewest words
+    best, near = max(ranked, key=lambda pair: (pair[1], -len(_nearest_name(pair[0].plan)[1])))
+    equal = [c for c, n in ranked if n.equal == 1.0 and c is not best]
+    over = best_over_heads([best, *equal], meant.x, meant.outputs, ("out",), tell)
+    (best, every), *others = over
+    found = replace(found, best=best, near=near, ties=[c for c, w in others if not w.differ])
+    if has_gradients and near.equal >= NEAR:
+        with from_scores(COMPILED):
+            back = search.backward(part, kept, found, tell, budget // search.SHARE)
+        names = ("out", *GRADIENTS)
+        over = best_over_heads([back.best, *back.ties], meant.x, meant.outputs, names, tell)
+        (best, every), *others = over
+        back = replace(back, best=best, ties=[c for c, w in others if not w.differ])
+        if back.stopped:
+            notes.append(
+                f"the search of the backward ended after {back.tried} plans, its budget; a larger"
+                " one may find more"
+            )
+    elif has_gradients:
+        notes.append("the gradients were not looked for, since the forward was not found")
+    got = _results(part, best, with_do=has_gradients)
+    parts = {n: _part(getattr(got, n), a) for n, a in kept.named()}
+    notes.insert(0, f"compared: {every.about}")
+    errors = _errors(part, kept.out, got.out)
+    kind = _kind(parts["out"].near.equal, every, errors)
+    gradients = [p.near.equal for n, p in parts.items() if n != "out"]
+    is_whole = back is not None and min(gradients) >= NEAR
+    base, of_forward = _nearest_name(best.plan if is_whole else found.best.plan)
+    words = differences(
+        replace(best.plan, name=base), TWINS[base].plan if base in TWINS else Plan.preset(base)
+    )
+    ties = [] if kind is not Kind.SAME else (back or found).ties
+    tied = [n for n in dict.fromkeys(_named(c) for c in ties) if n != _named(best)]
+    plan = named(base, words if is_whole else of_forward, best)
+    sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
+    if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
+        notes += _of_other_heads(meant, every, head, budget, tell)
+    kind, sentence = _meant_so(kind, sentence, meant)
+    return Identified(
+        kind=kind,
+        verdict=f"{_strange(every)}{sentence}",
+        base=base,
+        words=words,
+        best=best,
+        forward=found,
+        backward=back,
+        ties=tied,
+        parts=parts,
+        whole=every,
+        errors=errors,
+        meant=meant,
+        seconds=time.perf_counter() - start,
+        notes=notes,
+    )
+
+
+def named(base: str, words: list[str], c: Candidate | None = None) -> str:
+    """Return a plan in words: its base, the changes of it, and a scale that is not the call's."""
+    text = f"{base} with {' '.join(words)}" if words else base
+    if c is not None and c.scale_ulps:
+        larger = "larger" if c.scale_ulps > 0 else "smaller"
+        text += f" and a scale that is {abs(c.scale_ulps)} ulp of FP32 {larger}"
+    return text
+
+
+def _named(c: Candidate) -> str:
+    """Return a candidate in words."""
+    return named(*_nearest_name(c.plan), c)
+
+
+def _kind(share: float, every: Whole, errors: Errors) -> Kind:
+    """Return the kind of a verdict, by the head that was searched for and by all heads."""
+    if not every.counts["out"].differ:
+        return Kind.SAME
+    if share >= NEAR and not np.isinf(errors.between):
+        return Kind.NEAR
+    return Kind.NO_ROUNDING if errors.ratio > FAR else Kind.NOT_FOUND
+
+
+def _strange(every: Whole) -> str:
+    """Return what is not finite in the kernel's results: it comes before all else."""
+    sentences = []
+    for c in every.counts.values():
+        if not c.strange:
+            continue
+        assert c.strange.first is not None
+        b, t, n, h = c.strange.first
+        plan = (
+            "the nearest plan has them at the same places"
+            if not c.lost
+            else f"the nearest plan differs in {c.lost:,} such places"
+        )
+        sentences.append(
+            f"{c.strange.words(f'numbers of {c.name}')}, first at batch entry {b}, head {n}, token"
+            f" {t}, feature {h}; {plan}. "
+        )
+    return "".join(sentences)
+
+
+def _verdict(
+    kind: Kind,
+    plan: str,
+    ties: list[str],
+    parts: dict[str, Part],
+    every: Whole,
+    errors: Errors,
+    found: Found,
+    back: Found | None,
+    head: int,
+) -> str:
+    out = every.counts["out"]
+    tried = found.tried + (back.tried if back else 0)
+    if kind is Kind.SAME:
+        sentence = f"These are the numbers of {plan}: {out.words()}."
+        if ties:
+            give = "give" if len(ties) > 1 else "gives"
+            sentence += f" {listed(ties)} {give} them too: these tensors do not tell them apart."
+    elif kind is Kind.NEAR and parts["out"].near.equal == 1.0:
+        sentence = f"In key head {head} these are the numbers of {plan}, but not in all heads:"
+        sentence += f" {out.words()}."
+    elif kind is Kind.NEAR:
+        sentence = f"Near {plan}: {out.words()}. Some event, or an order of additions, is missing."
+    elif kind is Kind.NOT_FOUND:
+        share = parts["out"].near.equal
+        return f"Not found among {tried} plans: the nearest, {plan}, gives {share:.4f} of out."
+    elif np.isinf(errors.between):
+        return (
+            f"No rounding explains this: {out.lost:,} numbers of out are not finite where those of"
+            " the nearest plan are, or the other way round."
+        )
+    else:
+        return (
+            f"No rounding explains this: it is {errors.ratio:.3g} times farther from the nearest"
+            " plan than that plan is from the exact result."
+        )
+    gradients = [c for n, c in every.counts.items() if n != "out"]
+    if back is not None and gradients:
+        wrong = [c for c in gradients if c.differ]
+        if not wrong:
+            begin = "Its gradients are equal" if out.differ else "So are its gradients"
+            sentence += f" {begin}: {listed([c.words() for c in gradients])}."
+        else:
+            least = min(p.near.equal for n, p in parts.items() if n != "out")
+            word = "near" if least >= NEAR else "not found"
+            sentence += f" Its gradients are {word}: {'; '.join(c.words() for c in gradients)}."
+    return sentence
+
+
+def _meant_so(kind: Kind, sentence: str, meant: Meant) -> tuple[Kind, str]:
+    """Return the verdict with what the call means, where the call's own words do not explain it."""
+    if meant.is_rounded or not meant.tried:
+        return kind, sentence
+    if meant.words:
+        said = (
+            f"Explained if {meant.words}: the error from exact attention falls from"
+            f" {meant.given:.3g} to {meant.error:.3g}, which rounding makes."
+        )
+        if not meant.is_call:
+            return Kind.MEANING, f"{said} Roundings were not looked for under this meaning."
+        return Kind.MEANING, f"{said} Then: {sentence}"
+    if kind is Kind.NO_ROUNDING:
+        words, error = meant.nearest
+        more = (
+            f" Nor does another meaning: {meant.tried} were tried (causality, window, softcap,"
+            f" sinks, scale, a factor, missing keys, other heads); the nearest, {words}, leaves an"
+            f" error of {error:.3g}."
+        )
+        return kind, sentence + more
+    return kind, sentence
+
+
+def _notes_of_rows(x: Inputs, outputs: Outputs, meant: Meant) -> list[str]:
+    """Return what the kernel does in rows without keys, and what its L is."""
+    notes = []
+    if words := meanings.blind_rows(x, outputs):
+        notes.append(words)
+    if outputs.lse is not None:
+        notes.append(meanings.base_of_lse(meant.x, outputs.lse))
+    return notes
+
+
+def _of_other_heads(meant: Meant, every: Whole, head: int, budget: int, tell: Told) -> list[str]:
+    """Return what explains the head in which most numbers differ: another plan, or a meaning."""
+    heads = every.counts["out"].heads
+    (entry, other), _ = max(heads.items(), key=lambda item: item[1])
+    group = meant.x.q.shape[2] // meant.x.k.shape[2]
+    if (entry, other // group) == (0, head):
+        return []
+    part, kept, _ = of_key_head(meant.x, meant.outputs, entry, other // group)
+    alone = identify(part, Outputs(out=kept.out), tell, budget // 2)
+    return [f"batch entry {entry}, head {other}, searched for alone: {alone.verdict}"]
+
+
+def _results(x: Inputs, c: Candidate, *, with_do: bool) -> Outputs:
+    got = emulated(c, x.q, x.k, x.v, x.do if with_do else None, **x.options)
+    names = ("out", "dq", "dk", "dv") if with_do else ("out",)
+    return Outputs(**{n: np.asarray(getattr(got, n)) for n in names})
+
+
+def _part(got: np.ndarray, want: np.ndarray) -> Part:
+    near = nearness(got, want)
+    apart = got != want
+    ulp = ulps(want[apart])
+    with np.errstate(invalid="ignore"):
+        one = np.abs(got[apart].astype(np.float64) - want[apart]) <= ulp
+    return Part(
+        near=near,
+        one=float(one.mean()) if one.size else 1.0,
+        rows=where_rows_differ(got, want, ROWS),
+    )
+
+
+def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
+    """Return the errors of the output of one key head."""
+    exact = exact_rows(x, np.arange(x.q.shape[1]))
+    return Errors(
+        kernel=relative_rms(out, exact),
+        plan=relative_rms(got, exact),
+        between=relative_rms(out, got),
+        cast=relative_rms(_bf16(exact), exact),
+    )
+
+
+def _bf16(x: np.ndarray) -> np.ndarray:
+    from roundscope.emu import round_to
+
+    return np.asarray(round_to(x, BF16))
+
+
+def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
+    """Return the twin or preset from which the plan has the fewest changes, and those changes."""
+    bases = {name: twin.plan for name, twin in TWINS.items()} | {
+        name: Plan.preset(name) for name in PRESETS
+    }
+    words = {name: differences(replace(plan, name=base.name), base) for name, base in bases.items()}
+    name = min(words, key=lambda n: len(words[n]))
+    return name, words[name]

@@ -1,0 +1,47 @@
+"""The command `explain`: one rounding, drawn in bits or as JSON."""
+
+from typing import Any
+
+from roundscope.emu.explanation.addition import Addition, add
+from roundscope.emu.explanation.one_rounding import Explanation, explain
+from roundscope.emu.roundings.modes import rounding
+from roundscope.tools.report.terminal import plain, print_json
+
+
+def run(
+    value: str,
+    to: str,
+    *,
+    mode: str | None,
+    overflow: str | None,
+    seed: int,
+    plus: str | None,
+    as_json: bool,
+) -> None:
+    """Explain VALUE, or VALUE + plus, rounded to a format.
+
+    Raises ValueError for a number, format or mode that is not known.
+    """
+    r = rounding(to, mode, overflow=overflow, seed=seed)
+    addition = add(value, plus, r.format) if plus is not None else None
+    e = explain(addition.total if addition else value, r)
+    if as_json:
+        print_json(document(e, addition))
+        return
+    from roundscope.tools.look.explain_view import show
+
+    show(e, addition)
+
+
+def document(e: Explanation, addition: Addition | None = None) -> dict[str, Any]:
+    """Return the explanation as plain data, with the parts of the rounding by name."""
+    r = e.rounding
+    result: dict[str, Any] = plain(e)
+    result["rounding"] = {
+        "format": r.format.name,
+        "mode": r.mode.value,
+        "overflow": r.overflow,
+        "seed": r.seed,
+    }
+    result["code"] = None if e.code is None else f"0x{e.code:0{(r.format.bits + 3) // 4}x}"
+    return result | ({"addition": plain(addition)} if addition else {})

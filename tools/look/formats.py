@@ -1,0 +1,81 @@
+"""The command `formats`: the table of number formats."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.formats.format import NAMED, Format, format_named
+from roundscope.tools.report.terminal import console, print_json
+
+LEGEND = (
+    "p: precision.  epsilon: from 1 to the next number.  tie window: exp(-g) rounds to 1 up to"
+    " this g."
+)
+NARROW = 98  # columns of the whole table; a narrower screen goes without those of LEFT_OUT
+LEFT_OUT = ("emin", "min_normal")
+
+
+def row(f: Format) -> dict[str, Any]:
+    """Return the columns of one format; min_subnormal is None where there are no subnormals."""
+    return {
+        "name": f.name,
+        "bits": f.bits,
+        "precision": f.precision,
+        "emin": f.emin,
+        "max": f.max_finite,
+        "min_normal": f.min_normal,
+        "min_subnormal": f.min_positive if f.zero and f.precision > 1 else None,
+        "epsilon": f.epsilon,
+        "inf": f.inf,
+        "nan": f.nan,
+        "tie_window": f.tie_window,
+    }
+
+
+def show(names: Iterable[str] = (), as_json: bool = False) -> None:
+    """Print the formats of these names, or all named ones.
+
+    Raises ValueError for an unknown name, and for that of a block format.
+    """
+    rows = [row(format_named(name)) for name in names or NAMED]
+    if as_json:
+        print_json(rows)
+    else:
+        _print(rows, blocks=not names)
+
+
+def _block_words(f: BlockFormat) -> str:
+    tile = f"{f.rows} x {f.size}" if f.rows > 1 else f"{f.size}"
+    whole = ", the array's in fp32" if f.tensor else ""
+    return f"{f.element.format.name}, a scale in {f.scale.name} for {tile} numbers{whole}"
+
+
+def _print(rows: list[dict[str, Any]], *, blocks: bool) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    out = console()
+    shown = [key for key in rows[0] if out.width >= NARROW or key not in LEFT_OUT]
+    for key in shown:
+        heading = "p" if key == "precision" else key.replace("_", " ")
+        table.add_column(heading, justify="left" if key == "name" else "right", no_wrap=True)
+    for r in rows:
+        table.add_row(*(_cell(r[key]) for key in shown))
+    out.print(table)
+    out.print(LEGEND, style="dim")
+    if out.width < NARROW:
+        out.print("emin and min normal: with --json, or on a wider terminal.", style="dim")
+    if blocks:
+        out.print("\nBlock formats, for the operands of products (docs/findings/block-formats.md):")
+        for name, f in BLOCK_NAMED.items():
+            out.print(f" {name:12} {_block_words(f)}", markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, (bool, str)):
+        return value if isinstance(value, str) else "yes" if value else "no"
+    is_long = isinstance(value, float) and (value != int(value) or value > 1e6)
+    return f"{value:.4g}" if is_long else f"{value:g}"

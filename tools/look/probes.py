@@ -1,0 +1,187 @@
+"""The traps of XLA's arithmetic, each of them probed with a few numbers.
+
+A probe compares with NumPy what the obvious code gives on JAX's device, and also what Roundscope's
+way of computing the same gives there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from jax import lax
+
+from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.xla import rounding as xla
+from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
+from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.functions import exp64
+from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
+from roundscope.tools.look.probes_libraries import (
+    Probe,
+    double_rounding,
+    nan_lost,
+    safetensors_bf16,
+)
+
+SHAPE = (64, 1000)
+
+
+def _sample(seed: int, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _differs(got: Any, expected: np.ndarray) -> float:
+    """Return the share of bit patterns that differ."""
+    word = np.int32 if expected.dtype == np.float32 else np.int64
+    return float((np.asarray(got).view(word) != expected.view(word)).mean())
+
+
+def _wide(f: Callable[..., Any], *args: np.ndarray) -> np.ndarray:
+    """Return f(ops, *args) computed by XLA in the binary64 carrier, as the algorithm runs it."""
+
+    def run(*xs: Any) -> Any:
+        return f(xla_ops(opaque_zero(xs[0])), *xs)
+
+    with jax.enable_x64(True):
+        return np.asarray(jax.jit(run)(*(np.asarray(a, np.float64) for a in args)))
+
+
+def astype_round_trip() -> Probe:
+    """Probe astype(bf16).astype(f32), fused with a row maximum: XLA may remove both casts."""
+    x = _sample(0)
+    expected = (x - x.max(-1, keepdims=True)).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    def shifted(x: Any) -> Any:
+        return x - x.max(-1, keepdims=True)
+
+    lost = _differs(
+        jax.jit(lambda x: shifted(x).astype(jnp.bfloat16).astype(jnp.float32))(x), expected
+    )
+    ours = _differs(jax.jit(lambda x: xla.round_array(shifted(x), BF16))(x), expected)
+    return Probe(
+        name="astype round trip removed",
+        seen=f"{lost:.1%} of values left unrounded",
+        present=lost > 0,
+        immune=ours == 0,
+        how="integer rule on bits",
+    )
+
+
+def fma_contraction() -> Probe:
+    """Probe x * y + z, which XLA may compute with one rounding instead of two."""
+    x, y, z = (_sample(i) for i in range(3))
+    fused = _differs(jax.jit(lambda x, y, z: x * y + z)(x, y, z), x * y + z)
+    wide = [a.astype(np.float64) * (1 + 2.0**-40) for a in (x, y, z)]
+    ours = _differs(
+        _wide(lambda ops, x, y, z: ops.multiply(x, y) + z, *wide), wide[0] * wide[1] + wide[2]
+    )
+    return Probe(
+        name="x*y + z fused (FMA)",
+        seen=f"{fused:.1%} of results differ",
+        present=fused > 0,
+        immune=ours == 0,
+        how="product XOR a run-time zero",
+    )
+
+
+def constant_folding() -> Probe:
+    """Probe (x + C) - C, which rounds to an integer unless XLA folds it to x."""
+    x, c = _sample(3) * 100, np.float32(1.5 * 2**23)
+    folded = _differs(jax.jit(lambda x: (x + c) - c)(x), (x + c) - c)
+    floor = _differs(
+        _wide(lambda ops, x: ops.xp.floor(x + 0.5), x), np.floor(x.astype(np.float64) + 0.5)
+    )
+    return Probe(
+        name="(x + C) - C folded",
+        seen=f"{folded:.1%} of results differ",
+        present=folded > 0,
+        immune=floor == 0,
+        how="never used: floor and integers",
+    )
+
+
+def subnormal_flush() -> Probe:
+    """Probe 1e-39 + 1e-39 in binary32, which is 0 where subnormals are flushed."""
+    tiny = np.float32(1e-39)
+    total = float(jax.jit(lambda a: a + a)(tiny))
+    with jax.enable_x64(True):
+        ours = np.asarray(jax.jit(lambda a: narrow(widen(a) + widen(a)))(tiny))
+    return Probe(
+        name="subnormals flushed",
+        seen=f"1e-39 + 1e-39 = {total:.3g}",
+        present=total == 0,
+        immune=bool(ours == tiny + tiny),
+        how="binary64 carrier, widened by bits",
+    )
+
+
+def reciprocal_division() -> Probe:
+    """Probe o / l[:, None], which XLA may turn into a multiplication by 1 / l."""
+    o, total = _sample(4), np.abs(_sample(5)).sum(-1, dtype=np.float32)
+    differ = _differs(jax.jit(lambda o, t: o / t[:, None])(o, total), o / total[:, None])
+
+    def ours(ops: Ops, o: Any, total: Any) -> Any:
+        return ops.round(
+            ops.multiply(o, ops.round(1.0 / total, BINARY32, None)[:, None]), BINARY32, None
+        )
+
+    expected = (o * (np.float32(1) / total)[:, None]).astype(np.float64)
+    return Probe(
+        name="o / l by a reciprocal",
+        seen=f"{differ:.1%} of results differ",
+        present=differ > 0,
+        immune=_differs(_wide(ours, o, total), expected) == 0,
+        how="1 / l is an event of its own",
+    )
+
+
+def reduce_precision() -> Probe:
+    """Probe reduce_precision(4, 3), which is easily taken for E4M3 and is another format."""
+    x = np.array([300.0, 2.0**-9], np.float32)
+    got = np.asarray(lax.reduce_precision(jnp.asarray(x), 4, 3))
+    ours = np.asarray(xla.round_array(jnp.asarray(x), rounding("e4m3fn", overflow="nan")))
+    expected = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return Probe(
+        name="reduce_precision(4, 3) is not E4M3",
+        seen=f"300 -> {got[0]:g}, 2^-9 -> {got[1]:g}",
+        present=_differs(got, expected) > 0,
+        immune=_differs(ours, expected) == 0,
+        how="never used",
+    )
+
+
+def exp_accuracy() -> Probe:
+    """Probe the largest error of exp and exp2 in ulps of binary32."""
+    x = -np.abs(_sample(6, (100_000,))) * 10
+    wide = x.astype(np.float64)
+    worst = [_ulps(jax.jit(f)(x), g(wide)) for f, g in ((jnp.exp, np.exp), (jnp.exp2, np.exp2))]
+    ours = _ulps(_wide(lambda ops, x: ops.round(exp64(ops, x), BINARY32, None), x), np.exp(wide))
+    return Probe(
+        name="exp inexact",
+        seen=f"exp off by {worst[0]:.2f} ulp, exp2 by {worst[1]:.2f}",
+        present=max(worst) > 0.5001,
+        immune=ours <= 0.5001,
+        how="binary64 evaluation, one rounding",
+    )
+
+
+def _ulps(got: Any, exact: np.ndarray) -> float:
+    ulp = np.spacing(exact.astype(np.float32), dtype=np.float32)
+    return float(np.max(np.abs(np.asarray(got) - exact) / ulp))
+
+
+PROBES: tuple[Callable[[], Probe], ...] = (
+    astype_round_trip,
+    fma_contraction,
+    constant_folding,
+    subnormal_flush,
+    reciprocal_division,
+    reduce_precision,
+    exp_accuracy,
+    double_rounding,
+    nan_lost,
+    safetensors_bf16,
+)

@@ -1,0 +1,74 @@
+"""The command `sites`: every rounding event, its formula and its place in the algorithm.
+
+For one plan: the events that the plan has, and how it rounds them.
+"""
+
+from typing import Any
+
+from roundscope.tools.errors import bad
+from roundscope.tools.report.terminal import console, print_json
+
+
+def rows(plan: str | None = None) -> list[dict[str, Any]]:
+    """Return one record for each site, in the order of the algorithm.
+
+    With the name of a plan these are the sites that it reaches, with their rounding and their sum.
+
+    Raises:
+        UsageError: there is no plan of that name.
+    """
+    from roundscope.attention.sites import Site
+
+    about = [
+        {"name": s.value, "stage": s.stage, "axes": s.axes, "formula": s.formula} for s in Site
+    ]
+    return about if plan is None else _of_plan(plan, about)
+
+
+def _of_plan(name: str, about: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    from roundscope.attention.grammar.roundings import accumulator_words, spelled
+    from roundscope.attention.places import absent
+    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.sites import PRODUCTS, site_named
+
+    try:
+        plan = Plan.preset(name)
+    except ValueError as error:
+        raise bad("--plan", name, str(error)) from None
+    found = []
+    for record in about:
+        site = site_named(record["name"])
+        if absent(plan, site) is None:
+            sums = accumulator_words(plan.accumulator(site)) if site in PRODUCTS else ""
+            found.append(record | {"rounding": spelled(plan.event(site)), "sum": sums})
+    return found
+
+
+def show(as_json: bool = False, plan: str | None = None) -> None:
+    """Print the sites, or those of a plan if one is named, as a table or as JSON."""
+    records = rows(plan)
+    if as_json:
+        print_json(records)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = (
+        ("stage", "axes", "formula") if plan is None else ("stage", "formula", "rounding", "sum")
+    )
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    table.add_column("site", style="bold", no_wrap=True)
+    for name in columns:
+        table.add_column(name)
+    stage = None
+    for r in records:
+        if stage not in (None, r["stage"]):
+            table.add_section()
+        stage = r["stage"]
+        table.add_row(*(Text(_words(r[name])) for name in ("name", *columns)))
+    console().print(table)
+
+
+def _words(value: Any) -> str:
+    return value if isinstance(value, str) else " ".join(map(str, value))

@@ -1,0 +1,133 @@
+"""Progress of a launch or a measurement, and the time that is left.
+
+On a terminal this is a bar on stderr that disappears when done; elsewhere it is a line a minute.
+"""
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from roundscope.tools.report.terminal import console
+
+SECONDS = 60.0  # between two lines where stderr is no terminal
+SELDOM = 15.0  # seconds between two lines of `telling` there
+
+
+class Pace:
+    """The recent number of steps per second.
+
+    It is measured since the first mark, which is made when what compiles has run, or over the last
+    ten marks.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock, self.marks = clock, deque[tuple[float, int]](maxlen=10)
+
+    @property
+    def last(self) -> float:
+        """The step of the last mark; before the first, infinity."""
+        return self.marks[-1][1] if self.marks else math.inf
+
+    def mark(self, step: int) -> None:
+        """Note that `step` steps are done now."""
+        self.marks.append((self.clock(), step))
+
+    @property
+    def rate(self) -> float:
+        """Steps per second; 0 as long as it is not known."""
+        if len(self.marks) < 2:
+            return 0.0
+        (began, first), (now, last) = self.marks[0], self.marks[-1]
+        return (last - first) / (now - began) if now > began else 0.0
+
+
+def left(steps: int, rate: float) -> str:
+    """Return the time that `steps` take, as "1:02:03 left"; an empty text without a rate."""
+    if not rate > 0.0:
+        return ""
+    seconds = math.ceil(steps / rate)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02} left"
+
+
+def every(
+    seconds: float, say: Callable[[str], None], clock: Callable[[], float]
+) -> Callable[[Callable[[], str]], None]:
+    """Return a function that passes a text on to `say`, at most once every `seconds`.
+
+    It takes a function that makes the text, which is called only if the text is wanted. The first
+    interval starts now.
+    """
+    last = clock()
+
+    def tell(text: Callable[[], str]) -> None:
+        nonlocal last
+        if clock() - last >= seconds:
+            last = clock()
+            say(text())
+
+    return tell
+
+
+@contextmanager
+def bar(
+    text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter
+) -> Iterator[Callable[[int], None]]:
+    """Show progress on stderr; yields the function to call with the number of steps done.
+
+    text: what runs; total: the number of its steps; rest: the number of steps that the command does
+    after these, which count for the time left.
+    """
+    screen, pace = console(stderr=True), Pace(clock)
+
+    def remaining(done: int) -> str:
+        return left(total - done + rest, pace.rate)
+
+    if not screen.is_terminal:
+        tell = every(SECONDS, lambda line: screen.print(line, markup=False, soft_wrap=True), clock)
+
+        def step(done: int) -> None:
+            pace.mark(done)
+            tell(lambda: ", ".join(filter(None, (f"{text}: {done} of {total}", remaining(done)))))
+
+        yield step
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
+    with Progress(*columns, console=screen, transient=True) as shown:
+        task = shown.add_task(text, total=total, left="")
+
+        def draw(done: int) -> None:
+            pace.mark(done)
+            shown.update(task, completed=done, left=remaining(done))
+
+        yield draw
+
+
+@contextmanager
+def telling(command: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows in words what runs: a line on the terminal, gone at the end.
+
+    Where stderr is no terminal, a line is printed every `SELDOM` seconds at most.
+
+    command: the name of the command, with which such a line begins.
+    """
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+        yield lambda text: tell(lambda: f"{command}: {text}")
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=screen, transient=True) as shown:
+        task = shown.add_task("begins")
+        yield lambda text: shown.update(task, description=text)

@@ -1,0 +1,132 @@
+"""Folders and pages that commands write, and never those of another request without a word."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from roundscope.emu.plain_data import parsed
+from roundscope.emu.whole_files import is_left, read_whole, write_whole
+from roundscope.tools.errors import StorageError, bad
+from roundscope.tools.report.terminal import console, plain
+from roundscope.tools.results.places import can_write_file, can_write_folder
+
+OPENING = 400  # characters of a page, in which its title is
+PAGE = "report.html"
+
+
+def request_of(*whole: Any) -> str:
+    """Return a digest of all that decides what a command writes: its request."""
+    return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+
+
+def as_word(text: str) -> str:
+    """Return a text as part of a folder's name: what shells or file systems dislike becomes -."""
+    return re.sub(r"[^A-Za-z0-9_.=-]+", "-", text)
+
+
+def free_folder(name: str, request: str, record: str, kept: str = "") -> Path:
+    """Return the folder of that name, or name-2, name-3 and so on where it holds another request.
+
+    record: the name of the JSON file in it that tells its request; kept: that of a file with which
+    a command that was interrupted goes on.
+    """
+    folders = (Path(name if n == 1 else f"{name}-{n}") for n in count(1))
+    return next(folder for folder in folders if _is_free(folder, request, record, kept))
+
+
+def _is_free(folder: Path, request: str, record: str, kept: str) -> bool:
+    """Return whether a folder does not exist, holds nothing finished, or holds the same request."""
+    if not folder.is_dir():
+        return not folder.exists()
+    if (folder / record).exists():
+        return bool(_held(folder / record) == request)
+    is_empty = all(is_left(path) for path in folder.iterdir())
+    return is_empty or (bool(kept) and (folder / kept).exists())
+
+
+def _held(record: Path) -> Any:
+    """Return the request that a record tells; None for a file that tells none."""
+    try:
+        return parsed(read_whole(record)).get("request")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
+    """Refuse a folder of --out that cannot be written, or holds the page of another command.
+
+    out: None for one that the command will choose in the current folder.
+    record: the name of the JSON file that this command writes beside its page.
+
+    Raises:
+        UsageError: one line that names the folder and the repair.
+    """
+    can_write_folder("--out", Path() if out is None else out)
+    if out is None:
+        return
+    if (out / page).exists() and not (out / record).exists():
+        raise bad("--out", str(out), f"its {page} is of another command; choose another folder")
+
+
+def tell_replaced(out: Path, request: str, record: str) -> None:
+    """Say on stderr that the results of another request in a folder are replaced, if they are."""
+    if (out / record).exists() and _held(out / record) != request:
+        console(stderr=True).print(
+            f"{out}: the results of another request, in {record}, are replaced",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write one JSON document, whole or not at all; numbers that JSON lacks become texts."""
+    text = json.dumps(plain(data), indent=1, allow_nan=False)
+    write_whole(path, text + "\n")
+
+
+def write_results(folder: Path, record: str, data: Any, page: str, name: str = PAGE) -> None:
+    """Write the page and the record of a command into its folder, which is made.
+
+    The record is written first: a page without one is taken for that of another command, so a
+    command that is killed between the two could not write into its own folder again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / record, data)
+    write_whole(folder / name, page)
+
+
+@contextmanager
+def storing(out: Path) -> Iterator[None]:
+    """Raise StorageError, which names the file, where the system cannot write it."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{out}: {error.strerror or error}; see its folder, or choose another file"
+        ) from error
+
+
+def write_page(out: Path, page: str, title: str) -> None:
+    """Write a page into a file that does not exist, or that is such a page.
+
+    title: how the title of such a page begins.
+
+    Raises:
+        UsageError: the file is a folder, or something else than such a page.
+        StorageError: it cannot be written.
+    """
+    can_write_file("--out", out)
+    if out.exists() and f"<title>{title}" not in _opening(out):
+        raise bad("--out", str(out), "exists and is another file; name a new one")
+    with storing(out):
+        write_whole(out, page)
+
+
+def _opening(path: Path) -> str:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(OPENING)

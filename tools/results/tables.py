@@ -1,0 +1,214 @@
+"""Tables of SQLite files that we wrote: whose a file is, whether it has what we wrote, its faults.
+
+What a table has is told by the declarations it is made of, {table: {column: declaration}}, such as
+"INTEGER NOT NULL".
+"""
+
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from roundscope.emu.plain_data import misfit, parsed
+from roundscope.tools.errors import StorageError, UsageError, bad, one_line
+
+Tables = Mapping[str, Mapping[str, str]]
+
+RESTORE = "restore it from a copy, or choose another"
+_TYPES = {  # the start of a declaration -> SQLite's types of its values, and what they are
+    "INTEGER": (("integer",), "a whole number"),
+    "REAL": (("real", "integer"), "a number"),
+    "TEXT": (("text",), "text"),
+    "BLOB": (("blob",), "bytes"),
+}
+_SAID = {"null": "nothing", "blob": "bytes", "text": "text"}
+_AMISS = {  # the start of SQLite's name of an error -> what it means here
+    "SQLITE_FULL": (
+        "the disk is full; what was saved before is intact: free some space and run again"
+    ),
+    "SQLITE_IOERR": "the disk cannot be read or written ({}); is it full or gone?",
+    "SQLITE_CORRUPT": (
+        "the file is damaged ({}); recover what is left with  sqlite3 FILE .recover  or choose"
+        " another file"
+    ),
+    "SQLITE_NOTADB": "is no SQLite file, or a damaged one; choose another file",
+    "SQLITE_READONLY": "cannot be written; change its permissions or choose another --out",
+    "SQLITE_CANTOPEN": "cannot be opened ({}); see its permissions and its folder's",
+    "SQLITE_PERM": "cannot be opened ({}); see its permissions and its folder's",
+    "SQLITE_BUSY": "another program is writing to it; close that one and run again",
+    "": f"its tables are not those that roundscope makes ({{}}); {RESTORE} file",
+}
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into a StorageError of one line that names the file.
+
+    Faults of our own calls are raised as they are.
+    """
+    try:
+        yield
+    except sqlite3.ProgrammingError:
+        raise
+    except sqlite3.DatabaseError as error:
+        name = getattr(error, "sqlite_errorname", "")
+        text = next(text for start, text in _AMISS.items() if name.startswith(start))
+        raise StorageError(f"{path}: {text.format(one_line(error))}") from error
+
+
+def check_start(path: Path, argument: str) -> None:
+    """Refuse a file that is no ordinary one, no SQLite database, or shorter than its header says.
+
+    SQLite itself would put other files beside such a database. An empty file is none yet.
+    """
+    if path.exists() and not path.is_file():
+        raise bad(argument, str(path), "is no ordinary file; choose another")
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        head = file.read(100)
+    if not head.startswith(b"SQLite format 3\0"):
+        raise bad(argument, str(path), "is no SQLite file, or a damaged one; choose another file")
+    size, pages = int.from_bytes(head[16:18], "big"), int.from_bytes(head[28:32], "big")
+    size = 1 << 16 if size == 1 else size
+    known = head[24:28] == head[92:96]  # else the number of pages is of another version of it
+    whole = max(100, size * pages if known else 0)
+    if path.stat().st_size < whole:
+        raise StorageError(
+            f"{path}: the file is damaged: {path.stat().st_size} of {whole} bytes; recover"
+            " what is left with  sqlite3 FILE .recover  or choose another file"
+        )
+
+
+def is_ours(
+    connection: sqlite3.Connection, path: Path, application: int, argument: str = "--out"
+) -> bool:
+    """Return whether the file has our tables; False for an empty one.
+
+    application: SQLite's application_id of our files. Raises UsageError for another program's file.
+    """
+    [(owner,)] = connection.execute("PRAGMA application_id")
+    [(tables,)] = connection.execute("SELECT count(*) FROM sqlite_master")
+    if owner != application and (owner or tables):
+        raise bad(argument, str(path), "is an SQLite file of another program; choose another file")
+    return bool(owner == application)
+
+
+def check_version(connection: sqlite3.Connection, path: Path, schema: int, repair: str) -> None:
+    """Raise UsageError for a file of an older or a newer schema.
+
+    schema: SQLite's user_version of our files; repair: what the message advises.
+    """
+    [(version,)] = connection.execute("PRAGMA user_version")
+    if version == schema:
+        return
+    said = f"roundscope (schema {version}, here {schema})"
+    if version > schema:
+        raise UsageError(f"{path}: written by a newer {said}; update roundscope, or {repair}")
+    raise UsageError(f"{path}: written by an older {said}; {repair}")
+
+
+def check_columns(
+    connection: sqlite3.Connection, path: Path, tables: Tables, later: Collection[str] = ()
+) -> None:
+    """Raise StorageError for a file that lacks one of our tables or columns, or has a trigger.
+
+    later: columns that files of older versions lack
+    """
+    kinds = dict(_rows(connection, "SELECT name, type FROM sqlite_master"))
+    names = {name for name, kind in kinds.items() if kind == "table"}
+    if "trigger" in kinds.values():
+        raise StorageError(f"{path}: has a trigger, which roundscope makes none of; {RESTORE} file")
+    for table, columns in tables.items():
+        held = columns_of(connection, table) if table in names else {}
+        lost = [name for name in columns if name not in held and name not in later]
+        if not held:
+            raise StorageError(f"{path}: the table {table} is missing; {RESTORE} file")
+        if lost:
+            raise StorageError(
+                f"{path}: its table {table} lacks {', '.join(lost[:5])}; {RESTORE} file"
+            )
+
+
+def check_values(connection: sqlite3.Connection, path: Path, tables: Tables) -> None:
+    """Raise StorageError for a value of another type than its column's; whole tables are read.
+
+    Text that is no UTF-8 raises sqlite3.OperationalError (`explained` makes a StorageError of it).
+    """
+    for table, columns in tables.items():
+        held = columns_of(connection, table)
+        texts = [name for name, kind in columns.items() if name in held and "TEXT" in kind]
+        for name in texts:
+            for _ in _rows(connection, f"SELECT DISTINCT {quoted(name)} FROM {table}"):
+                pass
+        odd = {name: _is_odd(name, kind) for name, kind in columns.items() if name in held}
+        query = f"SELECT * FROM {table} WHERE {' OR '.join(odd.values())} LIMIT 1"
+        for _ in _rows(connection, query):
+            raise StorageError(_amiss(connection, path, table, columns, odd))
+
+
+def _is_odd(name: str, kind: str) -> str:
+    """Return SQL that is true for a value that a column's declaration does not have."""
+    types, _ = _TYPES[kind.split()[0]]
+    null = () if "NOT NULL" in kind or "PRIMARY KEY" in kind else ("null",)
+    return f"typeof({quoted(name)}) NOT IN ({', '.join(map(repr, (*types, *null)))})"
+
+
+def _amiss(
+    connection: sqlite3.Connection,
+    path: Path,
+    table: str,
+    columns: Mapping[str, str],
+    odd: Mapping[str, str],
+) -> str:
+    """Return which column has a value of which other type."""
+    for name, condition in odd.items():
+        query = f"SELECT typeof({quoted(name)}) FROM {table} WHERE {condition} LIMIT 1"
+        for (kind,) in _rows(connection, query):
+            _, wanted = _TYPES[columns[name].split()[0]]
+            has = _SAID.get(kind, f"a number ({kind})")
+            return f"{path}: {name} of its table {table} has {has} for {wanted}; {RESTORE} file"
+    raise AssertionError(table)
+
+
+def _rows(connection: sqlite3.Connection, query: str) -> Iterable[Any]:
+    """Return rows as tuples, whatever the connection makes of rows."""
+    cursor = connection.cursor()
+    cursor.row_factory = None
+    return cursor.execute(query)
+
+
+def json_of(path: Path, place: str, text: Any, shape: Any) -> Any:
+    """Return the data of a JSON text in a file's column, which have a shape (`plain_data`).
+
+    place: what the text is of, in words. Raises StorageError where they have not.
+    """
+    try:
+        if not isinstance(text, str | bytes):
+            raise ValueError(f"it is {'nothing' if text is None else 'a number'}")
+        found = parsed(text)
+        amiss = misfit(found, shape)
+    except ValueError as error:
+        amiss = f"no JSON: {one_line(error)}"
+    if amiss:
+        raise StorageError(f"{path}: {place} is not what roundscope writes ({amiss}); {RESTORE}")
+    return found
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> dict[str, str]:
+    """Return the columns that a table has, and their types, in order."""
+    return {name: kind for _, name, kind, *_ in connection.execute(f"PRAGMA table_info({table})")}
+
+
+def add_columns(connection: sqlite3.Connection, table: str, wanted: Mapping[str, str]) -> None:
+    """Add the columns that a table lacks; earlier rows have NULL there."""
+    there = columns_of(connection, table)
+    for name, kind in wanted.items():
+        if name not in there:
+            connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {kind}")

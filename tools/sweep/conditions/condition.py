@@ -1,0 +1,273 @@
+"""Makes a `Cell` of a point of a sweep.
+
+Defaults are filled in, the plan is built, the injection is placed, and errors name the parameter.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from roundscope.attention.arguments import served_given
+from roundscope.attention.grammar.roundings import Place, places_of, without_mode
+from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.places import Sizes, occurs
+from roundscope.attention.plans.half import note_on_types
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.sites import Site, site_named
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.sweep.conditions.cell import (
+    DEFAULTS,
+    OF_CALL,
+    OPTIONAL,
+    PER_SITE,
+    Cell,
+    Value,
+)
+from roundscope.tools.sweep.conditions.plans import (
+    Settings,
+    changes_plan,
+    plan_of,
+    settings_of,
+)
+from roundscope.tools.sweep.conditions.sources import FileSizes, check_fits, sizes_of, told
+from roundscope.tools.sweep.conditions.values import axis_named, typed
+from roundscope.tools.trace.options import Request, check_places, injection
+
+_PLACES = {site: i for i, site in enumerate(Site)}  # in the algorithm
+
+
+def cell_of(point: Mapping[str, Value]) -> Cell:
+    """Return the cell of a point of `axes.points`.
+
+    What the point leaves out has its default. S follows T. Where the input is a file, the sizes
+    and what the call had beside tensors follow the file; what the point gives comes before it, and
+    the cell's note says so. Raises UsageError naming parameter, value and repair.
+    """
+    given = _given(point)
+    file = sizes_of(str(given.get("input", DEFAULTS["input"])))
+    parameters, note = _complete(given, file), ""
+    if file is not None:
+        sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
+        check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
+        _check_cut(parameters, file)
+    settings = settings_of(parameters)
+    try:
+        plan = plan_of(settings, int(parameters["seed"]))
+    except ValueError as error:
+        words = " ".join(f"{name}={value}" for name, value in settings)
+        hint = "" if "preset" in given else _other_preset(settings)
+        raise UsageError(f"{words}: {error}{hint}") from None
+    if file is not None:
+        note = told(str(parameters["input"]), file, parameters, note_on_types(plan, file.types))
+    run = _served(parameters, plan)
+    _check_named(parameters, run)
+    inject = _injections(parameters, run, file)
+    return Cell(
+        parameters=tuple(parameters.items()),
+        plan=plan,
+        inject=inject,
+        content="" if file is None else file.content,
+        note=note,
+    )
+
+
+def _served(parameters: Mapping[str, Value], plan: Plan) -> Plan:
+    """Return the plan as it runs in the cell's call: with its window, softcap and sinks."""
+    window, softcap = parameters.get("window"), parameters.get("softcap")
+    heads = int(parameters["N"])
+    if (window, softcap, parameters.get("sinks")) == (None, None, None):
+        return plan
+    return served_given(
+        plan,
+        None if window is None else int(window),
+        None if softcap is None else float(softcap),
+        np.zeros(heads) if "sinks" in parameters else None,
+        heads,
+    )
+
+
+def _other_preset(settings: Settings) -> str:
+    """Return advice for changes that the default preset, which is a kernel, cannot have.
+
+    It is empty if the preset of the same roundings without that kernel's choices cannot either.
+    """
+    try:
+        plan_of((("preset", "fa2-bf16"), *settings[1:]), 0)
+    except ValueError:
+        return ""
+    return f"; preset={DEFAULTS['preset']} is the default, and preset=fa2-bf16 can have that"
+
+
+def _given(point: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the point's own parameters, each in its one spelling.
+
+    `tile`, and a format with a mode, become the two parameters that they stand for.
+    """
+    given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
+    if "tile" in given:
+        if both := [name for name in ("block_q", "block_k") if name in given]:
+            raise bad(
+                "tile",
+                given["tile"],
+                f"sets block_q and block_k, and {both[0]} is given too; choose one",
+            )
+        given["block_q"] = given["block_k"] = given.pop("tile")
+    for name, value in tuple(given.items()):
+        if name.partition(".")[0] == "format" and ":" in str(value):
+            given |= _two(name, str(value), given)
+    return given
+
+
+def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
+    """Return O=bf16:stochastic as format.O=bf16 and mode.O=stochastic.
+
+    Both spellings are then one condition.
+    """
+    rounding, mode = without_mode(text)
+    other = name.replace("format", "mode", 1)
+    if mode and given.get(other, "preset") != "preset":
+        raise bad(name, text, f"names a mode, and {other}={given[other]} is given too; choose one")
+    parameters: dict[str, Value] = {name: rounding}
+    return parameters | ({other: mode} if mode else {})
+
+
+def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
+    """Return all of DEFAULTS, those in effect of OPTIONAL, and those of single sites, in order.
+
+    The order of sites is that of the algorithm.
+    """
+    sizes: dict[str, Value] = {}
+    if file is not None:
+        sizes = {name: getattr(file, name) for name in ("T", "S", "N", "H")}
+    # a file of cross-attention keeps its own keys
+    if "T" in given and (file is None or file.T == file.S):
+        sizes["S"] = given["T"]
+    if file is not None and file.causal is not None:
+        sizes["causal"] = file.causal
+    whole = {name: given.get(name, sizes.get(name, default)) for name, default in DEFAULTS.items()}
+    more = {name: x for name, x in given.items() if name not in (*DEFAULTS, *OF_CALL)}
+    more |= _call(given, file)
+    return whole | {name: more[name] for name in sorted(more, key=_rank)}
+
+
+def _check_cut(parameters: Mapping[str, Value], file: FileSizes) -> None:
+    """Raise UsageError for a cut that moves queries which are counted from the last key."""
+    is_cut = (parameters["T"], parameters["S"]) != (file.T, file.S)
+    if is_cut and parameters.get("alignment") == "bottom-right":
+        raise bad(
+            "T",
+            parameters["T"],
+            "a cut of a call aligned bottom-right is another call; leave T and S out, or give"
+            " alignment=top-left",
+        )
+
+
+def _call(given: Mapping[str, Value], file: FileSizes | None) -> dict[str, Value]:
+    """Return those of OF_CALL that have an effect: as given, else as the file says.
+
+    The scale of a file has one in any cell, so only another one is named.
+    """
+    said = {} if file is None else file.says
+    found: dict[str, Value] = {}
+    for name, none in OF_CALL.items():
+        own, asked = said.get(name, none), str(given.get(name, "default"))
+        value = own if asked == "default" else asked
+        if name == "scale":
+            none = said.get(name, "none")
+        elif name == "batch" and int(value) > int(own):
+            of = "is drawn: vary the seed" if file is None else f"has {own}; ask for that or less"
+            raise bad("batch", value, f"input {given.get('input', DEFAULTS['input'])} {of}")
+        if value not in (none, "default"):
+            found[name] = value
+    return found
+
+
+def _rank(name: str) -> tuple[int, int]:
+    kind, _, site = name.partition(".")
+    if not site:
+        return -1, OPTIONAL.index(name)
+    return PER_SITE.index(kind), _PLACES[site_named(site)]
+
+
+def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:
+    """Raise UsageError if a parameter names an event that this plan never reaches.
+
+    It would silently have no effect.
+    """
+    for name, value in parameters.items():
+        if (name not in ("only", "but") and "." not in name) or not changes_plan(name, value):
+            continue
+        kind, _, site = name.partition(".")
+        places = [(site_named(site), kind == "accumulator")] if site else places_of(str(value))
+        for place in places:
+            try:
+                _check_reached(place, plan, bool(parameters["backward"]))
+            except ValueError as error:
+                raise UsageError(f"{name} '{value}': {error}") from None
+
+
+def _check_reached(place: Place, plan: Plan, backward: bool) -> None:
+    site, step = place
+    if not step:
+        occurs(plan, site)
+    if not backward and (site.stage == "backward" or site is Site.DO):
+        raise ValueError(
+            f"{site} belongs to the backward, which does not run; give --backward or choose a"
+            " forward site"
+        )
+
+
+def _injections(
+    parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
+) -> tuple[Injection, ...]:
+    """Return the injection as the final plan reads it, checked to be at places that the cell has.
+
+    The cell's seed is also that of the injection's noise.
+    """
+    text = str(parameters["injection"])
+    if text == "none":
+        return ()
+    try:
+        placed = injection(text, plan, int(parameters["seed"]))
+        _check_places(placed, parameters, plan, file)
+    except UsageError as error:
+        hint = ""
+        if ":" not in text:
+            hint = (
+                " (on the command line a comma ends a value; one with commas goes into a .toml"
+                " file)"
+            )
+        raise UsageError(str(error).replace("--inject", "injection", 1) + hint) from None
+    if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
+        raise bad(
+            "injection",
+            text,
+            "engine xla takes formats as data and cannot flip bits; use engine=numpy",
+        )
+    return (placed,)
+
+
+def _check_places(
+    placed: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
+) -> None:
+    try:
+        _check_reached((placed.site, False), plan, bool(parameters["backward"]))
+    except ValueError as error:
+        raise bad("injection", str(parameters["injection"]), str(error)) from None
+    queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
+    block_k = keys if plan.normalise_first else int(parameters["block_k"])
+    block_q = int(parameters["block_q"])
+    request = Request(plan=plan, against=plan, block_q=block_q, block_k=block_k, inject=(placed,))
+    groups = 1 if file is None else file.N // file.key_heads
+    sizes = Sizes(
+        batch=int(parameters.get("batch", 1)),
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        key_heads=max(1, heads // groups),
+        features=features,
+        value_features=features if file is None else file.width,
+        block_q=request.block_q,
+        block_k=block_k,
+    )
+    check_places(request, sizes, bool(parameters["backward"]), "the cell")

@@ -1,0 +1,263 @@
+"""Calls of `examine` for cells of one group, and the results that they are compared with.
+
+These are golden and unfused results, which are kept in memory. Under xla all results stay on the
+device: batches of `Arrays` with the cells, and what pads them, along the first axis.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from functools import lru_cache
+from itertools import count
+from os import cpu_count
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
+from roundscope.attention.plans.choices import KeyOrder, RowSum
+from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
+from roundscope.attention.testing.families import FAMILIES
+from roundscope.emu.roundings.modes import BINARY64
+from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.tools.compile_cache import keep_compilations
+from roundscope.tools.results.machine import has_gpu
+from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, entries
+from roundscope.tools.sweep.conditions.inputs import Inputs, draw
+from roundscope.tools.sweep.measuring.kept import Kept
+from roundscope.tools.sweep.measuring.sums import Arrays
+from roundscope.tools.sweep.measuring.tensors import Tensors
+
+CALLED = ("scale", "alignment", "window", "softcap", "mask", "sinks")  # of `Inputs`
+RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
+EXACT = Plan.preset("exact")
+# the query tile of golden and unfused calls, which changes no bit: these were fastest
+REFERENCE_ROWS = {"numpy": 32, "xla": 128}
+REFERENCES = 128  # entries of such a call at most: many cells share few
+NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # events without effect on unfused attention's output
+
+HOST, DEVICE = 64 << 20, 4 << 30  # bytes of one `Kept`, and of one on a GPU
+_NUMBERS = count()
+_INPUTS = Kept(HOST)
+_GOLDEN, _UNFUSED = (
+    {"numpy": Kept(HOST), "xla": Kept(DEVICE if has_gpu() else HOST)} for _ in range(2)
+)
+
+
+def inputs_of(cells: Sequence[Cell]) -> list[Inputs]:
+    """Return the tensors of cells; those that are not kept are drawn at once, on all cores.
+
+    Raises as `draw`.
+    """
+    keys = [_input_key(cell) for cell in cells]
+    inputs = {key: _INPUTS.get(key) for key in keys}
+    missing = {key: cell for key, cell in zip(keys, cells, strict=True) if inputs[key] is None}
+    if len(missing) > 1:
+        with ThreadPoolExecutor(cpu_count()) as pool:
+            drawn = list(pool.map(draw, missing.values()))
+    else:
+        drawn = [draw(cell) for cell in missing.values()]
+    for key, x in zip(missing, drawn, strict=True):
+        inputs[key] = x
+        size = sum(part.nbytes for part in (x.q, x.k, x.v, x.do) if part is not None)
+        _INPUTS.put([key], x, size)
+    return [inputs[key] for key in keys]
+
+
+def attention_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Examined:
+    """Run cells of one group in one call, with the ones of P and ALPHA counted.
+
+    The last cell is repeated until there are `size`.
+    """
+    plans, record = [c.plan for c in cells], Record(ones=(Site.P, Site.ALPHA))
+    blocks = (int(cells[0]["block_q"]), int(cells[0]["block_k"]))
+    backward = bool(cells[0]["backward"])
+    return _examine(
+        cells[0],
+        tensors,
+        range(len(cells)),
+        plans,
+        size,
+        blocks,
+        backward,
+        record=record,
+        inject=cells[0].inject,
+    )
+
+
+def golden_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
+    """Return the results of unfused attention in binary64 throughout, on the cells' engine."""
+    keys = [(_input_key(c), c["causal"]) for c in cells]
+    backward = bool(cells[0]["backward"])
+
+    def plans(chosen: list[int]) -> list[Plan]:
+        return [EXACT] * len(chosen)
+
+    return _shared(_GOLDEN, keys, cells, tensors, size, plans, backward)
+
+
+def unfused_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
+    """Return the output under `unfused_plan`, without injections and backward."""
+    plans = [unfused_plan(c.plan) for c in cells]
+    numbers = [_number(plan) for plan in plans]
+    keys = [(_input_key(c), c["causal"], n) for c, n in zip(cells, numbers, strict=True)]
+
+    def chosen_plans(chosen: list[int]) -> list[Plan]:
+        return [plans[i] for i in chosen]
+
+    return _shared(_UNFUSED, keys, cells, tensors, size, chosen_plans, False)
+
+
+@lru_cache(4096)
+def unfused_plan(plan: Plan) -> Plan:
+    """Return the plan of unfused attention, softmax first, in the formats of a plan.
+
+    What has no effect on the output is set alike, so that more cells share a result. That includes
+    how a kernel adds up a row in the lanes of a tile, and how it splits the keys.
+    """
+    effective = plan.rounded(dict.fromkeys(NO_SAY, BINARY64))
+    accumulators = tuple(
+        Accumulator(step=BINARY64) if site in NO_SAY else plan.accumulator(site)
+        for site in PRODUCTS
+    )
+    return replace(
+        effective,
+        name="unfused",
+        accumulators=accumulators,
+        normalise_first=True,
+        pv_into_o=False,
+        key_order=KeyOrder.ASCENDING,
+        row_sum=RowSum.PLAIN,
+        split_tiles=0,
+        row_sum_of=EXACT.row_sum_of,
+        delta_from=EXACT.delta_from,
+    )
+
+
+@lru_cache(4096)
+def _number(plan: Plan) -> int:
+    """Return a number that stands for a plan in keys.
+
+    Keys are hashed often, and hashing a plan takes a hundred times as long.
+    """
+    return next(_NUMBERS)
+
+
+def results_of(examined: Examined) -> Arrays:
+    """Return the results by name, with gradients and delta where there are any."""
+    found = {name: getattr(examined, name) for name in RESULTS}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+def _input_key(cell: Cell) -> Hashable:
+    """Return everything that a cell's tensors depend on."""
+    drawn = cell["seed"] if cell["input"] in FAMILIES else cell.content
+    return drawn, *(cell[name] for name in ("input", "T", "S", "N", "H", "backward", *OF_CALL))
+
+
+def _shared(
+    kept: dict[str, Kept],
+    keys: Sequence[Hashable],
+    cells: Sequence[Cell],
+    tensors: Tensors,
+    size: int,
+    plans: Callable[[list[int]], list[Plan]],
+    backward: bool,
+) -> Arrays:
+    """Return results by key, in a batch of `size`.
+
+    They are those that are kept already, and for all others those of calls of 1 or `REFERENCES`
+    entries (two executables).
+    """
+    engine = str(cells[0]["engine"])
+    first = {key: i for i, key in reversed(list(enumerate(keys)))}
+    found = {key: kept[engine].get(key) for key in first}
+    missing = [i for key, i in first.items() if found[key] is None]
+    entries = min(size, REFERENCES)
+    for lo in range(0, len(missing), entries):
+        some = missing[lo : lo + entries]
+        called = 1 if len(missing) == 1 else entries
+        blocks = REFERENCE_ROWS[engine], int(cells[0]["S"])
+        arrays = results_of(
+            _examine(cells[0], tensors, some, plans(some), called, blocks, backward)
+        )
+        places = {keys[i]: place for place, i in enumerate(some)}
+        found |= dict.fromkeys(places, (arrays, places))
+        kept[engine].put(list(places), (arrays, places), sum(x.nbytes for x in arrays.values()))
+    return _chosen(engine)([(found[key][0], found[key][1][key]) for key in keys], size)
+
+
+def _chosen(engine: str) -> Callable[..., Arrays]:
+    if engine == "numpy":
+        from roundscope.tools.sweep.measuring.on_host import chosen
+    else:
+        from roundscope.tools.sweep.measuring.on_device import chosen
+    return chosen
+
+
+def _examine(
+    cell: Cell,
+    tensors: Tensors,
+    some: Sequence[int],
+    plans: Sequence[Plan],
+    size: int,
+    blocks: tuple[int, int],
+    backward: bool,
+    record: Record | None = None,
+    inject: tuple[Injection, ...] = (),
+) -> Examined:
+    """Call `examine` once for some cells, in the shapes of `cell`.
+
+    One plan is passed as such where one is enough.
+    """
+    if cell["engine"] == "xla":
+        keep_compilations()
+    more = size - len(plans)
+    every, plans = [*some, *[some[-1]] * more], [*plans, *[plans[-1]] * more]
+    x = tensors.first
+    # entries of one cell are numbered together, as for anybody who calls `examine` on the file
+    one = cell["engine"] == "numpy" or plans[0] is EXACT or entries(cell) > 1
+    options: dict[str, Any] = {"engine": cell["engine"], "record": record, "inject": inject}
+    options |= {name: getattr(x, name) for name in CALLED}
+    q, k, v = (tensors.of(role, every) for role in "qkv")
+    found = examine(
+        q,
+        k,
+        v,
+        tensors.of("do", every) if backward and x.do is not None else None,
+        plan=plans[0] if one else plans,
+        block_q=blocks[0],
+        block_k=blocks[1],
+        is_causal=bool(cell["causal"]),
+        **options,
+    )
+    return found if entries(cell) == 1 else _of_one(found)
+
+
+def _of_one(found: Examined) -> Examined:
+    """Return what a call found of the batch entries of one cell as if they were one entry.
+
+    Their rows follow each other, and in the trace their heads do.
+    """
+    rows: dict[str, Any] = {
+        name: np.asarray(x).reshape(1, -1, *x.shape[2:]) for name, x in results_of(found).items()
+    }
+
+    def heads(x: Any) -> np.ndarray:
+        return np.asarray(x).reshape(1, -1, *np.shape(x)[2:])
+
+    trace = found.trace
+    return replace(
+        found,
+        **rows,
+        trace=replace(
+            trace,
+            stats={
+                name: replace(s, **{f.name: heads(getattr(s, f.name)) for f in fields(s)})
+                for name, s in trace.stats.items()
+            },
+            rows={name: heads(x) for name, x in trace.rows.items()},
+            ones={name: heads(x) for name, x in trace.ones.items()},
+            away={name: heads(x) for name, x in trace.away.items()},
+        ),
+    )

@@ -1,0 +1,279 @@
+"""The captions of the pictures in a sweep's report."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roundscope.attention.sites import Site
+from roundscope.tools.sweep.report.effects import LOG, center, mean_interval
+from roundscope.tools.sweep.report.lost import lost
+from roundscope.tools.sweep.report.slices import Slice
+from roundscope.tools.sweep.report.words import listed, number, percent
+from roundscope.tools.sweep.storage.frames import Axis, Frame
+
+
+def against(frame: Frame, cut: Slice) -> str:
+    """Return the caption of deviation against an axis."""
+    axis, shown = cut.across, _shown(frame, cut, "rms")
+    if not axis.numeric:
+        return f"Which {axis.label} deviates most? {_extremes(frame, cut)} {shown}"
+    question = f"Does the deviation grow with {axis.label}?"
+    if infinite := _infinite(frame, cut):
+        words = listed([axis.word(c) for c in infinite])
+        question += f" At {words} results are NaN or infinite."
+    slopes = _slopes(frame, cut)
+    if not slopes.size:
+        return f"{question} No two values of it can be compared. {shown}"
+    among = ""
+    if slopes.size > 1:
+        among = f" ({slopes.min():+.2f} to {slopes.max():+.2f} over the lines)"
+    return f"{question} rms goes as its power {np.median(slopes):+.2f}{among}. {shown}"
+
+
+def comparable(frame: Frame, cut: Slice) -> bool:
+    """Return whether the axis across has two values that can be compared.
+
+    Otherwise a picture of it would show nothing.
+    """
+    return bool(_slopes(frame, cut).size) if cut.across.numeric else len(_means(frame, cut)) > 1
+
+
+def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
+    """Return the exponents of rms as a power of the axis across, one per line and row.
+
+    They are fitted to the means by least squares.
+    """
+    y = frame.metric("rms")
+    x = np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
+    usable, found = cut.cells & np.isfinite(y) & (y > 0), []
+    others = [axis for axis in (cut.lines, cut.rows) if axis is not None]
+    place = np.stack([frame.code(a) for a in others], 1) if others else np.zeros((len(y), 1), int)
+    for where in np.unique(place[usable], axis=0):
+        mine = usable & (place == where).all(1)
+        if np.unique(x[mine]).size > 1:
+            found.append(np.polyfit(x[mine], np.log10(y[mine]), 1)[0])
+    return np.array(found)
+
+
+def _extremes(frame: Frame, cut: Slice) -> str:
+    means, word = _means(frame, cut), cut.across.word
+    if infinite := _infinite(frame, cut):
+        words = listed([word(c) for c in infinite])
+        return (
+            f"{words}: results that are NaN or infinite. Of the other cells: {_least(means, word)}"
+        )
+    return _least(means, word)
+
+
+def _least(means: dict[int, float], word: Callable[[int], str]) -> str:
+    """Return which value has the largest mean, and which the least."""
+    if len(means) < 2:
+        return "No two of them can be compared."
+    high, low = max(means, key=lambda c: means[c]), min(means, key=lambda c: means[c])
+    if means[high] <= 1.001 * means[low]:
+        return "None: the geometric means of rms are equal to a thousandth."
+    return (
+        f"{word(high)} (rms {number(means[high])}), least {word(low)} ({number(means[low])});"
+        " geometric means over what is shown."
+    )
+
+
+def _infinite(frame: Frame, cut: Slice) -> list[int]:
+    """Return the values that are shown at which an rms is infinite."""
+    y, code = frame.metric("rms"), frame.code(cut.across)
+    there = cut.cells & np.isinf(y)
+    return [c for c in cut.shown[cut.across.name] if (there & (code == c)).any()]
+
+
+def _means(frame: Frame, cut: Slice) -> dict[int, float]:
+    """Return the geometric mean of rms at each value that is shown and has one."""
+    y, code = frame.metric("rms"), frame.code(cut.across)
+    means = {
+        c: center("rms", y[cut.cells & (code == c) & (y > 0) & np.isfinite(y)])[0]
+        for c in cut.shown[cut.across.name]
+    }
+    return {c: mean for c, mean in means.items() if np.isfinite(mean)}
+
+
+def _shown(frame: Frame, cut: Slice, metric: str) -> str:
+    """Return how seeds are shown, what is held fixed and what is left out."""
+    mark = "lines and bands" if cut.across.numeric and metric in LOG else "marks and bars"
+    means = "geometric means"
+    if metric not in LOG:
+        means = "means (geometric where the scale is logarithmic)"
+    parts = [
+        f"{seeds_words(frame, cut.cells)} (faint dots); {mark}: {means} and their 95 % t intervals"
+        " over seeds."
+    ]
+    if one_seed(frame, cut.cells):
+        parts = ["One seed each: no spread is known."]
+    parts += _left(frame, cut)
+    if cut.held:
+        parts.append(
+            f"All at {listed([f'{k} = {v}' for k, v in cut.held.items()])}, where the most"
+            " conditions are and rms is largest."
+        )
+    y = frame.metric(metric)
+    usable = np.isfinite(y) & (y > 0) if metric in LOG else np.isfinite(y)
+    if infinite := int((cut.cells & np.isinf(y)).sum()):
+        parts.append(
+            f"{infinite} cells with NaN or infinite results have an infinite {metric}: red"
+            " triangles, no part of the means."
+        )
+    if elsewhere := int((~cut.cells & np.isinf(y)).sum()):
+        parts.append(f"{elsewhere} other cells of infinite {metric} are not in this picture.")
+    if lost := int((cut.cells & ~usable & ~np.isinf(y)).sum()):
+        above = " above 0" if metric in LOG else ""
+        parts.append(f"{lost} cells without a finite {metric}{above} are left out.")
+    return " ".join(parts)
+
+
+def _left(frame: Frame, cut: Slice) -> list[str]:
+    found = []
+    for axis in (cut.across, cut.lines, cut.rows):
+        if axis is not None and (more := len(axis.values) - len(cut.shown[axis.name])):
+            which = "chosen evenly" if axis.numeric else "those with the largest deviation"
+            found.append(
+                f"{more} of {len(axis.values)} values of {axis.label} are not shown (those shown"
+                f" are {which}, among those with cells here)."
+            )
+    return found
+
+
+def seeds_words(frame: Frame, cells: np.ndarray) -> str:
+    """Return how many seeds a condition has: "5 seeds each", or "1 to 5 seeds each"."""
+    count = np.bincount(frame.condition[cells]) if cells.any() else np.zeros(1, int)
+    low, high = count[count > 0].min(initial=count.max()), count.max()
+    return f"{high} seeds each" if low == high else f"{low} to {high} seeds each"
+
+
+def one_seed(frame: Frame, cells: np.ndarray) -> bool:
+    """Return whether no condition has a second seed."""
+    return bool(not cells.any() or np.bincount(frame.condition[cells]).max() < 2)
+
+
+def signed(frame: Frame, cut: Slice, metric: str) -> str:
+    """Return the caption of signed means, with the number of biased conditions."""
+    y = frame.metric(metric)
+    intervals = [
+        mean_interval(y[cut.cells & (frame.condition == c)])
+        for c in np.unique(frame.condition[cut.cells])
+    ]
+    known = [(mean, half) for mean, half in intervals if np.isfinite(half)]
+    biased = sum(abs(mean) > half for mean, half in known)
+    what = "delta" if metric == "delta_bias" else "the output"
+    answer = "One seed cannot tell."
+    if known:
+        answer = (
+            f"In {biased} of {len(known)} conditions shown the interval over seeds excludes 0 (1 in"
+            " 20 does by chance)."
+        )
+    line = "The thin line through a dot is its own standard error over rows."
+    lost_too = int((cut.cells & (np.nan_to_num(frame.metric(_count_of(metric))) > 0)).sum())
+    if lost_too:
+        answer += f" {lost_too} cells with NaN or infinite results have no mean."
+    return f"Is the error of {what} biased up or down? {answer} {_shown(frame, cut, metric)} {line}"
+
+
+def _count_of(metric: str) -> str:
+    return "delta_not_finite" if metric == "delta_bias" else "not_finite"
+
+
+def softmax(frame: Frame, cut: Slice) -> str:
+    """Return the caption of rows with several P = 1 and of rescales."""
+    share, rescales = (
+        float(np.nanmax(frame.metric(name)[cut.cells])) for name in ("several_ones", "rescales")
+    )
+    return (
+        "How often do rows have two or more P = 1, and how often does the running maximum change?"
+        f" In up to {percent(share)} of the rows, and in up to {number(rescales)} key tiles per"
+        f" row. {_shown(frame, cut, 'several_ones')}"
+    )
+
+
+def pair(frame: Frame, cut: Slice, together: float) -> str:
+    """Return the caption of the map of two axes.
+
+    together: the share of the variance that only both explain together.
+    """
+    a, b = cut.lines, cut.across
+    assert a is not None
+    return (
+        f"Does {b.label} have the same effect at every {a.label}? Together they explain"
+        f" {percent(together)} of the variance of log rms beyond what each explains alone (0 means"
+        " that their effects multiply). Means ± half of the 95 % t interval over seeds,"
+        f" {seeds_words(frame, cut.cells)}.{_gray(frame, cut.cells)} Right: the"
+        " largest error relative to that of unfused attention in the same formats, which is what"
+        f" tiling costs.{_at(cut.held)}"
+    )
+
+
+def _gray(frame: Frame, cells: np.ndarray) -> str:
+    """Return what there is to say of cells whose rms is infinite in a map, and in its shares."""
+    n = int(np.isinf(frame.metric("rms")[cells]).sum())
+    return (
+        f" Gray with inf: {n} cells with NaN or infinite results, no part of shares." if n else ""
+    )
+
+
+def _at(held: dict[str, str]) -> str:
+    return f" All at {listed([f'{k} = {v}' for k, v in held.items()])}." if held else ""
+
+
+def sites(
+    frame: Frame,
+    cut: Slice | None,
+    cells: np.ndarray,
+    names: Sequence[Site],
+    rms: np.ndarray,
+    bias: np.ndarray,
+    words: list[str],
+    quiet: Sequence[Site],
+) -> str:
+    """Return the caption of errors by site.
+
+    rms is (sites, columns), bias (sites, columns, mean and half of its interval).
+    """
+    held = {} if cut is None else dict(cut.held)
+    if cut is not None and cut.lines is not None:
+        held[cut.lines.label] = _only(frame, cut.lines, cells)
+    none = f" Without any error: {' '.join(quiet)}." if quiet else ""
+    if n := int(lost(frame).cells[cells].sum()):
+        none += (
+            f" In {n} cells with NaN or infinite results these are the errors of the events whose"
+            " numbers are finite."
+        )
+    means = bias[..., 0]
+    return (
+        "Which events have the largest errors, and of which sign? rms is largest in"
+        f" {_largest(rms, rms, names, words)}, the mean signed error in"
+        f" {_largest(np.abs(means), means, names, words)}. Errors are in value, so an event of"
+        f" large numbers has large errors. {_sites_spread(frame, cells, bool(words))}{_at(held)}"
+        f"{none}"
+    )
+
+
+def _largest(size: np.ndarray, x: np.ndarray, names: Sequence[Site], words: list[str]) -> str:
+    """Return where a table of sites is largest, and its number there."""
+    if np.isnan(size).all():  # a file of which somebody took the column
+        return "no event, since none is known"
+    i, j = divmod(int(np.nanargmax(size)), size.shape[1])
+    return f"{names[i]}{f' at {words[j]}' if words else ''} ({number(x[i, j])})"
+
+
+def _sites_spread(frame: Frame, cells: np.ndarray, mapped: bool) -> str:
+    if one_seed(frame, cells):
+        return "One seed."
+    interval = "95 % t interval over seeds"
+    shown = f"bars: {interval}"
+    if mapped:
+        shown = (
+            f"pale: mean signed errors whose {interval} contains 0; numbers are written where it"
+            " does not (1 in 20 by chance)"
+        )
+    return f"Means over seeds, {seeds_words(frame, cells)}; {shown}."
+
+
+def _only(frame: Frame, axis: Axis, cells: np.ndarray) -> str:
+    found = np.unique(frame.code(axis)[cells])
+    return axis.word(int(found[0])) if found.size else "-"

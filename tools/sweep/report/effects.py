@@ -1,0 +1,177 @@
+"""How much of a metric each axis explains, with the seeds as the noise level.
+
+Also: intervals of means over seeds.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import fdtri, stdtrit
+
+from roundscope.tools.sweep.measuring.metrics import METRICS
+from roundscope.tools.sweep.storage.frames import Axis, Frame
+from roundscope.tools.sweep.storage.grouping import numbered, together
+
+FALSE_ALARMS = 0.01  # probability that seeds alone make any axis of a report stand out
+MAGNITUDES = ("max_abs", "rms", "rel_rms", "mean_abs", "ratio_max", "ratio_rms", "vs_unfused_max")
+# metrics above zero: drawn and explained by their logarithm
+LOG = frozenset(n for n in METRICS if n.endswith(MAGNITUDES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What one axis explains of a metric.
+
+    share  the sum of squares between the means of its values over the total (main effect, eta
+           squared)
+    limit  the share that seeds alone would exceed in less than one report of a hundred; NaN where
+           there is one seed
+    """
+
+    axis: Axis
+    share: float
+    limit: float
+
+    @property
+    def stands_out(self) -> bool:
+        """Return whether the share is more than noise; False where one seed leaves that open."""
+        return bool(self.share > self.limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """The effects of all axes.
+
+    effects  the effects, the largest first
+    seeds    the share within conditions, which no axis explains; NaN without repetition
+    cells    the number of cells that have the metric
+    crossed  whether every combination of values is there, so that the shares add up to at most 1
+    """
+
+    effects: tuple[Effect, ...]
+    seeds: float
+    cells: int
+    crossed: bool
+
+
+def mean_interval(x: np.ndarray) -> tuple[float, float]:
+    """Return the mean of the numbers and half of its 95 % t interval.
+
+    Both are NaN without any number; the half is NaN for a single one. If a number is infinite the
+    mean is, and has no interval.
+    """
+    if np.isinf(x).any():
+        return float(x[np.isinf(x)].sum()), np.nan
+    x = x[np.isfinite(x)]
+    if not x.size:
+        return np.nan, np.nan
+    half = stdtrit(x.size - 1, 0.975) * x.std(ddof=1) / np.sqrt(x.size) if x.size > 1 else np.nan
+    return float(x.mean()), float(half)
+
+
+def scaled(metric: str, x: np.ndarray) -> np.ndarray:
+    """Return log10 of a metric above zero, and other metrics as they are.
+
+    NaN where that is no number.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = np.log10(x) if metric in LOG else x
+    return np.where(np.isfinite(x), x, np.nan)
+
+
+def center(metric: str, x: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean and the ends of its 95 % interval over seeds.
+
+    Where `scaled` takes the logarithm, so does this: the mean is then geometric.
+    """
+    mean, half = mean_interval(scaled(metric, x))
+    low, high = mean - half, mean + half
+    return (10.0**mean, 10.0**low, 10.0**high) if metric in LOG else (mean, low, high)
+
+
+def shares(frame: Frame, metric: str = "rms") -> Shares:
+    """Return what each axis explains of the `scaled` metric over all cells that have it."""
+    y = scaled(metric, frame.metric(metric))
+    use = np.isfinite(y)
+    y, codes, condition = y[use], frame.codes[use], frame.condition[use]
+    seeds = numbered(frame.seeds()[use])
+    whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
+    if whole <= 1e-24 * float((y * y).sum()):
+        whole = 0.0  # the values are equal but for the rounding of their mean
+    found = [
+        _effect(axis, y, codes[:, i], seeds, whole, len(frame.axes))
+        for i, axis in enumerate(frame.axes)
+    ]
+    inside = _within(y, condition)
+    repeated = y.size > np.unique(condition).size
+    return Shares(
+        effects=tuple(sorted(found, key=lambda e: -e.share)),
+        seeds=inside / whole if whole and repeated else np.nan,
+        cells=int(y.size),
+        crossed=np.unique(condition).size
+        == np.prod([len(a.values) for a in frame.axes], dtype=float),
+    )
+
+
+def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
+    """Return what two axes explain together beyond the sum of what each explains.
+
+    This is their interaction, from 0 to 1 where the axes are crossed.
+    """
+    y = scaled(metric, frame.metric(metric))
+    use = np.isfinite(y)
+    y, x, z = y[use], frame.code(a)[use], frame.code(b)[use]
+    whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
+    if not whole:
+        return 0.0
+    both = _between(y, x * len(b.values) + z)
+    return max(0.0, (both - _between(y, x) - _between(y, z)) / whole)
+
+
+def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes of the axis that have the metric, and the mean of each.
+
+    The mean is that of the `scaled` metric over all cells of the code.
+    """
+    y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
+    means = {int(c): float(np.nanmean(y[code == c])) for c in np.unique(code[np.isfinite(y)])}
+    return np.array(list(means), dtype=int), np.array(list(means.values()))
+
+
+def _effect(
+    axis: Axis, y: np.ndarray, code: np.ndarray, seeds: np.ndarray, whole: float, tests: int
+) -> Effect:
+    """Return the effect of an axis, and the share that noise alone could give.
+
+    The noise is that of the values' means by seed: one seed's cells share their input and count as
+    one.
+    """
+    if not whole:
+        return Effect(axis=axis, share=0.0, limit=np.nan)
+    by_seed = together([code, seeds])
+    levels = np.unique(code).size
+    free = int(by_seed.max()) + 1 - levels
+    if free < 1 or levels < 2:
+        return Effect(axis=axis, share=_between(y, code) / whole, limit=np.nan)
+    noise = (_between(y, by_seed) - _between(y, code)) / free
+    quantile = fdtri(levels - 1, free, 1 - FALSE_ALARMS / tests)
+    return Effect(
+        axis=axis,
+        share=_between(y, code) / whole,
+        limit=float((levels - 1) * noise * quantile / whole),
+    )
+
+
+def _between(y: np.ndarray, group: np.ndarray) -> float:
+    """Return the sum of squares between groups; one that is only rounding error becomes 0."""
+    whole = float(((y - y.mean()) ** 2).sum()) if y.size else 0.0
+    between = whole - _within(y, group)
+    return between if between > 1e-12 * whole else 0.0
+
+
+def _within(y: np.ndarray, group: np.ndarray) -> float:
+    if not y.size:
+        return 0.0
+    number = np.unique(group, return_inverse=True)[1].reshape(-1)
+    means = np.bincount(number, y) / np.bincount(number)
+    return float(((y - means[number]) ** 2).sum())

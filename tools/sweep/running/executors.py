@@ -1,0 +1,128 @@
+"""Where cells are measured: processes here, a Dask cluster, or what a user's factory returns."""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import BrokenExecutor, Executor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from roundscope.tools.errors import ExecutorError, bad, one_line
+from roundscope.tools.sweep.running.pool import Crew, local
+
+_CONNECT = 10  # seconds to find a scheduler, or to find it again
+
+
+def executor_for(text: str | None, jobs: int | None) -> AbstractContextManager[Crew]:
+    """Return the executor that --executor names.
+
+    That is None for processes here, dask:ADDRESS, or MODULE:FACTORY. `jobs` is the number of
+    workers to count on; None for the cores of this process here, the cluster's own number, or the
+    executor's. Left with an exception, what still runs is abandoned. Raises UsageError for a text
+    that names nothing, ExecutorError for a scheduler that does not answer.
+    """
+    if text is None:
+        return local(jobs or cores())
+    kind, rest = check_executor(text)
+    return _dask(text, rest, jobs) if kind == "dask" else _made(text, kind, rest, jobs)
+
+
+def check_executor(text: str) -> tuple[str, str]:
+    """Return the parts before and after the colon of --executor; UsageError for another text."""
+    kind, colon, rest = text.partition(":")
+    if not (kind and colon and rest):
+        raise bad("--executor", text, "use dask:tcp://host:port or module:factory")
+    return kind, rest
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use, where the system reports it."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_death(error: BaseException) -> bool:
+    """Return whether an error reports that a worker died, whatever it was doing."""
+    scheduler = sys.modules.get("distributed.scheduler")
+    return isinstance(error, BrokenExecutor) or (
+        scheduler is not None and isinstance(error, scheduler.KilledWorker)
+    )
+
+
+@contextmanager
+def _dask(text: str, address: str, jobs: int | None) -> Iterator[Crew]:
+    """Yield the workers of a Dask cluster.
+
+    Dask runs what was on a dead worker again, by itself, and gives up with KilledWorker when
+    several died of one task (its `allowed-failures`); `retries` would be for tasks that raise,
+    which ours do not. `pure=False`: a batch sent again is to be measured again, not answered by the
+    failure of the first.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise bad(
+            "--executor", text, "needs dask.distributed; run  pip install 'roundscope[cluster]'"
+        ) from None
+    connect: Any = Client  # its functions have no types
+    try:
+        client = connect(address, timeout=_CONNECT, set_as_default=False)
+    except ValueError as error:
+        raise bad("--executor", text, f"is no address of a scheduler ({one_line(error)})") from None
+    except OSError:
+        raise ExecutorError(
+            f"--executor {text!r}: no scheduler answers there in {_CONNECT} s; start one with  dask"
+            " scheduler"
+        ) from None
+
+    def workers() -> int:
+        try:
+            return jobs or sum(client.nthreads().values())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ExecutorError(
+                f"--executor {text!r}: the scheduler is gone ({one_line(error)}); run again to"
+                " go on"
+            ) from error
+
+    with client, _left(client.get_executor(pure=False)) as executor:
+        yield Crew(executor, workers, one_line)
+
+
+@contextmanager
+def _made(text: str, module: str, name: str, jobs: int | None) -> Iterator[Crew]:
+    """Yield the executor that a user's factory returns, and shut it down in the end."""
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise bad(
+            "--executor",
+            text,
+            f"cannot be imported ({one_line(error)}); is its folder on PYTHONPATH?",
+        ) from error
+    try:
+        executor = factory()
+    except Exception as error:
+        raise ExecutorError(
+            f"--executor {text!r}: the factory failed with {type(error).__name__}:"
+            f" {one_line(error)}"
+        ) from error
+    if not isinstance(executor, Executor):
+        raise bad(
+            "--executor",
+            text,
+            f"returned a {type(executor).__name__}; return a concurrent.futures.Executor",
+        )
+    own = getattr(executor, "_max_workers", None)  # of both pools of the standard library
+    with _left(executor):
+        yield Crew(executor, lambda: jobs or own or cores(), one_line)
+
+
+@contextmanager
+def _left(executor: Executor) -> Iterator[Executor]:
+    """Shut an executor down, and wait for what it still does only if nothing was raised."""
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(wait=False)
+        raise
+    executor.shutdown()

@@ -1,0 +1,233 @@
+"""The results file: an SQLite database that no crash can damage.
+
+It has one row per cell, and one per cell and site.
+"""
+
+import json
+import sqlite3
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from roundscope.tools.errors import bad
+from roundscope.tools.results.lock import locked
+from roundscope.tools.results.tables import (
+    add_columns,
+    check_start,
+    explained,
+    json_of,
+    quoted,
+)
+from roundscope.tools.sweep.conditions.cell import Cell, Result, is_extra
+from roundscope.tools.sweep.storage.schema import (
+    JSON_COLUMNS,
+    check,
+    check_version,
+    is_ours,
+    prepare,
+)
+
+_PATIENCE = 30.0  # seconds to wait for another program's transaction
+
+
+class Store:
+    """A results file that is open for writing; made by `writing`.
+
+    thrown_away: the number of cells that `fresh` has deleted.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, thrown_away: int = 0) -> None:
+        self.connection, self.path, self.thrown_away = connection, path, thrown_away
+
+    def statuses(self, keys: Collection[str] | None = None) -> dict[str, str]:
+        """Return key -> 'ok' or 'failed' of every cell that is there, or of those with some keys.
+
+        Raises StorageError if the file is damaged.
+        """
+        with explained(self.path):
+            return statuses(self.connection, keys)
+
+    def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
+        """Write cells and what was measured of them, all or none.
+
+        They are on the disk when this returns. A row of the same key is replaced. Raises
+        StorageError (a full disk), which leaves the file as it was.
+        """
+        with explained(self.path), _transaction(self.connection) as c:
+            for cell, result in pairs:
+                add_columns(
+                    c, "cells", {name: "TEXT" for name, _ in cell.parameters if is_extra(name)}
+                )
+                _insert(c, "cells", _row(cell, result))
+                c.execute("DELETE FROM sites WHERE key = ?", (result.key,))
+                for site, numbers in result.sites.items():
+                    _insert(c, "sites", {"key": result.key, "site": site, **numbers})
+
+
+@contextmanager
+def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
+    """Open a results file, new or old, and hold it; `fresh` deletes what it has, for good.
+
+    Raises UsageError for a file that cannot be ours (another program's, a folder, another schema),
+    StorageError for one that another sweep holds, that is damaged or that cannot be written. None
+    of these changes the file.
+    """
+    path = path.resolve()  # a link and its target are one file
+    _check_place(path, "--out")
+    with (
+        locked(path),
+        explained(path),
+        closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
+    ):
+        is_ours(connection, path)  # before the first byte is written
+        # WAL lets others read while we write; a file system that lacks it keeps its journal mode
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")  # a commit returns once it is on the disk
+        with _transaction(connection):
+            lost = prepare(connection, path, fresh)
+        yield Store(connection, path, lost)
+
+
+def statuses(connection: sqlite3.Connection, keys: Collection[str] | None = None) -> dict[str, str]:
+    """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys.
+
+    Those are looked up, so that what other sweeps put into the file is not read.
+    """
+    query = "SELECT key, status FROM cells"
+    if keys is None:
+        rows: Iterator[Any] = connection.execute(query)
+    else:
+        each = (connection.execute(f"{query} WHERE key = ?", (key,)) for key in keys)
+        rows = chain.from_iterable(each)
+    return {key: sys.intern(str(status)) for key, status in rows}
+
+
+def count_cells(path: Path) -> int:
+    """Return how many cells a results file has."""
+    with reading(path) as connection:
+        [(count,)] = connection.execute("SELECT count(*) FROM cells")
+    return int(count)
+
+
+def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return every cell, or those with some keys, as column -> value, in the order of saving.
+
+    parts, versions and plan are parsed. Needs no lock.
+    """
+    with reading(path, values=("cells",)) as connection:
+        rows = connection.execute("SELECT * FROM cells ORDER BY rowid")
+        return [_parsed(path, row) for row in rows if keys is None or row["key"] in keys]
+
+
+def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return every row of every cell's sites as column -> value, ordered by key and site.
+
+    With `keys`, only those of these cells. Needs no lock.
+    """
+    with reading(path, values=("sites",)) as connection:
+        rows = connection.execute("SELECT * FROM sites ORDER BY key, site")
+        return [dict(row) for row in rows if keys is None or row["key"] in keys]
+
+
+@contextmanager
+def reading(path: Path, *, values: Collection[str] = ()) -> Iterator[sqlite3.Connection]:
+    """Open a results file for reading, even while a sweep writes it. Raises as `writing` does.
+
+    values: tables of which all values are checked first, for one who reads most of them.
+    """
+    _check_place(path, "file")
+    if not path.exists():
+        raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
+    with explained(path), closing(_read_only(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        if not is_ours(connection, path, "file"):
+            raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
+        check_version(connection, path, "read it with the one that wrote it")
+        check(connection, path, values)
+        yield connection
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    """Return a connection that changes no row.
+
+    It may fold in what a killed sweep left in FILE-wal, and tidies up after itself, which one of
+    SQLite's mode=ro does not. In a folder that we may not write to it is one that needs no file
+    next to it.
+    """
+    path = path.resolve()
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw", uri=True, timeout=_PATIENCE, isolation_level=None
+    )
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        return connection
+    except sqlite3.OperationalError as error:
+        connection.close()
+        refused = error.sqlite_errorcode & 0xFF in (
+            sqlite3.SQLITE_CANTOPEN,
+            sqlite3.SQLITE_READONLY,
+        )
+        left = path.with_name(path.name + "-wal")
+        if not refused or (left.exists() and left.stat().st_size):
+            raise  # what is in that file would be missing
+    return sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)
+
+
+def _check_place(path: Path, argument: str) -> None:
+    if path.is_dir():
+        raise bad(argument, str(path), "is a folder; name a file")
+    if not path.parent.is_dir():
+        raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
+    check_start(path, argument)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: dict[str, Any]) -> None:
+    columns = ", ".join(map(quoted, row))
+    connection.execute(
+        f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))})",
+        list(row.values()),
+    )
+
+
+def _row(cell: Cell, result: Result) -> dict[str, Any]:
+    """Return the row of a cell; SQLite stores True as 1 and NaN, which it lacks, as NULL."""
+    return {
+        "key": result.key,
+        "status": "ok" if result.error is None else "failed",
+        "error": result.error,
+        **dict(cell.parameters),
+        **result.metrics,
+        "seconds": result.seconds,
+        "parts": json.dumps(result.parts),
+        "device": result.device,
+        "versions": json.dumps(result.versions),
+        "plan": json.dumps(cell.plan.describe()),
+        "note": cell.note or None,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _parsed(path: Path, row: sqlite3.Row) -> dict[str, Any]:
+    return {
+        name: json_of(path, name, row[name], {})
+        if name in JSON_COLUMNS and row[name]
+        else row[name]
+        for name in row.keys()  # noqa: SIM118
+    }

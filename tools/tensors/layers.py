@@ -1,0 +1,458 @@
+"""Attention's tensors from a file: q, k, v and optionally do, per layer, as (B, T, N, H).
+
+What a file says of a layer's call is read too: mask, causality and how it is aligned, scale,
+window, softcap and sinks, as in the files that `attention.models.capture_file` writes, and the
+scales with which q, k and v are stored (`tensors.scales`). A caller may overrule it
+(`tensors.overrides`).
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.alignment import ALIGNMENTS, Alignment, note_on
+from roundscope.attention.models.capture_file import FORMAT
+from roundscope.emu.formats.format import unknown
+from roundscope.tools.errors import UsageError, bad, printable
+from roundscope.tools.tensors import scales
+from roundscope.tools.tensors.files import TEXTS, TensorFile, open_tensors
+from roundscope.tools.tensors.overrides import (
+    AS_THE_FILE,
+    Overrides,
+    keys_given,
+    number_given,
+)
+
+LAYOUTS = ("BNTH", "BTNH")
+ROLES = ("q", "k", "v", "do")
+OTHERS = ("mask", "sinks", "out", "lse", "dq", "dk", "dv")  # read elsewhere, or results
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
+DIGITS = 18  # of a number of a layer, at most
+SHOWN = 8  # how many names a message lists
+REPAIR = "repair the tensors"  # what a reader can do about NaN; a verb may add an option of its own
+BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer's tensors: float32, C-contiguous.
+
+    q (B,T,N,H)   k (B,S,G,H)   v (B,S,G,Hv)   do (B,T,N,Hv) or None;   N is a multiple of G
+    nan_count     how many numbers of all of them, and of sinks, are NaN or infinite
+    scale         the factor of the scores from the file's metadata; None if it has none
+    is_causal     whether a query t sees the keys s <= t only; None if nothing says so
+    alignment     whether t and s are counted from the first or from the last, if that is said
+    mask          (B or 1, N or 1, T, S) of bool, True where a query sees a key; None for none
+    window        how many keys a query sees, its own included; None for all
+    softcap       the bound of the scores; None for none
+    sinks         (N,): a logit of each query head; None for none
+    types         the types of q, k and v in the file, by their names in NumPy
+    notes         what a reader of the results should know of the file: what is not read of it, what
+                  the caller overruled, scales, and what nothing says
+    """
+
+    name: str
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    do: np.ndarray | None = None
+    nan_count: int = 0
+    scale: float | None = None
+    notes: tuple[str, ...] = ()
+    is_causal: bool | None = None
+    mask: np.ndarray | None = None
+    window: int | None = None
+    softcap: float | None = None
+    sinks: np.ndarray | None = None
+    alignment: Alignment | None = None
+    types: tuple[str, ...] = ()
+
+
+def sample_path() -> Path:
+    """Return the path of the real tensors that Roundscope ships (experiments/data/README.md)."""
+    data = resources.files("roundscope.experiments") / "data"
+    return Path(str(data / "minilm_attention.safetensors"))
+
+
+def read_layers(
+    path: str | Path,
+    layout: str | None = None,
+    layer: str | None = None,
+    *,
+    allow_nan: bool = False,
+    overrides: Overrides = AS_THE_FILE,
+) -> list[Layer]:
+    """Return the layers of a file, as `each_layer` yields them."""
+    return list(each_layer(path, layout, layer, allow_nan=allow_nan, overrides=overrides))
+
+
+def each_layer(
+    path: str | Path,
+    layout: str | None = None,
+    layer: str | None = None,
+    *,
+    allow_nan: bool = False,
+    overrides: Overrides = AS_THE_FILE,
+) -> Iterator[Layer]:
+    """Yield the layers of a safetensors or npz file, in natural order of their names.
+
+    Each is read when it is asked for, so that a large file needs the memory of one layer.
+
+    path       tensors named q, k, v, do, or <layer>.q and so on; others are ignored, and those of a
+               layer are named in its `notes`
+    layout     BNTH or BTNH; taken from the file's metadata (npz: an entry `layout`) if left out
+    layer      the only layer to read, or several: names and patterns such as layers.* by commas, or
+               the number of a layer; all of them if left out
+    allow_nan  whether to accept NaN and infinities, which `nan_count` then counts
+    overrides  what holds in place of what the file says
+
+    Raises UsageError: one line that names the argument, its value and the repair.
+    """
+    with open_tensors(Path(path)) as file:
+        prefixes = _prefixes(file, str(path))
+        names = {_shown(p): p for p in prefixes}
+        order = _layout(layout, file)
+        overruled = _overruled(order, file)
+        for name in _chosen(layer, list(names)):
+            read = _layer(file, name, names[name], order, allow_nan, overrides)
+            yield _with_notes(file, names, overruled, read)
+
+
+def without_numbers(layer: Layer) -> Layer:
+    """Return a layer whose arrays keep shape and type, but hold zeros that need no memory."""
+    empty: dict[str, Any] = {
+        name: np.broadcast_to(np.zeros((), a.dtype), a.shape)
+        for name in (*ROLES, "mask", "sinks")
+        if (a := getattr(layer, name)) is not None
+    }
+    return replace(layer, **empty)
+
+
+def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
+    """Return the names of the layers of a file, or of those that a text means (`read_layers`).
+
+    No tensor is read. Raises UsageError as `read_layers`.
+    """
+    with open_tensors(Path(path)) as file:
+        return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
+
+
+def _with_notes(
+    file: TensorFile, names: dict[str, str], overruled: tuple[str, ...], layer: Layer
+) -> Layer:
+    """Return a layer with all that is to be said of it, before what it has found itself."""
+    prefix = names[layer.name]
+    call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
+    aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
+    notes = (*overruled, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
+    unread = _unread(file, prefix, list(names.values()))
+    return replace(layer, notes=tuple(map(printable, notes + unread)))
+
+
+def _chosen(layer: str | None, names: list[str]) -> list[str]:
+    """Return the names of the layers that a text means, in the order of the file.
+
+    Raises UsageError if a part of the text means none.
+    """
+    if layer is None or layer in names:
+        return names if layer is None else [layer]
+    meant: set[str] = set()
+    for part in layer.split(","):
+        own = {n for n in names if fnmatch.fnmatchcase(n, part) or n == f"layers.{int_of(part)}"}
+        if not own:
+            raise UsageError(unknown("layer", part, names))
+        meant |= own
+    return [n for n in names if n in meant]
+
+
+def _shown(prefix: str) -> str:
+    """Return the name of the layer whose tensors have this prefix."""
+    return printable(prefix) or BARE
+
+
+def int_of(text: str) -> int | None:
+    """Return the whole number that a text is, or None."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
+
+
+def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
+    said = file.metadata.get("layout", layout)
+    if said.upper() == layout:
+        return ()
+    return (f"read as {layout} as asked, although the file says {said}",)
+
+
+def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
+    """Return what the file says of where a layer comes from and how it was captured, in words."""
+    origin = [text for n in ("name", "implementation") if (text := file.said(prefix, n))]
+    notes = file.said(prefix, "notes")
+    dropout = file.said(prefix, "dropout")
+    words = (
+        ", ".join(origin),
+        notes or "",
+        f"the model dropped weights with probability {dropout}; none are dropped here"
+        if dropout
+        else "",
+    )
+    return tuple(text for text in words if text)
+
+
+def _unread(file: TensorFile, prefix: str, prefixes: list[str]) -> tuple[str, ...]:
+    """Return notes that name the tensors and the metadata of a layer that have no meaning here.
+
+    Metadata that stand for the whole file are those of each layer. A capture's own are not named.
+    """
+    parts = [(name.rpartition("."), name) for name in file.names]
+    known = (*ROLES, *OTHERS)
+    names = sorted(
+        name
+        for (own, _, role), name in parts
+        if own == prefix and role not in known and not scales.is_read(role)
+    )
+    notes = (f"not used: {_listed(names)}",) if names else ()
+    if file.metadata.get("format") == FORMAT:
+        return notes
+    others = tuple(p for p in prefixes if p != prefix)
+    keys = sorted(
+        key
+        for key in file.metadata
+        if key != "format"
+        and key.rpartition(".")[0] not in others
+        and key.rpartition(".")[2] not in TEXTS
+        and not scales.is_read(key.rpartition(".")[2])
+    )
+    return (*notes, f"metadata that are not read: {_listed(keys)}") if keys else notes
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _layout(given: str | None, file: TensorFile) -> str:
+    layout = given if given is not None else file.metadata.get("layout")
+    if layout is None:
+        raise bad(
+            "layout",
+            None,
+            "the file's metadata (of npz: an entry 'layout') has none; give --layout BNTH (batch,"
+            " heads, tokens, features) or --layout BTNH",
+        )
+    if layout.upper() not in LAYOUTS:
+        raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")
+    return layout.upper()
+
+
+def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | None:
+    """Return a number of a layer's metadata. Raises UsageError unless binary32 holds it."""
+    text = file.said(prefix, name)
+    return None if text is None else number_given(f"metadata {name}", text, f"such as {example}")
+
+
+def _scale(file: TensorFile, prefix: str) -> float | None:
+    scale = _number(file, prefix, "scale", "0.125")
+    if scale == 0.0:
+        raise bad("metadata scale", "0", "write a finite number other than 0, such as 0.125")
+    return scale
+
+
+def _window(file: TensorFile, prefix: str) -> int | None:
+    window = keys_given("metadata window", _number(file, prefix, "window", "128"))
+    if window == 0:
+        raise bad("metadata window", window, "write how many keys a query sees, such as 128")
+    return window
+
+
+def _softcap(file: TensorFile, prefix: str) -> float | None:
+    softcap = _number(file, prefix, "softcap", "50")
+    if softcap is not None and softcap <= 0.0:
+        raise bad("metadata softcap", softcap, "write a number above 0, such as 50")
+    return softcap
+
+
+def _is_causal(file: TensorFile, prefix: str) -> bool | None:
+    text = file.said(prefix, "is_causal")
+    if text is not None and text.lower() not in TRUTH:
+        raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
+    return None if text is None else TRUTH[text.lower()]
+
+
+def _alignment(file: TensorFile, prefix: str) -> Alignment | None:
+    text = file.said(prefix, "alignment")
+    found = [known for known in ALIGNMENTS if known == text]
+    if text is not None and not found:
+        raise bad("metadata alignment", text, f"write {' or '.join(ALIGNMENTS)}")
+    return found[0] if found else None
+
+
+def _settled(file: TensorFile, prefix: str, layer: Layer, overrides: Overrides) -> Layer:
+    """Return a layer with what its file says of its call, and what the caller says instead."""
+    said: dict[str, Any] = {
+        "is_causal": _is_causal(file, prefix),
+        "alignment": _alignment(file, prefix),
+        "scale": _scale(file, prefix),
+        "window": _window(file, prefix),
+        "softcap": _softcap(file, prefix),
+    }
+    given = {name: getattr(overrides, name) for name in said}
+    # 0 stands for none, but a call that is not causal is one
+    asked = {n: x if x or x is False else None for n, x in given.items() if x is not None}
+    notes = [
+        f"{name} {_word(x)} as asked, although the file says {name} {_word(said[name])}"
+        for name, x in asked.items()
+        if said[name] not in (None, x)
+    ]
+    for name, is_read in (("mask", overrides.has_mask), ("sinks", overrides.has_sinks)):
+        if not is_read and (f"{prefix}.{name}" if prefix else name) in file.names:
+            notes.append(f"no {name} as asked, although the file has {name}")
+    return replace(layer, **said | asked, notes=(*layer.notes, *notes))
+
+
+def _word(value: Any) -> str:
+    """Return a value as a file or a command line says it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _prefixes(file: TensorFile, path: str) -> list[str]:
+    """Return the layers' prefixes ('' for bare names), each of which has q, k and v."""
+    layers: dict[str, set[str]] = {}
+    for name in file.names:
+        prefix, _, role = name.rpartition(".")
+        if role in ROLES:
+            layers.setdefault(prefix, set()).add(role)
+    has = _listed(sorted(file.names))
+    for prefix, roles in layers.items() or [("", set())]:
+        if missing := [r for r in ("q", "k", "v") if r not in roles]:
+            what = ", ".join(f"{prefix}.{r}" if prefix else r for r in missing)
+            raise bad(
+                "FILE",
+                path,
+                f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
+            )
+    return sorted(layers, key=_place)
+
+
+def _place(prefix: str) -> list[tuple[int, str]]:
+    """Return what layers are sorted by: their names, with numbers by their size."""
+    parts = re.split(r"([0-9]+)", prefix)  # text and digits in turn
+    digits = [part.lstrip("0") if n % 2 else part for n, part in enumerate(parts)]
+    return [(len(part) if n % 2 else 0, part) for n, part in enumerate(digits)]
+
+
+def _layer(
+    file: TensorFile,
+    name: str,
+    prefix: str,
+    layout: str,
+    allow_nan: bool,
+    overrides: Overrides,
+) -> Layer:
+    if overrides.has_scales:
+        scales.check_names(file, prefix)
+    arrays, types, notes = {}, {}, []
+    for role in ROLES:
+        full = f"{prefix}.{role}" if prefix else role
+        if full in file.names:
+            array, types[role], note = scales.scaled(
+                file, prefix, role, layout, has_scales=overrides.has_scales
+            )
+            arrays[role] = _btnh(full, array, layout)
+            notes += [note] if note else []
+    _check_shapes(name, arrays, layout)
+    sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
+    counts = {role: int(a.size - np.isfinite(a).sum()) for role, a in arrays.items()}
+    if sinks is not None:  # a sink of -inf is none
+        counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
+    if any(counts.values()) and not allow_nan:
+        where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
+        raise bad("layer", name, f"NaN or infinity: {where}; {REPAIR}")
+    q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
+    shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    layer = Layer(
+        name=name,
+        q=q,
+        k=k,
+        v=v,
+        do=do,
+        nan_count=sum(counts.values()),
+        mask=_mask(file, prefix, shape) if overrides.has_mask else None,
+        sinks=sinks,
+        types=tuple(types[role] for role in ("q", "k", "v")),
+        notes=tuple(notes),
+    )
+    return _settled(file, prefix, layer, overrides)
+
+
+def _mask(file: TensorFile, prefix: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return a layer's mask with four axes. Raises UsageError if it is none for (B, N, T, S)."""
+    name = f"{prefix}.mask" if prefix else "mask"
+    if name not in file.names:
+        return None
+    mask = file.bools(name)
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    try:
+        fits = np.broadcast_shapes(mask.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        repair = f"must broadcast to (batch, heads, queries, keys) = {shape}"
+        raise bad(f"tensor {name}", mask.shape, repair)
+    return np.ascontiguousarray(np.broadcast_to(mask, (*mask.shape[:2], *shape[2:])))
+
+
+def _sinks(file: TensorFile, prefix: str, heads: int) -> np.ndarray | None:
+    """Return a layer's sinks. Raises UsageError unless there is one for each query head."""
+    name = f"{prefix}.sinks" if prefix else "sinks"
+    if name not in file.names:
+        return None
+    sinks = file[name]
+    if sinks.shape != (heads,):
+        repair = f"must be {(heads,)}, a logit for each query head"
+        raise bad(f"tensor {name}", sinks.shape, repair)
+    return sinks
+
+
+def _btnh(name: str, array: np.ndarray, layout: str) -> np.ndarray:
+    if array.ndim != 4 or 0 in array.shape:
+        raise bad(f"tensor {name}", array.shape, f"needs four axes, none of them empty: {layout}")
+    return np.ascontiguousarray(array.transpose(0, 2, 1, 3)) if layout == "BNTH" else array
+
+
+def _check_shapes(name: str, arrays: dict[str, np.ndarray], layout: str) -> None:
+    """Check that the shapes fit each other; messages show them in the file's own layout."""
+    axes = (0, 2, 1, 3) if layout == "BNTH" else (0, 1, 2, 3)
+    shown = {role: tuple(a.shape[i] for i in axes) for role, a in arrays.items()}
+    (b, t, n, h), (kb, s, g, kh), (vb, vs, vg, hv) = (arrays[r].shape for r in ("q", "k", "v"))
+    if (kb, s, g) != (vb, vs, vg):
+        raise bad(
+            f"layer {name!r}: k, v",
+            (shown["k"], shown["v"]),
+            f"batch, keys and heads differ (layout {layout})",
+        )
+    if (b, h) != (kb, kh):
+        raise bad(
+            f"layer {name!r}: q, k",
+            (shown["q"], shown["k"]),
+            f"batch or head dim differ (layout {layout})",
+        )
+    if n % g:
+        raise bad(
+            f"layer {name!r}: query heads",
+            n,
+            f"no multiple of the {g} key heads (layout {layout}); wrong layout?",
+        )
+    if "do" in arrays and arrays["do"].shape != (b, t, n, hv):
+        wanted = tuple((b, t, n, hv)[i] for i in axes)
+        raise bad(
+            f"layer {name!r}: do",
+            shown["do"],
+            f"must have the output's shape {wanted} (layout {layout})",
+        )

@@ -1,0 +1,114 @@
+"""What a command line says of a call in place of what its file says: `Overrides`."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.alignment import ALIGNMENTS, Alignment
+from roundscope.emu.formats.format import unknown
+from roundscope.tools.errors import UsageError, bad
+
+MOST_KEYS = 2**31 - 1  # of a window
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What is said of a call in place of what its file says; None for as the file says.
+
+    is_causal  whether query t sees the keys s <= t only
+    alignment  whether t and s are counted from the first or from the last
+    scale      the factor of the scores; 0 for 1 / sqrt(H)
+    window     how many keys a query sees, its own included; 0 for all
+    softcap    the bound of the scores; 0 for none
+    has_sinks  whether the file's sinks take part
+    has_mask   whether the file's mask takes part
+    has_scales whether q, k and v are multiplied by the scales with which they are stored
+    """
+
+    is_causal: bool | None = None
+    alignment: Alignment | None = None
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = True
+    has_mask: bool = True
+    has_scales: bool = True
+
+
+AS_THE_FILE = Overrides()
+
+
+def words(
+    *,
+    causal: bool | None = None,
+    alignment: str | None = None,
+    scale: str | float | None = None,
+    window: str | int | None = None,
+    softcap: str | float | None = None,
+    sinks: str | None = None,
+    mask: str | None = None,
+    scales: str | None = None,
+) -> dict[str, Any]:
+    """Return the fields of `Overrides` that the words of the command line are.
+
+    Raises UsageError naming the option, its value and the repair.
+    """
+    for option, text in (("--sinks", sinks), ("--mask", mask), ("--scales", scales)):
+        if text not in (None, NONE):
+            raise bad(option, text, "leaves those of the file out; write none")
+    if alignment is not None and alignment not in ALIGNMENTS:
+        raise UsageError(
+            f"--alignment '{alignment}': {unknown('alignment', alignment, ALIGNMENTS)}"
+        )
+    return {
+        "is_causal": causal,
+        "alignment": alignment,
+        "scale": _number("--scale", scale, "such as 0.125, or none for 1 / sqrt(H)", is_any=True),
+        "window": keys_given(
+            "--window", _number("--window", window, "such as 128, or none for all keys")
+        ),
+        "softcap": _number("--softcap", softcap, "such as 50, or none for no bound"),
+        "has_sinks": sinks is None,
+        "has_mask": mask is None,
+        "has_scales": scales is None,
+    }
+
+
+def number_given(name: str, text: object, repair: str) -> float:
+    """Return a number. Raises UsageError unless it is finite and not lost in binary32."""
+    try:
+        number = float(str(text))
+    except ValueError:
+        number = math.nan
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = float(np.float32(number))
+    if not math.isfinite(number):
+        raise bad(name, text, f"write a finite number, {repair}")
+    if not math.isfinite(narrow) or (narrow == 0.0) != (number == 0.0):
+        raise bad(name, text, f"beyond binary32, in which scores are; write a number {repair}")
+    return number
+
+
+def keys_given(name: str, number: float | None) -> int | None:
+    """Return how many keys a window has. Raises UsageError unless it is a whole number."""
+    if number is None:
+        return None
+    if not 0 <= number <= MOST_KEYS or number != int(number):
+        repair = f"write how many keys a query sees, such as 128, at most {MOST_KEYS}"
+        raise bad(name, number, repair)
+    return int(number)
+
+
+def _number(name: str, text: object, repair: str, *, is_any: bool = False) -> float | None:
+    """Return the number of an option, 0 for none, or None if it is not given."""
+    if text is None or text == NONE:
+        return None if text is None else 0.0
+    number = number_given(name, text, repair)
+    if number == 0.0 and is_any:
+        raise bad(name, text, f"give a finite number other than 0, {repair}")
+    if number < 0.0 and not is_any:
+        raise bad(name, text, f"give a number above 0, {repair}")
+    return number

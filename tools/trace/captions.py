@@ -1,0 +1,205 @@
+"""The report's pictures with their captions: each caption asks a question and answers it."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from roundscope.attention.budget.table import Line
+from roundscope.tools.report.wording import listed
+from roundscope.tools.trace import plots
+from roundscope.tools.trace.analysis.bias import threshold
+from roundscope.tools.trace.analysis.consequences import DeltaDrift
+from roundscope.tools.trace.analysis.running_error import Running, tied
+from roundscope.tools.trace.costs import visible
+from roundscope.tools.trace.focus import Histogram
+from roundscope.tools.trace.results import z_words
+from roundscope.tools.trace.summary import Summary, share_of_rows
+
+Picture = tuple[str, Figure | None, str]
+
+
+def pictures(s: Summary) -> list[Picture]:
+    """Return (title, figure or None, caption) of the pictures of events, which every layer has."""
+    focused = {k: f for k, f in s.histograms.items() if f.size}
+    entries: list[Picture] = []
+    if s.rounding:
+        entries.append(("Bias per event", plots.bias(s), _bias_caption(s)))
+        figure, beyond, limit = plots.heat_map(s)
+        entries.append(("Bias per head", figure, _heads_caption(beyond, limit)))
+    if focused:
+        caption = (
+            f"Are the errors of {listed(list(focused))} distributed evenly about zero? Ties are at"
+            f" -1/2 and +1/2; exact events are left out.{_beyond(focused)}"
+        )
+        entries.append(("Signed errors", plots.histogram(focused), caption))
+    return entries
+
+
+def budget_picture(s: Summary, parts: list[Line]) -> Picture:
+    """Return the picture of the error budget, of the parts that matter."""
+    caption = (
+        "Which event makes how much of the error of each result? A bar is the squared error that"
+        " an event makes alone, over that of the whole plan. Bars of one result add up to 100 %"
+        " where errors do not depend on each other."
+    )
+    b = s.budget
+    assert b is not None
+    if infinite := [n for n, x in b.total.items() if not np.isfinite(x)]:
+        verb = "have infinite errors" if len(infinite) > 1 else "has an infinite error"
+        caption += f" {listed(infinite)} {verb}, of which there are no shares."
+    return "Error budget", plots.budget(b, parts), caption
+
+
+def mechanisms(s: Summary) -> tuple[list[Picture], list[str]]:
+    """Return the pictures of published mechanisms that fire here, and words on those that do not.
+
+    They are the biased rounding of O in rows with several P = 1, and the error of delta that adds
+    up over tokens, both of arXiv 2510.04212.
+    """
+    fire, quiet = [], []
+    limit = threshold(max(len(s.shares), 1))
+    if any(abs(x.z) > limit for x in s.shares) or any(
+        e.name in ("PV", "O") and e.away.is_biased for e in s.chain
+    ):
+        fire += [_ones_picture(s), _running_picture(s)]
+    else:
+        quiet.append(_ones_picture(s, draw=False)[2])
+    if s.drift is not None and s.drift.leans and not s.drift.lost:
+        fire.append(_drift_picture(s))
+    else:
+        quiet.append(_drift_picture(s, draw=False)[2])
+    return fire, quiet
+
+
+def shown(s: Summary) -> list[Picture]:
+    """Return all pictures of a layer's page in order."""
+    budget = s.budget
+    first = [budget_picture(s, visible(budget))] if budget is not None and budget.lines else []
+    return first + pictures(s) + mechanisms(s)[0]
+
+
+def _beyond(kept: dict[str, Histogram]) -> str:
+    """Which part of the events lies outside the histograms, if any."""
+    shares = {k: f.beyond / max(f.size, 1) for k, f in kept.items()}
+    parts = [f"{100 * share:.2g} % of {name}" for name, share in shares.items() if share]
+    return f" Beyond an ulp and not drawn: {', '.join(parts)}." if parts else ""
+
+
+def _bias_caption(s: Summary) -> str:
+    biased, rounding = len(s.biased_events), len(s.rounding)
+    answer = f"{biased} of the {rounding}" if biased else f"None of the {rounding}"
+    return (
+        "Which events have a mean error that random signs would not give?"
+        f" {answer} events that round. Left, errors up or down (red: biased upward, blue:"
+        " downward);"
+        " right, the same errors counted away from zero (red: biased away from it, blue: toward"
+        " it)."
+    )
+
+
+def _heads_caption(beyond: int, limit: float) -> str:
+    answer = "None"
+    if beyond:
+        answer = f"{beyond} cells, framed" if beyond > 1 else "One cell, framed"
+    return (
+        f"In which heads is an event biased up or down by itself (|z| > {limit:.1f})? {answer}. One"
+        " head may"
+        " be biased where all heads together are not. The color is z; the numbers are mean signed"
+        " errors in ulp/1000."
+    )
+
+
+def _running_picture(s: Summary) -> Picture:
+    run, title = s.running, "Error of P V along the keys"
+    if run is None and s.not_finite is not None:
+        return title, None, "The sum in question is not finite, so that its error is not drawn."
+    if run is None:
+        caption = "No event after P V is narrower than binary32, so there is no rounding to follow."
+        return title, None, caption
+    row = "among the rows with several P = 1" if run.several else "of all rows"
+    scaled = " (normalized by the row sum)" if run.site == "OUT" else ""
+    caption = (
+        "Where does the error of the sum come from? Shown is the (head, query, feature) with the"
+        " largest |error| in value that the layer's own tiles leave, summed over the roundings"
+        f" of {_where(s)}, {row}. Err(t) is the prefix sum{scaled} rounded to {run.site}'s"
+        " format, minus itself (arXiv 2510.04212, eq. 5), with all keys in one tile. At"
+        f" {tied(run).size} keys P is 1 (red): {100 * _moved(run):.1f} % of the summed |changes| of"
+        f" Err happen there. Err ends at {run.error[-1]:+.3g}, which is"
+        f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
+    )
+    return title, plots.along_keys(run), caption
+
+
+def _where(s: Summary) -> str:
+    """Return the names of the events whose errors `running_error.most_biased` sums."""
+    sites = [n for n in ("PV", "O") if n in s.histograms and s.histograms[n].counts.any()]
+    return " and ".join(sites) or "OUT"
+
+
+def _moved(run: Running) -> float:
+    """Return the share of the total variation of Err(t) that falls on keys with P = 1."""
+    steps = np.abs(np.diff(run.error, prepend=0.0))
+    return float(steps[tied(run)].sum() / max(steps.sum(), 1e-300))
+
+
+def _drift_picture(s: Summary, draw: bool = True) -> Picture:
+    d, title = s.drift, "Error of delta along the tokens"
+    against = s.request.against.name
+    if d is None:
+        return title, None, "The file has no do, so there is no backward and no delta."
+    if d.lost:
+        caption = (
+            f"{d.lost:,} of {d.error.size:,} errors of delta are infinite, so that they do not add"
+            " up to a number."
+        )
+        return title, None, caption
+    if not d.error.any():
+        return title, None, f"delta equals that of {against} everywhere."
+    ends = "beyond" if d.leans else "within"
+    back = ""
+    if d.crossing is not None and not d.leans:
+        back = f"crosses the threshold first at token {d.crossing}, comes back and "
+    caption = (
+        f"Does the error of delta add up over tokens? The error is delta minus that of {against};"
+        f" its running sum in the most extreme of {d.z.size} heads {back}ends {ends} the threshold"
+        f" (only the end is tested), with {z_words(d.z[d.worst], 2)}. The band holds for a"
+        " head that"
+        f" is chosen blindly; this is the most extreme head. {_identity(s, d)}."
+    )
+    return title, plots.along_tokens(d) if draw else None, caption
+
+
+def _identity(s: Summary, d: DeltaDrift) -> str:
+    """Say whether delta's error is the output's, as it is where both plans take delta from O."""
+    other = f"rowsum dO (O - O of {s.request.against.name})"
+    if d.identity <= 1e-3 * np.abs(d.error).max():
+        return f"The error equals {other} to {d.identity:.0e}: it is the error of O weighted by dO"
+    return (
+        f"The error differs from {other} by up to {d.identity:.0e}, since delta comes from"
+        f" {s.request.plan.delta_from}"
+    )
+
+
+def _ones_picture(s: Summary, draw: bool = True) -> Picture:
+    title = "Rows with several P = 1"
+    if s.several is None:
+        return title, None, "P was too large to keep, so such rows were not counted."
+    some, rows = share_of_rows(s)
+    if not some:
+        caption = (
+            f"None of {rows} rows has two P = 1 in one key tile, so no bias of P V can come from"
+            " them."
+        )
+        return title, None, caption
+    shares = "; ".join(
+        f"{x.site}: {100 * x.share:+.0f} % from {100 * x.events[0] / max(sum(x.events), 1):.1f} %"
+        f" of the events, mean {x.away[0].mean:+.4f} ± {x.away[0].se:.4f} ulp there against"
+        f" {x.away[1].mean:+.4f} ± {x.away[1].se:.4f}"
+        for x in s.shares
+    )
+    caption = (
+        f"Do rows with several P = 1 carry the bias of P V? {some} of {rows} rows have them (two"
+        " or more in one key tile). Their share of the summed error away from zero:"
+        f" {shares or 'nothing rounds after P V'}. Where the whole sum is near zero, its parts may"
+        " exceed it. ± and the bars are one standard error."
+    )
+    return title, plots.several_ones(s) if draw else None, caption

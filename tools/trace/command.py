@@ -1,0 +1,201 @@
+"""`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention import Trace
+from roundscope.attention.places import Sizes
+from roundscope.emu.whole_files import safe_names, write_whole
+from roundscope.tools.errors import UsageError
+from roundscope.tools.report.progress import telling
+from roundscope.tools.report.terminal import console, plain, print_json
+from roundscope.tools.results.folder import checked_folder, tell_replaced, write_json
+from roundscope.tools.results.provenance import command_line
+from roundscope.tools.tensors.layers import (
+    REPAIR,
+    Layer,
+    each_layer,
+    sample_path,
+    without_numbers,
+)
+from roundscope.tools.tensors.overrides import Overrides, words
+from roundscope.tools.trace import data as trace_json
+from roundscope.tools.trace import terminal
+from roundscope.tools.trace.folder import RECORD, RECORDS, folder_for
+from roundscope.tools.trace.folder import digest as request_digest
+from roundscope.tools.trace.options import Request, check_places, request
+from roundscope.tools.trace.records import records
+from roundscope.tools.trace.run import Progress, check_engine, memory_note, observe, slower
+from roundscope.tools.trace.served import noted, plan_for, settled
+from roundscope.tools.trace.summary import Summary, summarise
+
+
+def run(
+    file: Path | None,
+    *,
+    sample: bool = False,
+    layer: str | None = None,
+    layout: str | None = None,
+    allow_nan: bool = False,
+    out: Path | None = None,
+    as_json: bool = False,
+    png: bool = False,
+    said: Mapping[str, Any] = MappingProxyType({}),
+    plan: str | None = None,
+    beside: str | None = None,
+    **options: Any,
+) -> None:
+    """Trace a file's layers, and write and print the results.
+
+    file       the tensors; None, with `sample`, for those that come with Roundscope
+    layer      the layers to trace, as in `read_layers`; None for all
+    layout     BNTH or BTNH; None for what the file's metadata say
+    allow_nan  accept NaN and infinities in the file
+    out        the folder for the files; None for a name made of file and plan
+    as_json    print the data of trace.json instead of a table
+    png        write the page's pictures as PNG files too
+    said       what overrules the file, the arguments of `tools.tensors.overrides.words`
+    plan       the plan; None for fa2, or fa2-fp16 for tensors in FP16
+    beside     the plan that stands beside; None for as of `plan`
+    options    the other arguments of `tools.trace.options.request`
+
+    Raises UsageError for bad usage.
+    """
+    if (file is None) == (not sample):
+        problem = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
+    overrides = Overrides(**words(**said))
+    path = sample_path() if file is None else file
+
+    def layers() -> Iterator[Layer]:
+        return each_layer(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
+
+    try:  # all of the file is read and checked before the first layer runs
+        read = [without_numbers(each) for each in layers()]
+    except UsageError as error:
+        raise UsageError(
+            str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
+        ) from None
+    asked = request(plan=plan_for(read, plan), beside=plan_for(read, beside), **options)
+    for each in read:
+        _check(settled(asked, each), each)
+    for note in filter(None, (slower(asked), memory_note(read, asked))):
+        print(f"roundscope: {note}", file=sys.stderr)
+    digest = request_digest(asked, path, layer, layout, overrides)
+    checked_folder(out, RECORD)
+    folder = out or folder_for(path, asked, digest)
+    tell_replaced(folder, digest, RECORD)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            telling("trace") as progress,
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
+        ):
+            names = safe_names(each.name for each in read)
+            with records(folder / RECORDS, asked) as keep:
+                summaries = [
+                    _traced(
+                        noted(each, asked.plan, is_asked=plan is not None),
+                        asked,
+                        progress,
+                        partial(keep, name),
+                    )
+                    for name, each in zip(names, layers(), strict=True)
+                ]
+            data = _written(summaries, asked, path, folder, digest, progress)
+            if png:
+                _drawn(summaries, names, folder)
+    except KeyboardInterrupt:
+        print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
+        raise SystemExit(130) from None
+    if as_json:
+        print_json(data)
+    else:
+        _shown(summaries, folder)
+
+
+def _check(asked: Request, layer: Layer) -> None:
+    (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
+    sizes = Sizes(
+        batch=b,
+        queries=t,
+        keys=s,
+        heads=n,
+        key_heads=g,
+        features=h,
+        value_features=hv,
+        block_q=asked.block_q,
+        block_k=asked.block_k,
+    )
+    check_places(asked, sizes, layer.do is not None)
+    check_engine(layer, asked)
+
+
+def _traced(
+    layer: Layer, asked: Request, progress: Progress, keep: Callable[[Trace], None]
+) -> Summary:
+    seen = observe(layer, asked, progress)
+    progress(f"{layer.name}: statistics")
+    keep(seen.trace)
+    return summarise(seen)
+
+
+def _written(
+    summaries: list[Summary],
+    asked: Request,
+    path: Path,
+    folder: Path,
+    digest: str,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Write report.html and trace.json; return the data of trace.json."""
+    from roundscope.tools.trace import report
+
+    document = trace_json.document(summaries, asked, path.name, command_line())
+    data: dict[str, Any] = plain(document | {"request": digest})
+    write_json(folder / RECORD, data)
+    page = report.html(summaries, data | {"next": again(data["command"])}, progress)
+    write_whole(folder / "report.html", page)
+    return data
+
+
+def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:
+    """Write the page's pictures as <layer>-<title>.png; names: those of the layers in files."""
+    from roundscope.tools.report.pictures import png
+    from roundscope.tools.trace.captions import shown
+    from roundscope.tools.trace.report import least_exact
+
+    pictured = least_exact(summaries)
+    for s, layer in zip(summaries, names, strict=True):
+        for title, picture, _ in shown(s) if s.layer.name in pictured else ():
+            if picture is not None:
+                name = f"{layer}-{title.lower().replace(' ', '-')}.png"
+                write_whole(folder / name, png(picture))
+
+
+def _shown(summaries: list[Summary], folder: Path) -> None:
+    screen = console()
+    command = again(command_line())
+    for s in summaries:
+        name = s.layer.name
+        one = f"{command} --layer {shlex.quote(name)}" if len(summaries) > 1 else command
+        terminal.show(s, screen, one)
+    names = [n for n in ("report.html", RECORD, RECORDS) if (folder / n).exists()]
+    print(f"written: {', '.join(str(folder / n) for n in names)}")
+
+
+def again(words: list[str]) -> str:
+    """Return the command line that was given, without where its output goes."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--out" and not word.startswith("--out=") and word != "--json":
+            kept.append(word)
+        skip = word == "--out"
+    return shlex.join(kept)

@@ -1,0 +1,218 @@
+"""trace.json: every number of a trace, the request, and digests of the inputs and outputs."""
+
+import platform
+from typing import Any
+
+from roundscope.attention.budget.not_finite import NotFinite
+from roundscope.attention.budget.parts import promotion
+from roundscope.attention.injection import Injection
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.provenance import versions
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.analysis.bias import Bias, Event
+from roundscope.tools.trace.analysis.consequences import Gain
+from roundscope.tools.trace.analysis.running_error import Running, tied
+from roundscope.tools.trace.costs import cost
+from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.results import Result, score
+from roundscope.tools.trace.run import blocks
+from roundscope.tools.trace.summary import Summary, share_of_rows
+from roundscope.tools.trace.verdict import verdict
+from roundscope.tools.trace.words import sentence
+
+SCHEMA = "roundscope-trace-3"
+
+
+def document(
+    summaries: list[Summary], request: Request, file: str, command: list[str]
+) -> dict[str, Any]:
+    """Return the content of trace.json as plain data.
+
+    file: the name of the file of tensors; command: the words of the command line.
+    """
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "file": file,
+        "engine": request.engine,
+        "seed": request.seed,
+        "plan": request.plan.describe(),
+        "against": request.against.describe(),
+        "causal": all(s.request.causal for s in summaries),
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "inject": [_plain(i) for i in request.inject],
+        "versions": versions(request.engine),
+        "platform": platform.platform(),
+        "layers": [layer(s) for s in summaries],
+    }
+
+
+def layer(s: Summary) -> dict[str, Any]:
+    """Return all findings of one layer as plain data."""
+    names, means, z = s.heads
+    some, rows = share_of_rows(s)
+    return {
+        "name": s.layer.name,
+        "sentence": sentence(s),
+        "shape": shape(s.layer),
+        "notes": list(s.layer.notes),
+        "scale": s.scale,
+        "causal": bool(s.request.causal),
+        "alignment": s.request.alignment,
+        "tile": blocks(s.layer, s.request),
+        "not_finite": s.layer.nan_count,
+        "infinite_or_nan": _not_finite(s.not_finite),
+        "digests": s.digests,
+        "threshold": s.limit,
+        "events": [event(e, s) for e in s.events],
+        "verdict": _plain(verdict(s)),
+        "results": {r.name: result(r) for r in s.results},
+        "budget": None if s.budget is None else budget(s),
+        "delta": None if s.drift is None else _drift(s),
+        "several_ones": {
+            "rows": some,
+            "of": rows,
+            "by_head": None if s.several is None else s.several.sum(2).tolist(),
+            "errors": [_plain(x) | {"share_away_from_zero": x.share} for x in s.shares],
+        },
+        "running_error": None if s.running is None else _running(s.running),
+        "heads": {"events": names, "mean_ulps": means.tolist(), "z": z.tolist()},
+        "histograms": {
+            k: {"counts": f.counts.tolist(), "beyond": f.beyond} for k, f in s.histograms.items()
+        },
+    }
+
+
+def _not_finite(found: NotFinite | None) -> dict[str, Any] | None:
+    """Return what is infinite or NaN in the results as plain data; None if nothing is."""
+    return None if found is None else {"sentence": str(found)} | plain(found)
+
+
+def result(r: Result) -> dict[str, Any]:
+    """Return the errors of one result as plain data."""
+    return {
+        **r.difference,
+        "gain": _gain(r.gain),
+        "casts_of_inputs": r.cast,
+        "without_casts": r.computed,
+        "beside": {"relative_rms": r.beside, "gain": _gain(r.besides)},
+        "rounded_once": r.least,
+        "relative_rms_by_head": r.heads.tolist(),
+    }
+
+
+def _gain(g: Gain | None) -> dict[str, Any] | None:
+    if g is None:
+        return None
+    return {
+        "mean": g.mean,
+        "standard_error": g.se,
+        "z": score(g),
+        "limit": g.limit,
+        "biased": g.is_biased,
+    }
+
+
+def budget(s: Summary) -> dict[str, Any]:
+    """Return the error budget as plain data, each part with its shares and its cost."""
+    b, plan = s.budget, s.request.plan
+    assert b is not None
+    return {
+        "heads": list(b.heads),
+        "total": b.total,
+        "gain": b.gain,
+        "without_rounding": b.functions,
+        "interaction": {n: b.interaction(n) for n in b.total},
+        "parts": [
+            {
+                "name": line.part.name,
+                "rounds_to": line.part.how,
+                "formula": line.part.formula,
+                "share": {n: b.share(line, n) for n in b.total},
+                "alone": line.alone,
+                "gain_alone": line.gain,
+                "without": line.without,
+                "is_change": line.is_change,
+                "promotion": promotion(plan, line.part),
+                "cost": cost(plan, line.part, s.layer),
+            }
+            for line in b.lines
+        ],
+    }
+
+
+def shape(layer: Layer) -> dict[str, int]:
+    """Return the sizes of the axes by letter.
+
+    B: batch, T: queries, S: keys, N: query heads, G: key heads, H: features, H_v: those of V.
+    """
+    (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
+    return {"B": b, "T": t, "S": s, "N": n, "G": g, "H": h, "H_v": hv}
+
+
+def event(e: Event, s: Summary) -> dict[str, Any]:
+    """Return one event as plain data: counts and sums over all heads, and its two tests of bias."""
+    stats = s.stats[e.name]
+    return {
+        "name": e.name,
+        "format": e.format.name,
+        **e.counts,
+        **_bias(e.signed),
+        "away_from_zero": _bias(e.away),
+        "distinct_arguments": e.distinct,
+        "mean_abs_ulps": e.mean_abs,
+        "worst_head": {"batch": e.worst[0], "head": e.worst[1], "mean_ulps": e.worst_mean},
+        "by_head": {
+            "n": stats.n.tolist(),
+            "inexact": stats.inexact.tolist(),
+            "mean_ulps": stats.mean_ulps.tolist(),
+        },
+    }
+
+
+def _bias(x: Bias) -> dict[str, Any]:
+    """Return one of the two tests of an event as plain data."""
+    return {
+        "mean_ulps": x.lean.mean,
+        "standard_error": x.lean.se,
+        "z": x.lean.z,
+        "z_by_rows": x.by_rows.z,
+        "null_deviation": x.lean.null,
+        "biased": x.is_biased,
+    }
+
+
+def _drift(s: Summary) -> dict[str, Any]:
+    d: Any = s.drift
+    return {
+        "z_by_head": d.z.tolist(),
+        "threshold": d.limit,
+        "worst_head": {"batch": d.worst[0], "head": d.worst[1]},
+        "leans": d.leans,
+        "overall": _plain(d.overall),
+        "largest_gap_to_rowsum_do_error_of_out": d.identity,
+        "worst_head_error": d.error[d.worst[0], :, d.worst[1]].tolist(),
+    }
+
+
+def _running(run: Running) -> dict[str, Any]:
+    names = ("batch", "head", "row", "feature")
+    return {
+        **dict(zip(names, run.where, strict=True)),
+        "site": run.site,
+        "keys_with_p_one": tied(run).tolist(),
+        "ulp": run.ulp,
+        "p": run.p.tolist(),
+        "v": run.v.tolist(),
+        "sum": run.total.tolist(),
+        "error": run.error.tolist(),
+    }
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    data: dict[str, Any] = plain(record)
+    if isinstance(record, Injection):
+        data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
+        data["what"] = {"kind": type(record.what).__name__} | data["what"]
+    return data

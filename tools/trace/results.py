@@ -1,0 +1,119 @@
+"""The results of a layer, each with its error, its gain and what to hold these against."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.sites import Site
+from roundscope.emu.backends.numpy_rounding import rounded
+from roundscope.emu.roundings.modes import rounding
+from roundscope.emu.stats.comparison import relative_rms
+from roundscope.tools.trace.analysis.consequences import Gain, difference, gain
+from roundscope.tools.trace.run import RESULTS, Observed
+
+WITH_GAIN = ("out", "dq", "dk", "dv")
+EVENT = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_OUT}
+"""The last event of each result, whose format the result has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """One result: what its error is, and what other errors to hold it against.
+
+    name        out, lse, delta, dq, dk or dv
+    difference  statistics of its difference from the result compared with, by name
+    gain        whether it is too long or too short; None for lse and delta
+    beside      the relative rms error of the plan that stands beside; None without one
+    besides     the gain of that plan
+    cast        the relative rms error that casting the inputs makes alone; None if none
+    computed    the relative rms difference from exact attention on the cast inputs; only with cast
+    least       the relative rms error of the exact result rounded once to the result's format;
+                None where the reference is not exact, or nothing rounds last
+    heads       the relative rms error of each query head, (B, N)
+    """
+
+    name: str
+    difference: dict[str, float]
+    gain: Gain | None
+    beside: float | None
+    besides: Gain | None
+    cast: float | None
+    computed: float | None
+    least: float | None
+    heads: np.ndarray
+
+    @property
+    def error(self) -> float:
+        """Its relative rms error."""
+        return self.difference["relative_rms"]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its error is a number: no number of it is lost, and some number is finite."""
+        return math.isfinite(self.error)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether it is too long or too short by more than the scatter of heads explains."""
+        return self.gain is not None and self.gain.is_biased
+
+
+def results(seen: Observed) -> list[Result]:
+    """Return the results of a layer, in the order of RESULTS."""
+    names = [n for n in RESULTS if seen.results[n] is not None]
+    gains = [n for n in names if n in WITH_GAIN]
+    return [_result(seen, n, len(gains)) for n in names]
+
+
+def _result(seen: Observed, name: str, tests: int) -> Result:
+    own, want = seen.results[name], seen.reference[name]
+    beside = None if seen.beside is None else seen.beside[name]
+    cast = None if seen.cast is None else seen.cast[name]
+    key_heads, with_gain = seen.layer.k.shape[2], name in WITH_GAIN
+
+    def of(x: Any) -> Gain | None:
+        return gain(x, want, key_heads, tests) if with_gain and x is not None else None
+
+    return Result(
+        name=name,
+        difference=difference(own, want),
+        gain=of(own),
+        beside=None if beside is None else _error(beside, want),
+        besides=of(beside),
+        cast=None if cast is None else _error(cast, want),
+        computed=None if cast is None else _error(own, cast),
+        least=_least(seen, name, np.asarray(want, np.float64)),
+        heads=_by_head(own, want),
+    )
+
+
+def _error(a: Any, b: Any) -> float:
+    return relative_rms(np.asarray(a, np.float64), np.asarray(b, np.float64))
+
+
+def _least(seen: Observed, name: str, exact: np.ndarray) -> float | None:
+    if name not in EVENT or seen.request.against.name != "exact":
+        return None
+    f = seen.request.plan[EVENT[name]].format
+    if f.precision >= 24:  # whose error nobody compares with
+        return None
+    return _error(rounded(exact, rounding(f)), exact)
+
+
+def _by_head(own: Any, want: Any) -> np.ndarray:
+    """Return the relative rms error of each head, (B, N); 0 where the exact head is 0."""
+    a, b = np.asarray(own, np.float64), np.asarray(want, np.float64)
+    heads = [relative_rms(a[i, :, n], b[i, :, n]) for i, n in np.ndindex(a.shape[0], a.shape[2])]
+    return np.array(heads).reshape(a.shape[0], a.shape[2])
+
+
+def z_words(z: float, digits: int = 1) -> str:
+    """Return a z in words, also one that is not known: of one number, or of equal ones."""
+    return "z unknown" if math.isnan(z) else f"z = {z:+.{digits}f}"
+
+
+def score(g: Gain) -> float:
+    """Return the z of a gain: its mean over its standard error; NaN where that is not known."""
+    return g.mean / g.se if g.se > 0.0 else math.nan

@@ -1,0 +1,84 @@
+"""What a layer's file says of its call beside q, k, v: causality, mask, window, softcap, sinks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention.alignment import visible_keys
+from roundscope.attention.arguments import served_given
+from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.plans.plan import Plan
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.options import Request
+
+USUAL = "fa2"  # the plan that is taken if none is asked for
+
+
+def plan_for(layers: Sequence[Layer], plan: str | None) -> str:
+    """Return the name of the plan that was asked for, or else that of FlashAttention-2.
+
+    It is in FP16 if the tensors of all layers are.
+    """
+    names = {fitting(USUAL, layer.types) for layer in layers}
+    return plan if plan is not None else names.pop() if len(names) == 1 else USUAL
+
+
+def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
+    """Return a layer with a note on how its types and those of the plan agree.
+
+    is_asked: whether somebody asked for the plan
+    """
+    note, fitted = note_on_types(plan, layer.types), fitting(USUAL, layer.types)
+    if note is None and not is_asked and fitted != USUAL:
+        note = f"q, k and v are {', '.join(dict.fromkeys(layer.types))}, so the plan is {fitted}"
+    return layer if note is None else replace(layer, notes=(*layer.notes, note))
+
+
+def settled(request: Request, layer: Layer) -> Request:
+    """Return the request for one layer: causal, windowed and bounded as its call was.
+
+    What the request says of causality comes before what the file says; else a layer of which
+    nothing is said is not causal.
+    """
+    causal = request.causal if request.causal is not None else bool(layer.is_causal)
+    heads = layer.q.shape[2]
+
+    def served(plan: Any) -> Any:
+        return served_given(plan, layer.window, layer.softcap, layer.sinks, heads)
+
+    return replace(
+        request,
+        causal=causal,
+        alignment=layer.alignment,
+        plan=served(request.plan),
+        against=served(request.against),
+        beside=None if request.beside is None else served(request.beside),
+    )
+
+
+def options(layer: Layer, first: int = 0, end: int | None = None) -> dict[str, Any]:
+    """Return the mask and the sinks of the query heads first to end, as `examine` takes them."""
+    heads, mask = slice(first, end), layer.mask
+    return {
+        "mask": None if mask is None else mask[:, heads if mask.shape[1] > 1 else slice(None)],
+        "sinks": None if layer.sinks is None else layer.sinks[heads],
+    }
+
+
+def visible(layer: Layer, request: Request) -> np.ndarray | None:
+    """Return which keys a query sees, (B or 1, N or 1, T, S), by mask, window and causality.
+
+    None for a layer without mask and window, where causality alone says it.
+    """
+    if layer.mask is None and layer.window is None:
+        return None
+    sees = visible_keys(
+        layer.q.shape[1],
+        layer.k.shape[1],
+        is_causal=bool(request.causal),
+        window=layer.window,
+        alignment=request.alignment,
+    )[None, None]
+    return sees if layer.mask is None else sees & layer.mask

@@ -1,0 +1,285 @@
+"""The findings of a trace in words: the text that opens the table and the report."""
+
+from roundscope.attention import Plan
+from roundscope.attention.grammar.differences import differences
+from roundscope.attention.grammar.injections import injection_words
+from roundscope.attention.trace.summary import site_of
+from roundscope.emu.roundings.modes import Overflow
+from roundscope.tools.report.wording import listed
+from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
+from roundscope.tools.trace.analysis.consequences import DeltaDrift
+from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.results import z_words
+from roundscope.tools.trace.summary import Summary, share_of_rows
+from roundscope.tools.trace.verdict import culprit, line_words, too
+
+COINS = "standard deviations of random signs"
+
+
+def sentence(s: Summary) -> str:
+    """Return which events are biased, which way and by how much, and what follows from it.
+
+    What follows is said of P V, O, OUT, the results and delta.
+    """
+    statements = (
+        *(_not_finite, _left_out, _biased, _cleared, _chain),
+        *(_clipping, _vanishing, _delta, _ones),
+    )
+    return " ".join(text for text in (state(s) for state in statements) if text)
+
+
+def short(s: Summary) -> str:
+    """Return one line: which events and results are biased, and whether delta's error adds up."""
+    events = [f"{_named(s, e.name)} {_ways(e)} ulp" for e in s.biased_events[:3]]
+    if len(s.biased_events) > 3:
+        events.append(f"{len(s.biased_events) - 3} more")
+    of = " among the finite numbers" if s.not_finite is not None else ""
+    parts = [_not_finite(s).rstrip("."), f"biased events{of}: {'; '.join(events) or 'none'}"]
+    if s.biased_results:
+        parts.append(f"biased results: {', '.join(too(r) for r in s.biased_results)}")
+    if s.drift is not None and s.drift.lost:
+        parts.append(f"{s.drift.lost:,} errors of delta are infinite")
+    elif s.drift is not None:
+        sums = ", adds up" if s.drift.leans else ""
+        parts.append(f"delta, most extreme head: {z_words(s.drift.z[s.drift.worst])}{sums}")
+    return ". ".join(p for p in parts if p) + "."
+
+
+def plan_words(request: Request) -> str:
+    """Return the plan in words: its preset, every change of it, and what was injected."""
+    name, changes = request.plan.name, plan_changes(request.plan)
+    if changes:
+        name = f"{name.rstrip('*')} with {' '.join(changes)}"
+    if request.inject:
+        name += f", injected {' '.join(injection_words(i) for i in request.inject)}"
+    return name
+
+
+def plan_changes(plan: Plan) -> list[str]:
+    """Return the words of --set that changed the plan from its preset."""
+    return differences(plan, Plan.preset(plan.name.rstrip("*"))) if plan.name.endswith("*") else []
+
+
+def _not_finite(s: Summary) -> str:
+    """Return how many numbers are infinite or NaN, where they begin, and what avoids them.
+
+    Where all results are finite it is the number of NaN and infinities in the inputs and scores.
+    The text is empty where these are finite too.
+    """
+    if s.not_finite is not None:
+        return str(s.not_finite)
+    counts = {e.name: int(e.counts["nan"]) for e in s.events}
+    then = [
+        f"{counts[site]} {what}{'s' * (counts[site] > 1)}"
+        for site, what in (("S", "score"), ("OUT", "output"))
+        if counts.get(site)
+    ]
+    if not s.strange and not then:
+        return ""
+    follow = f"{', '.join(then)} are NaN" if then else "no score or output is NaN"
+    return f"{', '.join(s.strange) or 'The inputs are finite'}; {follow}."
+
+
+def _clipping(s: Summary) -> str:
+    """Return the events whose numbers are cut off at the largest of the format."""
+    plan = s.request.plan
+    cut = [
+        f"{int(e.counts['overflow']):,} of {e.name}"
+        for e in s.rounding
+        if e.counts["overflow"] and "." not in e.name
+        if plan[site_of(e.name)].overflow is Overflow.SATURATE
+    ]
+    if not cut:
+        return ""
+    return f"{_and(cut)} are beyond the format's largest number and cut off there, toward zero."
+
+
+def _left_out(s: Summary) -> str:
+    """Return that numbers which are not finite take no part in what follows, if there are any."""
+    if s.not_finite is None:
+        return ""
+    return "What follows is said of finite numbers alone; the others have no errors in ulps."
+
+
+def _vanishing(s: Summary) -> str:
+    """Return the events of which more than 1 % underflow to zero."""
+    lost = [
+        f"{100 * e.share('underflow'):.0f} % of {e.name}"
+        for e in s.rounding
+        if e.share("underflow") > 0.01
+    ]
+    return f"{_and(lost)} become 0." if lost else ""
+
+
+def _biased(s: Summary) -> str:
+    """Return which events are biased, and that results are biased if no event explains it."""
+    if not s.rounding:
+        but = f", but {_results_words(s)}" if s.biased_results else ""
+        return f"No event rounds: each of this plan is exact on these tensors{but}."
+    count, biased = len(s.rounding), s.biased_events
+    if biased:
+        first = "; ".join(_bias_words(s, e) for e in biased[:4])
+        more = f"; and {len(biased) - 4} smaller ones" if len(biased) > 4 else ""
+        verb = "is" if len(biased) == 1 else "are"
+        events = f"Of {count} events that round, {len(biased)} {verb} biased: {first}{more}."
+        return " ".join(x for x in (events, _unexplained(s)) if x)
+    beyond = "up or down or away from zero"
+    if s.biased_results:
+        return (
+            f"No single event is biased beyond chance, {beyond} (|z| > {s.limit:.1f},"
+            f" {count} events round), but {_results_words(s)}."
+        )
+    return (
+        f"No event is biased: of {count} events that round, none has a mean error, {beyond}, that"
+        f" random signs would not give (|z| > {s.limit:.1f})."
+    )
+
+
+def _unexplained(s: Summary) -> str:
+    """Return that results are biased by an event that no test marks, if the budget names one."""
+    if not s.biased_results:
+        return ""
+    line = culprit(s.budget, s.biased_results[0])
+    if line is None or not line.part.places:
+        return ""
+    names = {f"{site}.step" if step else str(site) for site, step in line.part.places}
+    if names.intersection(e.name for e in s.biased_events):
+        return ""
+    return f"No test of events marks what makes results biased: {_results_words(s)}."
+
+
+def _results_words(s: Summary) -> str:
+    """Return which results are biased, and what the error budget says of the cause."""
+    results = listed([too(r) for r in s.biased_results])
+    if s.budget is None:
+        return f"{results}; an error budget would tell which event makes it so"
+    line = culprit(s.budget, s.biased_results[0])
+    if line is None:
+        return f"{results}; no event of the error budget makes a third of it alone"
+    return f"{results}; the error budget names {line_words(line)}"
+
+
+def _named(s: Summary, name: str) -> str:
+    """Return an event's name, marked if it was injected."""
+    return f"{name} (injected)" if any(str(i.site) == name for i in s.request.inject) else name
+
+
+def _bias_words(s: Summary, e: Event) -> str:
+    """Return which way an event is biased and by how much, and how many of its errors agree."""
+    moved = e.counts["away"] + e.counts["toward"]
+    away = e.counts["away"] / moved if moved else 0.5
+    share = max(away, 1 - away)
+    zero = (
+        f"{100 * share:.0f} % of its inexact events {'away from' if away >= 0.5 else 'toward'} zero"
+    )
+    small = ", a relative error below 1e-8" if e.relative < 1e-8 else ""
+    return f"{_named(s, e.name)} {_ways(e)} {e.format.name} ulp ({zero}){small}"
+
+
+def _ways(e: Event) -> str:
+    """Return which ways an event is biased, by the tests that say so, and by how much."""
+    signed, away = e.signed, e.away
+    up, out = ("up" if signed.lean.mean > 0 else "down"), _outward(away.lean)
+    if signed.is_biased and away.is_biased:
+        if abs(signed.lean.mean) == abs(away.lean.mean):  # all arguments have one sign
+            return f"{up}, {out}, by {_mean(signed.lean)}"
+        return f"{up} by {_mean(signed.lean)} and {out} by {_mean(away.lean)}"
+    return f"{out} by {_mean(away.lean)}" if away.is_biased else f"{up} by {_mean(signed.lean)}"
+
+
+def _outward(x: Lean) -> str:
+    return f"{'away from' if x.mean > 0 else 'toward'} zero"
+
+
+def _mean(x: Lean) -> str:
+    return f"{abs(x.mean):.2g} ± {x.se:.1g}"
+
+
+def _cleared(s: Summary) -> str:
+    if not s.cleared:
+        return ""
+    parts = ", ".join(f"{_named(s, e.name)} ({e.distinct:,})" for e in s.cleared)
+    return (
+        f"{parts} {'looks' if len(s.cleared) == 1 else 'look'} biased row by row, but many rows"
+        " share few distinct arguments (their number in brackets); with one random sign per"
+        " argument that may be chance."
+    )
+
+
+def _chain(s: Summary) -> str:
+    """Return which of P V, O and OUT are not biased."""
+    if not s.chain:
+        is_said = s.rounding and s.not_finite is None
+        return "The last roundings of P V, O and OUT change nothing here." if is_said else ""
+    quiet = [e for e in s.chain if not e.is_biased]
+    if not quiet:
+        return ""
+    largest = max((e.away.lean for e in quiet), key=lambda x: abs(x.mean))
+    size = f"{largest.mean:+.1g} ± {largest.se:.1g} ulp away from zero"
+    rounding, verb, most = "The roundings", "are", "at most "
+    if len(quiet) == 1:
+        rounding, verb, most = "The rounding", "is", ""
+    return (
+        f"{rounding} at {_and([e.name for e in quiet])} {verb} not biased, either up or down or"
+        f" away from zero ({most}{size})."
+    )
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _delta(s: Summary) -> str:
+    if s.drift is None:
+        return "The file has no do, so there is no backward and no delta."
+    z, head = float(s.drift.z[s.drift.worst]), s.drift.worst[1]
+    against = s.request.against.name
+    if s.drift.lost:
+        return (
+            f"{s.drift.lost:,} of {s.drift.error.size:,} errors of delta against {against} are"
+            " infinite, so they do not add up to a number."
+        )
+    if not s.drift.error.any():
+        if s.not_finite is not None and "delta" in s.not_finite.shared:
+            return f"Where delta is finite, it equals that of {against}."
+        return f"delta equals that of {against}."
+    if s.drift.leans:
+        sign = "positive" if z > 0 else "negative"
+        return (
+            f"The error of delta against {against} adds up along tokens: head {head} ends {sign},"
+            f" at {abs(z):.1f} {COINS}."
+        )
+    return (
+        f"The error of delta against {against}, summed over all tokens, does not add up: the"
+        f" most extreme head, {head}, {_course(s.drift)}ends at {abs(z):.1f} {COINS} (threshold"
+        f" {s.drift.limit:.1f})."
+    )
+
+
+def _course(d: DeltaDrift) -> str:
+    """Say that a running sum that ends within the threshold crossed it on the way, if it did."""
+    if d.crossing is None:
+        return ""
+    return f"crosses the threshold at token {d.crossing} but comes back and "
+
+
+def _ones(s: Summary) -> str:
+    if s.several is None:
+        return "P was too large to keep, so rows with several P = 1 were not counted."
+    some, rows = share_of_rows(s)
+    if not some:
+        return "No row has several P = 1."
+    text = f"{some} of {rows} rows have several P = 1"
+    limit = threshold(max(len(s.shares), 1))
+    apart = [x.site for x in s.shares if abs(x.z) > limit]
+    if apart:
+        return (
+            f"{text}, and the errors of {_and(apart)} away from zero differ there from those of"
+            " other rows."
+        )
+    if not s.shares:
+        return f"{text}."
+    return (
+        f"{text}; the errors of {_and([x.site for x in s.shares])} are no more one-sided there than"
+        " in other rows."
+    )

@@ -1,0 +1,171 @@
+"""`roundscope watch LOG`: reads the log of a watched training, prints it and draws it."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roundscope.attention.models import log
+from roundscope.attention.models.alarm import KEPT
+from roundscope.attention.models.log import Look, over_since
+from roundscope.attention.models.selection import Layer
+from roundscope.emu.whole_files import read_whole, write_whole
+from roundscope.tools.errors import bad
+from roundscope.tools.report.terminal import console, print_json
+
+WORST = 5  # layers that are listed
+
+
+MARK = b"roundscope watch"  # in every picture of this command
+
+
+def run(path: Path, *, out: Path | None, as_json: bool) -> None:
+    """Print what a log holds, and draw it into a PNG file.
+
+    Args:
+        path: The log that `watch(log=...)` wrote.
+        out: The picture; by default it lies beside the log.
+        as_json: Print numbers in the place of text.
+
+    Raises:
+        ValueError: The file is no such log.
+        OSError: A file cannot be read or written.
+    """
+    looks = last_course(log.read(path))
+    picture = out if out is not None else path.with_suffix(".png")
+    if picture.suffix.lower() != ".png":
+        raise ValueError(f"--out={picture}: the picture is a PNG file, such as watch.png")
+    if picture == path:
+        raise ValueError(f"--out={picture}: is the log itself; name another file")
+    if picture.exists() and MARK not in read_whole(picture):
+        raise bad("--out", str(picture), "exists and is no picture of this command; name another")
+    from roundscope.tools.report.pictures import png
+    from roundscope.tools.watch.picture import draw
+
+    write_whole(picture, png(draw(looks), software=MARK.decode()))
+    if as_json:
+        print_json(numbers(looks) | {"picture": str(picture)})
+    else:
+        for line in (*lines(looks), f"drawn in {picture}"):
+            console().print(line, markup=False)
+
+
+def last_course(looks: Sequence[Look]) -> list[Look]:
+    """Return the looks of the training as it went on, its steps in order.
+
+    Where the steps of a log go back the training was resumed: earlier looks from there on are left
+    out.
+    """
+    kept: list[Look] = []
+    for look in looks:
+        while kept and kept[-1].step >= look.step:
+            kept.pop()
+        kept.append(look)
+    return kept
+
+
+def numbers(looks: Sequence[Look]) -> dict[str, Any]:
+    """Return what is printed as JSON: what is not finite, the last look, and the shares of all."""
+    last, alarm = looks[-1], alarm_of(looks)
+    lost = [(look, *place) for look in looks for place in look.lost[:1]]
+    return {
+        "not_finite": {
+            "looks": len(lost),
+            "first": _place(*lost[0][1:]) | {"step": lost[0][0].step} if lost else None,
+        },
+        "drift": last.now,
+        "drift_history": last.share,
+        "looks": len(looks),
+        "first_step": looks[0].step,
+        "last_step": last.step,
+        "threshold": last.threshold,
+        "alarm": alarm
+        and {
+            "step": alarm.step,
+            "share": alarm.share,
+            **_place(alarm.layer, alarm.head),
+            "over_since": over_since(looks),
+        },
+        "steps": [look.step for look in looks],
+        "drifts": [look.now for look in looks],
+        "drift_histories": [look.share for look in looks],
+        "layers": [
+            {
+                "layer": own.layer.number,
+                "name": own.layer.name,
+                "drift": own.now,
+                "drift_history": own.share,
+            }
+            for own in last.layers
+        ],
+    }
+
+
+def _place(layer: Layer, head: int) -> dict[str, Any]:
+    return {"layer": layer.number, "name": layer.name, "head": head}
+
+
+def lines(looks: Sequence[Look]) -> list[str]:
+    """Return what is printed as text: what is not finite, then the last look, then the others."""
+    first, last = looks[0], looks[-1]
+    few = "look" if len(looks) == 1 else "looks"
+    now = (
+        f"{last.now:.2g} of the queries' gradient is made by rows of dS that do not sum to 0"
+        if math.isfinite(last.now)
+        else "not known, a number of it is not finite"
+    )
+    found = [
+        *_lost(looks),
+        f"drift at the last look, step {last.step}: {now}",
+        f"{len(looks)} {few}, steps {first.step} to {last.step}; over all, a look counting {KEPT}"
+        f" times the next one: {last.share:.2g}",
+        f"alarm: {_alarm(looks)}",
+    ]
+    by_drift = sorted(
+        last.layers, key=lambda own: -own.now if math.isfinite(own.now) else -math.inf
+    )
+    found += [
+        f"layer {own.layer.number} ({own.layer.name}): {own.now:.2g}, over all looks"
+        f" {own.share:.2g}"
+        for own in by_drift[:WORST]
+    ]
+    if len(by_drift) > WORST:
+        found.append(f"and {len(by_drift) - WORST} layers with less")
+    return found
+
+
+def _lost(looks: Sequence[Look]) -> list[str]:
+    """Return a line on the looks whose numbers are not finite, if there are any."""
+    lost = [look for look in looks if look.lost]
+    if not lost:
+        return []
+    (layer, head), *_ = lost[0].lost
+    return [
+        f"NaN or infinite: numbers of {len(lost)} of {len(looks)} looks, first at step"
+        f" {lost[0].step} in head {head} of layer {layer.number} ({layer.name}),"
+        f" {len(lost[0].lost)} heads there; last at step {lost[-1].step}. These looks have no part"
+        " in the drift. Loss scaling makes such steps and skips them; otherwise `capture` that"
+        " layer and `roundscope trace` the file"
+    ]
+
+
+def _alarm(looks: Sequence[Look]) -> str:
+    """Return what there is of an alarm: when it began, and whether it is over."""
+    alarm, last = alarm_of(looks), looks[-1]
+    if alarm is None:
+        return "there is no threshold" if last.threshold is None else (
+            f"none (threshold {last.threshold:.2g})"
+        )  # fmt: skip
+    over = over_since(looks)
+    if over is None:
+        return f"since {alarm}"
+    few = sum(look.step >= over for look in looks)
+    return (
+        f"over since step {over}, {few} {'look' if few == 1 else 'looks'} not above"
+        f" {alarm.threshold:.2g}; it began at {alarm}"
+    )
+
+
+def alarm_of(looks: Sequence[Look]) -> Any:
+    """Return the first alarm of a training, or None."""
+    return next((look.alarm for look in looks if look.alarm is not None), None)
