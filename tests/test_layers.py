@@ -90,7 +90,7 @@ FOREIGN = "raise ImportError('the module of another project')\n"
 
 
 def test_own_modules_of_our_names_are_in_nobodys_way(tmp_path):
-    """A user's attention.py, emu/, tools/ or experiments/ beside the script, found in place of ours."""
+    """A user's attention.py, or a folder of our name beside the script, found in place of ours."""
     (tmp_path / "attention.py").write_text(FOREIGN)
     for name in ("emu", "tools", "experiments"):
         (tmp_path / name).mkdir()
