@@ -317,3 +317,11 @@ def preset(name: str) -> Plan:
     if name not in TWINS:
         raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))
     return TWINS[name].plan
+
+
+def native(plan: Plan) -> Plan:
+    """Return the plan with every sum of products added up by the device, in float32."""
+    return replace(
+        plan,
+        accumulators=tuple(Accumulator(order=Order.NATIVE, step=a.step) for a in plan.accumulators),
+    )

@@ -73,7 +73,8 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Find out why a run failed, or whether rounding adds up in tensors, and what repairs it."""
-    from roundscope.experiments.diagnose import command
+    from roundscope.experiments.diagnose.runs import of_run
+    from roundscope.tools.diagnose import command
 
     command.run(
         source,
@@ -86,4 +87,5 @@ def diagnose(
         until=until,
         out=out,
         as_json=json,
+        of_run=of_run,
     )

@@ -1,4 +1,1 @@
-"""`roundscope diagnose`: finds the rounding events behind a failure, with evidence and a repair.
-
-Its input is a file of tensors or the folder of a training run.
-"""
+"""Why a training of ours failed: what `tools.diagnose` has to know of a GPT and of a student."""

@@ -14,32 +14,13 @@ from roundscope.experiments.train.config import JAX, XLA
 from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
+from roundscope.tools.diagnose.replay.run_part import GREW, Failure
 from roundscope.tools.errors import UsageError, bad
 
 # steps that a replay goes on after the alarm: with other bits a failure may come later
 MARGIN = 100
 LONGEST = 5  # margins of the longest window, for failures that come at very different steps
 BACK = (12, 25, 50, 100, 200, 400)  # steps before the failure at which replays may begin
-GREW = "growth"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """An arm's failure.
-
-    kind    'not finite', 'rise', 'stay' or 'spike', of the loss above `limit`; or 'growth' of its
-            gradient norm
-    step    the step from which it counts;  seen: the step at which it was known
-    before  a step before it, and before any alarm of loss or gradient norm in the 100 steps ahead
-            of it: the damage may be done before the loss shows it
-    """
-
-    arm: str
-    kind: str
-    step: int
-    seen: int
-    before: int
-    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

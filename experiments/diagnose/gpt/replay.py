@@ -15,11 +15,6 @@ import numpy as np
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
 from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.replayer import limit
-from roundscope.experiments.diagnose.replay.start import Own
-from roundscope.experiments.diagnose.replay.store import Store, digest
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.gpt.plans import Plans, structures
 from roundscope.experiments.train.groups import Group, numbers
@@ -27,6 +22,11 @@ from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.state import arm, pick
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.replayer import limit
+from roundscope.tools.diagnose.replay.start import Own
+from roundscope.tools.diagnose.replay.store import Store, digest
 from roundscope.tools.results.machine import device
 
 EVERY = {"cpu": 5}  # steps after which results are fetched from the device, by JAX's backend

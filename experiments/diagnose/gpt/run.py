@@ -8,23 +8,24 @@ import numpy as np
 from roundscope.experiments.diagnose.gpt.case import Case, case
 from roundscope.experiments.diagnose.gpt.replay import Gpt, gpt
 from roundscope.experiments.diagnose.gpt.states import (
-    RunPart,
     guilty_places,
     repaired_rows,
     subjects,
     survivals,
 )
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.start import Replayed, replayed
-from roundscope.experiments.diagnose.tensors.findings import (
+from roundscope.experiments.train import checkpoint
+from roundscope.experiments.train.spikes import RULE
+from roundscope.experiments.train.state import arm
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.run_part import RunPart
+from roundscope.tools.diagnose.replay.start import Replayed, replayed
+from roundscope.tools.diagnose.tensors.findings import (
     Findings,
     Progress,
     Stopped,
     findings,
 )
-from roundscope.experiments.diagnose.tensors.measured import Subject
-from roundscope.experiments.train import checkpoint
-from roundscope.experiments.train.state import arm
+from roundscope.tools.diagnose.tensors.measured import Subject
 
 
 def diagnose_run(
@@ -59,7 +60,22 @@ def diagnose_run(
     return replace(
         found,
         run=RunPart(
-            case=chosen, step=step, replayed=done, survivals=survivals(done, origins), rows=rows
+            arm=chosen.own.name,
+            arms=len(chosen.settings.arms),
+            failure=chosen.failure,
+            grown=chosen.grown,
+            last=chosen.last,
+            losses=chosen.losses,
+            rule=RULE,
+            rest=(
+                "Other arithmetic: the linear layers stay as they are"
+                f" (matmul={chosen.settings.config.matmul}), and so do the order of sums and the"
+                " optimizer."
+            ),
+            step=step,
+            replayed=done,
+            survivals=survivals(done, origins),
+            rows=rows,
         ),
     )
 

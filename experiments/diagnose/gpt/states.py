@@ -1,7 +1,6 @@
 """Steps 3 to 6 of a run: tensors of an arm's state as subjects, and the replays of the repairs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,39 +9,22 @@ from roundscope.attention import Plan
 from roundscope.attention.plans.presets import exact
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
-from roundscope.experiments.diagnose.replay.fate import Outcome, Trial
-from roundscope.experiments.diagnose.replay.start import Cause, Replayed
-from roundscope.experiments.diagnose.search.guilty import REPEATS
-from roundscope.experiments.diagnose.tensors.changes import changes, noise
-from roundscope.experiments.diagnose.tensors.measured import Measured, Subject
-from roundscope.experiments.diagnose.tensors.repairs import SHAM
-from roundscope.experiments.diagnose.tensors.rows import shares
 from roundscope.experiments.train.gpt import pairs
 from roundscope.experiments.train.gpt.plans import by_layer
 from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import linears_at
 from roundscope.experiments.train.loop import batches_of
+from roundscope.tools.diagnose.replay.fate import Outcome, Trial
+from roundscope.tools.diagnose.replay.start import Cause, Replayed
+from roundscope.tools.diagnose.search.guilty import REPEATS
+from roundscope.tools.diagnose.tensors.changes import changes, noise
+from roundscope.tools.diagnose.tensors.measured import Measured, Subject
+from roundscope.tools.diagnose.tensors.repairs import SHAM
+from roundscope.tools.diagnose.tensors.rows import shares
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.options import Request
 
 TOKENS = 1024  # tokens of a head that are examined
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPart:
-    """What only a run has.
-
-    case       the run;  step: that of the state which steps 3 to 6 examine
-    replayed   steps 1 and 2; None if the run never failed
-    survivals  the outcome of replays with a repair, by its name
-    rows       `tensors.rows.shares` with the set of step 2 exact, of each layer
-    """
-
-    case: Case
-    step: int
-    replayed: Replayed | None
-    survivals: dict[str, Outcome] = field(default_factory=dict)
-    rows: list[np.ndarray] = field(default_factory=list)
 
 
 def subjects(case: Case, step: int, state: Any) -> list[Subject]:

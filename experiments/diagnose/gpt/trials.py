@@ -9,11 +9,11 @@ import numpy as np
 
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.units import reseeded
-from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.replayer import shaken
 from roundscope.experiments.train.gpt.plans import Plans, Tables, by_arm, by_layer
 from roundscope.experiments.train.groups import Group, plans_at
 from roundscope.experiments.train.settings import Settings
+from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.replayer import shaken
 
 
 def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:

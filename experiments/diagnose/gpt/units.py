@@ -11,11 +11,11 @@ from roundscope.attention import Plan, Site
 from roundscope.attention.sites import PRODUCTS
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Order
-from roundscope.experiments.diagnose.search.family import Blocks, Family
-from roundscope.experiments.diagnose.search.guilty import FEW
-from roundscope.experiments.diagnose.tensors.measured import WIDE, occurring
 from roundscope.experiments.train.config import WORD
 from roundscope.experiments.train.gpt.plans import Plans
+from roundscope.tools.diagnose.search.family import Blocks, Family
+from roundscope.tools.diagnose.search.guilty import FEW
+from roundscope.tools.diagnose.tensors.measured import WIDE, occurring
 from roundscope.tools.report.wording import listed
 
 Edit = Callable[[Plans], Plans]  # the plans of a run -> those of a replay

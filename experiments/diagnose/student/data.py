@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from roundscope.experiments.diagnose.report import data_run
 from roundscope.experiments.diagnose.student.run import Found
 from roundscope.experiments.diagnose.student.units import name
+from roundscope.tools.diagnose.report import data_run
 from roundscope.tools.results.machine import device, versions
 from roundscope.tools.results.provenance import command_line
 

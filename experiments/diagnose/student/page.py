@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from roundscope.experiments.diagnose.replay.fate import Outcome
-from roundscope.experiments.diagnose.report import pictures_run, words_run
-from roundscope.experiments.diagnose.report.page import Report
-from roundscope.experiments.diagnose.report.steps_run import Step, replay_step, search_step
 from roundscope.experiments.diagnose.student import pictures as measured
 from roundscope.experiments.diagnose.student import words
 from roundscope.experiments.diagnose.student.data import document
 from roundscope.experiments.diagnose.student.run import SET, Found
 from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.train.student.follow import RULE
+from roundscope.tools.diagnose.replay.fate import Outcome
+from roundscope.tools.diagnose.report import pictures_run, words_run
+from roundscope.tools.diagnose.report.page import Report
+from roundscope.tools.diagnose.report.steps_run import Step, replay_step, search_step
 from roundscope.tools.report.pictures import DOWN, UP
 
 HOW = (

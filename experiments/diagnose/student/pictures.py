@@ -6,9 +6,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roundscope.experiments.diagnose.report.pictures_run import EXACT, logarithmic
 from roundscope.experiments.diagnose.student.errors import GRADIENT
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
+from roundscope.tools.diagnose.report.pictures_run import EXACT, logarithmic
 from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 
 

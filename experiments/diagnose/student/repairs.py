@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
 from roundscope.emu.roundings.modes import BF16, RoundingMode
-from roundscope.experiments.diagnose.replay.fate import Outcome, Trial, better
-from roundscope.experiments.diagnose.replay.start import LEVEL, Replayed
-from roundscope.experiments.diagnose.search.guilty import REPEATS
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.errors import Error
 from roundscope.experiments.diagnose.student.replay import AS_IT_WAS
 from roundscope.experiments.diagnose.student.units import Unit, change, format_of, ordered, units_of
 from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.sites import GROUPS
+from roundscope.tools.diagnose.replay.fate import Outcome, Trial, better
+from roundscope.tools.diagnose.replay.start import LEVEL, Replayed
+from roundscope.tools.diagnose.search.guilty import REPEATS
 
 BASE = "as it was"
 FOUND = "the set of step 2 exact"

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.replayer import limit, shaken
-from roundscope.experiments.diagnose.replay.start import Own
-from roundscope.experiments.diagnose.replay.store import digest
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import FAMILY, Units, change, units_of
 from roundscope.experiments.train.student.arms import Arm, how_of, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.follow import Follow
 from roundscope.experiments.train.student.run import Begin, advance
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.replayer import limit, shaken
+from roundscope.tools.diagnose.replay.start import Own
+from roundscope.tools.diagnose.replay.store import digest
 
 PAIR = 2  # arms of the smallest launch: one alone is another program with other last bits
 AS_IT_WAS, EXACT = "", "-> fp32"

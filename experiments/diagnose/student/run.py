@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.start import Cause, Replayed, replayed
 from roundscope.experiments.diagnose.student.blocks import Blocks, origin
 from roundscope.experiments.diagnose.student.case import Case, case
 from roundscope.experiments.diagnose.student.errors import Error, errors, looked, only
@@ -14,6 +12,8 @@ from roundscope.experiments.diagnose.student.repairs import Tried, candidates, p
 from roundscope.experiments.diagnose.student.replay import Student
 from roundscope.experiments.diagnose.student.units import Units, by_layer, by_site
 from roundscope.experiments.train.student.plan import Plan
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.start import Cause, Replayed, replayed
 
 ALL, SET, REST = "all events", "the set of step 2", "all but the set"
 REPAIR = "with "  # before the name of a repair, so that one executable measures all

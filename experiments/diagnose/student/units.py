@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
-from roundscope.experiments.diagnose.search.family import Blocks, Family
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import Plan
 from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Matrix, Site
+from roundscope.tools.diagnose.search.family import Blocks, Family
 from roundscope.tools.report.wording import listed
 
 Kept = BlockFormat | Rounding

@@ -1,12 +1,12 @@
 """The verdict on a proxy's run: what is shown, link by link, each with its evidence."""
 
-from roundscope.experiments.diagnose.replay.start import LEVEL
-from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.diagnose.student.blocks import Blocks
 from roundscope.experiments.diagnose.student.errors import GRADIENT, Error
 from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM, Tried
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
-from roundscope.experiments.diagnose.tensors.verdict import Link
+from roundscope.tools.diagnose.replay.start import LEVEL
+from roundscope.tools.diagnose.report import words_run
+from roundscope.tools.diagnose.tensors.verdict import Link
 
 
 def links(found: Found) -> list[Link]:

@@ -1,13 +1,13 @@
 """Sentences of a proxy's diagnosis: the verdict, the answers of the steps, what was not shown."""
 
-from roundscope.experiments.diagnose.replay.start import Cause
-from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.diagnose.student.errors import GRADIENT
 from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
 from roundscope.experiments.diagnose.student.run import ALL, SET, Found
 from roundscope.experiments.diagnose.student.units import words
 from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.train.student.sites import Site
+from roundscope.tools.diagnose.replay.start import Cause
+from roundscope.tools.diagnose.report import words_run
 
 
 def kind(found: Found) -> str:

@@ -29,9 +29,10 @@ from typing import Any
 from roundscope.attention.grammar import changes as grammar
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import native
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix, is_linear
-from roundscope.experiments.train.gpt.plans import Plans, base, native
+from roundscope.experiments.train.gpt.plans import Plans, base
 from roundscope.experiments.train.mx.formats import MX, Written, matrices_of, written
 from roundscope.tools.errors import UsageError, bad
 

@@ -5,7 +5,6 @@ its own, and consecutive layers of one structure still run as one loop (`stretch
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -14,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.presets import native
 from roundscope.attention.plans.traced import HeadPlans, head_plans, structure
-from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.tools.errors import bad
 
@@ -36,14 +35,6 @@ def base(config: Config) -> Plan:
         raise bad("plan", JAX, "is not emulated and has no events; choose a preset, such as fp32")
     plan = Plan.preset(config.plan)
     return native(plan) if config.sums == "native" else plan
-
-
-def native(plan: Plan) -> Plan:
-    """Return the plan with every sum of products added up by the device, in float32."""
-    return replace(
-        plan,
-        accumulators=tuple(Accumulator(order=Order.NATIVE, step=a.step) for a in plan.accumulators),
-    )
 
 
 def uniform(config: Config, plan: Plan | None = None) -> Tables | None:

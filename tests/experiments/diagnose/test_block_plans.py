@@ -9,11 +9,11 @@ from roundscope.attention import Site
 from roundscope.attention.plans.presets import fa2_bf16, preset
 from roundscope.emu.blocks.format import block_format
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, reseeded, units_of
-from roundscope.experiments.diagnose.tensors.accounts import SITES_OF, accounts, head_events
-from roundscope.experiments.diagnose.tensors.changes import changes, production_order, stochastic
-from roundscope.experiments.diagnose.tensors.measured import Subject, measure
+from roundscope.tools.diagnose.tensors.accounts import SITES_OF, accounts, head_events
+from roundscope.tools.diagnose.tensors.changes import changes, production_order, stochastic
+from roundscope.tools.diagnose.tensors.measured import Subject, measure
 from roundscope.tools.trace.options import Request
-from tests.experiments.diagnose.inputs import layer
+from tests.tools.diagnose.inputs import layer
 
 MX = preset("mxfp8-attention")
 BLOCKED = (Site.Q, Site.K, Site.P, Site.V)

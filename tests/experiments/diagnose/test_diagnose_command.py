@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from roundscope.attention.models.capture_file import Captured, write_captures
 from roundscope.tools.tensors.layers import read_layers, sample_path
-from tests.experiments.diagnose.inputs import layer
+from tests.tools.diagnose.inputs import layer
 
 
 @pytest.fixture

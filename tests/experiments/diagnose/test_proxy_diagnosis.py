@@ -12,11 +12,6 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.diagnose.replay import replayer as replaying
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.replayer import Replayer
-from roundscope.experiments.diagnose.replay.start import Cause
 from roundscope.experiments.diagnose.student import errors as proxy_errors
 from roundscope.experiments.diagnose.student import repairs as proxy_repairs
 from roundscope.experiments.diagnose.student import replay as proxy_replay
@@ -25,6 +20,11 @@ from roundscope.experiments.diagnose.student.case import case
 from roundscope.experiments.diagnose.student.run import diagnose
 from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.student.sites import Site
+from roundscope.tools.diagnose.replay import replayer as replaying
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.replayer import Replayer
+from roundscope.tools.diagnose.replay.start import Cause
 from tests.tools.databases import database
 
 WORDS = ["depth=2", "width=32", "ratio=1", "batch=32", "steps=26", "lr=1e-4"]

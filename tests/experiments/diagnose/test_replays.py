@@ -7,14 +7,14 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.experiments.diagnose.gpt.units import FAMILY, Unit
-from roundscope.experiments.diagnose.replay import replayer as replaying
-from roundscope.experiments.diagnose.replay.clock import Clock, spell
-from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.replayer import Replayer
-from roundscope.experiments.diagnose.replay.start import Cause, Own, replayed
-from roundscope.experiments.diagnose.replay.store import Store
-from roundscope.experiments.diagnose.report import words_run
 from roundscope.experiments.train.spikes import growth
+from roundscope.tools.diagnose.replay import replayer as replaying
+from roundscope.tools.diagnose.replay.clock import Clock, spell
+from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.replayer import Replayer
+from roundscope.tools.diagnose.replay.start import Cause, Own, replayed
+from roundscope.tools.diagnose.replay.store import Store
+from roundscope.tools.diagnose.report import words_run
 
 UNITS = frozenset(Unit(i, n, s) for i in range(2) for n in range(2) for s in (Site.O, Site.OD))
 CULPRIT = frozenset(Unit(0, n, Site.OD) for n in range(2))
@@ -328,8 +328,8 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     """Catches a page, a picture or a JSON of either model's steps 1 and 2 that cannot be made, and
     counts that differ between them.
     """
-    from roundscope.experiments.diagnose.report import data_run, page, pictures_run
-    from roundscope.experiments.diagnose.report.steps_run import replay_step, search_step
+    from roundscope.tools.diagnose.report import data_run, page, pictures_run
+    from roundscope.tools.diagnose.report.steps_run import replay_step, search_step
 
     r = diagnosis(tmp_path, culprit)
     made = [

@@ -21,15 +21,15 @@ from roundscope.experiments.diagnose.gpt.case import case
 from roundscope.experiments.diagnose.gpt.replay import gpt
 from roundscope.experiments.diagnose.gpt.states import subjects
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.fate import Trial
-from roundscope.experiments.diagnose.replay.start import Cause, replayed
-from roundscope.experiments.diagnose.tensors.carrier import carrier
-from roundscope.experiments.diagnose.tensors.measured import measure
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.state import arm
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.start import Cause, replayed
+from roundscope.tools.diagnose.tensors.carrier import carrier
+from roundscope.tools.diagnose.tensors.measured import measure
 from roundscope.tools.errors import UsageError
 
 pytestmark = pytest.mark.thorough  # minutes of training and replays

@@ -19,15 +19,15 @@ from roundscope.experiments.diagnose.gpt.units import (
     unit_words,
     units_of,
 )
-from roundscope.experiments.diagnose.replay.clock import Clock
-from roundscope.experiments.diagnose.replay.fate import Fate, Outcome
-from roundscope.experiments.diagnose.search import guilty
-from roundscope.experiments.diagnose.search.ddmin import Replays
-from roundscope.experiments.diagnose.search.guilty import CONTROLS, search
-from roundscope.experiments.diagnose.tensors.changes import changes, noise
-from roundscope.experiments.diagnose.tensors.measured import OUTPUT_SITES
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Fate, Outcome
+from roundscope.tools.diagnose.search import guilty
+from roundscope.tools.diagnose.search.ddmin import Replays
+from roundscope.tools.diagnose.search.guilty import CONTROLS, search
+from roundscope.tools.diagnose.tensors.changes import changes, noise
+from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES
 
 CONFIG = Config(layers=2, heads=2, width=16, context=8, plan="qiu-yao")
 QIU_YAO = {

@@ -7,9 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from roundscope.experiments.diagnose.replay.store import Store
 from roundscope.experiments.train import record
 from roundscope.experiments.train.run import prepare
+from roundscope.tools.diagnose.replay.store import Store
 from roundscope.tools.errors import StorageError, UsageError
 from roundscope.tools.results.tables import check_start
 from roundscope.tools.toml_file import toml_of

@@ -1,0 +1,31 @@
+"""The diagnosis of a training of ours: a GPT's run, or that of a student."""
+
+from pathlib import Path
+from typing import Any
+
+from roundscope.tools.diagnose.tensors.findings import Progress
+
+
+def of_run(
+    folder: Path,
+    arm: str | None,
+    first: int | None,
+    until: int | None,
+    out: Path,
+    progress: Progress,
+) -> Any:
+    """Return the findings of a GPT's run, or the report of a student's (`roundscope proxy`).
+
+    first, until: the steps of the replays, None for those that decide; out: where they are kept.
+    """
+    from roundscope.experiments.diagnose.student import rows
+
+    if rows.file_of(folder) is None:
+        from roundscope.experiments.diagnose.gpt.run import diagnose_run
+
+        return diagnose_run(folder, name=arm, first=first, until=until, out=out, progress=progress)
+    from roundscope.experiments.diagnose.student import page, run
+
+    return page.report(
+        run.diagnose(folder, arm=arm, first=first, until=until, out=out, progress=progress)
+    )

@@ -1,0 +1,176 @@
+"""`roundscope diagnose`: prints a verdict on tensors or a run, and writes its report and JSON."""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roundscope.tools.diagnose.replay.store import NAME
+from roundscope.tools.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
+from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.progress import every
+from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.results.folder import (
+    checked_folder,
+    free_folder,
+    request_of,
+    tell_replaced,
+)
+from roundscope.tools.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.overrides import Overrides, words
+from roundscope.tools.trace import options
+from roundscope.tools.trace.served import USUAL, noted, plan_for
+
+LAST = 7  # the writing of the report, after the steps of the diagnosis
+OF_RUNS = ("--arm", "--from", "--until")
+INTERRUPTED = 130
+RECORD = "diagnosis.json"
+# (run, arm, first step, last step, folder for what is kept, progress) -> findings, or a report
+OfRun = Callable[[Path, str | None, int | None, int | None, Path, Progress], Any]
+SELDOM = 30.0  # seconds between two lines where there is no terminal
+
+
+def run(
+    source: Path | None,
+    *,
+    sample: bool,
+    layer: str | None,
+    plan: str | None,
+    said: Mapping[str, Any],
+    arm: str | None,
+    first: int | None,
+    until: int | None,
+    out: Path | None,
+    as_json: bool,
+    of_run: OfRun,
+) -> None:
+    """Diagnose a file's layers, or an arm of a run.
+
+    The other arguments are those of `roundscope diagnose --help`. Raises UsageError for bad usage.
+
+    Args:
+        said: What overrules the file, the arguments of `tools.tensors.overrides.words`.
+        of_run: Diagnoses a run, which is a folder: called with it, its arm, first and last step,
+            the folder for what is kept, and `progress`.
+    """
+    if (source is None) == (not sample):
+        problem = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"RUN_OR_TENSORS {problem or 'is missing: give one, or --sample'}")
+    path = sample_path() if source is None else source
+    is_run = path.is_dir()
+    overrides = Overrides(**words(**said))
+    of_tensors: dict[str, Any] = {"--layer": layer, "--plan": plan}
+    of_tensors |= {f"--{name}": value for name, value in said.items() if name != "causal"}
+    if overrides.is_causal is not None:
+        of_tensors["--causal" if overrides.is_causal else "--full"] = True
+    of_runs = dict(zip(OF_RUNS, (arm, first, until), strict=True))
+    for name, value in (of_tensors | of_runs).items():
+        if value is not None and (name in of_tensors) == is_run:
+            repair = "is for a run's folder; leave it out"
+            if is_run:
+                repair = "is for tensors: a run has its own plan"
+            raise bad(name, value, repair)
+    request = request_of(str(path.resolve()), layer, plan, overrides, arm, first, until)
+    if out is not None:
+        checked_folder(out, RECORD)
+    folder = out or free_folder(_named(path, plan, arm), request, RECORD, NAME)
+    tell_replaced(folder, request, RECORD)
+    from roundscope.tools.diagnose.report import data, page
+
+    start = time.perf_counter()
+    try:
+        with (
+            _progress(1 if is_run else 3) as progress,
+            np.errstate(over="ignore", invalid="ignore", divide="ignore"),
+        ):
+            if is_run:
+                found = of_run(path, arm, first, until, folder, progress)
+            else:
+                found = _of_file(path, layer, plan, overrides, progress)
+            progress(LAST, "report")
+            if isinstance(found, Findings | Stopped):
+                found = data.report(found, time.perf_counter() - start)
+            document = page.written(found, folder, request)
+    except KeyboardInterrupt:
+        kept = "nothing is kept"
+        if is_run:
+            kept = "replays that were done are kept, and the same command goes on"
+        console(stderr=True).print(f"interrupted; {kept}")
+        raise SystemExit(INTERRUPTED) from None
+    if as_json:
+        print_json(document)
+    else:
+        page.shown(found, folder)
+
+
+def _named(path: Path, plan: str | None, arm: str | None) -> str:
+    """Return the default name of the folder, which says what was diagnosed."""
+    parts = [f"diagnose-{path.resolve().name if path.is_dir() else path.stem}"]
+    if arm is not None:
+        parts.append(arm)
+    if not path.is_dir():
+        parts.append(plan or USUAL)
+    return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
+
+
+def _of_file(
+    path: Path, layer: str | None, plan: str | None, overrides: Overrides, progress: Progress
+) -> Findings | Stopped:
+    layers = read_layers(path, layer=layer, overrides=overrides)
+    asked = _request(plan_for(layers, plan))
+    layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
+    return diagnose(layers, asked, path.name, progress)
+
+
+def _request(plan: str) -> options.Request:
+    return options.request(
+        plan=plan,
+        against="exact",
+        sets=[],
+        inject=[],
+        record=[],
+        engine="numpy",
+        seed=0,
+        block_q=128,
+        block_k=128,
+    )
+
+
+@contextmanager
+def _progress(first: int) -> Iterator[Progress]:
+    """Show the step, what runs and the time left; yields the function to call with step and text.
+
+    On a terminal's stderr this is a bar that disappears when done; elsewhere, for a run, it is a
+    line now and then.
+    """
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield _now_and_then() if first == 1 else lambda step, text: None
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        BarColumn(20),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("reading", total=LAST - first + 1)
+        yield lambda step, text: bar.update(
+            task,
+            completed=step - first,
+            description=f"step {step}: {text}" if step < LAST else text,
+        )
+
+
+def _now_and_then() -> Progress:
+    """Return a function that prints what runs on stderr, at most every `SELDOM` seconds."""
+    tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+    return lambda step, text: tell(lambda: f"diagnose: step {step}: {text}")

@@ -1,0 +1,213 @@
+"""Replays from one state, of any model: several changes as arms of one executable.
+
+A launch is stopped as soon as all of its trials are decided. A sham is the run as it was with other
+last bits of its weights. Divergence is chaotic, so a changed run that survives says something only
+if shams do not: places of a launch that no trial needs are shams. One counts only if its launch
+went on to the end of the window, which a sham's own fate does not decide.
+"""
+
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Fate, Trial
+from roundscope.tools.diagnose.replay.store import Store
+
+# arms in a launch, by JAX's backend: few where they cost as much as one after the other, since
+# empty places then cost most
+AT_ONCE = {"cpu": 4}
+MOST = 32  # arms in a launch on all other backends
+COMPILERS = 2
+SHAKE = 2.0**-20  # relative change of the weights in a repeat, which must not decide a failure
+FIRST_SHAM = 1000  # the repeats from this number on are shams
+GAP = 64  # numbers of shams that may be missing in a row: those of launches that ended early
+
+
+class Judge(Protocol):
+    """Follows the arms of a launch: `failed` has the step at which each failed, None so far."""
+
+    failed: list[int | None]
+
+    def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
+        """Take losses and gradient norms (steps, arms) of the steps from `first` on."""
+
+    def end(self, steps: int) -> None:
+        """Finish after the last step: `steps` were done since the run began."""
+
+
+class Window(Protocol):
+    """Where replays begin, and what a model knows of them.
+
+    first      their first step;  as_it_was: no change
+    company    the number of shams in every launch: 1 where an executable must serve the run as it
+               was beside a change
+    """
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def as_it_was(self) -> Any: ...
+    @property
+    def company(self) -> int: ...
+    def group(self, trial: Trial) -> Hashable:
+        """Return a key: trials with the same one share an executable."""
+
+    def name(self, trial: Trial) -> str:
+        """Return a name of all that decides a replay's bits, the places of a launch included."""
+
+    def judge(self, arms: int) -> Judge:
+        """Return a judge that knows what came before `first`."""
+
+    def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield losses and gradient norms (steps, arms), some steps at a time, up to step `until`.
+
+        `until` is exclusive.
+        """
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayer:
+    """Replays from one window up to step `until`, exclusive, kept in `store`; shams: all so far."""
+
+    window: Any
+    until: int
+    store: Store
+    clock: Clock
+    shams: list[Fate] = field(default_factory=list)
+    next_sham: int = FIRST_SHAM
+    lock: Any = field(default_factory=Lock)
+
+    @property
+    def first(self) -> int:
+        """The first step."""
+        return int(self.window.first)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of a replay that survives."""
+        return self.until - self.first
+
+    def __call__(self, trials: Sequence[Trial]) -> list[Fate]:
+        """Return the fates of trials, in their order."""
+        found = {
+            i: fate for i, trial in enumerate(trials) if (fate := self._kept(trial)) is not None
+        }
+        self.clock.done(len(found), 0.0)
+        groups: dict[Hashable, list[int]] = {}
+        for i, trial in enumerate(trials):
+            if i not in found:
+                groups.setdefault(self.window.group(trial), []).append(i)
+        # structures run side by side, since most of their time is one thread's compilation
+        with ThreadPoolExecutor(COMPILERS) as pool:
+            for part in pool.map(lambda item: self._group(trials, *item), groups.items()):
+                found |= part
+        return [found[i] for i in range(len(trials))]
+
+    def recall(self) -> None:
+        """Take the shams of an earlier diagnosis that was interrupted."""
+        number = FIRST_SHAM
+        while number < self.next_sham + GAP:
+            fate = self._kept(Trial(self.window.as_it_was, number), whole=True)
+            number += 1
+            if fate is not None:
+                self.shams.append(fate)
+                self.next_sham = number
+
+    def _kept(self, trial: Trial, whole: bool = False) -> Fate | None:
+        """Return the fate of a replay that was run before, if what was kept decides it.
+
+        whole: only if the replay went to the end.
+        """
+        kept = self.store.read(self.window.name(trial))
+        if kept is None or (whole and len(kept[0]) < self.steps):
+            return None
+        losses, norms = (x[: self.steps, None] for x in kept)
+        judge = self.window.judge(1)
+        judge.update(self.first, losses, norms)
+        if len(losses) == self.steps:
+            judge.end(self.until)
+        is_known = len(losses) == self.steps or judge.failed[0] is not None
+        return Fate(failed=judge.failed[0], losses=losses[:, 0]) if is_known else None
+
+    def _group(self, trials: Sequence[Trial], group: Hashable, which: list[int]) -> dict[int, Fate]:
+        """Return the fates of trials of one executable.
+
+        Where shams can fill a launch it always has the same number of places, so that one
+        executable serves all.
+        """
+        company = self.window.company
+        is_filled = company > 0 or group == self.window.group(Trial(self.window.as_it_was))
+        size = max(limit() - company, 1)
+        found: dict[int, Fate] = {}
+        for part in (which[i : i + size] for i in range(0, len(which), size)):
+            fates = self._launch([trials[i] for i in part], limit() - len(part) if is_filled else 0)
+            found |= dict(zip(part, fates, strict=True))
+        return found
+
+    def _reserved(self, shams: int) -> range:
+        with self.lock:
+            self.next_sham += shams
+            return range(self.next_sham - shams, self.next_sham)
+
+    def _launch(self, trials: list[Trial], shams: int) -> list[Fate]:
+        """Run trials and shams in one launch.
+
+        It goes to the end of the window or until all trials have failed.
+        """
+        whole = [*trials, *(Trial(self.window.as_it_was, i) for i in self._reserved(shams))]
+        judge = self.window.judge(len(whole))
+        number = self.first
+        began = time.perf_counter()
+        seconds = 0.0
+        chunks: list[tuple[np.ndarray, np.ndarray]] = []
+        for losses, norms in self.window.run(whole, self.until):
+            chunks.append((losses, norms))
+            judge.update(number, losses, norms)
+            number += len(losses)
+            self.clock.advance(len(losses) * len(whole))
+            if len(chunks) == 1:  # its time includes compilation
+                began = time.perf_counter()
+            if all(step is not None for step in judge.failed[: len(trials)]):
+                break
+        is_whole = number == self.until
+        if is_whole:
+            judge.end(self.until)
+        if len(chunks) > 1:
+            seconds = (time.perf_counter() - began) * len(chunks) / (len(chunks) - 1)
+        losses, norms = (np.concatenate(x) for x in zip(*chunks, strict=True))
+        kept = len(whole) if is_whole else len(trials)
+        self.store.write(
+            [self.window.name(t) for t in whole[:kept]], losses[:, :kept], norms[:, :kept]
+        )
+        fates = [
+            Fate(failed=step, losses=own) for step, own in zip(judge.failed, losses.T, strict=True)
+        ]
+        if is_whole:
+            self.shams += fates[len(trials) :]
+        self.clock.done(len(trials), seconds)
+        return fates[: len(trials)]
+
+
+def limit() -> int:
+    """Return the number of arms in one launch."""
+    return AT_ONCE.get(jax.default_backend(), MOST)
+
+
+def shaken(state: Any, repeat: int) -> Any:
+    """Return a state with other last bits of its weights; repeat 0 leaves it as it is."""
+    if repeat == 0:
+        return state
+    rng = np.random.Generator(np.random.Philox(key=repeat))
+
+    def other(x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        return np.asarray((x * (1.0 + SHAKE * rng.standard_normal(x.shape))).astype(x.dtype))
+
+    return replace(state, params=jax.tree.map(other, state.params))

@@ -1,0 +1,255 @@
+"""The report of tensors, or of a GPT's run: its words, every number behind them, and digests."""
+
+import platform
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from roundscope.tools.diagnose.report import words, words_gpt, words_run
+from roundscope.tools.diagnose.report.data_run import first_steps, survives
+from roundscope.tools.diagnose.report.page import Report
+from roundscope.tools.diagnose.report.steps import steps
+from roundscope.tools.diagnose.tensors.classes import CLASSES
+from roundscope.tools.diagnose.tensors.findings import Findings, Stopped
+from roundscope.tools.diagnose.tensors.measured import Measured
+from roundscope.tools.diagnose.tensors.repairs import Outcome
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.provenance import command_line, digest, versions
+from roundscope.tools.tensors.layers import sample_path
+
+SCHEMA = "roundscope-diagnosis-1"
+
+
+HOW = """What is exact: every rounding event of plan and repairs, and delta's error up to binary64
+sums. The accounts of step 5 replace exact numbers by the plan's from the front to the back, so they
+add up; a part depends on that order where several errors meet. p, intervals and A are statistics
+over tokens. A head is biased if p is below 0.01 divided by the number of heads; the other rules
+are in the table's evidence and in tools/diagnose/tensors/verdict.py."""
+GLOSSARY = {
+    "delta": (
+        "rowsum dO O, which the backward of attention subtracts from dP; its error reaches dQ"
+        " times P K"
+    ),
+    "atom": "X[T] (P K)[T], the matrix by which token T's error of delta moves the gradient of W_Q",
+    "carrier": (
+        "a direction that the atoms of many tokens share, along which their errors can add up"
+    ),
+    "coherence, A": (
+        "|sum| / sqrt(sum of squares) of delta's error over tokens: about 1 for random signs"
+    ),
+    "rows of dS": (
+        "they sum to 0 in exact arithmetic; what rounding leaves of that sum is measured relative"
+        " to the gradient of W_Q"
+    ),
+    "several P = 1": (
+        "a key tile in which a row has its largest score more than once: sums of V then meet ties"
+    ),
+    "sticky": "a small remainder beside a sum that ties, which decides to which side it rounds",
+    "production order": (
+        "FlashAttention-2's roundings (fa2-bf16) with this plan's formats of inputs and P"
+    ),
+    "sham": (
+        "a change as large as a repair's, but at random: if it helps as well, the repair shows"
+        " nothing"
+    ),
+    "low alone": "the events found round as in the run while all others are exact",
+}
+
+
+def report(found: Findings | Stopped, seconds: float) -> Report:
+    """Return what is said of tensors, or of a GPT's run."""
+    if isinstance(found, Stopped):
+        return _stopped(found, seconds)
+    run, request = found.run, found.layer.request
+    about = (
+        f"{found.file}, plan {request.plan.name}{', causal' if request.causal else ''}, against"
+        " exact arithmetic"
+    )
+    if run is None:
+        about += "; steps 1 and 2 replay a training run, so tensors do not have them"
+    sentences = [words.rows(found)]
+    if run is not None:
+        sentences += [
+            words_gpt.replayed(run),
+            words_run.searched(run.replayed, words_gpt.NEVER),
+            words_gpt.survivors(run),
+        ]
+    data = document(found, seconds)
+    glossary = "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
+    return Report(
+        name=found.file,
+        title=(
+            "Does rounding add up here, and why?"
+            if run is None
+            else "Why did this run fail, and is it rounding?"
+        ),
+        about=about,
+        first_line=words.first_line(found),
+        kind=words.kind(found),
+        headline=words.headline(found),
+        steps=steps(found),
+        links=words.links(found),
+        unseen=words.not_shown(found),
+        said=[x for x in sentences if x],
+        how=f"<p class=note>{HOW}</p><h3>Terms</h3><ul>{glossary}</ul>",
+        machine=_machine(data),
+        data=data,
+        seconds=seconds,
+        **(_of_tensors(found) if run is None else {}),
+    )
+
+
+def _stopped(found: Stopped, seconds: float) -> Report:
+    """Return what is said where the results of every layer are infinite or NaN."""
+    first = found.lost[0]
+    data = _begin(found.file, first, list(found.lost), seconds) | {
+        "infinite_or_nan": _lost(found.lost)
+    }
+    changes = () if first.not_finite is None else first.not_finite.avoided_by
+    sets = "".join(f" --set {shlex.quote(w)}" for w in changes)
+    return Report(
+        name=found.file,
+        title="Does rounding add up here, and why?",
+        about=f"{found.file}, plan {first.request.plan.name}, against exact arithmetic",
+        first_line=words.not_finite(found.lost),
+        kind="infinite or NaN results",
+        headline=(
+            "The error of delta is infinite, so nothing can be said of how it adds up over tokens;"
+            " steps 3 to 6 were not run."
+        ),
+        steps=(),
+        links=(),
+        unseen=("whether rounding adds up where the results are finite",),
+        said=(),
+        how=f"<p class=note>{HOW}</p>",
+        machine=_machine(data),
+        data=data,
+        seconds=seconds,
+        why="Next, every event of the same call",
+        command=_trace(found.file, first.request.plan.name) + sets,
+    )
+
+
+def _trace(file: str, plan: str) -> str:
+    """Return the command that traces a file under a plan."""
+    source = "--sample" if file == sample_path().name else file
+    return f"roundscope trace {source} --plan {plan.rstrip('*')}"
+
+
+def _lost(lost: Sequence[Measured]) -> dict[str, Any]:
+    """Return what is infinite or NaN in the results of layers, by their names."""
+    return {
+        m.layer.name: {"sentence": str(m.not_finite)} | plain(m.not_finite)
+        for m in lost
+        if m.not_finite is not None
+    }
+
+
+def _of_tensors(found: Findings) -> dict[str, str]:
+    """Return the opening of the page on tensors, which have no replays to speak of."""
+    return {
+        "opening": words.opening(found),
+        "number": words.most_extreme(found),
+        "why": "Next, the error of every result, and which event makes it",
+        "command": _trace(found.file, found.layer.request.plan.name),
+    }
+
+
+def document(found: Findings, seconds: float) -> dict[str, Any]:
+    """Return diagnosis.json without the verdict."""
+    return _begin(found.file, found.layer, found.measured, seconds) | {
+        "infinite_or_nan": _lost(found.lost),
+        "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
+        "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
+    }
+
+
+def _begin(file: str, m: Measured, measured: Sequence[Measured], seconds: float) -> dict[str, Any]:
+    """Return what was run: the file, the plan of a layer, versions, digests of all layers."""
+    request = m.request
+    return {
+        "schema": SCHEMA,
+        "command": command_line(),
+        "file": file,
+        "plan": request.plan.describe(),
+        "causal": request.causal,
+        "block_q": request.block_q,
+        "block_k": request.block_k,
+        "versions": versions(request.engine),
+        "platform": platform.platform(),
+        "seconds": seconds,
+        "digests": {x.layer.name: _digests(x.layer) for x in measured},
+    }
+
+
+def _machine(data: dict[str, Any]) -> list[str]:
+    lines = [
+        f"command    {' '.join(data['command'])}",
+        f"versions   {' '.join(f'{k} {v}' for k, v in data['versions'].items())}",
+        f"platform   {data['platform']}",
+        f"seconds    {data['seconds']:.1f}",
+    ]
+    return lines + [
+        f"sha256     {name} {role} {digest}"
+        for name, roles in data["digests"].items()
+        for role, digest in roles.items()
+    ]
+
+
+def _digests(layer: Any) -> dict[str, str]:
+    return {role: digest(getattr(layer, role)) for role in ("q", "k", "v", "do")}
+
+
+def _steps(found: Findings) -> dict[str, Any]:
+    o, names = found.origin, [m.layer.name for m in found.measured]
+
+    def arrays(x: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+        return {f: getattr(x, f).tolist() for f in fields}
+
+    carried = ("pk", "q", "atoms", "flipped_atoms", "share", "permuted", "flipped", "growth")
+    summed = ("total", "rms", "a", "p", "smallest")
+    rows = {n: None if x is None else x.tolist() for n, x in zip(names, found.rows, strict=True)}
+    exact = [] if found.run is None else [x.tolist() for x in found.run.rows]
+    return {
+        "3 carrier": {n: arrays(c, carried) for n, c in zip(names, found.carriers, strict=True)},
+        "4 coherence": {
+            n: arrays(c, summed) | {"level": c.level}
+            for n, c in zip(names, found.coherences, strict=True)
+        },
+        "4 rows of dS": plain({"share_of_the_gradient_of_w_q": rows, "with_the_set_exact": exact}),
+        "5 origin": {
+            "total": plain(o.total),
+            "accounts": {k: plain(b) | {"share": o.share(k)} for k, b in o.accounts.items()},
+            "origins": o.origins,
+            "by_feature": o.features.mean(0).tolist(),
+            "rows_with_several_ones": int(o.several.sum()),
+            "rows": int(o.several.size),
+            "classes": {
+                c.site: {name: _class(c, i) for i, name in enumerate(CLASSES)} for c in o.classes
+            },
+        },
+        "6 repair": [_outcome(found, x) for x in (found.base, *found.outcomes)],
+    }
+
+
+def _class(c: Any, i: int) -> dict[str, float]:
+    return {
+        "events": int(c.events[i]),
+        "bias": float(c.bias[i]),
+        "ones_events": int(c.ones_events[i]),
+        "ones_bias": float(c.ones_bias[i]),
+    }
+
+
+def _outcome(found: Findings, o: Outcome) -> dict[str, Any]:
+    return {
+        "arm": o.arm.name,
+        "effect": None if o is found.base else str(found.effect(o)),
+        "bias": plain(o.after),
+        "moved": list(o.moved),
+        "change_of_output_rms": o.change,
+        "heads_that_lean": o.leaning,
+        "invariance": o.invariance,
+        "time_ratio": o.time,
+        "replay_survives": survives(found.run, o.arm.name, o is found.base),
+    }

@@ -1,0 +1,186 @@
+"""Pictures of steps 3, 4 and 6, as matplotlib Figures."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from roundscope.tools.diagnose.report.words import read_by
+from roundscope.tools.diagnose.tensors.findings import Findings
+from roundscope.tools.diagnose.tensors.verdict import Effect
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.trace.analysis.bias import threshold
+
+EFFECTS = {
+    Effect.REMOVED: "#1b7837",
+    Effect.REDUCED: "#b35806",
+    Effect.LEFT: UP,
+    Effect.GREW: UP,
+    Effect.TURNED: "#762a83",
+    Effect.MADE: UP,
+}
+
+
+def directions(found: Findings) -> Figure:
+    """Draw step 3: cosines of the factors by head, and the share of the leading singular direction.
+
+    The share is compared with its distributions under the null hypotheses.
+    """
+    figure, axes = canvas(5.2, 2, 1, sharex=True)
+    top, bottom = axes[:, 0]
+
+    def join(name: str) -> np.ndarray:
+        return np.concatenate([getattr(c, name) for c in found.carriers])
+
+    x = np.arange(join("pk").size)
+    top.fill_between(
+        np.append(x, x[-1] + 1) - 0.5,
+        0.0,
+        np.append(join("flipped_atoms"), 0.0),
+        step="post",
+        color=QUIET,
+        alpha=0.5,
+        label="atoms with flipped signs, 99 %",
+    )
+    rows = f"rows of {read_by(found)}"
+    for name, label, colour, marker in (
+        ("pk", "rows of P K", DOWN, "o"),
+        ("q", rows, QUIET, "s"),
+        ("atoms", "atoms", UP, "d"),
+    ):
+        top.plot(x + 0.15 * (name == "q"), join(name), marker, color=colour, ms=5, label=label)
+    top.axhline(0.0, color=INK, lw=0.6)
+    top.set_ylabel("mean cosine, pairs of tokens")
+    for name, label, colour, shift in (
+        ("permuted", "tokens permuted", DOWN, -0.15),
+        ("flipped", "signs flipped", QUIET, 0.15),
+    ):
+        low, middle, high = join(name).T
+        bottom.vlines(
+            x + shift, low, high, color=colour, lw=4, alpha=0.45, label=f"{label}: 5 to 95 %"
+        )
+        bottom.plot(x + shift, middle, "_", color=colour, ms=7)
+    bottom.plot(x, join("share"), "D", color=UP, ms=5, label="sum of c atoms")
+    bottom.set_ylabel(r"share of $\sigma_1^2$")
+    bottom.set_ylim(0.0, 1.03)
+    heads_below(found, (top, bottom))
+    for ax in (top, bottom):
+        ax.legend(
+            fontsize=8.5,
+            frameon=False,
+            ncols=4,
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderaxespad=0.2,
+        )
+    return figure
+
+
+def coherences(found: Findings) -> Figure:
+    """Draw step 4: every head's running sum in deviations of its whole sum, and A by head."""
+    figure, axes = canvas(5.6, 2, 1, height_ratios=[1.6, 1])
+    top, bottom = axes[:, 0]
+    limit = threshold(found.coherence.tests)
+    for i, c in enumerate(found.coherences):
+        scale = np.sqrt((c.error**2).sum(1))
+        sums = np.cumsum(c.error, axis=1) / np.where(scale > 0.0, scale, np.inf)[:, None]
+        at = np.arange(1, sums.shape[1] + 1) / sums.shape[1]
+        for head, line in enumerate(sums):
+            looked = i == found.chosen and head == found.head
+            top.plot(
+                at,
+                line,
+                color=UP if looked else QUIET,
+                lw=1.6 if looked else 0.6,
+                alpha=1.0 if looked else 0.5,
+                zorder=3 if looked else 1,
+                label=found.where if looked else None,
+            )
+    at = np.linspace(0.0, 1.0, 200)
+    top.fill_between(
+        at,
+        -1.96 * np.sqrt(at),
+        1.96 * np.sqrt(at),
+        color=BAND,
+        zorder=0,
+        label="random signs, 95 %",
+    )
+    top.axhline(0.0, color=INK, lw=0.6)
+    top.set_xlim(0.0, 1.0)
+    top.set_xlabel("tokens, from the first to the last")
+    top.set_ylabel("running sum of delta's error,\nin standard deviations of random signs")
+    top.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)
+    a = np.concatenate([c.a for c in found.coherences])
+    biased = np.concatenate([c.p < c.level for c in found.coherences])
+    bottom.bar(np.arange(a.size), a, color=np.where(biased, UP, QUIET), width=0.7)
+    bottom.axhline(
+        limit,
+        color=INK,
+        lw=0.8,
+        ls=":",
+        label=f"any of {found.coherence.tests} heads exceeds {limit:.1f} once in 100 times",
+    )
+    bottom.set_ylim(0.0, 1.22 * max(float(a.max(initial=0.0)), limit))
+    bottom.set_ylabel("A")
+    bottom.legend(fontsize=8.5, frameon=False, loc="upper right")
+    heads_below(found, (bottom,))
+    return figure
+
+
+def repairs(found: Findings) -> Figure:
+    """Draw step 6: the bias under every arm with its interval."""
+    arms = [found.base, *found.outcomes]
+    figure, axes = canvas(0.9 + 0.36 * len(arms))
+    ax, y = axes[0, 0], np.arange(len(arms))[::-1]
+    before = found.base.after
+    ax.axvspan(before.low, before.high, color=BAND, zorder=0, label="before, 95 %")
+    ax.axvline(0.0, color=INK, lw=0.8)
+    for at, o in zip(y, arms, strict=True):
+        colour = INK if o is found.base else EFFECTS.get(found.effect(o), QUIET)
+        ax.errorbar(
+            o.after.mean,
+            at,
+            xerr=[[o.after.mean - o.after.low], [o.after.high - o.after.mean]],
+            fmt="o",
+            color=colour,
+            capsize=3,
+            ms=6,
+        )
+    reach = np.array([[min(o.after.low, 0.0), max(o.after.high, 0.0)] for o in arms])
+    reach = np.where(np.isfinite(reach), reach, 0.0)  # a repair may give NaN
+    size = 1.6 * float(np.median(np.abs(reach).max(1)))
+    bound = max(size, 1.4 * max(abs(before.low), abs(before.high)))
+    if reach.any():
+        ax.set_xlim(max(reach[:, 0].min() * 1.05, -bound), min(reach[:, 1].max() * 1.05, bound))
+    for at, o in zip(y, arms, strict=True):
+        said = f"A = {o.after.a:.1f}" + ("" if o is found.base else f", {found.effect(o)}")
+        ax.annotate(
+            said,
+            (1.01, at),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8.5,
+            color=INK,
+        )
+    ax.set_yticks(y, [o.arm.name for o in arms])
+    ax.set_ylim(-0.6, len(arms) - 0.4)
+    ax.set_xlabel(f"mean error of delta per token, 95 % interval   ({found.where})")
+    return figure
+
+
+def heads_below(found: Findings, axes: tuple[Any, ...]) -> None:
+    """Write the heads along the x axis, layer after layer, with the layers' names."""
+    names = [name for m in found.measured for name in m.heads]
+    edges = np.cumsum([0, *(len(m.heads) for m in found.measured)]) - 0.5
+    step = max(1, len(names) // 32)
+    for ax in axes:
+        ax.set_xlim(-0.6, len(names) - 0.4)
+        for edge in edges[1:-1]:
+            ax.axvline(edge, color=INK, lw=0.6)
+    axes[-1].set_xticks(range(0, len(names), step), names[::step])
+    wide = len(found.measured) <= 8
+    axes[-1].set_xlabel(
+        "head of " + " | ".join(m.layer.name for m in found.measured)
+        if wide
+        else "head, layer after layer"
+    )

@@ -1,0 +1,335 @@
+"""The sentences of the report: one per step, the verdict, and what was not shown."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roundscope.tools.diagnose.report import words_gpt, words_run
+from roundscope.tools.diagnose.tensors.findings import Findings
+from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES, Measured
+from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Link
+
+
+def headline(found: Findings) -> str:
+    """Return the verdict in a few sentences.
+
+    For a run it begins with what its replays say; then comes what the tensors say.
+    """
+    if found.run is None:
+        return f"{left_out(found)}{mechanism(found)}"
+    return f"{left_out(found)}{words_gpt.headline(found.run)} {mechanism(found)}"
+
+
+def kind(found: Findings) -> str:
+    """Return the verdict in a few words."""
+    if found.run is None:
+        return str(found.verdict.kind)
+    return f"{words_gpt.cause(found.run)}; {found.verdict.kind}"
+
+
+def first_line(found: Findings) -> str:
+    """Return the events, the evidence with counts, and the repair as a command."""
+    run = found.run
+    if run is None or run.replayed is None:
+        return f"{left_out(found)}{kind(found)}"
+    return f"{left_out(found)}{words_run.first_line(run.replayed)}"
+
+
+def opening(found: Findings) -> str:
+    """Return the answer for tensors in one sentence, without numbers of single heads.
+
+    Layers with infinite or NaN results are named before it.
+    """
+    return f"{left_out(found)}{_opening(found)}"
+
+
+def left_out(found: Findings) -> str:
+    """Return what is infinite or NaN in layers that take no part in the steps; "" for none."""
+    if not found.lost:
+        return ""
+    names = " and ".join(m.layer.name for m in found.lost)
+    return f"{not_finite(found.lost)} What follows leaves out {names}. "
+
+
+def not_finite(lost: Sequence[Measured]) -> str:
+    """Return the numbers of layers that are infinite or NaN, where they begin, what avoids them."""
+    return " ".join(f"{m.layer.name}: {m.not_finite}" for m in lost)
+
+
+def _opening(found: Findings) -> str:
+    count, of = len(found.leaning), found.coherence.tests
+    heads = f"{count} of {of} heads"
+    if not count:
+        return (
+            f"Rounding does not add up here: in none of {of} heads does the error of delta, summed"
+            " over tokens, exceed what random signs would give."
+        )
+    start = f"Rounding adds up here: the error of delta grows over tokens in {heads}"
+    if found.verdict.kind is Kind.CHAIN:
+        return f"{start}, by the mechanism of arXiv 2510.04212."
+    if found.verdict.kind is Kind.OTHER:
+        return f"{start}, but not by the mechanism of arXiv 2510.04212."
+    return f"{start}, but not in the one that was examined."
+
+
+def links(found: Findings) -> list[Link]:
+    """Return the verdict link by link: for a run what its replays say, then the tensors."""
+    replayed = None if found.run is None else found.run.replayed
+    return [*([] if replayed is None else words_run.links(replayed)), *found.verdict.links]
+
+
+def mechanism(found: Findings) -> str:
+    """Return what the tensors say: steps 3 to 6."""
+    kind = found.verdict.kind
+    if kind is Kind.NOTHING:
+        return _nothing(found)
+    here = ""
+    if found.furthest != (found.chosen, found.head):
+        here = f" Examined is {found.where} ({_sum(found)}), where an event must be exact."
+    return f"{_biased(found)}.{here} {_chain(found) if kind is Kind.CHAIN else _other(found)}"
+
+
+def _biased(found: Findings) -> str:
+    """Return in how many of all heads delta's error adds up, and the most extreme of them."""
+    return (
+        f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests}"
+        f" heads, most in {_furthest(found)}"
+    )
+
+
+def _furthest(found: Findings) -> str:
+    """Return the head that stands out most of all, with its numbers."""
+    layer, head = found.furthest
+    c = found.coherences[layer]
+    mean, rms = c.total[head] / c.error.shape[1], c.rms[head]
+    return f"{found.named(layer, head)} ({_numbers(c.a[head], c.p[head], mean, rms)})"
+
+
+def most_extreme(found: Findings) -> str:
+    """Return the head that stands out most of all, in a sentence without symbols."""
+    layer, head = found.furthest
+    c = found.coherences[layer]
+    return (
+        f"In the most extreme head ({found.named(layer, head)}) the sum is {c.a[head]:.1f} times"
+        f" what random signs give: p = {c.p[head]:.1g}, where p below {c.level:.1g} counts."
+    )
+
+
+def _sum(found: Findings) -> str:
+    c, h, b = found.coherence, found.head, found.origin.total
+    return _numbers(c.a[h], c.p[h], b.mean, b.rms)
+
+
+def _numbers(a: float, p: float, mean: float, rms: float) -> str:
+    return (
+        f"A = {a:.1f}, p = {p:.1g}; mean {mean:+.2g} per token,"
+        f" {100 * abs(mean) / rms if rms else 0.0:.0f} % of its rms error"
+    )
+
+
+def _nothing(found: Findings) -> str:
+    c, h = found.coherence, found.head
+    if found.leaning:
+        which = "where an event must be exact"
+        if found.among > 1:
+            which = f"the most extreme of the {found.among} heads {which}"
+        return (
+            f"{_biased(found)}; but not in {found.where}, {which}: A = {c.a[h]:.1f}, p ="
+            f" {c.p[h]:.2g}, where a head counts below p = {c.level:.1g}. {smallest(found)}"
+        )
+    layers = f" of {len(found.measured)} layers" if len(found.measured) > 1 else ""
+    return (
+        f"No bias seen: in none of {c.tests} heads{layers} does the error of delta add up over"
+        f" tokens more than random signs would. The most extreme is {_furthest(found)}, where a"
+        f" head counts below p = {c.level:.1g}. {smallest(found)}"
+    )
+
+
+def smallest(found: Findings) -> str:
+    """Return the power: the bias that would have been detected."""
+    c, h = found.coherence, found.head
+    part = c.smallest[h] / c.rms[h] if c.rms[h] else 0.0
+    ulp = ""
+    if found.half_ulp:
+        ulp = (
+            f", or {100 * c.smallest[h] / found.half_ulp:.1f} % of what errors of half an ulp of"
+            " OUT, always with dO's sign, make"
+        )
+    return (
+        f"The smallest bias that this would have shown nine times in ten is {c.smallest[h]:.2g} per"
+        f" token in {found.where}, {100 * part:.0f} % of the rms error of delta{ulp}."
+    )
+
+
+def _chain(found: Findings) -> str:
+    o = found.origin
+    assert o.site is not None
+    site = o.site.site
+
+    def parts(names: list[str]) -> str:
+        return ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in names)
+
+    beside = [n for n in o.origins if n != site]
+    apart = [n for n in beside if n not in OUTPUT_SITES]
+    more = ""
+    if beside:
+        tail = f"; {apart[0]} is not changed by a repair of O alone" if apart else ""
+        more = f" Beside it: {parts(beside)}{tail}."
+    chain = (
+        "the chain of arXiv 2510.04212: sums of V at P = 1 tie and sticky bits break the ties"
+        f" ({parts([site])})"
+    )
+    return f"It is {chain}.{more} {_repaired(found)}"
+
+
+def _other(found: Findings) -> str:
+    o = found.origin
+    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "no account by itself"
+    missing = ", ".join(found.verdict.missing)
+    return (
+        f"It comes from {parts}; but it is not, or not shown to be, the chain of arXiv 2510.04212:"
+        f" missing {missing}. {_repaired(found)}"
+    )
+
+
+def _repaired(found: Findings) -> str:
+    done = [
+        o.arm.name
+        for o in found.outcomes
+        if found.effect(o) is Effect.REMOVED and not o.arm.is_sham
+    ]
+    control = [o for o in found.outcomes if o.arm.is_sham]
+    tail = ""
+    if control:
+        tail = f"; a sham that changes the output as much: {found.effect(control[0])}"
+    return f"Removed by: {', '.join(done) or 'none of the repairs tried'}{tail}."
+
+
+def read_by(found: Findings) -> str:
+    """Return what the atoms are made of beside P K: X, where it is known, else q."""
+    return "q" if found.layer.x is None else "X"
+
+
+def direction(found: Findings) -> str:
+    """Return the sentence of step 3."""
+    c, h, x = found.carriers[found.chosen], found.head, read_by(found)
+    every = sum(int((x.atoms > x.flipped_atoms).sum()) for x in found.carriers)
+    low, _, high = c.permuted[h]
+    same = (
+        f"against {100 * low:.0f} to {100 * high:.0f} % when they are permuted: it depends on which"
+        " tokens have errors"
+    )
+    if low - 0.02 <= c.share[h] <= high + 0.02:
+        same = "as when they are permuted: the errors of any tokens would add up there"
+    return (
+        f"Could errors of different tokens add along one direction? In {every} of"
+        f" {found.coherence.tests} heads the atoms {x}[T] (P K)[T] have a common direction more"
+        f" than with flipped signs; in {found.where} two tokens' atoms have a mean cosine of"
+        f" {c.atoms[h]:.2f}, and {100 * c.share[h]:.0f} % of the weighted sum lies along its"
+        f" leading direction, {same}. The weighted sum is {c.growth[h]:.1f} times what unrelated"
+        " errors would make."
+    )
+
+
+def coherence(found: Findings) -> str:
+    """Return the sentence of step 4."""
+    count = len(found.leaning)
+    named = [f"{layer}, head {head}" for layer, head in found.leaning[:6]]
+    which = "; ".join(named) + (" and more" if count > 6 else "")
+    answer = f"It does in none of {found.coherence.tests} heads"
+    if count:
+        answer = f"It does in {count} of {found.coherence.tests} heads: {which}"
+    chosen = ""
+    if found.furthest != (found.chosen, found.head):
+        chosen = f" Steps 5 and 6 examine {found.where} ({_sum(found)})."
+    answer = f"{answer}. The most extreme is {_furthest(found)}.{chosen}"
+    question = "Does the error of delta add up over tokens?"
+    return f"{question} {answer} {smallest(found)} {rows(found)}".rstrip()
+
+
+def rows(found: Findings) -> str:
+    """Return the sums of the rows of dS, for step 4."""
+    known = [
+        (float(x), i, n)
+        for i, own in enumerate(found.rows)
+        if own is not None
+        for n, x in enumerate(own)
+        if x == x
+    ]
+    if not known:
+        return ""
+    most, layer, head = max(known)
+    exact = [] if found.run is None else [float(x) for own in found.run.rows for x in own if x == x]
+    cured = f"; with the set of step 2 exact at most {max(exact):.2g}" if exact else ""
+    return (
+        f"The rows of dS sum to 0 in exact arithmetic; here their sums make {most:.2g} of the"
+        f" gradient of W_Q in {found.named(layer, head)},"
+        f" {float(np.median([x for x, _, _ in known])):.2g} in the median head{cured}."
+    )
+
+
+def origin(found: Findings) -> str:
+    """Return the sentence of step 5."""
+    o = found.origin
+    several = f"{int(o.several.sum())} of {o.several.size} rows have several P = 1 in a key tile"
+    if found.verdict.kind is Kind.NOTHING:
+        return (
+            f"What makes the error of {found.where}? It is not biased, so this shows only how a"
+            f" bias would be found. {several}."
+        )
+    parts = (
+        ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins)
+        or "no account is biased by itself"
+    )
+    evidence = ". ".join(
+        x.evidence[0].upper() + x.evidence[1:]
+        for x in found.verdict.links
+        if x.name in ("P = 1", "sticky")
+    )
+    return f"What carries the bias of {found.where}? {parts}. {evidence}. {several}."
+
+
+def repairs(found: Findings) -> str:
+    """Return the sentence of step 6."""
+    return f"{_tried(found)} {words_gpt.survivors(found.run)}".rstrip()
+
+
+def _tried(found: Findings) -> str:
+    if found.verdict.kind is Kind.NOTHING:
+        harmful = [o.arm.name for o in found.outcomes if found.effect(o) is Effect.MADE]
+        tail = f"; {', '.join(harmful)} would make a bias" if harmful else " and none makes one"
+        return (
+            f"What would the known repairs do? In {found.where} there is no bias to remove{tail}."
+        )
+    effects = "; ".join(f"{o.arm.name}: {found.effect(o)}" for o in found.outcomes)
+    return f"Which repair removes the bias of {found.where}? {effects}."
+
+
+def not_shown(found: Findings) -> list[str]:
+    """Return what this diagnosis leaves open."""
+    request = found.layer.request
+    replay = (
+        "Whether a training run fails, or survives with a repair: from tensors alone there is no"
+        " replay (steps 1 and 2)."
+    )
+    x = "X: it is not in the file. q stands in for it, and shows only the part of it that W_Q maps."
+    lines = words_gpt.not_shown(found.run) if found.run else [replay, x]
+    inputs = (
+        "Other inputs: p, intervals and the smallest bias are statistics of these tokens; other"
+        " steps of training may differ."
+    )
+    biases = (
+        "Biases that do not add up in delta: `roundscope trace` tests every event by itself. The"
+        " comparison is with exact arithmetic on the same q, k, v and do, so errors made before"
+        f" them are not seen. The plan is {request.plan.name}, the tiles are {request.block_q} x"
+        f" {request.block_k}."
+    )
+    cost = "The cost of a repair in a kernel: the times are those of this emulation, measured now."
+    lines += [inputs, biases, cost]
+    if found.verdict.kind is not Kind.NOTHING:
+        others = len(found.leaning) - 1
+        too = f"; {others} other heads are biased too" if others > 0 else ""
+        lines.append(f"Other heads: steps 5 and 6 examine {found.where} alone{too}.")
+    if found.layer.request.depends_on_head_number:
+        lines.append("The plan rounds stochastically: step 5 draws other random bits than step 4.")
+    return lines

@@ -1,0 +1,221 @@
+"""Sentences of steps 1 and 2 of any run.
+
+They say what its replays show, which set must be exact, and the evidence for it.
+"""
+
+import numpy as np
+
+from roundscope.tools.diagnose.replay.fate import Outcome
+from roundscope.tools.diagnose.replay.start import Cause, Replayed
+from roundscope.tools.diagnose.search.guilty import Guilty
+from roundscope.tools.diagnose.tensors.verdict import Link
+
+SHAM = (
+    "A sham is the run as it was from the same state, its weights changed by a millionth of their"
+    " size at random: it should fail, and a changed run that survives shows something only where"
+    " shams do not. p is Fisher's exact test, one-sided. An exact event is one in FP32."
+)
+
+
+def first_line(r: Replayed) -> str:
+    """Return the events, the evidence with counts, and the repair as a command."""
+    if not r.sanity or r.cause is Cause.LOST:
+        return r.verdict
+    last = r.sanity[-1]
+    if r.cause is Cause.ROUNDING and r.guilty is not None and r.guilty.confirmed is not None:
+        counts = (
+            f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p ="
+            f" {r.p:.1g})"
+        )
+        if not r.holds:
+            return (
+                f"{r.verdict}; no small set is shown to be at fault; the best is"
+                f" {_words(r.guilty)}: {counts}"
+            )
+        repair = r.model.repair(r.guilty.found, r.replayer.first)
+        return (
+            f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {repair}"
+        )
+    counts = f"as it was {last.low.count} replays survive, with everything exact {last.exact.count}"
+    return f"{r.verdict}; from step {last.first} to {last.until} {counts}"
+
+
+def _words(g: Guilty) -> str:
+    return g.words(g.found)
+
+
+def _is(g: Guilty) -> str:
+    return "is" if len({u.site for u in g.found}) == 1 else "are"
+
+
+def ending(r: Replayed) -> str:
+    """Return what the replays say, for the verdict."""
+    if r.cause is Cause.LOST:
+        return (
+            "Replayed, it does not fail: the log was written by another version, or on another"
+            " device."
+        )
+    if not r.units:
+        return (
+            f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so"
+            f" rounding there is not the cause. {r.model.others}"
+        )
+    if r.cause is Cause.OTHER:
+        return (
+            f"It fails with every event{r.model.place.replace(' in', ' of')} exact too:"
+            f" {_tried(r)}. The cause is not rounding{r.model.place} from there on, or the damage"
+            f" is done before. {r.model.others}"
+        )
+    if r.cause is Cause.UNDECIDED:
+        return (
+            f"Whether it is rounding is not decided: {_tried(r)}. A replay fails by {r.model.rule}."
+            " Other seeds may tell."
+        )
+    return found(r)
+
+
+def _tried(r: Replayed) -> str:
+    """Return every state and window that was tried, with counts."""
+    return "; ".join(
+        f"from step {s.first} to {s.until}, {s.low.failures} of {len(s.low.fates)} replays with"
+        f" other last bits fail as it was and {s.exact.failures} of {len(s.exact.fates)} with"
+        " everything exact"
+        for s in r.sanity
+    )
+
+
+def found(r: Replayed) -> str:
+    """Return what was found, for the verdict."""
+    g = r.guilty
+    assert g is not None and g.confirmed is not None
+    counts = f"{g.confirmed.count} replays, against {r.shams.count} as it was (p = {r.p:.1g})"
+    if not r.holds:
+        return (
+            f"It is rounding, but no small set is shown: with the best, {_words(g)} exact, it"
+            f" survives in {counts}."
+        )
+    return (
+        f"It survives if {_words(g)} {_is(g)} exact, {size(g)}: {counts}. Low alone, with all else"
+        f" exact, it survives in {g.only.count}. {_others(g)}"
+    ).rstrip()
+
+
+def size(g: Guilty) -> str:
+    """Return the number of events of the set and of all, in words."""
+    return f"{g.size} of {g.of} events"
+
+
+def replayed(r: Replayed) -> str:
+    """Return the sentence of step 1."""
+    own, *rest = links(r)
+    more = f" {_capital(rest[0].evidence)}." if rest else ""
+    return f"Does the failure come again, and is it rounding? It was replayed {own.evidence}.{more}"
+
+
+def searched(r: Replayed | None, why: str = "") -> str:
+    """Return the sentence of step 2."""
+    if r is None or r.guilty is None:
+        return f"Which roundings must be exact? Not searched: {why if r is None else r.verdict}."
+    g = r.guilty
+    by_name = {x.name: x.evidence for x in links(r)}
+    times = "each once" if g.repeats == 1 else f"each {g.repeats} times, and all must survive"
+    return (
+        f"Which roundings must be exact? {by_name['set']}. {_capital(by_name['controls'])}. Low"
+        f" alone, all else exact, {g.only.count} replays survive{at(g.only)}."
+        f" {_others(g)}{_turns(g)}{len(g.outcomes)} sets, {times}; {r.arm_steps:,} steps of arms."
+    )
+
+
+def links(r: Replayed) -> list[Link]:
+    """Return steps 1 and 2 link by link, each held or not, with its evidence.
+
+    A step that was not reached has none.
+    """
+    chain = [_again(r)]
+    if r.sanity:
+        chain.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
+    if r.guilty is not None:
+        chain += [_set(r, r.guilty), _controls(r.guilty)]
+    return chain
+
+
+def _again(r: Replayed) -> Link:
+    same = "twice with the same bits" if r.own.again else "twice, with DIFFERENT bits"
+    where = ""
+    if not r.model.same_device:
+        where = f", which was written on another device, {r.case.about['device']}"
+    bits = f"{r.equal} of {r.compared} numbers of the log have its bits{where}"
+    when = "it does not fail"
+    if r.failed is not None:
+        when = f"it fails at step {r.failed}, by {r.model.rule}"
+    return Link(
+        name="replay",
+        holds=r.own.again and r.failed is not None,
+        evidence=f"from step {r.own.first}, {same}; {bits}; {when}",
+    )
+
+
+def _set(r: Replayed, g: Guilty) -> Link:
+    assert g.confirmed is not None
+    counts = (
+        f"{g.confirmed.count} replays survive, and {r.shams.count} as it was (p = {r.p:.1g},"
+        " Fisher)"
+    )
+    return Link(name="set", holds=r.holds, evidence=f"{_words(g)} exact, {size(g)}: {counts}")
+
+
+def _controls(g: Guilty) -> Link:
+    alive = sum(o.survives for o in g.controls)
+    minimal = "each part put back alone makes it fail again"
+    if not g.is_minimal:
+        needless = ", ".join(n for n, o in g.without if o.survives)
+        minimal = f"without {needless} it survives too: the set is not minimal"
+    if not g.controls:
+        return Link(
+            name="controls",
+            holds=False,
+            evidence=f"there is no other set of this size to compare with; {minimal}",
+        )
+    random = f"{alive} of {len(g.controls)} random sets of the same size survive"
+    return Link(
+        name="controls",
+        holds=2 * alive < len(g.controls) and g.is_minimal,
+        evidence=f"{random}; {minimal}",
+    )
+
+
+def _others(g: Guilty) -> str:
+    if not g.elsewhere:
+        return ""
+    shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.elsewhere[:3])
+    many = f"{len(g.elsewhere)} other sets" if len(g.elsewhere) > 1 else "another set"
+    return (
+        f"It is not the only one: with {many} exact it survives too,"
+        f" {'the smallest: ' if len(g.elsewhere) > 1 else ''}{shown}. "
+    )
+
+
+def _turns(g: Guilty) -> str:
+    if not g.turns:
+        return ""
+    return (
+        f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives"
+        " lies inside one that fails. "
+    )
+
+
+def at(outcome: Outcome) -> str:
+    """Return when replays failed, for a sentence; an empty text if none did."""
+    steps = [f.failed for f in outcome.fates if f.failed is not None]
+    return f" (others fail at step {int(np.median(steps))})" if steps else ""
+
+
+def outcome_words(o: Outcome) -> str:
+    """Return an outcome for a table."""
+    if len(o.fates) > 1:
+        return f"{o.count} survive"
+    return "survives" if o.survives else f"fails at {o.fates[0].failed}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,245 @@
+"""Step 5: what carries delta's error in one head.
+
+It is split by accounts, features, rows with several P = 1, rounding classes and keys.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention import Record, Site
+from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.tools.diagnose.tensors.accounts import (
+    Head,
+    accounts,
+    head_events,
+    weighed_errors,
+)
+from roundscope.tools.diagnose.tensors.classes import CLASSES, classify
+from roundscope.tools.diagnose.tensors.coherence import Bias, bias
+from roundscope.tools.diagnose.tensors.measured import (
+    OUTPUT_SITES,
+    Measured,
+    by_head,
+    narrow,
+    one_head,
+)
+from roundscope.tools.trace.analysis.running_error import Running, running
+from roundscope.tools.trace.run import observe
+
+NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
+LEANS = 0.01  # the p below which an account is biased
+COUNTS_FROM = 0.1  # the share of the bias from which an account counts as an origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """One site's events by class of CLASSES.
+
+    events       how many;  bias: what they contribute to delta's error per token
+    ones_bias, ones_events   the part from rows of a key tile with several P = 1
+    to_nearest   whether the site rounds to nearest, so that ties matter
+    """
+
+    site: str
+    events: np.ndarray
+    bias: np.ndarray
+    ones_bias: np.ndarray
+    ones_events: np.ndarray
+    to_nearest: bool
+
+    @property
+    def total(self) -> float:
+        """The part of all classes in the mean error per token."""
+        return float(self.bias.sum())
+
+    @property
+    def share_of_ones(self) -> float:
+        """The share of it from rows with several P = 1."""
+        return float(self.ones_bias.sum()) / self.total if self.total else 0.0
+
+    def share_of(self, name: str) -> float:
+        """Return one class's share of it."""
+        return float(self.bias[CLASSES.index(name)]) / self.total if self.total else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The results of step 5 for one head.
+
+    total     the bias of delta;  accounts: its parts, by name;  errors: each per token, (B T,)
+    features  (B T, H): dO (O - O exact), with O as delta reads it; delta's error is its row sum if
+              delta comes from the output
+    several   (B T,): rows with several P = 1 in some key tile
+    classes   by site;  running: the running error of P V
+    """
+
+    head: int
+    total: Bias
+    accounts: dict[str, Bias]
+    errors: dict[str, np.ndarray]
+    features: np.ndarray
+    several: np.ndarray
+    classes: list[Classes]
+    running: Running | None
+
+    def share(self, name: str) -> float:
+        """Return an account's share of the bias.
+
+        Shares of other sign are negative, and all add up to 1.
+        """
+        return self.accounts[name].mean / self.total.mean if self.total.mean else 0.0
+
+    @property
+    def origins(self) -> list[str]:
+        """Accounts that are biased by themselves, with the sign of the whole, the largest first.
+
+        Each has at least a tenth of the whole.
+        """
+        found = [
+            n
+            for n, b in self.accounts.items()
+            if b.p < LEANS and self.share(n) >= COUNTS_FROM and n != "rest"
+        ]
+        return sorted(found, key=lambda n: -self.share(n))
+
+    @property
+    def site(self) -> Classes | None:
+        """The rounding of the output that has the largest share among the origins.
+
+        None if none is one.
+        """
+        named = [c for c in self.classes if c.site in self.origins]
+        return max(named, key=lambda c: self.share(c.site), default=None)
+
+
+def origin(m: Measured, n: int) -> Origin:
+    """Run step 5 at one head, over all its sequences."""
+    seen = [_of_sequence(m, b, n) for b in range(m.layer.q.shape[0])]
+    errors = {name: np.concatenate([x.errors[name] for x in seen]) for name in seen[0].errors}
+    runs = [x.running for x in seen if x.running is not None]
+    return Origin(
+        head=n,
+        total=bias(by_head(m.drift.error)[n]),
+        accounts={name: bias(x) for name, x in errors.items()},
+        errors=errors,
+        features=np.concatenate([x.features for x in seen]),
+        several=np.concatenate([x.several for x in seen]),
+        classes=[_added(own) for own in zip(*(x.classes for x in seen), strict=True)],
+        running=max(
+            runs, key=lambda run: (run.several, abs(run.error[-1] / run.ulp)), default=None
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One sequence's part of an Origin."""
+
+    errors: dict[str, np.ndarray]
+    features: np.ndarray
+    several: np.ndarray
+    classes: list[Classes]
+    running: Running | None
+
+
+def _of_sequence(m: Measured, b: int, n: int) -> _Part:
+    h = head_events(m, b, n)
+    read = h.events["OD"][1] if "OD" in h.events else np.asarray(m.low.out, np.float64)[b, :, n]
+    difference = read - np.asarray(m.exact.out, np.float64)[b, :, n]
+    several: Any = h.ones() > 1
+    return _Part(
+        errors=accounts(m, b, n, h),
+        features=h.do * difference,
+        several=several.any(0),
+        classes=_classes(m, h, several),
+        running=_running(m, b, n, several.any(0)),
+    )
+
+
+def _added(own: Sequence[Classes]) -> Classes:
+    """Return the classes of a site over sequences of equal length.
+
+    Events add up, means per token are averaged.
+    """
+    events, ones = (
+        np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events")
+    )
+    bias, ones_bias = (
+        np.mean([getattr(c, name) for c in own], axis=0) for name in ("bias", "ones_bias")
+    )
+    return Classes(
+        site=own[0].site,
+        events=events,
+        bias=bias,
+        ones_bias=ones_bias,
+        ones_events=ones,
+        to_nearest=own[0].to_nearest,
+    )
+
+
+def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
+    plan, errors = m.request.plan, weighed_errors(h)
+    found = []
+    for site in (s for s in narrow(plan, OUTPUT_SITES) if s in h.events):
+        before, after = (x[None] if x.ndim == 2 else x for x in h.events[site])
+        exists = h.exists if before.shape[0] > 1 else np.ones((1, before.shape[1]), dtype=bool)
+        ones = several if before.shape[0] > 1 else several.any(0, keepdims=True)
+        codes = np.where(
+            exists[..., None], classify(before, after, plan[site].format, _main(m, h, site)), -1
+        )
+        near = plan[site].mode in NEAREST
+        found.append(
+            _counted(
+                str(site),
+                codes,
+                errors[site] * h.do,
+                np.broadcast_to(ones[..., None], codes.shape),
+                near,
+            )
+        )
+    return found
+
+
+def _main(m: Measured, h: Head, site: Site) -> Any:
+    """Return the main part of a sum of P V: that of the keys with P = 1, and what it is added to.
+
+    None where there is no such part.
+    """
+    plan = m.request.plan
+    if site is not (Site.O if plan.pv_into_o else Site.PV):
+        return None
+    whole = h.product((h.after(Site.P) == 1.0).astype(np.float64), h.after(Site.V))
+    whole = whole if not plan.normalise_first else whole.sum(0, keepdims=True)
+    return whole + h.after(Site.AO) if plan.pv_into_o else whole
+
+
+def _counted(
+    site: str, codes: np.ndarray, errors: np.ndarray, ones: np.ndarray, to_nearest: bool
+) -> Classes:
+    tokens, size = codes.shape[1], len(CLASSES)
+
+    def added(chosen: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        return np.bincount(
+            codes[chosen], weights=None if weights is None else weights[chosen], minlength=size
+        )[:size]
+
+    kept = codes >= 0
+    return Classes(
+        site=site,
+        events=added(kept, None),
+        bias=added(kept, errors) / tokens,
+        ones_bias=added(kept & ones, errors) / tokens,
+        ones_events=added(kept & ones, None),
+        to_nearest=to_nearest,
+    )
+
+
+def _running(m: Measured, b: int, n: int, several: np.ndarray) -> Running | None:
+    """Evaluate equation 5 in this head, at the most biased row with several P = 1."""
+    layer = replace(one_head(m, b, n), do=None)
+    seen = observe(layer, replace(m.request, scale=m.scale, record=Record(), inject=()))
+    found = running(seen, several[None, None])
+    return None if found is None else replace(found, where=(b, n, *found.where[2:]))

@@ -1,0 +1,152 @@
+"""Step 6: the known repairs as plans, a sham that changes as much, and what each does."""
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roundscope.attention import Examined, Injection, Noise, Plan, Site
+from roundscope.emu.api import round_to
+from roundscope.tools.diagnose.tensors.changes import changes
+from roundscope.tools.diagnose.tensors.coherence import FEW, Bias, bias, flips
+from roundscope.tools.diagnose.tensors.measured import (
+    OUTPUT_SITES,
+    Measured,
+    by_head,
+    exact_twin,
+    narrow,
+    run,
+    run_exactly,
+)
+from roundscope.tools.trace.run import Progress
+
+# the largest change of the output in binary64 that counts as none, relative to its largest entry
+INVARIANT = 1e-12
+REPEATS = 2  # runs of which the faster is timed
+SHAM = "sham: as much, no aim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One change: its plan and, for the sham, what is injected."""
+
+    name: str
+    plan: Plan
+    inject: tuple[Injection, ...] = ()
+
+    @property
+    def is_sham(self) -> bool:
+        """Return whether it is the control that removes nothing."""
+        return bool(self.inject)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an arm did at the head of steps 5 and 6.
+
+    invariance   largest change of output and delta in binary64, relative to their largest entry;
+                 None for the sham
+    change       root mean square change of the output, over all heads
+    after        the bias with the arm
+    moved        95 % interval of the paired change of delta's error per token
+    leaning      the number of heads of the layer that are biased with the arm
+    time         of the emulation, relative to the plan's
+    """
+
+    arm: Arm
+    invariance: float | None
+    change: float
+    after: Bias
+    moved: tuple[float, float]
+    leaning: int
+    time: float
+
+    @property
+    def is_invariant(self) -> bool:
+        """Return whether the arm changes nothing but roundings."""
+        return self.invariance is not None and self.invariance <= INVARIANT
+
+
+def arms(plan: Plan, origins: list[str]) -> list[Arm]:
+    """Return the known repairs of one plan."""
+    return [Arm(name=name, plan=change(plan)) for name, change in changes([plan], origins).items()]
+
+
+def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
+    """Return noise of fair sign at OUT, as large as the change that a repair makes to the output.
+
+    Its root mean square is that of `repaired_out` minus the plan's output; where only OD rounds, so
+    that the output is the same, it is at OD with that of its rounding.
+    """
+    out = np.asarray(m.low.out, np.float64)
+    site, change = Site.OUT, np.asarray(repaired_out, np.float64) - out
+    if not change.any():
+        site, change = Site.OD, np.asarray(round_to(out, plan[Site.OD]), np.float64) - out
+    f, size = plan[site].format, np.sqrt(np.mean(change**2))
+    exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
+    ulp = np.sqrt(np.mean(np.ldexp(1.0, exponent - f.precision + 1) ** 2))
+    return Arm(
+        name=SHAM,
+        plan=plan,
+        inject=(Injection(site=site, what=Noise(ulps=float(size / ulp), seed=1)),),
+    )
+
+
+def repair(
+    m: Measured, head: int, origins: list[str], level: float, progress: Progress
+) -> tuple[Outcome, list[Outcome]]:
+    """Run step 6: return (the plan as it is, every arm).
+
+    level: the p below which a head of the layer counts as biased.
+    """
+    plan = m.request.plan
+    reference = run_exactly(m.layer, m.request, m.scale, exact_twin(plan))
+    base, seconds, _ = _tried(m, head, Arm(name="as it is", plan=plan), level, 0.0, reference)
+    found: list[Outcome] = []
+    for arm in arms(plan, origins):
+        progress(f"{m.layer.name}: {arm.name}")
+        outcome, _, out = _tried(m, head, arm, level, seconds, reference)
+        found.append(outcome)
+        if arm.name == "O in FP32":
+            control = sham(m, out, plan)
+    if narrow(plan, OUTPUT_SITES):
+        progress(f"{m.layer.name}: sham")
+        found.append(_tried(m, head, control, level, seconds, reference)[0])
+    return base, found
+
+
+def _tried(
+    m: Measured, head: int, arm: Arm, level: float, seconds: float, reference: Examined
+) -> tuple[Outcome, float, Any]:
+    """Return (outcome, seconds of a run, output) of an arm."""
+    took = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        seen = run(m.layer, m.request, m.scale, arm.plan, arm.inject)
+        took.append(time.perf_counter() - start)
+    error = by_head(np.asarray(seen.delta, np.float64) - m.exact.delta)
+    moved = bias(error[head] - by_head(m.drift.error)[head])
+    change = float(np.sqrt(np.mean((np.asarray(seen.out, np.float64) - m.low.out) ** 2)))
+    outcome = Outcome(
+        arm=arm,
+        invariance=None if arm.is_sham else _invariance(m, arm, reference),
+        change=change,
+        after=bias(error[head]),
+        moved=(moved.low, moved.high),
+        leaning=int((flips(error, FEW) < level).sum()),
+        time=min(took) / (seconds or min(took)),
+    )
+    return outcome, min(took), seen.out
+
+
+def _invariance(m: Measured, arm: Arm, reference: Examined) -> float:
+    """Return the largest change that the arm makes when every rounding is exact."""
+    twin_plan = exact_twin(arm.plan)
+    if replace(twin_plan, name="") == replace(exact_twin(m.request.plan), name=""):
+        return 0.0  # the arm changes roundings only: exactly, it is the same computation
+    twin = run_exactly(m.layer, m.request, m.scale, twin_plan)
+    pairs = ((twin.out, reference.out), (twin.delta, reference.delta))
+    return max(
+        float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(float).tiny)) for a, b in pairs
+    )
