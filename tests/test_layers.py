@@ -72,7 +72,7 @@ def test_imports_go_one_way(layer):
         ("import roundscope.attention.engines.numpy", ("numba", "scipy")),
         ("import tests.checks.gpu_check", ("jax", "numba", "rich", "pytest")),
         (
-            "import roundscope.experiments.studies.catalogue",
+            "import roundscope.experiments.catalogue",
             ("jax", "numba", "numpy", "matplotlib", "rich"),
         ),
     ],

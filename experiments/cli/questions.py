@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.studies.catalogue import PAPERS, names
+from roundscope.experiments.catalogue import PAPERS, names
 from roundscope.tools.cli.options import Json, Timeout, to_folder
 
 
@@ -43,7 +43,7 @@ def reproduce(
     json: Json = False,
 ) -> None:
     """Measure the claims of a paper and give a verdict on each."""
-    from roundscope.experiments.studies import reproduce as papers
+    from roundscope.experiments import reproduce as papers
 
     code = papers.run(
         paper, quick=quick, out=out, engine=engine, jobs=jobs, as_json=json, draw=draw
@@ -54,7 +54,7 @@ def reproduce(
 
 def studies(json: Json = False) -> None:
     """List every study: what it asks, its command, and how long it takes."""
-    from roundscope.experiments.studies import listing as studies_view
+    from roundscope.experiments import listing as studies_view
 
     studies_view.show(as_json=json)
 
@@ -72,12 +72,12 @@ def accumulators(
     json: Json = False,
 ) -> None:
     """Measure how the sums of tensor cores are biased, as a function of their length K."""
-    from roundscope.experiments.studies.tensor_cores import order as orders
+    from roundscope.experiments.questions.tensor_cores import order as orders
 
     if order:
         orders.show(as_json=json)
         return
-    from roundscope.experiments.studies.tensor_cores import study
+    from roundscope.experiments.questions.tensor_cores import study
 
     if code := study.run(out=out, as_json=json):
         raise typer.Exit(code)
@@ -116,7 +116,7 @@ def kernels(
     json: Json = False,
 ) -> None:
     """Measure which real attention kernels are biased, on named inputs."""
-    from roundscope.experiments.studies.kernels import study
+    from roundscope.experiments.questions.kernels import study
 
     if code := study.run(
         out=out,

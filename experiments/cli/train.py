@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from roundscope.experiments.studies.catalogue import DOSES, FORMATS, INTERVENTIONS, names
+from roundscope.experiments.catalogue import DOSES, FORMATS, INTERVENTIONS, names
 from roundscope.tools.cli.options import Json, to_folder
 
 
@@ -144,8 +144,8 @@ def dose(
     json: Json = False,
 ) -> None:
     """Measure how soon training diverges, by how one event rounds and the learning rate."""
-    from roundscope.experiments.studies.dose.study import asked
-    from roundscope.experiments.studies.framework import command
+    from roundscope.experiments.framework import command
+    from roundscope.experiments.questions.dose.study import asked
 
     options = [
         *(["--study", study] if study else []),
@@ -230,7 +230,7 @@ def proxy(
     json: Json = False,
 ) -> None:
     """Train a student MLP in block-scaled formats, and change the arithmetic during training."""
-    from roundscope.experiments.studies.proxy.study import run
+    from roundscope.experiments.questions.proxy.study import run
 
     code = run(
         words or [],

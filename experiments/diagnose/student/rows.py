@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.emu.plain_data import COUNT, misfit
-from roundscope.experiments.studies.framework.store import APPLICATION
+from roundscope.experiments.framework.store import APPLICATION
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.experiments.train.student.config import Config
 from roundscope.experiments.train.student.plan import plan_of

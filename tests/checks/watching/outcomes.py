@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.studies.framework.counts import share
+from roundscope.experiments.framework.counts import share
 
 BLOCK, RISE = 25, 0.1
 

@@ -26,8 +26,8 @@ from roundscope.experiments.diagnose.student.units import (
     units_of,
     words,
 )
-from roundscope.experiments.studies.framework.store import opened
-from roundscope.experiments.studies.mxfp8.conditions import Trial
+from roundscope.experiments.framework.store import opened
+from roundscope.experiments.papers.mxfp8_2506_08027.conditions import Trial
 from roundscope.experiments.train.student import begins, model, step
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config

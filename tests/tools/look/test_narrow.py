@@ -8,8 +8,8 @@ from rich.console import Console
 
 from roundscope import emu
 from roundscope.emu.blocks.format import BLOCK_NAMED
-from roundscope.experiments.studies.framework import verdict_table
-from roundscope.experiments.studies.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework import verdict_table
+from roundscope.experiments.framework.verdicts import Verdict, Word
 from roundscope.tools.bench import attention, dot, step, sweep
 from roundscope.tools.bench import command as bench
 from roundscope.tools.bench.round import Row

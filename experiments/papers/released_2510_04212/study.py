@@ -1,0 +1,308 @@
+"""The study: trainings on the preset qiu-yao beside trainings on the released code's arithmetic.
+
+The latter is what that code computes when it is compiled, as its training runs it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+
+from roundscope.experiments.framework import training
+from roundscope.experiments.framework.counts import counted, diverged, signs, times
+from roundscope.experiments.framework.figures.series import INK, SHARE, canvas
+from roundscope.experiments.framework.store import Store
+from roundscope.experiments.framework.study import Figure, Launch, Study, Table
+from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.papers.released_2510_04212.conditions import (
+    ARITHMETICS,
+    COMPILED,
+    EXACT,
+    FAST,
+    FULL,
+    ITSELF,
+    PDP,
+    QUICK,
+    ROWS,
+    SINGLES,
+    SLOW,
+    SWAPPED,
+    Condition,
+    Scale,
+    arm,
+    conditions,
+    config_of,
+)
+from roundscope.experiments.train.settings import Arm
+from roundscope.tools.results.run import Run
+
+QUESTION = "Which rows of arXiv 2510.04212 stand on the arithmetic that its training runs?"
+Runs = list[Run[Condition]]
+Results = dict[tuple[str, str, str], Runs]  # (arithmetic, case, row) -> runs in the order of seeds
+CAPTION = (
+    "How many runs diverged, of how many, and the median step. qiu-yao: the preset, whose backward"
+    " is FP32 and does not round its scores as the forward did. qiu-yao-compiled: what the released"
+    " code computes as its training runs it, compiled and under autocast; on one tile it has every"
+    " bit of that code's output (docs/findings/kernels.md). Scores of the backward swapped:"
+    " in the preset"
+    " they are rounded as the forward did, in the compiled code they are not."
+)
+RULES = (
+    (
+        "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges"
+        " earlier. Cured: the same test of the case itself against the repaired one. Repairs of"
+        " cases that do not fail are not testable. Intervals of shares are Clopper-Pearson's, 95 %."
+    ),
+)
+HEADS = ("case", "what is different", *(f"diverged:\n{name}" for name in ARITHMETICS))
+
+
+def asked(quick: bool) -> Study[Results]:
+    """Return the study at the scale of --quick, or in full."""
+    return study(QUICK if quick else FULL)
+
+
+def study(scale: Scale) -> Study[Results]:
+    """Return the study at a scale."""
+    c = scale.config
+    return Study(
+        name="released",
+        question=QUESTION,
+        paper="arXiv 2510.04212, on the arithmetic of its released code",
+        launches=lambda store: launches(scale, store),
+        results=lambda store: results(scale, store),
+        answer=answer,
+        claims=lambda r: [*fails(r), *repairs(r), *route(r)],
+        figures=[Figure(title="What diverges, on which arithmetic?", draw=draw, caption=CAPTION)],
+        tables=[
+            Table(
+                name="rows",
+                title="Every row",
+                heads=HEADS,
+                rows=rows,
+                records=records,
+                shown=(0, 1, 2, 3),
+                grouped=True,
+            )
+        ],
+        rules=RULES,
+        caveats=(
+            "Small models on Python's sources; the paper's own has 12 layers and trains for"
+            " thousands of steps. Sums are native."
+        ),
+        about={
+            "model": (
+                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
+                f" {c.batch}, byte-level, {c.data}"
+            ),
+            "training": (
+                f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps; seeds"
+                f" {scale.fast} at three times the rate, else {scale.seeds}"
+            ),
+        },
+        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        scale=scale.name,
+    )
+
+
+def _arms(scale: Scale, arithmetic: str) -> dict[Condition, Arm]:
+    return {c: arm(scale, c) for c in conditions(scale) if c.arithmetic == arithmetic}
+
+
+def launches(scale: Scale, store: Store) -> list[Launch]:
+    """Return the launches of both arithmetics."""
+    return [
+        x
+        for name in ARITHMETICS
+        for x in training.launches(store, config_of(scale, name), _arms(scale, name))
+    ]
+
+
+def results(scale: Scale, store: Store) -> Results | None:
+    """Return the rows that are complete; None if there are none."""
+    by_row: Results = {}
+    for name in ARITHMETICS:
+        runs = training.read(store, config_of(scale, name), _arms(scale, name))
+        for c, run in runs.items():
+            by_row.setdefault((name, c.case, c.row), []).append(replace(run, condition=c))
+    wanted = {case: scale.fast if case == FAST else scale.seeds for case in ROWS}
+    return {at: runs for at, runs in by_row.items() if len(runs) == wanted[at[1]]} or None
+
+
+def _exact(r: Results, arithmetic: str, case: str) -> Runs:
+    """Return the runs in FP32 at the case's rate."""
+    return r.get((arithmetic, FAST if case == FAST else SLOW, EXACT), [])
+
+
+def _earlier(first: Runs, second: Runs) -> Word:
+    """Return whether the first runs diverge earlier; not testable where either was not run."""
+    if not first or not second:
+        return Word.NOT_TESTABLE
+    return signs(zip(first, second, strict=True)).word
+
+
+def _is_killed(r: Results, arithmetic: str, case: str) -> bool:
+    own = r.get((arithmetic, case, ITSELF), [])
+    return _earlier(own, _exact(r, arithmetic, case)) is Word.AGREES
+
+
+def fails(r: Results) -> Iterator[Verdict]:
+    """Yield a verdict for every case: whether it diverges earlier than FP32."""
+    for case in ROWS:
+        for name in ARITHMETICS:
+            own, exact = r.get((name, case, ITSELF), []), _exact(r, name, case)
+            measured = f"{counted(own)}; FP32 {times(exact)}"
+            yield Verdict(
+                figure="0",
+                claim=f"diverges: {case}",
+                case=name,
+                sizes="",
+                word=_earlier(own, exact),
+                measured=measured,
+            )
+
+
+def repairs(r: Results) -> Iterator[Verdict]:
+    """Yield a verdict for every repair in every case that fails."""
+    for (name, case, row), runs in r.items():
+        if row in (ITSELF, EXACT) or case == SLOW:
+            continue
+        own = r.get((name, case, ITSELF), [])
+        word = _earlier(own, runs) if _is_killed(r, name, case) else Word.NOT_TESTABLE
+        measured = f"{counted(runs)}; the case itself {times(own)}"
+        yield Verdict(
+            figure="5 to 9",
+            claim=f"{row} cures: {case}",
+            case=name,
+            sizes="",
+            word=word,
+            measured=measured,
+        )
+
+
+def route(r: Results) -> Iterator[Verdict]:
+    """Yield a verdict on the second route, through scores that the backward rounds otherwise.
+
+    It says what swapping the scores does where delta is rowsum(P dP).
+    """
+    apart, alike = r.get((COMPILED, PDP, SWAPPED), []), r.get((COMPILED, PDP, ITSELF), [])
+    claim = (
+        "with delta = rowsum(P dP) the released arithmetic diverges once its backward no longer"
+        " repeats the scores"
+    )
+    measured = f"not repeated {times(apart)}; as released {times(alike)}"
+    yield Verdict(
+        figure="5",
+        claim=claim,
+        case=COMPILED,
+        sizes="",
+        word=_earlier(apart, alike),
+        measured=measured,
+    )
+
+
+def answer(r: Results) -> str:
+    """Return a sentence that says what fails on each arithmetic."""
+    parts = []
+    for name in ARITHMETICS:
+        failed = [
+            f"{case} ({times(r[name, case, ITSELF])})"
+            for case in ROWS
+            if (name, case, ITSELF) in r and _is_killed(r, name, case)
+        ]
+        which = f": {'; '.join(failed)}" if failed else ""
+        parts.append(f"{name} fails in {len(failed)} of {len(ROWS)} cases{which}")
+    parts += [sentence for name in ARITHMETICS if (sentence := _best(r, name))]
+    return ". ".join(parts) + "."
+
+
+def _best(r: Results, name: str) -> str:
+    """Return in words which change averts most divergences at three times the rate."""
+    tried = {
+        row: runs
+        for (own, case, row), runs in r.items()
+        if own == name and case == FAST and row not in (ITSELF, EXACT)
+    }
+    if not tried or not _is_killed(r, name, FAST):
+        return ""
+    best = min(tried, key=lambda row: diverged(tried[row]))
+    rest = [diverged(runs) for row, runs in tried.items() if row != best]
+    return (
+        f"At {FAST} {best} helps {name} most: {counted(tried[best])}; with every other change"
+        f" {min(rest, default=0)} or more diverged"
+    )
+
+
+def _lines() -> list[tuple[str, str]]:
+    return [
+        (case, row)
+        for case, own in ROWS.items()
+        for row in (*own, *(SINGLES if case == FAST else ()))
+    ]
+
+
+def draw(r: Results) -> Picture | None:
+    """Draw rows x arithmetics: the share of runs that diverged."""
+    lines = [at for at in _lines() if any((name, *at) in r for name in ARITHMETICS)]
+    if not lines:
+        return None
+    figure, ((ax,),) = canvas(1.2 + 0.27 * len(lines), 1, 1)
+    for y, at in enumerate(lines):
+        for x, name in enumerate(ARITHMETICS):
+            _cell(ax, x, y, r.get((name, *at), []))
+    last = None
+    for y, (case, _) in enumerate(lines):
+        if case != last:
+            ax.axhline(y - 0.5, color=INK, lw=0.8)
+            ax.text(
+                -0.62,
+                y,
+                case,
+                ha="right",
+                va="center",
+                fontsize=8.5,
+                weight="bold",
+                transform=ax.transData,
+            )
+        last = case
+    ax.set(xlim=(-0.5, len(ARITHMETICS) - 0.5), ylim=(len(lines) - 0.5, -0.5))
+    ax.set_xticks(range(len(ARITHMETICS)), ARITHMETICS, fontsize=9)
+    ax.set_yticks(range(len(lines)), [row for _, row in lines], fontsize=8.5)
+    ax.yaxis.tick_right()
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    return figure
+
+
+def _cell(ax: Axes, x: int, y: int, runs: Sequence[Run[Condition]]) -> None:
+    from matplotlib.patches import Rectangle
+
+    share = diverged(runs) / len(runs) if runs else 0.0
+    colour = SHARE(share) if runs else "white"
+    ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))
+    words = times(runs).replace(", step ", "  step ").partition(" [")[0] if runs else "not run"
+    ax.text(x, y, words, ha="center", va="center", fontsize=8.5, color=INK)
+
+
+def rows(r: Results) -> list[list[str]]:
+    """Return a line for each case and row."""
+    return [[*at, *(counted(r.get((name, *at), [])) for name in ARITHMETICS)] for at in _lines()]
+
+
+def records(r: Results) -> list[dict[str, object]]:
+    """Return a record for each arithmetic, case and row."""
+    return [
+        {
+            "arithmetic": name,
+            "case": case,
+            "row": row,
+            "runs": len(runs),
+            "diverged": diverged(runs),
+            "steps": [run.diverged for run in runs],
+            "losses": [run.loss for run in runs],
+            "seeds": [run.condition.seed for run in runs],
+        }
+        for (name, case, row), runs in r.items()
+    ]

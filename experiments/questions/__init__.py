@@ -1,0 +1,1 @@
+"""Studies of questions of our own, a folder each."""

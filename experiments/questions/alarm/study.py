@@ -1,0 +1,338 @@
+"""The study: does the drift of a few heads, seen every 25 steps, warn of a divergence?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
+
+from matplotlib.figure import Figure as Picture
+
+from roundscope.attention.models.alarm import THRESHOLD
+from roundscope.experiments.framework import training
+from roundscope.experiments.framework.counts import share, times
+from roundscope.experiments.framework.figures.series import COLOURS, INK, canvas
+from roundscope.experiments.framework.store import Store
+from roundscope.experiments.framework.study import Figure, Launch, Study, Table
+from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.words import NAMED
+from roundscope.experiments.questions.alarm.alarms import (
+    GRID,
+    LEAD,
+    RISE,
+    Runs,
+    alarm,
+    highest,
+    is_early,
+    is_warned,
+    moves,
+)
+from roundscope.experiments.questions.alarm.conditions import (
+    CHOOSE,
+    FULL,
+    QUICK,
+    SIZES,
+    TEST,
+    Case,
+    Condition,
+    Scale,
+    arm,
+    conditions,
+    config_of,
+)
+from roundscope.experiments.questions.alarm.look import ABOUT, looking
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.settings import Arm
+from roundscope.tools.results.run import Run
+
+Results = dict[Case, list[Run[Condition]]]  # in the order of seeds
+QUESTION = "Does the drift of attention's row sums warn of a divergence before the loss shows it?"
+CAPTION = (
+    "Each dot is a training: the largest share of the queries' gradient that comes from rows of dS"
+    f" that do not sum to zero, before the loss moved ({RISE:g} nats above its own lowest mean of"
+    " 25 steps), or in the whole of a run that did not diverge. The line is the alarm,"
+    f" {THRESHOLD:g}, which the runs on the left chose. Shares below 1e-4 are drawn at 1e-4."
+)
+RULES = (
+    "The alarm is that of roundscope.torch.watch: sums over all heads of one sequence, every 25"
+    " steps, a look counting 0.9 times the next one, from the third look on. Its threshold is the"
+    f" largest of {', '.join(f'{x:g}' for x in GRID)} that warned every run on the left before its"
+    " loss moved. Intervals are Clopper-Pearson's, 95 %. Agrees and contradicts: the whole interval"
+    " lies on one side of the claimed share.",
+)
+PRACTICE = ("as it is", "FP32")  # arithmetics that people train in
+HEADS = (
+    "part",
+    "arithmetic",
+    "diverged",
+    "warned before\nthe loss moved",
+    f"... {LEAD} steps before\nthe divergence",
+    "alarms",
+    "highest share",
+)
+BY_THRESHOLD = (
+    "runs that ...",
+    "threshold",
+    "diverged and warned\nbefore the loss moved",
+    f"... {LEAD} steps before\nthe divergence",
+    "alarms of runs\nthat did not diverge",
+    "... in FP32 and in\npresets as they are",
+)
+NAMES = {CHOOSE: "chose the threshold", TEST: "tested it"}
+
+
+def asked(quick: bool) -> Study[Results]:
+    """Return the study at the scale of --quick, or in full."""
+    return study(QUICK if quick else FULL)
+
+
+def study(scale: Scale) -> Study[Results]:
+    """Return the study at a scale."""
+    c = scale.config
+    return Study(
+        name="alarm",
+        question=QUESTION,
+        launches=lambda store: launches(scale, store),
+        results=lambda store: results(scale, store),
+        answer=answer,
+        claims=lambda r: list(claims(r)),
+        source="of",
+        figures=[Figure(title="Which runs does the alarm tell apart?", draw=draw, caption=CAPTION)],
+        tables=[
+            Table(
+                name="cases",
+                title="Every arithmetic",
+                heads=HEADS,
+                rows=rows,
+                records=records,
+            ),
+            Table(
+                name="thresholds",
+                title="Other thresholds",
+                heads=BY_THRESHOLD,
+                rows=thresholds,
+                records=lambda r: [
+                    dict(zip(BY_THRESHOLD, row, strict=True)) for row in thresholds(r)
+                ],
+                shown=(0, 1, 2, 3, 4, 5),
+                grouped=True,
+            ),
+        ],
+        rules=RULES,
+        caveats=(
+            "Small models on Python's sources, watched every 25 steps of 1,000. The alarm tells"
+            " that an arithmetic leaks: a coarse one may leak and not diverge in so many steps. It"
+            " does not tell which seed of an arithmetic diverges. Sums are native."
+        ),
+        about={
+            "model": (
+                f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
+                f" {c.batch}, byte-level, {c.data}; sizes {', '.join(SIZES)}"
+            ),
+            "training": (
+                f"rate {scale.rate:g} after {c.warmup} steps of warm-up, {c.steps} steps;"
+                f" {scale.seeds} seeds"
+            ),
+        },
+        config={k: v for k, v in asdict(c).items() if k not in NAMED},
+        scale=scale.name,
+    )
+
+
+def _arms(scale: Scale) -> dict[Config, dict[Condition, Arm]]:
+    """Return the arms of every model."""
+    found: dict[Config, dict[Condition, Arm]] = {}
+    for c in conditions(scale):
+        found.setdefault(config_of(scale, c.case), {})[c] = arm(scale, c)
+    return found
+
+
+def launches(scale: Scale, store: Store) -> list[Launch]:
+    """Return the launches of all models; each has a look of its own, which adds up over time."""
+    return [
+        launch
+        for config, arms in _arms(scale).items()
+        for launch in training.launches(store, config, arms, look=looking(), about=ABOUT)
+    ]
+
+
+def results(scale: Scale, store: Store) -> Results | None:
+    """Return the cases that are complete; None if there are none."""
+    by_case: Results = {}
+    for config, arms in _arms(scale).items():
+        for c, run in training.read(store, config, arms, about=ABOUT).items():
+            by_case.setdefault(c.case, []).append(run)
+    return {case: runs for case, runs in by_case.items() if len(runs) == scale.seeds} or None
+
+
+def _runs(r: Results, part: str) -> Runs:
+    return [run for case, runs in r.items() if case.part == part for run in runs]
+
+
+def _common(r: Results, part: str) -> Runs:
+    """Return the runs of a part in arithmetics that people train in."""
+    own = [runs for case, runs in r.items() if case.part == part and case.name in PRACTICE]
+    return [run for runs in own for run in runs]
+
+
+class Counts(NamedTuple):
+    """How many runs diverged, were warned early, were warned, did not diverge, had an alarm."""
+
+    lost: int
+    early: int
+    warned: int
+    quiet: int
+    false: int
+
+
+def counts(runs: Runs, threshold: float = THRESHOLD) -> Counts:
+    """Return what an alarm of this threshold says of runs."""
+    lost = [run for run in runs if run.diverged is not None]
+    quiet = [run for run in runs if run.diverged is None]
+    return Counts(
+        len(lost),
+        sum(is_early(run, threshold) for run in lost),
+        sum(is_warned(run, threshold) for run in lost),
+        len(quiet),
+        sum(alarm(run, threshold) is not None for run in quiet),
+    )
+
+
+def claims(r: Results) -> Iterator[Verdict]:
+    """Yield verdicts on the runs that test the threshold: warnings, and false alarms."""
+    own, common = counts(_runs(r, TEST)), counts(_common(r, TEST))
+    yield _verdict(
+        "more than half of the runs that diverge are warned before their loss moves",
+        "all",
+        own.early,
+        own.lost,
+        0.5,
+        above=True,
+    )
+    yield _verdict(
+        f"at least 80 % are warned {LEAD} steps before they diverge",
+        "all",
+        own.warned,
+        own.lost,
+        0.8,
+        above=True,
+    )
+    for case, x in (("all", own), ("FP32, and presets as they are", common)):
+        yield _verdict(
+            "at most a quarter of the runs that do not diverge have an alarm",
+            case,
+            x.false,
+            x.quiet,
+            0.25,
+            above=False,
+        )
+
+
+def _verdict(claim: str, case: str, k: int, n: int, border: float, *, above: bool) -> Verdict:
+    low, high = share(k, n) if n else (0.0, 1.0)
+    holds, fails = (low >= border, high < border) if above else (high <= border, low > border)
+    word = Word.AGREES if holds else Word.CONTRADICTS if fails else Word.UNDECIDED
+    return Verdict(
+        figure="the alarm",
+        claim=claim,
+        case=case,
+        sizes="",
+        word=word if n else Word.NOT_TESTABLE,
+        measured=f"{k} of {n} [{low:.0%}, {high:.0%}]",
+    )
+
+
+def answer(r: Results) -> str:
+    """Return a sentence with the counts of the runs that test the threshold."""
+    own, common = counts(_runs(r, TEST)), counts(_common(r, TEST))
+    return (
+        f"At a share of {THRESHOLD:g}, {own.early} of {own.lost} {_interval(own.early, own.lost)}"
+        " runs that diverged were warned before their loss moved, and"
+        f" {own.warned} {_interval(own.warned, own.lost)} {LEAD} steps before they diverged."
+        f" {own.false} of {own.quiet} {_interval(own.false, own.quiet)} that did not diverge had an"
+        f" alarm; in FP32 and in presets as they are {common.false} of {common.quiet}"
+        f" {_interval(common.false, common.quiet)}."
+    )
+
+
+def _interval(k: int, n: int) -> str:
+    low, high = share(k, n) if n else (0.0, 1.0)
+    return f"[{low:.0%}, {high:.0%}]"
+
+
+def draw(r: Results) -> Picture | None:
+    """Draw the largest share of every run, those that chose beside those that test."""
+    figure, ((left, right),) = canvas(3.2, 1, 2)
+    for ax, part in ((left, CHOOSE), (right, TEST)):
+        runs = _runs(r, part)
+        for x, is_lost in enumerate((False, True)):
+            own = [highest(run) for run in runs if (run.diverged is not None) == is_lost]
+            y = [max(share, 1e-4) for share in own if share == share]
+            spread = [x + 0.5 * ((i * 0.618) % 1.0 - 0.5) for i in range(len(y))]
+            ax.plot(spread, y, ".", color=COLOURS[x], ms=7, alpha=0.75)
+        ax.axhline(THRESHOLD, color=INK, lw=1)
+        ax.set(yscale="log", xlim=(-0.5, 1.5), ylim=(7e-5, 1.5))
+        ax.set_xticks((0, 1), ("did not diverge", "diverged"), fontsize=9)
+        ax.set_title(f"runs that {NAMES[part]}", fontsize=9.5)
+    left.set_ylabel("largest share of the drift", fontsize=9)
+    left.text(-0.46, THRESHOLD * 1.12, "alarm", fontsize=8.5, color=INK)
+    return figure
+
+
+def rows(r: Results) -> Sequence[Sequence[str]]:
+    """Return a line for each arithmetic."""
+    return [
+        [
+            NAMES[case.part],
+            _name(case),
+            times(runs),
+            _of(counts(runs).early, counts(runs).lost),
+            _of(counts(runs).warned, counts(runs).lost),
+            _of(sum(alarm(run, THRESHOLD) is not None for run in runs), len(runs)),
+            f"{max(map(highest, runs)):.2g}",
+        ]
+        for case, runs in r.items()
+    ]
+
+
+def thresholds(r: Results) -> Sequence[Sequence[str]]:
+    """Return a line for each part and threshold."""
+    return [
+        [
+            NAMES[part],
+            f"{x:g}",
+            _of(own.early, own.lost),
+            _of(own.warned, own.lost),
+            _of(own.false, own.quiet),
+            _of(common.false, common.quiet),
+        ]
+        for part in NAMES
+        for x in GRID
+        for own in [counts(_runs(r, part), x)]
+        for common in [counts(_common(r, part), x)]
+    ]
+
+
+def _of(k: int, n: int) -> str:
+    return f"{k} of {n}" if n else "-"
+
+
+def _name(case: Case) -> str:
+    size = "" if case.size == "width 128" else f", {case.size}"
+    rate = "" if case.rate == 1.0 else f", {case.rate:g} times the rate"
+    return f"{case.preset}, {case.name}{size}{rate}"
+
+
+def records(r: Results) -> Sequence[Mapping[str, object]]:
+    """Return a record for each run."""
+    return [
+        {
+            "part": case.part,
+            "arithmetic": _name(case),
+            "seed": run.seed,
+            "diverged": run.diverged,
+            "loss_moved": moves(run),
+            "alarm": alarm(run, THRESHOLD),
+            "highest_share": highest(run),
+        }
+        for case, runs in r.items()
+        for run in runs
+    ]

@@ -1,0 +1,130 @@
+"""`docs/runs`: this version still knows every result that is stored there."""
+
+import gzip
+import json
+import math
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from roundscope.experiments.framework.loop import missing
+from roundscope.experiments.framework.store import opened
+from roundscope.experiments.papers.failure_2510_04212.conditions import trials as qiu_yao
+from roundscope.experiments.papers.failure_2510_04212.conditions.scale import FULL as QIU_YAO
+from roundscope.experiments.papers.microscaling_2506_20752 import study as su
+from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
+from roundscope.experiments.papers.stability_2405_02803.scale import FULL as GOLDEN
+from roundscope.experiments.questions.dose import arms as dose
+from roundscope.experiments.questions.dose.study import topic
+from tests.tools.databases import database
+
+RUNS = Path(__file__).parents[3] / "docs" / "runs"
+
+
+class Key(NamedTuple):
+    """A condition of which only the name is known."""
+
+    key: str
+    seed: int = 0
+
+
+def stored(name, table):
+    """The keys of a file."""
+    with database(RUNS / name) as connection:
+        return {key for (key,) in connection.execute(f"SELECT key FROM {table}")}
+
+
+@pytest.mark.parametrize("name", ["scaling", "identity", "conditions"])
+def test_doses(name):
+    """A field of Config or of a dose that changes the names of results: what is there would be
+    trained again.
+    """
+    asked = topic(
+        name, ["steps=1000"] if name == "conditions" else [], quick=False, seeds=(0, 1, 2)
+    )
+    found = stored(f"dose-{name}.sqlite", "doses")
+    assert found and found <= {dose.key(asked.config, one) for one in asked.doses}
+
+
+def test_trainings_of_qiu_yao():
+    """The same, of plans."""
+    found = stored("qiu-yao.sqlite", "trials")
+    assert found and found <= {
+        qiu_yao.key(QIU_YAO, entry.trial) for entry in qiu_yao.entries(QIU_YAO)
+    }
+
+
+@pytest.mark.parametrize(
+    ("study", "files"),
+    [
+        (su.study(), {"su-proxy": "proxy"}),
+        (mxfp8.study(), {"mxfp8": "mxfp8", "mxfp8-proxy": "proxy"}),
+    ],
+    ids=("su", "mxfp8"),
+)
+def test_trainings_of_the_student_and_of_mxfp8(study, files, tmp_path):
+    """The same, of linear layers and of the student; numbers that change while older files are read
+    in.
+    """
+    before = {}
+    for stored_as, name in files.items():
+        path = tmp_path / f"{name}.sqlite"
+        path.write_bytes(gzip.decompress((RUNS / f"{stored_as}.sqlite.gz").read_bytes()))
+        before |= older(path)
+    with opened(tmp_path, study.file or study.name) as store:
+        assert (
+            store.keys()
+            == before.keys()
+            == {key for launch in study.launches(store) for key in launch.keys}
+        )
+        assert not missing(study, store)
+        runs = store.read({Key(key): key for key in before})
+    for condition, run in runs.items():
+        assert repr((run.diverged, run.loss, run.curve, extra(run))) == repr(before[condition.key])
+
+
+def older(path):
+    """key -> the numbers of a run in a file of an older version, with tables of its own for each
+    study.
+    """
+    with database(path) as connection:
+        connection.row_factory = sqlite3.Row
+        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        rows = connection.execute(
+            f"SELECT * FROM {'runs' if 'runs' in names else 'trials'}"
+        ).fetchall()
+        audit = connection.execute("SELECT * FROM audit").fetchall() if "audit" in names else []
+
+    def number(x):
+        return math.nan if x is None else x
+
+    found = {}
+    for row in rows:
+        curve = tuple(tuple(map(number, point)) for point in json.loads(row["curve"]))
+        found[row["key"]] = (row["diverged"], number(row["loss"]), curve, [])
+        if "measures" in row.keys():  # noqa: SIM118
+            looks = [
+                (step, {n: number(v) for n, v in own.items()})
+                for step, own in json.loads(row["measures"])
+            ]
+            found[row["key"]][3].extend([row["spikes"], *looks])
+    for row in audit:
+        names = (n for n in row.keys() if n != "key")  # noqa: SIM118
+        found[row["key"]][3].append({n: number(row[n]) for n in names})
+    return found
+
+
+def extra(run):
+    """A run's own numbers in the order of `older`."""
+    return (
+        list(run.extra["audit"])
+        if "audit" in run.extra
+        else [run.extra["spikes"], *run.extra["measures"]]
+    )
+
+
+def test_trainings_of_golden():
+    """The same; none is stored here, but people have files of their own."""
+    assert GOLDEN.training.key == "a5012ff1691bd831562cf16b"  # as of 2026-11-22
