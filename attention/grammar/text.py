@@ -48,6 +48,27 @@ def text_of(plan: Plan) -> str:
     return json.dumps(_data(plan))
 
 
+def expression_of(plan: Plan) -> str:
+    """Return the expression in Python that makes a plan.
+
+    A plan that no words make, such as one with a format of one's own, has all its fields in it.
+
+    Example:
+        >>> from roundscope import Plan
+        >>> Plan.preset("fa2-bf16").at("O", "bf16")
+        Plan.preset('fa2-bf16').changed('O=bf16')
+    """
+    text = text_of(plan)
+    if text.startswith("{"):
+        return plan.in_full()
+    name, *changes = map(repr, text.split("; "))
+    if changes and changes[-1].startswith("'seed="):
+        changes[-1] = changes[-1].strip("'")
+    made = f"Plan.preset({name})" + (f".changed({', '.join(changes)})" if changes else "")
+    is_named = plan_of(text).name == plan.name
+    return made if is_named else f"replace({made}, name={plan.name!r})"
+
+
 @lru_cache(4096)
 @tidy_errors
 def plan_of(text: str) -> Plan:

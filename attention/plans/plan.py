@@ -296,6 +296,16 @@ class Plan:
 
         return preset(name)
 
+    def __repr__(self) -> str:
+        """Return an expression that makes the plan, or its fields where words do not make it."""
+        from roundscope.attention.grammar.text import expression_of
+
+        return expression_of(self)
+
+    def in_full(self) -> str:
+        """Return all fields with their values, 30 kB of text, of which keys of results are made."""
+        return f"Plan({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})"
+
     def __getitem__(self, site: Site | str) -> Rounding:
         """Return the rounding of a site.
 

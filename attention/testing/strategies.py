@@ -51,17 +51,11 @@ _VALUES = (0.0, 1.0, -2.0, 0.5, float("inf"), float("nan"))
 _ENTRIES = 4  # indices of a selection at most
 
 
-def _print_plan(plan: Plan, printer: RepresentationPrinter, is_cycle: bool) -> None:
-    """Print the name of a plan: in full it has more letters than Hypothesis lets pass."""
-    printer.text(f"Plan(name={plan.name!r}, ...)")
-
-
 def _print_inputs(inputs: Inputs, printer: RepresentationPrinter, is_cycle: bool) -> None:
     """Print the shapes of inputs, and not their numbers."""
     printer.text(repr(inputs))
 
 
-for_type_by_name(Plan.__module__, Plan.__name__, _print_plan)
 for_type_by_name(Inputs.__module__, Inputs.__name__, _print_inputs)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.diagnose.gpt.case import Case
 from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
 from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly
@@ -117,7 +118,7 @@ class Window:
             limit(),
             trial.repeat,
         ]
-        return digest(run, repr(self._plans(trial)))
+        return digest(run, _in_full(self._plans(trial)))
 
     def judge(self, arms: int) -> Judge:
         """Return a judge that knows the past of the run."""
@@ -318,3 +319,14 @@ def same(logged: float, found: float) -> bool:
 def gpt(case: Case, folder: Path, clock: Clock) -> Gpt:
     """Return a GPT's arm whose results are kept in the folder."""
     return Gpt(case=case, store=Store(folder), clock=clock, states={})
+
+
+def _in_full(x: Any) -> str:
+    """Return lists and tuples with every field of the plans in them, as older keys have it."""
+    if isinstance(x, Plan):
+        return x.in_full()
+    if isinstance(x, list):
+        return f"[{', '.join(map(_in_full, x))}]"
+    if isinstance(x, tuple):
+        return f"({', '.join(map(_in_full, x))}{',' * (len(x) == 1)})"
+    return repr(x)

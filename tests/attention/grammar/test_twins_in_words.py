@@ -1,5 +1,6 @@
 """Plans of real kernels in words: `Plan.changed` and `differences`."""
 
+import hashlib
 from dataclasses import fields, replace
 
 import pytest
@@ -12,8 +13,10 @@ from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum, Sinks
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
 from roundscope.attention.plans.plan import OF_KERNEL
+from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
-from roundscope.emu.roundings.modes import rounding
+from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import Rounding, rounding
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 
@@ -177,3 +180,36 @@ def test_words_lead_back_from_a_twin_too():
 def test_the_older_word_for_warps():
     """A plan written before threads of eight were known."""
     assert BASE.changed("S.sum=warps") == BASE.changed("S.sum=warps4")
+
+
+PLANS = {
+    **{name: Plan.preset(name) for name in (*PRESETS, *TWINS)},
+    "an edit": BASE.at("O", "bf16"),
+    "a seed": BASE.changed("O=bf16:stochastic", "PV.sum=exact", seed=7),
+    "a name": BASE.rounded({}, "mine"),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_repr_is_an_expression_that_makes_the_plan(name):
+    """30 kB in an error message, in a notebook, in a debugger."""
+    plan = PLANS[name]
+    text = repr(plan)
+    assert len(text) < 200
+    assert eval(text, {"Plan": Plan, "replace": replace}) == plan
+
+
+FORMAT = Format(name="mine", precision=6, emin=-9, max_finite=500.0, inf=False, nan=True)
+
+
+def test_a_plan_without_words_has_all_its_fields_in_its_repr():
+    own = BASE.rounded({Site.P: Rounding(format=FORMAT)})
+    assert repr(own) == own.in_full()
+
+
+def test_keys_of_stored_trials_have_the_old_repr():
+    """Replays of a version before, which would be done again."""
+    old = {"fa2-bf16": "ef58cba555ef45a7", "cudnn": "9731585ab4237d1b"}  # by that version
+    for name, digest in old.items():
+        full = Plan.preset(name).in_full()
+        assert hashlib.sha256(full.encode()).hexdigest().startswith(digest)
