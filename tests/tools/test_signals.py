@@ -22,6 +22,7 @@ def test_the_first_signal_is_kept_and_the_second_acts_as_usual(number):
 
 def test_every_pool_of_processes_is_the_one_that_ends_with_its_parent():
     """Workers that wait for work for ever after kill -9, or that print a traceback at Ctrl-C."""
-    folder = Path(__file__).parents[2] / "experiments"
-    pools = [p.name for p in folder.rglob("*.py") if "ProcessPoolExecutor(" in p.read_text()]
+    folders = [Path(__file__).parents[2] / name for name in ("tools", "experiments")]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    pools = [path.name for path in files if "ProcessPoolExecutor(" in path.read_text()]
     assert pools == ["pool.py"]
