@@ -11,7 +11,6 @@ from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.experiments.framework import verdict_table
 from roundscope.experiments.framework.verdicts import Verdict, Word
 from roundscope.experiments.train import bench_step as step
-from roundscope.experiments.train import sweep
 from roundscope.tools.bench import attention, dot, sweep
 from roundscope.tools.bench import command as bench
 from roundscope.tools.bench.round import Row
