@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test test-matrix parts thorough lint containers exhaustive engines fuzz hostile killed every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test quick test-matrix parts thorough lint containers exhaustive engines fuzz hostile killed every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -42,6 +42,11 @@ parts: $(READY)
 	$(PYTEST) --dist worksteal -m 'not thorough' $(BITS)
 	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -m 'not thorough' tests $(addprefix --ignore=,$(BITS))
 
+SINCE ?= HEAD
+
+quick: $(READY)  ## the tests that import what has changed since the last commit, or since SINCE=main; a core set if nothing has
+	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -q -m 'not thorough' $$($(BIN)/python -m tests.checks.quick $(SINCE))
+
 thorough: $(READY)  ## every test, the long ones too, all as users compile
 	$(PYTEST) $(BY_FILE)
 
@@ -50,6 +55,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.checks.size
 
 AS ?= $(BIN)/python
 
