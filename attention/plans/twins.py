@@ -8,6 +8,7 @@ are in `attention.plans.presets`.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from roundscope.attention.plans.choices import (
     BackwardExponent,
@@ -39,15 +40,27 @@ class Twin:
     """A real kernel as a plan.
 
     Args:
-        plan: The arithmetic of the kernel.
+        name: Its name, which is that of its plan.
+        make: A function that returns its arithmetic, under any name.
         tiles: A function from the features of a head to the tile sizes (block_q, block_k) of the
             kernel.
         source: The kernel and versions that the plan was compared with.
     """
 
-    plan: Plan
+    name: str
+    make: Callable[[], Plan]
     tiles: Callable[[int], tuple[int, int]]
     source: str
+
+    @property
+    def plan(self) -> Plan:
+        """The arithmetic of the kernel, made when it is first asked for."""
+        return _plan_of(self)
+
+
+@cache
+def _plan_of(twin: Twin) -> Plan:
+    return replace(twin.make(), name=twin.name)
 
 
 def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
@@ -202,68 +215,85 @@ def _square(size: int) -> Callable[[int], tuple[int, int]]:
 
 
 WHOLE = 2**20  # keys of a tile that holds every row whole
-_TWINS = {
-    "fa2": Twin(
-        plan=fa2(),
+_TWINS = (
+    Twin(
+        name="fa2",
+        make=fa2,
         tiles=lambda width: (128, 128) if width < 128 else (64, 64),
         source=f"SDPA's flash back end, {TORCH}",
     ),
-    "fa2-split": Twin(
-        plan=fa2_split(),
+    Twin(
+        name="fa2-split",
+        make=fa2_split,
         tiles=lambda width: (128, 256) if width < 128 else (64, 128),
         source=f"SDPA's flash back end with few heads, {TORCH}",
     ),
-    "cudnn": Twin(
-        plan=cudnn(), tiles=_square(128), source=f"SDPA's cuDNN back end (9.19), {TORCH}"
+    Twin(
+        name="cudnn",
+        make=cudnn,
+        tiles=_square(128),
+        source=f"SDPA's cuDNN back end (9.19), {TORCH}",
     ),
-    "sdpa-efficient": Twin(
-        plan=efficient(),
+    Twin(
+        name="sdpa-efficient",
+        make=efficient,
         tiles=lambda width: (64, 64) if width < 128 else (128, 128),
         source=f"SDPA's memory-efficient back end, {TORCH}",
     ),
-    "flex": Twin(
-        plan=flex(),
+    Twin(
+        name="flex",
+        make=flex,
         tiles=lambda width: (128, 128 if width == 64 else 64),
         source=f"flex_attention, compiled, {TORCH}",
     ),
-    "triton-tutorial": Twin(
-        plan=triton_tutorial(),
+    Twin(
+        name="triton-tutorial",
+        make=triton_tutorial,
         tiles=lambda width: (128, min(64, width)),
         source="Triton's tutorial 06, triton 3.6.0, one H200",
     ),
-    "eager": Twin(
-        plan=eager(),
+    Twin(
+        name="eager",
+        make=eager,
         tiles=lambda width: (512, WHOLE),
         source=f"eager attention of transformers 5.17.0, {TORCH}",
     ),
-    "gpt-oss": Twin(
-        plan=gpt_oss(),
+    Twin(
+        name="gpt-oss",
+        make=gpt_oss,
         tiles=lambda width: (512, WHOLE),
         source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}",
     ),
-    "qiu-yao-eager": Twin(
-        plan=qiu_yao_eager(),
+    Twin(
+        name="qiu-yao-eager",
+        make=qiu_yao_eager,
         tiles=_square(512),
         source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
     ),
-    "qiu-yao-compiled": Twin(
-        plan=qiu_yao_compiled(),
+    Twin(
+        name="qiu-yao-compiled",
+        make=qiu_yao_compiled,
         tiles=_square(512),
         source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}",
     ),
-    "sdpa-math": Twin(
-        plan=sdpa_math(), tiles=lambda width: (512, WHOLE), source=f"SDPA's math back end, {TORCH}"
+    Twin(
+        name="sdpa-math",
+        make=sdpa_math,
+        tiles=lambda width: (512, WHOLE),
+        source=f"SDPA's math back end, {TORCH}",
     ),
-    "pallas-mha": Twin(
-        plan=pallas_mha(),
+    Twin(
+        name="pallas-mha",
+        make=pallas_mha,
         tiles=_square(128),
         source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200",
     ),
-    "jax-xla": Twin(
-        plan=jax_xla(),
+    Twin(
+        name="jax-xla",
+        make=jax_xla,
         tiles=lambda width: (512, WHOLE),
         source="jax.nn.dot_product_attention, implementation='xla', jax 0.11.2, one H200",
     ),
-}
-TWINS = {name: replace(twin, plan=replace(twin.plan, name=name)) for name, twin in _TWINS.items()}
+)
+TWINS = {twin.name: twin for twin in _TWINS}
 """The twins by name; `Plan.preset` knows the names too and returns the plan alone."""

@@ -2,6 +2,8 @@
 documentation claims.
 """
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -73,3 +75,14 @@ def test_other_arithmetics_are_told_apart():
     near = shares(TWINS["fa2"], "gaussian64", False, outputs)
     assert near["out"] < 1.0
     assert near["dq"] < 0.999
+
+
+def test_a_twin_makes_no_other_one():
+    """All plans of all kernels made, 209 of them, for the name of one."""
+    code = (
+        "from roundscope.attention.plans import plan; made = []; check = plan.Plan.__post_init__;"
+        " plan.Plan.__post_init__ = lambda self: made.append(self) or check(self);"
+        " plan.Plan.preset('cudnn'); print(len(made))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 0 < int(done.stdout) < 32

@@ -36,7 +36,9 @@ PRESET, TWIN = "#9aa5b1", "#0b6e99"
 def preset_of(name: str) -> Twin:
     """The preset that stood for a kernel, as a twin."""
     preset, size = BEFORE[name]
-    return Twin(plan=Plan.preset(preset), tiles=lambda width: (size, size), source="")
+    return Twin(
+        name=preset, make=lambda: Plan.preset(preset), tiles=lambda width: (size, size), source=""
+    )
 
 
 def differing(name: str, twin: Twin) -> dict[str, float]:
