@@ -20,6 +20,10 @@ from roundscope.attention.engines import custom_call, fused, host, xla
 from roundscope.attention.plans.traced import head_plans
 from tests.checks.engines import normal
 
+pytestmark = pytest.mark.skipif(
+    jax.default_backend() != "cpu",
+    reason="inside JAX programs the engine needs JAX on a CPU, and elsewhere refuses in a sentence",
+)
 SHAPES = (2, 20, 4, 8), (2, 24, 2, 8), (2, 24, 2, 8)
 Q, K, V = (normal(240 + i, *s) for i, s in enumerate(SHAPES))
 TILES = {"block_q": 8, "block_k": 8, "is_causal": True}
