@@ -16,11 +16,11 @@ from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.errors import STATISTICS, Errors, differences
 from roundscope.attention.testing.evidence import Evidence, State, heads_needed, weigh
 from roundscope.attention.testing.exact import RESULTS
+from roundscope.attention.testing.foreign.user import Kernel
 from roundscope.attention.testing.gross import Gross, Pair, gross
 from roundscope.attention.testing.gross import pairs as of_results
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
-from roundscope.attention.testing.user import Kernel
 from roundscope.emu.stats.comparison import agree
 from roundscope.emu.testing.foreign import raised
 

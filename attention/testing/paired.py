@@ -16,11 +16,11 @@ from roundscope.attention.testing.comparison import (
 )
 from roundscope.attention.testing.edges import MASKED, check_edges
 from roundscope.attention.testing.families import FAMILIES, draw
+from roundscope.attention.testing.foreign.user import kernel_of
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.reference import reference
-from roundscope.attention.testing.user import kernel_of
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.shown import shown

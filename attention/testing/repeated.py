@@ -15,11 +15,11 @@ from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.families import draw
+from roundscope.attention.testing.foreign.user import Kernel, kernel_of, takes
 from roundscope.attention.testing.invariance import KINDS, changes, check_invariance, results_of
 from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.paired import name_of
 from roundscope.attention.testing.reference import reference
-from roundscope.attention.testing.user import Kernel, kernel_of, takes
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.numbers import check_count, check_truth, listed
 from roundscope.emu.shown import shown, tidy

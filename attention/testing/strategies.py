@@ -33,7 +33,7 @@ from roundscope.attention.sites import BACKWARD, Axes
 from roundscope.attention.testing import words
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.families import FAMILIES, draw
-from roundscope.attention.testing.user import TYPES
+from roundscope.attention.testing.foreign.user import TYPES
 from roundscope.emu.formats.format import unknown
 
 Count = int | st.SearchStrategy[int] | None

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from roundscope.attention.testing.calls import Inputs, Outputs
     from roundscope.attention.testing.comparison import Comparison
     from roundscope.attention.testing.families import FAMILIES, draw
+    from roundscope.attention.testing.foreign.user import Kernel, kernel_of
     from roundscope.attention.testing.margins import Margins
     from roundscope.attention.testing.paired import assert_as_good_as
     from roundscope.attention.testing.repeated import assert_deterministic, assert_invariant
-    from roundscope.attention.testing.user import Kernel, kernel_of
     from roundscope.emu.testing import (
         assert_bit_equal,
         assert_max_ulp,
@@ -45,7 +45,7 @@ _HOMES = {
     "Comparison": "attention.testing.comparison",
     "FAMILIES": "attention.testing.families",
     "Inputs": "attention.testing.calls",
-    "Kernel": "attention.testing.user",
+    "Kernel": "attention.testing.foreign.user",
     "Margins": "attention.testing.margins",
     "Outputs": "attention.testing.calls",
     "assert_as_good_as": "attention.testing.paired",
@@ -56,7 +56,7 @@ _HOMES = {
     "assert_rounds_as": "emu.testing",
     "assert_unbiased": "emu.testing",
     "draw": "attention.testing.families",
-    "kernel_of": "attention.testing.user",
+    "kernel_of": "attention.testing.foreign.user",
 }
 __all__ = [
     "FAMILIES",

@@ -11,8 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
 
+    from roundscope.attention.testing.foreign.user import Kernel
     from roundscope.attention.testing.reference import Reference
-    from roundscope.attention.testing.user import Kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _asked(config: pytest.Config) -> Asked:
     """Return what the command line asks."""
+    from roundscope.attention.testing.foreign.user import kernel_of
     from roundscope.attention.testing.reference import reference
-    from roundscope.attention.testing.user import kernel_of
 
     option = config.getoption
     features, dtype = option("--kernel-features"), option("--kernel-dtype")

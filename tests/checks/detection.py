@@ -25,11 +25,11 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, compare
+from roundscope.attention.testing.foreign.user import Kernel, kernel_of
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
-from roundscope.attention.testing.user import Kernel, kernel_of
 from roundscope.tools.check.asked import Asked
 from roundscope.tools.check.run import drawn as of_check
 from roundscope.tools.check.run import edge_cases, kinds, taken_kinds

@@ -16,10 +16,16 @@ from roundscope.attention.testing.edges import check_edges, judged
 from roundscope.attention.testing.evidence import heads_needed
 from roundscope.attention.testing.exact import visible
 from roundscope.attention.testing.families import FAMILIES, draw, rounded
+from roundscope.attention.testing.foreign.user import (
+    Kernel,
+    Unavailable,
+    in_time,
+    kernel_of,
+    unavailable,
+)
 from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
-from roundscope.attention.testing.user import Kernel, Unavailable, in_time, kernel_of, unavailable
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
 from roundscope.tools.check.asked import Asked
 from roundscope.tools.check.cases import BITS, of_comparison, of_search

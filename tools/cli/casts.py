@@ -51,7 +51,7 @@ def check_cast(
     json: Json = False,
 ) -> None:
     """Test a cast or a quantizer: ties, subnormals, overflow, NaN, scales of blocks, bias."""
-    from roundscope.tools.check import cast_command
+    from roundscope.tools.check_cast import command as cast_command
 
     code = cast_command.run(
         function,

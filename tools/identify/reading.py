@@ -11,7 +11,7 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
-from roundscope.attention.testing.user import Unavailable, in_time
+from roundscope.attention.testing.foreign.user import Unavailable, in_time
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.testing.foreign import ForeignError, check_timeout
 from roundscope.tools.errors import UsageError, bad, one_line

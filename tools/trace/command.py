@@ -27,11 +27,11 @@ from roundscope.tools.tensors.layers import (
 )
 from roundscope.tools.tensors.overrides import Overrides, words
 from roundscope.tools.trace import data as trace_json
-from roundscope.tools.trace import terminal
 from roundscope.tools.trace.folder import RECORD, RECORDS, folder_for
 from roundscope.tools.trace.folder import digest as request_digest
 from roundscope.tools.trace.options import Request, check_places, request
 from roundscope.tools.trace.records import records
+from roundscope.tools.trace.report import terminal
 from roundscope.tools.trace.run import Progress, check_engine, memory_note, observe, slower
 from roundscope.tools.trace.served import noted, plan_for, settled
 from roundscope.tools.trace.summary import Summary, summarise
@@ -156,7 +156,7 @@ def _written(
     progress: Progress,
 ) -> dict[str, Any]:
     """Write report.html and trace.json; return the data of trace.json."""
-    from roundscope.tools.trace import report
+    from roundscope.tools.trace.report import page as report
 
     document = trace_json.document(summaries, asked, path.name, command_line())
     data: dict[str, Any] = plain(document | {"request": digest})
@@ -169,8 +169,8 @@ def _written(
 def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:
     """Write the page's pictures as <layer>-<title>.png; names: those of the layers in files."""
     from roundscope.tools.report.pictures import png
-    from roundscope.tools.trace.captions import shown
-    from roundscope.tools.trace.report import least_exact
+    from roundscope.tools.trace.report.captions import shown
+    from roundscope.tools.trace.report.page import least_exact
 
     pictured = least_exact(summaries)
     for s, layer in zip(summaries, names, strict=True):

@@ -14,11 +14,11 @@ from roundscope.tools.trace.analysis.consequences import Gain
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.costs import cost
 from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.report.words import sentence
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.run import blocks
 from roundscope.tools.trace.summary import Summary, share_of_rows
 from roundscope.tools.trace.verdict import verdict
-from roundscope.tools.trace.words import sentence
 
 SCHEMA = "roundscope-trace-3"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from roundscope.tools.results.folder import as_word, free_folder
 from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.tools.trace.options import Request
-from roundscope.tools.trace.words import plan_changes
+from roundscope.tools.trace.report.words import plan_changes
 
 RECORD, RECORDS = "trace.json", "records.npz"
 

@@ -14,7 +14,7 @@ from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS, exact
-from roundscope.attention.testing.user import Kernel
+from roundscope.attention.testing.foreign.user import Kernel
 from roundscope.emu.testing.foreign import raised
 
 TWIN_HEADS = 2  # the number of heads on which a kernel is compared with its twin

@@ -13,7 +13,7 @@ from typing import Any
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.attention.testing.user import in_time
+from roundscope.attention.testing.foreign.user import in_time
 from roundscope.emu.plain_data import COUNT
 from roundscope.emu.testing.foreign import check_timeout
 from roundscope.emu.whole_files import read_whole

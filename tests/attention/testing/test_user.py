@@ -9,7 +9,7 @@ import pytest
 
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.families import draw
-from roundscope.attention.testing.user import (
+from roundscope.attention.testing.foreign.user import (
     function_named,
     in_time,
     kernel_of,

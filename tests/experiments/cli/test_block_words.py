@@ -10,7 +10,7 @@ from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.conditions.plans import plan_of
 from roundscope.tools.sweep.conditions.values import typed
 from roundscope.tools.trace.options import changed
-from roundscope.tools.trace.words import plan_changes
+from roundscope.tools.trace.report.words import plan_changes
 
 SMALL = Config(layers=2, heads=2, width=32, context=32, batch=8, plan="fa2-bf16")
 

@@ -14,10 +14,10 @@ from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data
 from roundscope.tools.trace.analysis.bias import Bias, Lean
 from roundscope.tools.trace.analysis.consequences import Gain
+from roundscope.tools.trace.report.words import sentence, short
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
 from roundscope.tools.trace.verdict import verdict
-from roundscope.tools.trace.words import sentence, short
 from tests.tools.trace.inputs import asked
 
 PLAN = replace(

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from roundscope.tools.report.page import document
-from roundscope.tools.trace.filters import SCRIPT, controls
+from roundscope.tools.trace.report.filters import SCRIPT, controls
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 FLAGS = [

@@ -13,7 +13,8 @@ from roundscope import Injection, SetTo, error_budget
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data as trace_json
-from roundscope.tools.trace import report, terminal, words
+from roundscope.tools.trace.report import page as report
+from roundscope.tools.trace.report import terminal, words
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
 from roundscope.tools.trace.verdict import verdict

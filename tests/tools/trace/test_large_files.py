@@ -8,8 +8,9 @@ import pytest
 
 from roundscope.emu.formats.format import format_named
 from roundscope.tools.tensors.layers import Layer, each_layer, read_layers
-from roundscope.tools.trace import focus, report
+from roundscope.tools.trace import focus
 from roundscope.tools.trace import run as trace_run
+from roundscope.tools.trace.report import page as report
 from roundscope.tools.trace.run import bytes_needed, observe
 from roundscope.tools.trace.summary import summarise
 from tests.tools.trace.inputs import asked

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from roundscope.tools.trace import captions, plots
+from roundscope.tools.trace.report import captions, plots
 from tests.tools.trace.test_results import summary
 
 

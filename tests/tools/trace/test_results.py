@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from roundscope.tools.tensors.layers import Layer
-from roundscope.tools.trace import terminal
-from roundscope.tools.trace import words as trace_words
 from roundscope.tools.trace.analysis.consequences import gain
+from roundscope.tools.trace.report import terminal
+from roundscope.tools.trace.report import words as trace_words
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
 from roundscope.tools.trace.verdict import verdict

@@ -13,7 +13,7 @@ from roundscope.attention.sites import Site
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.command import again
 from roundscope.tools.trace.costs import cost, visible
-from roundscope.tools.trace.report import html
+from roundscope.tools.trace.report.page import html
 from roundscope.tools.trace.results import results
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise

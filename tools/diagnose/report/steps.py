@@ -10,8 +10,8 @@ from roundscope.tools.diagnose.report.steps_run import Step, first_steps, surviv
 from roundscope.tools.diagnose.tensors.classes import CLASSES
 from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.repairs import Outcome
-from roundscope.tools.trace import plots
 from roundscope.tools.trace.analysis.running_error import Running, tied
+from roundscope.tools.trace.report import plots
 
 
 def steps(found: Findings) -> list[Step]:

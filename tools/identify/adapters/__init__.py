@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roundscope.attention.testing.user import Kernel, kernel_of
+from roundscope.attention.testing.foreign.user import Kernel, kernel_of
 from roundscope.emu.testing.foreign import call_foreign
 
 ADAPTERS = {  # name -> module here, function

@@ -5,7 +5,7 @@ from functools import partial
 import jax
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.jax_call import called
+from roundscope.attention.testing.foreign.jax_call import called
 
 
 def _run(implementation: str, x: Inputs) -> Outputs:

@@ -1,7 +1,7 @@
 """`mha` of jax.experimental.pallas.ops.gpu.attention."""
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.jax_call import called
+from roundscope.attention.testing.foreign.jax_call import called
 
 
 def mha(x: Inputs) -> Outputs:

@@ -6,7 +6,7 @@ They are Pallas through Triton, Pallas through Mosaic, and the chunked one of XL
 from functools import partial
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.jax_call import called
+from roundscope.attention.testing.foreign.jax_call import called
 
 
 def _run(implementation: str, x: Inputs) -> Outputs:

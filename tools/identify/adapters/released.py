@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.torch_call import called, device
+from roundscope.attention.testing.foreign.torch_call import called, device
 from roundscope.tools.identify.adapters.files import module_of
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.torch_call import called, device
+from roundscope.attention.testing.foreign.torch_call import called, device
 
 
 @cache

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.attention.testing.torch_call import called, tensor
+from roundscope.attention.testing.foreign.torch_call import called, tensor
 
 
 def _run(backend: SDPBackend, x: Inputs) -> Outputs:

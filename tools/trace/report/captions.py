@@ -5,12 +5,12 @@ from matplotlib.figure import Figure
 
 from roundscope.attention.budget.table import Line
 from roundscope.tools.report.wording import listed
-from roundscope.tools.trace import plots
 from roundscope.tools.trace.analysis.bias import threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.costs import visible
 from roundscope.tools.trace.focus import Histogram
+from roundscope.tools.trace.report import plots
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
 

@@ -15,7 +15,7 @@ from roundscope.attention.testing.calls import (
 from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
-    from roundscope.attention.testing.user import Convention
+    from roundscope.attention.testing.foreign.user import Convention
 
 
 def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:

@@ -12,7 +12,7 @@ from roundscope.attention.testing.calls import Inputs, Outputs, first_of, parts_
 from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
-    from roundscope.attention.testing.user import Convention
+    from roundscope.attention.testing.foreign.user import Convention
 
 
 def called(

@@ -17,7 +17,7 @@ from roundscope.attention.testing.calls import (
 from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
-    from roundscope.attention.testing.user import Convention
+    from roundscope.attention.testing.foreign.user import Convention
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

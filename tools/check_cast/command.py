@@ -11,12 +11,12 @@ from roundscope.attention.grammar.roundings import event_of
 from roundscope.emu.testing.casts.examine import examine_cast
 from roundscope.emu.testing.casts.records import CastReport, Function, Row, Status
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
-from roundscope.tools.check import cast_page
-from roundscope.tools.check.cast_call import cast_named
-from roundscope.tools.check.cast_data import Asked, document
-from roundscope.tools.check.cast_shown import show
-from roundscope.tools.check.cast_words import failure
 from roundscope.tools.check.junit import Case, failed, write
+from roundscope.tools.check_cast import page as cast_page
+from roundscope.tools.check_cast.call import cast_named
+from roundscope.tools.check_cast.data import Asked, document
+from roundscope.tools.check_cast.shown import show
+from roundscope.tools.check_cast.words import failure
 from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.results.folder import checked_folder, tell_replaced, write_results
 

@@ -24,9 +24,9 @@ from roundscope.tools.trace.analysis.bias import Bias, Event, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.focus import CENTRES, Histogram
+from roundscope.tools.trace.report.table import formula
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary
-from roundscope.tools.trace.table import formula
 
 
 def _figure(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:

@@ -13,16 +13,16 @@ from typing import Any
 from roundscope.attention.budget.table import ErrorBudget
 from roundscope.tools.report.page import CONTENTS, document, figure, folded, grid
 from roundscope.tools.report.page import verdict as opening
-from roundscope.tools.trace import table as events
-from roundscope.tools.trace import terminal
-from roundscope.tools.trace.captions import budget_picture, mechanisms, pictures
 from roundscope.tools.trace.costs import cost, visible
-from roundscope.tools.trace.explanations import EXACT, HOW, NULL
-from roundscope.tools.trace.filters import SCRIPT, controls
+from roundscope.tools.trace.report import table as events
+from roundscope.tools.trace.report import terminal
+from roundscope.tools.trace.report.captions import budget_picture, mechanisms, pictures
+from roundscope.tools.trace.report.explanations import EXACT, HOW, NULL
+from roundscope.tools.trace.report.filters import SCRIPT, controls
+from roundscope.tools.trace.report.words import plan_words, sentence
 from roundscope.tools.trace.results import Result
 from roundscope.tools.trace.summary import Summary
 from roundscope.tools.trace.verdict import percent, verdict
-from roundscope.tools.trace.words import plan_words, sentence
 
 PICTURED = 16  # layers of which a page has pictures, at most
 Progress = Callable[[str], None]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.attention.testing.user import LIBRARIES, function_named, library_of
+from roundscope.attention.testing.foreign.user import LIBRARIES, function_named, library_of
 from roundscope.tools.errors import bad
 
 

@@ -5,8 +5,8 @@ from html import escape
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.emu.testing.casts.records import Agreement, CastReport, Row, Status
-from roundscope.tools.check.cast_data import Asked
-from roundscope.tools.check.cast_words import OF_SCALES, format_of, hexed, lines_of, share
+from roundscope.tools.check_cast.data import Asked
+from roundscope.tools.check_cast.words import OF_SCALES, format_of, hexed, lines_of, share
 from roundscope.tools.report import page
 from roundscope.tools.results.provenance import command_line
 

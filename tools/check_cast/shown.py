@@ -3,8 +3,8 @@
 from typing import Any
 
 from roundscope.emu.testing.casts.records import Agreement, CastReport, Row, Status
-from roundscope.tools.check.cast_data import Asked
-from roundscope.tools.check.cast_words import OF_SCALES, format_of, hexed, lines_of, share
+from roundscope.tools.check_cast.data import Asked
+from roundscope.tools.check_cast.words import OF_SCALES, format_of, hexed, lines_of, share
 
 COLORS = {Status.PASS: "green", Status.FAIL: "bold red", Status.SKIPPED: "dim"}
 FEW = 5  # how many known behaviors and exceptions are shown

@@ -5,12 +5,12 @@ from typing import Any
 
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.tools.report.terminal import table as plain_table
-from roundscope.tools.trace import table as events
 from roundscope.tools.trace.costs import VISIBLE, cost, visible
+from roundscope.tools.trace.report import table as events
+from roundscope.tools.trace.report.words import plan_words, sentence
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.summary import Summary
 from roundscope.tools.trace.verdict import less, verdict
-from roundscope.tools.trace.words import plan_words, sentence
 
 BUDGET = "Error budget: % of the squared error that each event makes alone"
 NARROW = 90  # characters per line of the whole table of results

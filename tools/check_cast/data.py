@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.emu.testing.casts.records import Agreement, CastReport, Row
-from roundscope.tools.check.cast_words import example_data
+from roundscope.tools.check_cast.words import example_data
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import request_of
 from roundscope.tools.results.provenance import command_line, versions

@@ -1,0 +1,1 @@
+"""Kernels that are not ours, called: their library, layout, type, and what they raise."""

@@ -1,0 +1,1 @@
+"""What a trace shows: its page, its pictures and its lines on a terminal."""
