@@ -13,7 +13,7 @@ from roundscope.experiments.framework import command, training
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.tools.results.run import Run
 
-PAGE = Path(__file__).parents[3] / "docs" / "howto" / "study.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "study.md"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from roundscope.experiments.questions.dose import arms as dose
 from roundscope.experiments.questions.dose.study import topic
 from tests.tools.databases import database
 
-RUNS = Path(__file__).parents[3] / "docs" / "runs"
+RUNS = Path(__file__).parents[2] / "docs" / "runs"
 
 
 class Key(NamedTuple):

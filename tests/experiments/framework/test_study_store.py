@@ -17,7 +17,7 @@ from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
 from tests.tools.databases import database
 
-RUNS = Path(__file__).parents[4] / "docs" / "runs"
+RUNS = Path(__file__).parents[3] / "docs" / "runs"
 
 
 @dataclass(frozen=True)
