@@ -3,8 +3,8 @@
     import roundscope as rs
     out = rs.attend(q, k, v, plan="fa2-bf16")
 
-Re-exports the public API and holds nothing of its own: `roundscope.emu` is the arithmetic,
-`roundscope.attention` the emulated attention, `roundscope.experiments` the command line,
+Re-exports the public API: `roundscope.emu` is the arithmetic, `roundscope.attention` the emulated
+attention, `roundscope.tools` the commands, `roundscope.experiments` trainings and studies,
 `roundscope.torch`, `roundscope.jax` and `roundscope.flax` are for models of these libraries. Names
 are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch.
 """
