@@ -1,4 +1,6 @@
-"""What reaches the terminal: a name of a file cannot move its cursor or set its title."""
+"""Tests of the console: control characters in names are printed as escapes, so that a name from a
+file cannot move the cursor or set the title of the terminal.
+"""
 
 from rich.table import Table
 from rich.text import Text

@@ -1,4 +1,6 @@
-"""What a training run adds to the diagnosis of its tensors: its failure, and what replays gave."""
+"""Records of what a diagnosis has for a training run and not for tensors: how the run failed, and
+the outcomes of its replays.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""What a trace shows: its page, its pictures and its lines on a terminal."""
+"""Functions that make the HTML page, the figures and the terminal output of a trace."""
