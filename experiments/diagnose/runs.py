@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from roundscope.tools.diagnose.command import LAST
 from roundscope.tools.diagnose.tensors.findings import Progress
 
 
@@ -26,6 +27,6 @@ def of_run(
         return diagnose_run(folder, name=arm, first=first, until=until, out=out, progress=progress)
     from roundscope.experiments.diagnose.student import page, run
 
-    return page.report(
-        run.diagnose(folder, arm=arm, first=first, until=until, out=out, progress=progress)
-    )
+    found = run.diagnose(folder, arm=arm, first=first, until=until, out=out, progress=progress)
+    progress(LAST, "report")
+    return page.report(found)
