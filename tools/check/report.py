@@ -1,97 +1,320 @@
-"""The answer of `roundscope check`: its cases, and the sentence that stands above them."""
+"""What `roundscope check` reports: the answer, the reasons, a picture, and every question."""
 
-from dataclasses import dataclass, field
+import hashlib
+import math
+import sys
+from shlex import quote
+from typing import Any
 
-from roundscope.attention.testing.cases import Answer, Case
-from roundscope.attention.testing.comparison import Comparison
-from roundscope.tools.check.asked import Asked
+from roundscope.attention.testing import cases
+from roundscope.attention.testing.cases import Answer
+from roundscope.attention.testing.comparison import Comparison, Finding
+from roundscope.attention.testing.exact import RESULTS
+from roundscope.tools.check.asked import Asked, command_of
+from roundscope.tools.check.findings import QUESTIONS, Findings
+from roundscope.tools.report.model import (
+    Case,
+    Cell,
+    Code,
+    Folded,
+    Mood,
+    Opening,
+    Part,
+    Picture,
+    Points,
+    Report,
+    Section,
+    Table,
+    Text,
+    notes,
+)
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.machine import device, has_gpu, versions
+from roundscope.tools.results.provenance import command_line
 
-MANY = 3  # further inputs with numbers that are not finite, which the sentence names
-QUESTIONS = {
-    "envelope": "Is it as exact as the plan?",
-    "bias": "Is it more biased than the plan?",
-    "explanation": "Does a known arithmetic explain its numbers?",
-    "invariance": "Does it give the same however it is called?",
-    "edges": "Is it right at the edges?",
-}
+LIBRARIES = ("jax", "jaxlib", "torch", "triton", "transformers")
+SCHEMA = "roundscope-check-1"
+MANY = 6  # reasons that are shown
+READ = (
+    "A case is one question about the kernel on one kind of inputs. It passes, fails,"
+    " or has a note: something worth knowing that is no failure. The plan is an emulated attention"
+    " whose every rounding is known; the kernel fails where it is worse than its plan, or where its"
+    " results depend on how it is called. Red rows failed."
+)
 
 
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """The answer.
+def report(found: Findings) -> Report:
+    """Return the report on a kernel: the page, what the terminal shows, JSON and test cases."""
+    from roundscope.tools.check.picture import CAPTION, picture  # which imports matplotlib
 
-    name         the name of the kernel or of the file
-    about        what it was called on, in words
-    asked        what was asked
-    cases        every question with its answer
-    compared     the comparison with the plan; None if neither envelope nor bias was asked for
-    notes        what the reader must know
-    seconds      how long it took
-    """
-
-    name: str
-    about: str
-    asked: Asked
-    cases: list[Case] = field(default_factory=list)
-    compared: Comparison | None = None
-    notes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def failed(self) -> list[Case]:
-        """The cases that failed."""
-        return [case for case in self.cases if case.answer is Answer.FAIL]
-
-    @property
-    def is_fine(self) -> bool:
-        """True if no case of the report failed."""
-        return not self.failed
-
-    def of(self, test: str) -> list[Case]:
-        """Return the cases of a test."""
-        return [case for case in self.cases if case.test == test]
-
-    @property
-    def sentence(self) -> str:
-        """The answer as one sentence; before it, the numbers that are not finite, if any."""
-        if self.is_fine:
-            return f"{self.name} is as good as {self.asked.plan}{self._how_good()}."
-        tests = dict.fromkeys(case.test for case in self.failed)
-        words = {
-            "envelope": "it is less exact",
-            "bias": "it is biased",
-            "explanation": "no rounding explains its numbers",
-            "invariance": "its results depend on how it is called",
-            "edges": "it fails at edges",
-        }
-        reasons = "; ".join(words[test] for test in tests)
-        return f"{self._lost()}{self.name} is not as good as {self.asked.plan}: {reasons}."
-
-    def _lost(self) -> str:
-        """Return the first numbers that are not finite as a sentence, with the inputs of all."""
-        lost = [case for case in self.failed if case.is_lost]
-        if not lost:
-            return ""
-        first = f"{lost[0].name}: {lost[0].sentence} "
-        others = list(dict.fromkeys(case.name for case in lost))[1:]
-        if not others:
-            return first
-        more = f" and {len(others) - MANY} more" if len(others) > MANY else ""
-        return f"{first}Numbers are not finite also in {', '.join(others[:MANY])}{more}. "
-
-    def _how_good(self) -> str:
-        parts = []
-        if self.compared is not None:
-            kinds = len({f.inputs for f in self.compared.findings})
-            parts.append(
-                f"as exact and no more biased on {self.compared.heads} heads of {kinds} kinds of"
-                " inputs"
+    why, command = next_step(found)
+    mood: Mood = "good" if found.is_fine else "bad"
+    reasons, said = _reasons(found), how(found)
+    used_here = ", ".join(f"{name} {version}" for name, version in used().items())
+    measured = notes(READ, *said, f"{used_here}; {where()}.", f"{found.seconds:.0f} s.")
+    compared = found.compared if found.compared and found.compared.findings else None
+    drawn = [] if compared is None else [picture(compared, found.asked.margins)]
+    return Report(
+        title=f"check {found.name} against {found.asked.plan}",
+        heading=f"{found.name} against {found.asked.plan}",
+        about=f"{found.about}.",
+        opening=Opening(found.sentence, number(found), command, why, mood),
+        parts=[
+            *([Points(reasons)] if reasons else []),
+            *notes(*found.notes),
+            Folded("How to read this page, and how it was measured", measured),
+            _tests(found),
+            *(Picture("How does it differ from the plan?", x, CAPTION) for x in drawn),
+            *(_answers(found, test) for test in QUESTIONS if found.of(test)),
+            Section("What was run", [Code(" ".join(command_line()))]),
+        ],
+        brief=[
+            Text(found.sentence, mood),
+            Points(reasons),
+            *map(Text, found.notes),
+            Text(f"{why}:", command=command),
+            _tests(found),
+            *([] if compared is None else _sizes(compared)),
+            *(Text(f"{c.test}, {c.name}: {c.sentence}") for c in found.cases if _is_told(c)),
+            Text(said[0], "note"),
+        ],
+        data=document(found),
+        cases=[
+            Case(
+                f"{case.test}: {case.name}",
+                case.seconds,
+                failure=case.sentence if case.answer is Answer.FAIL else None,
+                skipped=case.sentence if case.answer is Answer.NOT_RUN else None,
             )
-        edges = self.of("edges")
-        right = sum(c.answer is Answer.PASS for c in edges)
-        if right:
-            parts.append(f"right at {right} edges")
-        noted = [c.name for c in edges if c.answer is Answer.NOTE]
-        if noted:
-            parts.append(f"with a note at {len(noted)}: {', '.join(noted)}")
-        return ": " + ", and ".join(parts) if parts else ""
+            for case in found.cases
+        ],
+    )
+
+
+def _is_told(case: cases.Case) -> bool:
+    """Return whether the terminal shows a case that has not failed."""
+    if case.answer is Answer.NOTE:
+        return case.test in ("explanation", "invariance", "edges")
+    return case.test == "explanation" and case.answer is Answer.PASS
+
+
+def request(asked: Asked) -> str:
+    """Return a digest of what was asked, which tells whose folder a report is in."""
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+
+
+def document(found: Findings) -> dict[str, Any]:
+    """Return the contents of check.json as data."""
+    c = found.compared
+    data: dict[str, Any] = plain(
+        {
+            "schema": SCHEMA,
+            "request": request(found.asked),
+            "command": command_line(),
+            "versions": used(),
+            "device": where(),
+            "name": found.name,
+            "about": found.about,
+            "asked": found.asked,
+            "passed": found.is_fine,
+            "sentence": found.sentence,
+            "notes": found.notes,
+            "cases": found.cases,
+            "compared": c
+            and {
+                "plan": c.plan,
+                "false_alarm": c.false_alarm,
+                "heads": c.heads,
+                "looks": c.looks,
+                "equal_bits": c.equal,
+                "undecided": c.undecided,
+                "findings": c.findings,
+                "gross": c.gross,
+            },
+            "seconds": round(found.seconds, 1),
+        }
+    )
+    return data
+
+
+def used() -> dict[str, str]:
+    """Return the versions of Python and of the packages that took part, by name."""
+    loaded = {n: str(sys.modules[n].__version__) for n in LIBRARIES if n in sys.modules}
+    return versions("numpy") | loaded
+
+
+def where() -> str:
+    """Return the name of the GPU on which PyTorch or JAX ran, or else of the processor."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return device("xla" if "jax" in sys.modules and has_gpu() else "numpy")
+
+
+def _reasons(found: Findings) -> list[str]:
+    """Return why a kernel is not as good as its plan: one reason for each test and result."""
+    failed = found.failed
+    lines = [f"{case.test}, {case.name}: {case.sentence}" for case in _spread(found)]
+    more = len(failed) - len(lines)
+    return [*lines, f"{more} more below"] if more > 0 else lines
+
+
+def _spread(found: Findings) -> list[cases.Case]:
+    """Return the failures to show, some of every test."""
+    by_test = [[c for c in found.failed if c.test == test] for test in QUESTIONS]
+    shown: list[cases.Case] = []
+    turn = 0
+    while len(shown) < MANY and any(turn < len(each) for each in by_test):
+        shown += [each[turn] for each in by_test if turn < len(each)]
+        turn += 1
+    order = {id(case): i for i, case in enumerate(found.failed)}
+    return sorted(shown[:MANY], key=lambda case: order[id(case)])
+
+
+def _tests(found: Findings) -> Table:
+    """Return a row for each test: its name, its question, how many of each answer, seconds."""
+    rows, marked = [], []
+    for test, question in QUESTIONS.items():
+        if asked := found.of(test):
+            passed, noted, failed, skipped = (
+                str(sum(c.answer is a for c in asked) or "") for a in Answer
+            )
+            name = Cell(test, "bad" if failed else "good")
+            seconds = f"{sum(c.seconds for c in asked):.1f}"
+            rows.append((name, question, passed, noted, Cell(failed, "bad"), skipped, seconds))
+            marked.append(bool(failed))
+    return Table(("test", "question", "pass", "note", "fail", "not run", "seconds"), rows, marked)
+
+
+def _answers(found: Findings, test: str) -> Section:
+    asked = found.of(test)
+    rows = [(c.name, str(c.answer), c.sentence) for c in asked]
+    table = Table(("", "answer", "what was found"), rows, [c.answer is Answer.FAIL for c in asked])
+    return Section(f"{test.capitalize()}: {QUESTIONS[test]}", [table])
+
+
+def _sizes(compared: Comparison) -> list[Part]:
+    """Return the table of rms errors, the kernel's and how many times the plan's, with a line on
+    the share of equal bits.
+    """
+    names = [n for n in RESULTS if n in compared.equal]
+    bad = {(f.inputs, f.result) for f in compared.alarms if f.statistic == "rms"}
+    bad |= {(g.inputs, g.result) for g in compared.gross}
+    sizes = [f for f in compared.findings if f.statistic == "rms"]
+    cells = {
+        (f.inputs, f.result): Cell(
+            f"{f.kernel:.2e} {_ratio(f):7.3g}", "bad" if (f.inputs, f.result) in bad else ""
+        )
+        for f in sizes
+    }
+    kinds = dict.fromkeys(f.inputs for f in sizes)
+    rows = [(kind, *(cells.get((kind, name), "") for name in names)) for kind in kinds]
+    equal = ("share of equal bits", *(f"{compared.equal[name]:.6f}" for name in names))
+    title = "relative rms error, and how many times the plan's"
+    return [Table(("inputs", *names), [*rows, equal], title=title)]
+
+
+def _ratio(f: Finding) -> float:
+    if f.plan == math.inf:
+        return math.exp(f.evidence.mean)
+    return f.kernel / f.plan if f.plan else 1.0
+
+
+def next_step(found: Findings) -> tuple[str, str]:
+    """Return what to do next in words, and the command for it."""
+    asked = found.asked
+    tests = [test for test in QUESTIONS if any(case.test == test for case in found.failed)]
+    again = command_of(asked)
+    if not tests:
+        return (
+            f"Next: keep it so, by {_assertion(asked)} in a test, or in CI by",
+            f"{again} --junit check.xml",
+        )
+    if any(case.is_lost for case in found.failed):
+        return (
+            "Next: find the event that overflows or divides by 0 (trace the plan on these inputs,"
+            " or print the maxima and row sums of the kernel). After the repair, check again",
+            again,
+        )
+    if "explanation" in tests:
+        return (
+            "Next: no rounding does this, so look for a mistake in the code: masks, tiles, scales."
+            " The failed cases say on which inputs it is largest. After the repair, check again",
+            again,
+        )
+    if {*tests} <= {"invariance", "edges"}:
+        return (
+            "Next: call the kernel as the first failed case does, which says its inputs. After the"
+            " repair, check again",
+            command_of(asked, tuple(tests)),
+        )
+    return (
+        "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
+        " with --claims)",
+        f"roundscope identify {quote(asked.source)}{_mode(asked)} --budget 50000",
+    )
+
+
+def _assertion(asked: Asked) -> str:
+    """Return the call in Python that asks the same, with all that differs from its defaults."""
+    plan = f'"{asked.claims}"'
+    if asked.changes:
+        plan = f"Plan.preset({plan}).changed({', '.join(map(repr, asked.changes))})"
+    words = ["kernel", plan]
+    if asked.is_causal:
+        words.append("is_causal=True")
+    words += ["backward=False"] if not asked.backward else []
+    words += ["strict=True"] if asked.is_strict else []
+    usual = Asked(source="", claims="")
+    for name in ("tokens", "features", "batch", "heads", "dtype", "block_q", "block_k"):
+        value = getattr(asked, name)
+        if value != getattr(usual, name):
+            words.append(f"{name}={value!r}")
+    return f"assert_as_good_as({', '.join(words)})"
+
+
+def _mode(asked: Asked) -> str:
+    """Return the options of `identify` that say which call is meant."""
+    causal = {None: "", True: " --causal", False: " --full"}[asked.is_causal]
+    layout = f" --layout {asked.layout}" if asked.layout and ":" not in asked.source else ""
+    layer = f" --layer {quote(asked.layer)}" if asked.layer is not None else ""
+    return causal + layout + layer + (f" --head {asked.head}" if asked.head else "")
+
+
+def number(found: Findings) -> str:
+    """Return how many cases failed, and the rms error that is largest beside the plan's."""
+    asked = [case for case in found.cases if case.answer is not Answer.NOT_RUN]
+    failed = f"{len(found.failed) or 'None'} of {len(asked)} cases failed."
+    sizes = [
+        (f.kernel / f.plan, f)
+        for f in (found.compared.findings if found.compared is not None else ())
+        if f.statistic == "rms" and f.plan and math.isfinite(f.plan)
+    ]
+    if not sizes:
+        return failed
+    ratio, f = max(sizes, key=lambda pair: pair[0])
+    if math.isinf(ratio):
+        return f"{failed} The error of {f.result} is infinite ({f.inputs})."
+    return (
+        f"{failed} The relative rms error is at most {ratio:.3g} times the plan's: {f.kernel:.2e}"
+        f" ({f.result}, {f.inputs})."
+    )
+
+
+def how(found: Findings) -> list[str]:
+    """Return how the answers were found, in sentences."""
+    m = found.asked.margins
+    lines = [f"{found.about}."]
+    if found.compared is not None:
+        c = found.compared
+        lines.append(
+            f"The kernel and {c.plan} ran on the same inputs, and the errors of both from exact"
+            f" attention in binary64 were compared: {c.heads} heads, {c.looks} draws of each kind"
+            f" of inputs at most. It may have {m.rms:g} times the plan's rms error, {m.row:g} times"
+            f" that of its worst row, and a bias that differs by {m.bias:g} of the rms error. A"
+            " single head fails beyond"
+            f" {m.gross_rms:g} and {m.gross_row:g} times. The means over heads of a kernel as good"
+            f" as the plan give a false alarm with probability {c.false_alarm:g} at most, over all"
+            " questions."
+        )
+    return lines

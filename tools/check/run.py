@@ -29,7 +29,7 @@ from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
 from roundscope.tools.check.asked import Asked
 from roundscope.tools.check.cases import BITS, of_comparison, of_search
-from roundscope.tools.check.report import Report
+from roundscope.tools.check.findings import Findings
 from roundscope.tools.errors import bad, one_line
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.identify import identify
@@ -54,8 +54,8 @@ SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
 REAL = "real tensors"
 
 
-def check(asked: Asked, tell: Tell) -> Report:
-    """Return the report on a kernel or on a file.
+def check(asked: Asked, tell: Tell) -> Findings:
+    """Return what a check finds of a kernel or on a file.
 
     Raises:
         UsageError: there is no such kernel or file, or the kernel does not run.
@@ -64,18 +64,18 @@ def check(asked: Asked, tell: Tell) -> Report:
     began = time.perf_counter()
     path = Path(asked.source)
     if path.is_file():
-        report = _of_file(path, asked, tell)
+        found = _of_file(path, asked, tell)
     elif is_kernel(asked.source):
         if asked.overrides != AS_THE_FILE:
             repair = "is no file, whose calls alone --alignment, --scale, --window and so on change"
             raise bad("KERNEL", asked.source, repair)
-        report = _of_kernel(asked, tell)
+        found = _of_kernel(asked, tell)
     else:
         raise unknown_source(asked.source)
     if asked.is_strict:
-        report.cases = [strict(case) for case in report.cases]
-    report.seconds = time.perf_counter() - began
-    return report
+        found.cases = [strict(case) for case in found.cases]
+    found.seconds = time.perf_counter() - began
+    return found
 
 
 def kernel_asked(asked: Asked) -> Kernel:
@@ -162,33 +162,31 @@ def comparison(
     )
 
 
-def _of_kernel(asked: Asked, tell: Tell) -> Report:
+def _of_kernel(asked: Asked, tell: Tell) -> Findings:
     function, plan = kernel_asked(asked), asked.reference(asked.features)
     tell("first call")
     runs = _running(function, asked)
-    report = Report(name=plain_name(asked.source), about=_about(asked), asked=asked)
+    found = Findings(name=plain_name(asked.source), about=_about(asked), asked=asked)
     if not runs and asked.backward:
-        report.notes.append("It returns no gradients, so that only the output was checked.")
+        found.notes.append("It returns no gradients, so that only the output was checked.")
     if {"envelope", "bias"} & set(asked.only):
         others, refused = taken_kinds(function, asked)
         if refused:
-            report.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
-        report.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
-        report.cases += _compared(report.compared, asked)
+            found.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
+        found.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
+        found.cases += _compared(found.compared, asked)
     if "explanation" in asked.only:
-        report.cases.append(_explained(function, asked, tell, report.notes))
+        found.cases.append(_explained(function, asked, tell, found.notes))
     modes = (True, False) if asked.is_causal is None else (asked.is_causal,)
     if "invariance" in asked.only:
         tell("invariance")
         x = replace(drawn(asked, "gaussian, causal", 0), is_causal=modes[0])
-        report.cases += check_invariance(
-            function, plan, x, margins=asked.margins, dtype=asked.dtype
-        )
+        found.cases += check_invariance(function, plan, x, margins=asked.margins, dtype=asked.dtype)
     if "edges" in asked.only:
         tell("edges")
-        report.cases += edge_cases(function, plan, asked, modes)
-        report.cases.append(_real_tensors(function, asked, modes[0]))
-    return report
+        found.cases += edge_cases(function, plan, asked, modes)
+        found.cases.append(_real_tensors(function, asked, modes[0]))
+    return found
 
 
 def _running(function: Kernel, asked: Asked) -> bool:
@@ -320,7 +318,7 @@ def _real_tensors(function: Kernel, asked: Asked, is_causal: bool) -> Case:
     return Case(test="edges", name=REAL, seconds=seconds, **verdict._asdict())
 
 
-def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
+def _of_file(path: Path, asked: Asked, tell: Tell) -> Findings:
     """Check the calls in a file: every layer of it is a draw of the same kind."""
     said = replace(asked.overrides, is_causal=asked.is_causal)
     layers = read_layers(path, asked.layout, asked.layer, overrides=said)
@@ -335,21 +333,21 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
     features = inputs[0].q.shape[-1]
     heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
     several = f", {len(calls)} layers" if len(calls) > 1 else ""
-    report = Report(
+    found = Findings(
         name=path.name, about=f"{heads} heads, {features} features{several}", asked=asked
     )
-    report.notes += dict.fromkeys(f"{note}." for each in layers for note in each.notes)
+    found.notes += dict.fromkeys(f"{note}." for each in layers for note in each.notes)
     if is_half:
-        report.notes.append("Its tensors are FP16, and so the plan has FP16 in place of BF16.")
+        found.notes.append("Its tensors are FP16, and so the plan has FP16 in place of BF16.")
     needed = heads_needed(level_of(asked.false_alarm, 1, 1))
     if heads < needed:
-        report.notes.append(
+        found.notes.append(
             f"The file has {heads} heads: an alarm from means over heads needs {needed} at"
             f" --false-alarm {asked.false_alarm:g}, so only single heads can fail."
         )
     if {"envelope", "bias"} & set(asked.only):
         answers = iter(outputs)
-        report.compared = compare(
+        found.compared = compare(
             lambda x: _comparable(x, next(answers)),
             asked.reference(features),
             ["the file"],
@@ -362,16 +360,16 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Report:
             is_sequential=False,
             tell=tell,
         )
-        report.cases += _compared(report.compared, asked)
+        found.cases += _compared(found.compared, asked)
     if "explanation" in asked.only:
-        report.cases.append(_searched(inputs[0], outputs[0], asked, tell))
+        found.cases.append(_searched(inputs[0], outputs[0], asked, tell))
     sentence = "A file has no kernel to call."
     for test in ("invariance", "edges"):
         if test in asked.only:
-            report.cases.append(
+            found.cases.append(
                 Case(test=test, name="all", answer=Answer.NOT_RUN, sentence=sentence)
             )
-    return report
+    return found
 
 
 def _comparable(x: Inputs, outputs: Outputs) -> Outputs:

@@ -3,21 +3,29 @@
 import json
 import math
 import os
+import re
 import sys
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from roundscope.tools.errors import printable
+from roundscope.tools.report.model import Code, Folded, Points, Section, Text, text_of
+from roundscope.tools.report.model import Table as TableModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
     from rich.segment import Segment
     from rich.table import Table
 
+    from roundscope.tools.report.model import Part
+
 WIDTH = 100
+STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "note": "dim"}
+# what stands alone in a cell of a column of numbers
+_NUMBER = re.compile(r"[-+±]?(\d.*|inf|nan)?")
 
 
 def console(stderr: bool = False) -> "Console":
@@ -73,3 +81,43 @@ def table(title: str) -> "Table":
         pad_edge=False,
         header_style="bold",
     )
+
+
+def show(parts: "Sequence[Part]", screen: "Console") -> None:
+    """Print parts of a report; pictures are left out, commands and code are not broken."""
+    from rich.text import Text as Words
+
+    for part in parts:
+        match part:
+            case Text():
+                words = " ".join(filter(None, (part.lead, part.text, part.command)))
+                style = STYLES.get(part.mood, "bold" if part.mood else "")
+                screen.print(Words(words, style=style), soft_wrap=bool(part.command))
+            case Points():
+                for point in part.points:
+                    screen.print(Words(f"- {point if isinstance(point, str) else ' '.join(point)}"))
+            case Code():
+                screen.print(Words(part.text), soft_wrap=True)
+            case TableModel():
+                screen.print(_grid(part))
+            case Section() | Folded():
+                screen.print(Words(part.title, style="bold"))
+                show(part.parts, screen)
+
+
+def _grid(part: TableModel) -> "Table":
+    """Return a table of rich, columns of numbers to the right."""
+    from rich.text import Text as Words
+
+    grid = table(part.title)
+    for head, *cells in zip(part.heads, *part.rows, strict=True):
+        texts = [text_of(cell) for cell in cells]
+        is_number = any(texts) and all(map(_NUMBER.fullmatch, texts))
+        grid.add_column(
+            head.replace("\n", " "), justify="right" if is_number else "left", overflow="fold"
+        )
+    for n, row in enumerate(part.rows):
+        moods = ["" if isinstance(cell, str) else cell.mood for cell in row]
+        cells = [Words(text_of(x), STYLES.get(m, "")) for x, m in zip(row, moods, strict=True)]
+        grid.add_row(*cells, style="bold red" if part.marked and part.marked[n] else None)
+    return grid

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from html import escape
+from html import unescape
 from xml.etree import ElementTree
 
 import ml_dtypes
@@ -13,10 +13,11 @@ from safetensors.numpy import save_file
 from roundscope.attention.testing.cases import Answer, Case, strict
 from roundscope.attention.testing.edges import edge_names
 from roundscope.attention.testing.families import FAMILIES
-from roundscope.tools.check import page, run, words
+from roundscope.tools.check import report, run
 from roundscope.tools.check.asked import TESTS, Asked
-from roundscope.tools.check.report import Report
+from roundscope.tools.check.findings import Findings
 from roundscope.tools.check.run import OTHER, drawn, edge_cases, kinds
+from roundscope.tools.report.html import page
 
 HERE = "tests.tools.check.kernels_to_check"
 SMALL = ("--tokens", "40", "--features", "16", "--causal")
@@ -197,11 +198,11 @@ def test_reasons_are_of_every_test_that_failed():
         for test in ("envelope", "edges")
         for i in range(9)
     ]
-    report = Report(name="f", about="calls", asked=asked, cases=cases)
-    lines = words.reasons(report)
+    found = Findings(name="f", about="calls", asked=asked, cases=cases)
+    lines = report.report(found).parts[0].points
     assert {line.partition(",")[0] for line in lines[:-1]} == {"envelope", "edges"}
-    assert lines[-1] == f"{18 - words.MANY} more below"
-    assert "is not as good as fa2" in page.html(report)
+    assert lines[-1] == f"{18 - report.MANY} more below"
+    assert "is not as good as fa2" in page(report.report(found))
 
 
 def test_an_error_on_the_real_tensors_is_told(check):
@@ -221,7 +222,7 @@ def test_numbers_that_are_not_finite_come_first(check, tmp_path):
     )
     assert code == 1 and data["sentence"].startswith(first)
     assert " ".join(text.split()).partition("check: ")[0].startswith(first)
-    assert escape(first) in (tmp_path / "out" / "report.html").read_text()
+    assert first in unescape((tmp_path / "out" / "report.html").read_text())
     sizes = [f["kernel"] for f in data["compared"]["findings"] if f["statistic"] == "rms"]
     assert sizes and set(sizes) == {"inf"}
     assert {c["answer"] for c in data["cases"] if c["test"] == "bias"} == {"not run"}
@@ -232,13 +233,13 @@ def test_the_next_command_asks_the_same():
     asked = Asked(source="k:f", claims="fa2", backward=False, is_causal=True, tokens=64, head=2)
     asked = replace(asked, is_strict=True, only=("edges",), block_q=32)
     again = "roundscope check k:f --claims fa2 --causal --forward --strict --tokens 64"
-    report = Report(name="f", about="calls", asked=asked)
-    why, command = words.next_step(report)
+    found = Findings(name="f", about="calls", asked=asked)
+    why, command = report.next_step(found)
     assert command == f"{again} --block-q 32 --head 2 --only edges --junit check.xml"
     said = "is_causal=True, backward=False, strict=True, tokens=64, block_q=32)"
     assert f'assert_as_good_as(kernel, "fa2", {said}' in why
     failed = Case(test="envelope", name="a", answer=Answer.FAIL, sentence="Wrong.")
-    _, command = words.next_step(replace(report, cases=[failed]))
+    _, command = report.next_step(replace(found, cases=[failed]))
     assert command == "roundscope identify k:f --causal --head 2 --budget 50000"
 
 
@@ -248,10 +249,8 @@ def test_a_headline_names_the_notes():
         Case(test="edges", name=name, answer=answer, sentence="Said.")
         for name, answer in (("one", Answer.PASS), ("two", Answer.PASS), ("blind", Answer.NOTE))
     ]
-    report = Report(name="f", about="", asked=Asked(source="k:f", claims="fa2"), cases=edges)
-    assert report.sentence == (
-        "f is as good as fa2: right at 2 edges, and with a note at 1: blind."
-    )
+    found = Findings(name="f", about="", asked=Asked(source="k:f", claims="fa2"), cases=edges)
+    assert found.sentence == ("f is as good as fa2: right at 2 edges, and with a note at 1: blind.")
 
 
 def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch):

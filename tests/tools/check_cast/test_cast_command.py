@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.tools.check.junit import Case, write
+from roundscope.tools.report.junit import write
+from roundscope.tools.report.model import Case
 
 SOURCE = """
 import ml_dtypes

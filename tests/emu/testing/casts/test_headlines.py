@@ -13,7 +13,7 @@ from roundscope.emu.testing.casts.records import (
     with_whole,
 )
 from roundscope.tools.check_cast import page as cast_page
-from roundscope.tools.check_cast.data import Asked, document
+from roundscope.tools.check_cast.report import Asked, document
 
 OWN, OTHER = "e4m3fn:ties-to-even:saturate", "e4m3fn:toward-zero:saturate"
 ASKED = Asked(function="m:f", format="e4m3fn", library="numpy", seconds=0.0)

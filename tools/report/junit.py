@@ -3,32 +3,15 @@
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 from roundscope.emu.testing.foreign import ForeignError
 from roundscope.emu.whole_files import write_whole
 from roundscope.tools.errors import one_line, shown
+from roundscope.tools.report.model import Case
 
 NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One test case.
-
-    Attributes:
-        name: the name of the case.
-        seconds: how long it took.
-        failure: the message of a failure, whose first line is the summary; None if it passed.
-        skipped: the reason why it was skipped; None if it was not.
-    """
-
-    name: str
-    seconds: float = 0.0
-    failure: str | None = None
-    skipped: str | None = None
 
 
 def write(path: Path, suite: str, cases: Sequence[Case]) -> None:

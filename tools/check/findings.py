@@ -1,0 +1,97 @@
+"""What `roundscope check` has found: its cases, and the sentence that stands above them."""
+
+from dataclasses import dataclass, field
+
+from roundscope.attention.testing.cases import Answer, Case
+from roundscope.attention.testing.comparison import Comparison
+from roundscope.tools.check.asked import Asked
+
+MANY = 3  # further inputs with numbers that are not finite, which the sentence names
+QUESTIONS = {
+    "envelope": "Is it as exact as the plan?",
+    "bias": "Is it more biased than the plan?",
+    "explanation": "Does a known arithmetic explain its numbers?",
+    "invariance": "Does it give the same however it is called?",
+    "edges": "Is it right at the edges?",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What a check has found.
+
+    name         the name of the kernel or of the file
+    about        what it was called on, in words
+    asked        what was asked
+    cases        every question with its answer
+    compared     the comparison with the plan; None if neither envelope nor bias was asked for
+    notes        what the reader must know
+    seconds      how long it took
+    """
+
+    name: str
+    about: str
+    asked: Asked
+    cases: list[Case] = field(default_factory=list)
+    compared: Comparison | None = None
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> list[Case]:
+        """The cases that failed."""
+        return [case for case in self.cases if case.answer is Answer.FAIL]
+
+    @property
+    def is_fine(self) -> bool:
+        """True if no case failed."""
+        return not self.failed
+
+    def of(self, test: str) -> list[Case]:
+        """Return the cases of a test."""
+        return [case for case in self.cases if case.test == test]
+
+    @property
+    def sentence(self) -> str:
+        """The answer as one sentence; before it, the numbers that are not finite, if any."""
+        if self.is_fine:
+            return f"{self.name} is as good as {self.asked.plan}{self._how_good()}."
+        tests = dict.fromkeys(case.test for case in self.failed)
+        words = {
+            "envelope": "it is less exact",
+            "bias": "it is biased",
+            "explanation": "no rounding explains its numbers",
+            "invariance": "its results depend on how it is called",
+            "edges": "it fails at edges",
+        }
+        reasons = "; ".join(words[test] for test in tests)
+        return f"{self._lost()}{self.name} is not as good as {self.asked.plan}: {reasons}."
+
+    def _lost(self) -> str:
+        """Return the first numbers that are not finite as a sentence, with the inputs of all."""
+        lost = [case for case in self.failed if case.is_lost]
+        if not lost:
+            return ""
+        first = f"{lost[0].name}: {lost[0].sentence} "
+        others = list(dict.fromkeys(case.name for case in lost))[1:]
+        if not others:
+            return first
+        more = f" and {len(others) - MANY} more" if len(others) > MANY else ""
+        return f"{first}Numbers are not finite also in {', '.join(others[:MANY])}{more}. "
+
+    def _how_good(self) -> str:
+        parts = []
+        if self.compared is not None:
+            kinds = len({f.inputs for f in self.compared.findings})
+            parts.append(
+                f"as exact and no more biased on {self.compared.heads} heads of {kinds} kinds of"
+                " inputs"
+            )
+        edges = self.of("edges")
+        right = sum(c.answer is Answer.PASS for c in edges)
+        if right:
+            parts.append(f"right at {right} edges")
+        noted = [c.name for c in edges if c.answer is Answer.NOTE]
+        if noted:
+            parts.append(f"with a note at {len(noted)}: {', '.join(noted)}")
+        return ": " + ", and ".join(parts) if parts else ""

@@ -1,0 +1,272 @@
+"""What `roundscope check-cast` reports: a row for each question, the worst results in bits, and the
+known ways to round that would explain them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.formats.format import Format, format_named
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.testing.casts.records import Agreement, CastReport, Example, Row, Status
+from roundscope.emu.testing.differences import bits_of
+from roundscope.tools.report.model import (
+    Case,
+    Cell,
+    Code,
+    Folded,
+    Mood,
+    Opening,
+    Part,
+    Report,
+    Section,
+    Table,
+    Text,
+    notes,
+)
+from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.folder import request_of
+from roundscope.tools.results.provenance import command_line, versions
+
+SCHEMA = "roundscope-check-cast-1"
+READ = (
+    "Each question gives the function many numbers and compares every result, bit for"
+    " bit, with the rounding that was asked for. As asked: how many results have the right bits."
+    " Below the questions, the worst results are shown in bits: sign, exponent and fraction. Known"
+    " behaviors are other ways to round, with the number of results that each would explain: the"
+    " first in that list is what the function most likely does."
+)
+OF_SCALES = ("scales", "smallest blocks", "tensor scale")  # rows whose results are scales
+MOODS: dict[Status, Mood] = {Status.PASS: "good", Status.FAIL: "bad", Status.SKIPPED: "note"}
+FEW = 5  # how many known behaviors and exceptions the terminal shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a user asked the command to check.
+
+    Attributes:
+        function: the function, as module:function.
+        format: the format in words.
+        library: the library whose arrays the function was given.
+        seconds: how long the check took.
+    """
+
+    function: str
+    format: str
+    library: str
+    seconds: float
+
+
+def report(asked: Asked, found: CastReport) -> Report:
+    """Return the report on a cast: the page, what the terminal shows, JSON and test cases."""
+    return Report(
+        title=f"check-cast {asked.function} {asked.format}",
+        heading=f"{asked.function} against {asked.format}",
+        about=f"It returns {found.returned}, and was given arrays of {asked.library}."
+        f" {asked.seconds:.1f} s.",
+        opening=_opening(asked, found),
+        parts=[
+            Folded("How to read this page", notes(READ)),
+            Section("Questions", [_questions(found.rows, "question")]),
+            *(_worst(row, found.asked) for row in found.rows if row.examples),
+            *_agreements("Scale rules", "On how many blocks each rule agrees.", found.scales),
+            *_exceptions(found),
+            *_agreements("Known behaviors", "How many results each explains.", found.behaviors),
+            Section("What was run", [Code(" ".join(command_line()))]),
+        ],
+        brief=_brief(asked, found),
+        data=document(asked, found),
+        cases=[_case(row, found.asked) for row in found.rows],
+    )
+
+
+def document(asked: Asked, found: CastReport) -> dict[str, Any]:
+    """Return the contents of check-cast.json as data."""
+    return {
+        "schema": SCHEMA,
+        "command": command_line(),
+        "versions": versions("jax" if asked.library == "jax" else "numpy"),
+        "request": request_of(asked.function, asked.format, asked.library),
+        "function": asked.function,
+        "format": asked.format,
+        "library": asked.library,
+        "returned": found.returned,
+        "passed": found.passed,
+        "sentence": found.sentence,
+        "behaves_as": found.behaves_as,
+        "as_asked": plain(found.whole),
+        "rows": [plain(row) | {"examples": [*map(_data, row.examples)]} for row in found.rows],
+        "behaviors": plain(found.behaviors),
+        "scale_rules": plain(found.scales),
+        "exceptions": [*map(_data, found.exceptions)],
+        "seconds": round(asked.seconds, 1),
+    }
+
+
+def _data(example: Example) -> dict[str, object]:
+    """Return an example as plain data, with its numbers in hexadecimal too."""
+    data: dict[str, object] = plain(example)
+    numbers = ("given", "got", "expected", "scale")
+    return data | {f"{name}_hex": hexed(float(getattr(example, name))) for name in numbers}
+
+
+def _opening(asked: Asked, found: CastReport) -> Opening:
+    ran = [row for row in found.rows if row.status is not Status.SKIPPED]
+    number = f"{len(found.failed) or 'None'} of {len(ran)} questions failed. {found.sentence}"
+    if found.passed:
+        return Opening(
+            f"{asked.function} rounds as {asked.format} does, in every question asked.",
+            number,
+            f"roundscope check-cast {asked.function} --format {asked.format} --junit cast.xml",
+            why="Next: keep it so, in CI by",
+            mood="good",
+        )
+    instead = f": it behaves as {found.instead}" if found.instead else ""
+    return Opening(
+        f"{asked.function} does not round as {asked.format} does{instead}.",
+        number,
+        _explained(found),
+        why="Next, one of the results that differ, in bits as it should be",
+        mood="bad",
+    )
+
+
+def _explained(found: CastReport) -> str:
+    """Return a command that explains the worst example of a cast; none for blocks."""
+    examples = [e for row in found.failed for e in row.examples]
+    if isinstance(found.asked, BlockFormat) or not examples:
+        return ""
+    r = found.asked
+    mode = "" if r.mode is RoundingMode.TIES_TO_EVEN else f" --mode {r.mode.value}"
+    return f"roundscope explain {hexed(examples[0].given)} --to {r.format.name}{mode}"
+
+
+def _brief(asked: Asked, found: CastReport) -> list[Part]:
+    """Return what the terminal shows, the sentence on the first line."""
+    parts: list[Part] = [
+        Text(found.sentence, "good" if found.passed else "bad"),
+        Text(f"{asked.function} against {asked.format}; it returns {found.returned}"),
+        _questions(found.rows),
+    ]
+    for row in found.failed:
+        parts.append(Text(f"{row.name}: {row.question}", "strong"))
+        if row.examples:
+            example = row.examples[0]
+            lines = [f"  {example.where}"] if example.where else []
+            for label, decimal, hexadecimal, bits in lines_of(example, row, found.asked):
+                lines.append(f"  {label:<18}{decimal:<15} {hexadecimal:<16} {bits}")
+            parts.append(Code("\n".join(lines)))
+    if found.scales:
+        parts.append(_agreement("scale rules: on how many blocks each agrees", found.scales))
+    if found.exceptions:
+        lines = [
+            f"  largest {hexed(e.given)}: scale {hexed(e.got)}, expected {hexed(e.expected)}"
+            for e in found.exceptions[:FEW]
+        ]
+        title = f"blocks that {found.scales[0].name} does not explain"
+        parts.append(Section(title, [Code("\n".join(lines))]))
+    if not found.passed:
+        title = "known behaviors: how many results each explains"
+        parts.append(_agreement(title, found.behaviors[:FEW]))
+    return parts
+
+
+def _questions(rows: Sequence[Row], *more: str) -> Table:
+    """Return a row for each question; more: further columns, which are fields of a row."""
+    cells = [
+        (
+            r.name,
+            Cell(str(r.status), MOODS[r.status]),
+            share(r),
+            *(getattr(r, m) for m in more),
+            r.note,
+        )
+        for r in rows
+    ]
+    heads = ["", "answer", "as asked", *more, "note"]
+    return Table(heads, cells, [r.status is Status.FAIL for r in rows])
+
+
+def share(row: Row) -> str:
+    """Return "252 of 252" of a row, or nothing for a skipped one."""
+    return f"{row.agree:,} of {row.of:,}" if row.of else ""
+
+
+def _worst(row: Row, asked: Rounding | BlockFormat) -> Section:
+    lines = [
+        (str(number), *line)
+        for number, example in enumerate(row.examples, 1)
+        for line in lines_of(example, row, asked)
+    ]
+    heads = ("example", "", "decimal", "hexadecimal", "sign|exponent|fraction")
+    return Section(f"{row.name}: the worst", [Table(heads, lines)])
+
+
+def _agreements(title: str, note: str, found: Sequence[Agreement]) -> list[Section]:
+    return [Section(title, [*notes(note), _agreement("", found)])] if found else []
+
+
+def _agreement(title: str, found: Sequence[Agreement]) -> Table:
+    rows = [(a.name, f"{a.agree:,}", f"{a.of:,}") for a in found]
+    return Table(("behavior", "agrees", "of"), rows, title=title)
+
+
+def _exceptions(found: CastReport) -> list[Section]:
+    if not found.exceptions:
+        return []
+    rows = [(e.where, hexed(e.given), hexed(e.got), hexed(e.expected)) for e in found.exceptions]
+    heads = ("block", "largest magnitude", "scale got", "scale expected")
+    return [Section(f"Blocks that {found.scales[0].name} does not explain", [Table(heads, rows)])]
+
+
+def _case(row: Row, asked: Rounding | BlockFormat) -> Case:
+    """Return the test case of a row; its failure has counts, the note and the worst example."""
+    if row.status is Status.SKIPPED:
+        return Case(row.name, skipped=row.note)
+    if row.status is not Status.FAIL:
+        return Case(row.name)
+    text = [f"{row.name}: {share(row)} as asked. {row.question}"]
+    text += [row.note] if row.note else []
+    for example in row.examples[:1]:
+        text += ["  ".join(line) for line in lines_of(example, row, asked)]
+    return Case(row.name, failure="\n".join(text))
+
+
+def lines_of(
+    example: Example, row: Row, asked: Rounding | BlockFormat
+) -> list[tuple[str, str, str, str]]:
+    """Return the lines that show an example of a row: what was given, got and expected.
+
+    Each is a label, a number in decimal and in hexadecimal, and its bits.
+    """
+    f = _format_of(row, asked)
+    of_scales = row.name in OF_SCALES
+    scale = 1.0 if of_scales else example.scale
+    given = "largest magnitude" if of_scales else "input"
+    lines = [_line(given, example.given, example.given, format_named("fp32"))]
+    if scale != 1.0:
+        lines.append(("scale", f"{scale:.9g}", hexed(scale), ""))
+    for label, value in (("got", example.got), ("expected", example.expected)):
+        lines.append(_line(label, value, value / scale, f))
+    return lines
+
+
+def _format_of(row: Row, asked: Rounding | BlockFormat) -> Format:
+    """Return the format of the results of a row."""
+    if row.name == "tensor scale":
+        return format_named("fp32")
+    if isinstance(asked, Rounding):
+        return asked.format
+    return asked.scale if row.name in OF_SCALES else asked.element.format
+
+
+def _line(label: str, value: float, stored: float, f: Format) -> tuple[str, str, str, str]:
+    return label, f"{value:.9g}", hexed(value), f"{f.name} {bits_of(stored, f)}"
+
+
+def hexed(x: float) -> str:
+    """Return a number as a hexadecimal float without trailing zeros, such as 0x1.8p-3."""
+    fraction, p, exponent = x.hex().partition("p")
+    return f"{fraction.rstrip('0').rstrip('.')}{p}{exponent}" if x else x.hex()
