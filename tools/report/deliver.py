@@ -4,7 +4,7 @@ from pathlib import Path
 
 from roundscope.tools.report import junit
 from roundscope.tools.report.model import Report
-from roundscope.tools.report.terminal import console, plain, print_json, show
+from roundscope.tools.report.terminal import console, print_json, show
 from roundscope.tools.results.folder import PAGE, tell_replaced, write_results
 
 
@@ -28,17 +28,24 @@ def deliver(
     Raises:
         StorageError: A file cannot be written.
     """
-    data = plain(report.data)
-    if folder is not None:
-        from roundscope.tools.report.html import page  # which imports matplotlib
-
-        tell_replaced(folder, data["request"], record)
-        write_results(folder, record, data, page(report))
+    written = [] if folder is None else write(report, folder, record)
     if junit_file is not None:
         junit.write(junit_file, report.title, report.cases)
     if as_json:
-        print_json(data)
+        print_json(report.data)
         return
     show(report.brief, console())
-    if folder is not None:
-        print(f"written: {folder / PAGE}, {folder / record}")
+    if written:
+        print(f"written: {', '.join(map(str, written))}")
+
+
+def write(report: Report, folder: Path, record: str) -> list[Path]:
+    """Write the page and the record of a report into its folder; return their paths.
+
+    It says so on stderr where these replace the results of another request.
+    """
+    from roundscope.tools.report.html import page  # which imports matplotlib
+
+    tell_replaced(folder, report.data["request"], record)
+    write_results(folder, record, report.data, page(report))
+    return [folder / PAGE, folder / record]

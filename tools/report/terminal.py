@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from roundscope.tools.report.model import Part
 
 WIDTH = 100
+SHORT = 24  # characters of a cell that is not broken into lines
 STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "note": "dim"}
 # what stands alone in a cell of a column of numbers
-_NUMBER = re.compile(r"[-+±]?(\d.*|inf|nan)?")
+_NUMBER = re.compile(r"[-+±]?(\d.*|inf|nan)?|[▲▼·]")
 
 
 def console(stderr: bool = False) -> "Console":
@@ -99,25 +100,49 @@ def show(parts: "Sequence[Part]", screen: "Console") -> None:
             case Code():
                 screen.print(Words(part.text), soft_wrap=True)
             case TableModel():
-                screen.print(_grid(part))
+                screen.print(_grid(part, screen))
             case Section() | Folded():
                 screen.print(Words(part.title, style="bold"))
                 show(part.parts, screen)
 
 
-def _grid(part: TableModel) -> "Table":
-    """Return a table of rich, columns of numbers to the right."""
+def _grid(part: TableModel, screen: "Console") -> "Table":
+    """Return a table of rich. Where the screen is too narrow it stands closer, and then without its
+    optional columns.
+    """
+    from rich.measure import Measurement
+
+    every = range(len(part.heads))
+    wide = screen.options.update(max_width=1000)
+    for columns, gap in ((every, 2), (every, 1)):
+        grid = _columns(part, columns, gap)
+        if Measurement.get(screen, wide, grid).maximum <= screen.width:
+            return grid
+    return _columns(part, [n for n in every if n not in part.optional], 1)
+
+
+def _columns(part: TableModel, columns: "Sequence[int]", gap: int) -> "Table":
+    """Return some columns of a table, those of numbers to the right; long cells may break."""
     from rich.text import Text as Words
 
     grid = table(part.title)
-    for head, *cells in zip(part.heads, *part.rows, strict=True):
-        texts = [text_of(cell) for cell in cells]
+    grid.padding = (0, gap, 0, 0)
+    for n in columns:
+        texts = [text_of(row[n]) for row in part.rows]
         is_number = any(texts) and all(map(_NUMBER.fullmatch, texts))
         grid.add_column(
-            head.replace("\n", " "), justify="right" if is_number else "left", overflow="fold"
+            part.heads[n],
+            justify="right" if is_number else "left",
+            no_wrap=max(map(len, texts), default=0) <= SHORT,
+            overflow="fold",
         )
-    for n, row in enumerate(part.rows):
-        moods = ["" if isinstance(cell, str) else cell.mood for cell in row]
-        cells = [Words(text_of(x), STYLES.get(m, "")) for x, m in zip(row, moods, strict=True)]
-        grid.add_row(*cells, style="bold red" if part.marked and part.marked[n] else None)
+    for number, row in enumerate(part.rows):
+        if number in part.breaks:
+            grid.add_section()
+        cells = [row[n] for n in columns]
+        words = [
+            Words(text_of(c), "" if isinstance(c, str) else STYLES.get(c.mood, "")) for c in cells
+        ]
+        is_marked = bool(part.marked) and part.marked[number]
+        grid.add_row(*words, style="bold red" if is_marked else None)
     return grid

@@ -1,6 +1,5 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,9 +13,11 @@ from roundscope.attention import Trace
 from roundscope.attention.places import Sizes
 from roundscope.emu.whole_files import safe_names, write_whole
 from roundscope.tools.errors import UsageError
+from roundscope.tools.report.deliver import write
+from roundscope.tools.report.model import Report
 from roundscope.tools.report.progress import telling
-from roundscope.tools.report.terminal import console, plain, print_json
-from roundscope.tools.results.folder import checked_folder, tell_replaced, write_json
+from roundscope.tools.report.terminal import console, plain, print_json, show
+from roundscope.tools.results.folder import checked_folder
 from roundscope.tools.results.provenance import command_line
 from roundscope.tools.tensors.layers import (
     REPAIR,
@@ -31,7 +32,6 @@ from roundscope.tools.trace.folder import RECORD, RECORDS, folder_for
 from roundscope.tools.trace.folder import digest as request_digest
 from roundscope.tools.trace.options import Request, check_places, request
 from roundscope.tools.trace.records import records
-from roundscope.tools.trace.report import terminal
 from roundscope.tools.trace.run import Progress, check_engine, memory_note, observe, slower
 from roundscope.tools.trace.served import noted, plan_for, settled
 from roundscope.tools.trace.summary import Summary, summarise
@@ -91,7 +91,6 @@ def run(
     digest = request_digest(asked, path, layer, layout, overrides)
     checked_folder(out, RECORD)
     folder = out or folder_for(path, asked, digest)
-    tell_replaced(folder, digest, RECORD)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (
@@ -109,16 +108,19 @@ def run(
                     )
                     for name, each in zip(names, layers(), strict=True)
                 ]
-            data = _written(summaries, asked, path, folder, digest, progress)
+            found = _report(summaries, asked, path, digest, progress)
+            written = write(found, folder, RECORD)
             if png:
                 _drawn(summaries, names, folder)
     except KeyboardInterrupt:
         print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
         raise SystemExit(130) from None
     if as_json:
-        print_json(data)
+        print_json(found.data)
     else:
-        _shown(summaries, folder)
+        show(found.brief, console())
+        rows = [folder / RECORDS] if (folder / RECORDS).exists() else []
+        print(f"written: {', '.join(map(str, [*written, *rows]))}")
 
 
 def _check(asked: Request, layer: Layer) -> None:
@@ -147,30 +149,20 @@ def _traced(
     return summarise(seen)
 
 
-def _written(
-    summaries: list[Summary],
-    asked: Request,
-    path: Path,
-    folder: Path,
-    digest: str,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Write report.html and trace.json; return the data of trace.json."""
-    from roundscope.tools.trace.report import page as report
+def _report(
+    summaries: list[Summary], asked: Request, path: Path, digest: str, progress: Progress
+) -> Report:
+    from roundscope.tools.trace.report.report import report  # which imports matplotlib
 
     document = trace_json.document(summaries, asked, path.name, command_line())
-    data: dict[str, Any] = plain(document | {"request": digest})
-    write_json(folder / RECORD, data)
-    page = report.html(summaries, data | {"next": again(data["command"])}, progress)
-    write_whole(folder / "report.html", page)
-    return data
+    return report(summaries, plain(document | {"request": digest}), progress)
 
 
 def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:
     """Write the page's pictures as <layer>-<title>.png; names: those of the layers in files."""
     from roundscope.tools.report.pictures import png
     from roundscope.tools.trace.report.captions import shown
-    from roundscope.tools.trace.report.page import least_exact
+    from roundscope.tools.trace.report.report import least_exact
 
     pictured = least_exact(summaries)
     for s, layer in zip(summaries, names, strict=True):
@@ -178,24 +170,3 @@ def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:
             if picture is not None:
                 name = f"{layer}-{title.lower().replace(' ', '-')}.png"
                 write_whole(folder / name, png(picture))
-
-
-def _shown(summaries: list[Summary], folder: Path) -> None:
-    screen = console()
-    command = again(command_line())
-    for s in summaries:
-        name = s.layer.name
-        one = f"{command} --layer {shlex.quote(name)}" if len(summaries) > 1 else command
-        terminal.show(s, screen, one)
-    names = [n for n in ("report.html", RECORD, RECORDS) if (folder / n).exists()]
-    print(f"written: {', '.join(str(folder / n) for n in names)}")
-
-
-def again(words: list[str]) -> str:
-    """Return the command line that was given, without where its output goes."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and word != "--out" and not word.startswith("--out=") and word != "--json":
-            kept.append(word)
-        skip = word == "--out"
-    return shlex.join(kept)

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from roundscope.tools.report.page import document
+from roundscope.tools.report import html
+from roundscope.tools.report.model import Folded, Opening, Raw, Report, Section, Table, Text
 from roundscope.tools.trace.report.filters import SCRIPT, controls
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
@@ -20,10 +21,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
-HEADS = (
-    "<details><summary>heads</summary><div class=heads><table><tr><th>head"
-    "<tr><td>0<tr><td>1<tr><td>2</table></div></details>"
-)
+HEADS = Folded("heads", [Table(["head"], [["0"], ["1"], ["2"]], name="heads")])
 
 
 def test_a_page_of_one_layer_has_no_choice_of_layers():
@@ -37,9 +35,10 @@ def test_a_page_of_one_layer_has_no_choice_of_layers():
 )
 def test_what_the_address_asks_for_is_shown(tmp_path, address, layers, rows):
     """A script that fails, which leaves a page whole but its filters dead."""
-    sections = "".join(f"<section data-layer='{x}'>{x}</section>" for x in "ab")
+    sections = [Section(x, [Text(x)], name=x) for x in "ab"]
+    parts = [Raw(controls(["a", "b"], 3)), *sections, HEADS, Raw(SCRIPT)]
     page = tmp_path / "page.html"
-    page.write_text(document("t", controls(["a", "b"], 3) + sections + HEADS + SCRIPT), "utf-8")
+    page.write_text(html.page(Report(title="t", opening=Opening("o"), parts=parts)), "utf-8")
     words = [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
     done = subprocess.run(
         [str(BROWSER), *words, f"file://{page}{address}"],

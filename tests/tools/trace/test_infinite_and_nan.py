@@ -10,11 +10,11 @@ from rich.console import Console
 from safetensors.numpy import save_file
 
 from roundscope import Injection, SetTo, error_budget
-from roundscope.tools.report.terminal import plain
+from roundscope.tools.report import html
+from roundscope.tools.report.terminal import plain, show
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace import data as trace_json
-from roundscope.tools.trace.report import page as report
-from roundscope.tools.trace.report import terminal, words
+from roundscope.tools.trace.report import report, words
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
 from roundscope.tools.trace.verdict import verdict
@@ -93,7 +93,7 @@ LOST = {  # the results with an infinite error
 
 def shown(s) -> str:
     console = Console(width=2000, record=True, file=io.StringIO(), color_system=None)
-    terminal.show(s, console)
+    show(report.of_layer(s), console)
     return console.export_text()
 
 
@@ -107,22 +107,23 @@ def test_the_first_sentence_of_a_trace_says_so(planted):
     text, lost = shown(s), LOST.get(planted, ())
     data = json.loads(json.dumps(plain(trace_json.layer(s)), allow_nan=False))
     first = text.splitlines()[2]
-    page = report.html(
-        [s],
-        {
-            "file": "x",
-            "plan": {"name": "x", "roundings": {}, "accumulators": {}},
-            "against": {"name": "exact"},
-            "block_q": 4,
-            "block_k": 4,
-            "engine": "numpy",
-            "next": "x",
-            "command": ["x"],
-            "versions": {},
-            "platform": "x",
-            "seed": 0,
-            "layers": [],
-        },
+    page = html.page(
+        report.report(
+            [s],
+            {
+                "file": "x",
+                "plan": {"name": "x", "roundings": {}, "accumulators": {}},
+                "against": {"name": "exact"},
+                "block_q": 4,
+                "block_k": 4,
+                "engine": "numpy",
+                "command": ["x"],
+                "versions": {},
+                "platform": "x",
+                "seed": 0,
+                "layers": [],
+            },
+        )
     )
     opening = page[page.index("<div class='verdict bad'>") :].partition("</p>")[0]
     for said in (first, words.sentence(s), words.short(s), opening, data["sentence"]):

@@ -10,7 +10,7 @@ from roundscope.emu.formats.format import format_named
 from roundscope.tools.tensors.layers import Layer, each_layer, read_layers
 from roundscope.tools.trace import focus
 from roundscope.tools.trace import run as trace_run
-from roundscope.tools.trace.report import page as report
+from roundscope.tools.trace.report import report
 from roundscope.tools.trace.run import bytes_needed, observe
 from roundscope.tools.trace.summary import summarise
 from tests.tools.trace.inputs import asked
@@ -57,7 +57,8 @@ def test_the_least_exact_layers_are_drawn_and_the_others_say_how(run, small, tmp
     folder = tmp_path / "out"
     code, _, _ = run(str(small(layers=NAMES)), "--out", str(folder), "--png")
     page = (folder / "report.html").read_text()
-    sections = dict(re.findall(r"<section data-layer='(\w)'>(.*?)</section>", page, re.DOTALL))
+    each = r'<section data-layer="(\w)">(.*?)(?=<section data-layer|$)'
+    sections = dict(re.findall(each, page, re.DOTALL))
     drawn = {name for name, text in sections.items() if "<svg" in text}
     [other] = set(NAMES) - drawn
     assert code == 0 and len(drawn) == 2

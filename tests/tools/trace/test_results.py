@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from roundscope.tools.report.terminal import show
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.consequences import gain
-from roundscope.tools.trace.report import terminal
 from roundscope.tools.trace.report import words as trace_words
+from roundscope.tools.trace.report.report import of_layer
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
 from roundscope.tools.trace.verdict import verdict
@@ -34,7 +35,7 @@ def cut():
 def shown(s, width=100):
     """Return what the terminal shows of a summary, as lines."""
     console = Console(width=width, record=True, file=io.StringIO(), color_system=None)
-    terminal.show(s, console)
+    show(of_layer(s), console)
     return console.export_text().splitlines()
 
 

@@ -10,10 +10,10 @@ import pytest
 from roundscope import Plan
 from roundscope.attention.budget.parts import event_part, sum_part
 from roundscope.attention.sites import Site
+from roundscope.tools.report.html import page
 from roundscope.tools.tensors.layers import Layer
-from roundscope.tools.trace.command import again
 from roundscope.tools.trace.costs import cost, visible
-from roundscope.tools.trace.report.page import html
+from roundscope.tools.trace.report.report import again_of, report
 from roundscope.tools.trace.results import results
 from roundscope.tools.trace.run import observe
 from roundscope.tools.trace.summary import summarise
@@ -139,9 +139,9 @@ class TestPage:
     @pytest.mark.pictures
     def test_the_budget_is_drawn_and_told(self, run, small, tmp_path):
         code, out, _ = run(small(), "--budget", "--out", tmp_path / "x")
-        page = (tmp_path / "x" / "report.html").read_text()
+        text = (tmp_path / "x" / "report.html").read_text()
         assert code == 0 and "Error budget" in out and "Next: roundscope " in out
-        assert 'aria-label="Error budget"' in page and "What more bits would buy, and cost" in page
+        assert 'aria-label="Error budget"' in text and "What more bits would buy, and cost" in text
         (layer,) = json.loads((tmp_path / "x" / "trace.json").read_text())["layers"]
         parts = {p["name"]: p for p in layer["budget"]["parts"]}
         assert parts["P"]["promotion"] == ["P=fp32"] and set(parts["P"]["share"]) == {
@@ -154,13 +154,13 @@ class TestPage:
     def test_layers_and_heads_can_be_chosen(self, plain):
         other = summary(made(name="b<c"), budget=True)
         data = {"file": "f", "block_q": 16, "block_k": 16, "engine": "numpy", "layers": []}
-        data |= {"next": "roundscope trace f", "command": ["roundscope"], "versions": {}}
+        data |= {"command": ["roundscope", "trace", "f"], "versions": {}}
         data |= {"platform": "", "seed": 0, "plan": plain.request.plan.describe()}
         data |= {"against": {"name": "exact"}}
-        page = html([plain, other], data)
-        assert page.count("<section data-layer=") == 2 and "data-layer='b&lt;c'" in page
-        assert "<option value='b&lt;c'>" in page and "<div class=heads>" in page
-        assert "is the least exact of 2 layers" in page
+        text = page(report([plain, other], data))
+        assert text.count("<section data-layer=") == 2 and 'data-layer="b&lt;c"' in text
+        assert "<option value='b&lt;c'>" in text and '<div class="wide heads">' in text
+        assert "is the least exact of 2 layers" in text
 
     def test_parts_without_weight_have_no_line_on_the_screen(self, plain):
         budget = plain.budget
@@ -169,4 +169,4 @@ class TestPage:
 
 def test_the_next_command_is_this_one_without_its_output():
     words = ["roundscope", "trace", "a file", "--out", "x", "--json", "--set", "P=bf16", "--out=y"]
-    assert again(words) == "roundscope trace 'a file' --set P=bf16"
+    assert again_of(words) == "roundscope trace 'a file' --set P=bf16"

@@ -10,7 +10,7 @@ from roundscope.attention import Site
 from roundscope.attention.grammar.injections import injection_words
 from roundscope.tools.trace import folder
 from roundscope.tools.trace.analysis import consequences
-from roundscope.tools.trace.report import table as trace_table
+from roundscope.tools.trace.report import tables as trace_table
 from roundscope.tools.trace.report import words as trace_words
 from tests.tools.trace.inputs import asked, change
 

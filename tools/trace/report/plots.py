@@ -24,7 +24,7 @@ from roundscope.tools.trace.analysis.bias import Bias, Event, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.focus import CENTRES, Histogram
-from roundscope.tools.trace.report.table import formula
+from roundscope.tools.trace.report.tables import formula
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary
 

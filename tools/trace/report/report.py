@@ -1,0 +1,274 @@
+"""What a trace reports, in this order: how exact are the results, which event is to blame, what
+would help, and then what every event did.
+"""
+
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from roundscope.attention.budget.table import ErrorBudget
+from roundscope.tools.report.model import (
+    Code,
+    Folded,
+    Opening,
+    Part,
+    Picture,
+    Raw,
+    Report,
+    Section,
+    Text,
+    notes,
+)
+from roundscope.tools.trace.costs import VISIBLE, cost, visible
+from roundscope.tools.trace.report import tables
+from roundscope.tools.trace.report.captions import budget_picture, mechanisms, pictures
+from roundscope.tools.trace.report.filters import SCRIPT, controls
+from roundscope.tools.trace.report.words import plan_words, sentence
+from roundscope.tools.trace.summary import Summary
+from roundscope.tools.trace.verdict import verdict
+
+PICTURED = 16  # layers of which a page has pictures, at most
+Progress = Callable[[str], None]
+HOW = [
+    Text(
+        "Relative rms error: the size of the difference from exact"
+        " attention (binary64 throughout), over the size of the exact result. Too long or too short"
+        " (the gain): the difference along the exact result, as a part of its length; noise leaves"
+        " about 0, and a rounding that is biased does not. z is the gain over its standard error,"
+        " from the scatter of heads. Rounded once: the error that remains if everything but the"
+        " last rounding is exact, which no result in this format can beat.",
+        lead="Results.",
+    ),
+    Text(
+        "A rounding event is one operation and one rounding, with a name. Each event"
+        " is run alone, with all else in binary64; its share is its squared error over that of the"
+        " whole plan, since independent errors add in squares. Then it is taken away alone: the"
+        " error that is left says what more bits for this event would buy. Sums on tensor cores"
+        " read narrow operands only, and injected errors are in ulps of the plan's formats, so for"
+        " these the share is the change when they are taken away. Interaction is what the shares do"
+        " not add up to: above 0 errors point the same way, below 0 they cancel. A result with an"
+        " infinite or NaN number has an infinite error and no shares: inf marks the events that"
+        " alone make it so.",
+        lead="Error budget.",
+    ),
+    Text(
+        "Errors are in ulps, units in the last place of the event's format. ▲ ▼ mark events"
+        " that are biased up or down.",
+        lead="Events.",
+    ),
+    Text(
+        "The null hypothesis: flip the signs of all errors of a row together, by a fair coin per"
+        " row. Then z = Σ s / √(Σ s²) over the rows, with s the row's sum of signed errors in ulps."
+        " Errors inside a row may depend on each other in any way. Events whose |z| exceeds the"
+        " threshold are tested once more with one coin per distinct argument (its signed"
+        " significand; of LSE, equal errors), since equal arguments round alike in every row; the"
+        " larger variance counts. ± is one standard error. Thresholds are set so that without any"
+        " bias each table or picture marks something once in a hundred times.",
+        "note",
+    ),
+]
+EXACT = [
+    Text(
+        "Every event is rounded exactly, from binary64, once. The counts of"
+        " inexact events, ties, carries and overflows are exact, and so are the errors of single"
+        " events (the difference of two neighboring numbers needs no rounding). The results have"
+        " the same bits on every engine for plans without native accumulators.",
+        "note",
+        lead="What is exact.",
+    ),
+    Text(
+        "Sums of errors, means and"
+        " deviations are binary64 sums. exp and log enter an event in binary64,"
+        " within 1 ulp of binary64, and exp rounds correctly to binary32 and narrower. The"
+        " reference plan exact is binary64 throughout, not infinite precision. z and its threshold"
+        " are statistics of these tensors; they say nothing of other inputs.",
+        "note",
+        lead="What is not exact.",
+    ),
+]
+
+
+def report(
+    summaries: list[Summary], data: dict[str, Any], progress: Progress = lambda _: None
+) -> Report:
+    """Return the report of all layers.
+
+    data: that of trace.json; progress: called with what is drawn now.
+    """
+    again, many = again_of(data["command"]), len(summaries) > 1
+    worst, pictured = min(summaries, key=_exactness), least_exact(summaries)
+    heads = int(worst.layer.q.shape[2])
+    layers, brief = [], []
+    for s in summaries:
+        one = f"{again} --layer {shlex.quote(s.layer.name)}"
+        if is_pictured := s.layer.name in pictured:
+            progress(f"{s.layer.name}: pictures")
+        parts: list[Part] = [Text(verdict(s).text)] if many else []
+        if not is_pictured:
+            text = f"Drawn are the {PICTURED} least exact layers. Pictures of this one:"
+            parts.append(Text(text, "note", command=one))
+        parts += _layer(s, is_pictured)
+        layers.append(Section(s.layer.name if many else "", parts, name=s.layer.name))
+        brief += of_layer(s, one if many else again)
+    return Report(
+        title=f"{data['plan']['name']}, {data['file']}",
+        heading="How exact is this attention, and which rounding is to blame?",
+        about=_about(worst, data),
+        opening=_opening(summaries, worst, again),
+        parts=[
+            Folded("How to read this page", HOW),
+            *([Section("The layers", [tables.layers(summaries)])] if many else []),
+            Raw(controls([s.layer.name for s in summaries], heads)),
+            *layers,
+            Folded("What is exact on this page, and what is not", EXACT),
+            Folded("What was run", [Code(_machine(data))]),
+            Raw(SCRIPT),
+        ],
+        brief=brief,
+        data=data,
+    )
+
+
+def again_of(words: Sequence[str]) -> str:
+    """Return the command line that was given, without where its output goes."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--out" and not word.startswith("--out=") and word != "--json":
+            kept.append(word)
+        skip = word == "--out"
+    return shlex.join(kept)
+
+
+def least_exact(summaries: list[Summary]) -> set[str]:
+    """Return the names of the layers of which a page has pictures, which take most of its time."""
+    return {s.layer.name for s in sorted(summaries, key=_exactness)[:PICTURED]}
+
+
+def _exactness(s: Summary) -> tuple[bool, float]:
+    """Return what layers are sorted by, the least exact first."""
+    return s.not_finite is None, -s.results[0].error
+
+
+def _about(worst: Summary, data: dict[str, Any]) -> str:
+    request, layer = worst.request, worst.layer
+    sizes = "; ".join((tables.sizes(worst), *layer.notes))
+    return (
+        f"{data['file']}: {plan_words(request)}, against {data['against']['name']}, tiles of"
+        f" {data['block_q']} x {data['block_k']}{tables.call_words(request, layer)},"
+        f" engine {data['engine']}. {sizes}."
+    )
+
+
+def _opening(summaries: list[Summary], worst: Summary, again: str) -> Opening:
+    """Return the verdict on the layer that is least exact."""
+    v = verdict(worst)
+    first = v.accuracy
+    if len(summaries) > 1:
+        first = f"{worst.layer.name} is the least exact of {len(summaries)} layers. {first}"
+    is_bad = any(s.biased_results or s.not_finite is not None for s in summaries)
+    more = " ".join(x for x in (v.bias, v.causes) if x)
+    step = f"{again} {v.step}" if v.step else ""
+    return Opening(first, more, step, f"Next, to see how {v.buys}", "bad" if is_bad else "good")
+
+
+def _layer(s: Summary, is_pictured: bool) -> list[Part]:
+    """Return the parts of one layer."""
+    results = Section("Results", [tables.results(s), *notes(tables.results_note(s))])
+    parts: list[Part] = [results]
+    if s.budget is not None and s.budget.lines:
+        if is_pictured:
+            parts.append(Picture(*budget_picture(s, visible(s.budget))))
+        parts += _budget(s, s.budget)
+    fire, quiet = mechanisms(s)
+    drawn = [Picture(*p) for p in (*pictures(s), *fire)] if is_pictured else []
+    lines = notes(*tables.folded(s), tables.legend(s))
+    parts += [
+        Section("What every rounding event did", [Text(sentence(s)), *drawn]),
+        Folded(
+            "All events that round, with their formulas",
+            [tables.events(s, with_formulas=True), *lines],
+        ),
+        Folded("Errors of every head", _by_head(s)),
+    ]
+    if quiet:
+        parts.append(Folded("Published mechanisms of failure that do not show here", notes(*quiet)))
+    return parts
+
+
+def _budget(s: Summary, budget: ErrorBudget) -> list[Part]:
+    """Return the tables of the error budget: shares, what promotion buys and what it costs."""
+    rates = "Rates are NVIDIA's of dense products on an H100 SXM; sizes are those of all heads."
+    return [
+        tables.whole_budget(budget),
+        *notes(tables.budget_method(s, budget)),
+        Section(
+            "What more bits would buy, and cost", [tables.promotions(s, budget), *notes(rates)]
+        ),
+    ]
+
+
+def _by_head(s: Summary) -> list[Part]:
+    shown = [r for r in s.results if r.heads.shape == s.results[0].heads.shape]
+    keys = " and ".join(r.name for r in s.results if r not in shown)
+    return [tables.by_head(shown), *notes(f"{keys} belong to key heads." if keys else "")]
+
+
+def _machine(data: dict[str, Any]) -> str:
+    plan = data["plan"]
+    lines = [
+        f"command    {' '.join(data['command'])}",
+        f"versions   {' '.join(f'{k} {v}' for k, v in data['versions'].items())}",
+        f"platform   {data['platform']}",
+        f"seed       {data['seed']}",
+        "",
+        *(f"{k:10} {v}" for k, v in plan.items() if not isinstance(v, dict)),
+        f"roundings  {' '.join(f'{k}={v}' for k, v in plan['roundings'].items())}",
+        f"sums       {'; '.join(f'{k}: {v}' for k, v in plan['accumulators'].items())}",
+    ]
+    for layer in data["layers"]:
+        sizes = " ".join(f"{k}={v}" for k, v in layer["shape"].items())
+        lines += ["", f"{layer['name']}   scale {layer['scale']!r}   {sizes}"]
+        lines += [
+            f"sha256 {k:6} {v}" for part in layer["digests"].values() for k, v in part.items()
+        ]
+    return "\n".join(lines)
+
+
+def of_layer(s: Summary, command: str = "") -> list[Part]:
+    """Return what the terminal shows of one layer: the verdict, the tables, and the legends.
+
+    command: the command that made the trace, to which the next step adds options.
+    """
+    request, layer, v = s.request, s.layer, verdict(s)
+    tile = f"tile {request.block_q} x {request.block_k}{tables.call_words(request, layer)}"
+    parts: list[Part] = [
+        Text(f"{layer.name}: {plan_words(request)}, {tile}", "strong"),
+        Text(tables.sizes(s), "note"),
+        *(Text(note, "warn") for note in layer.notes),
+        Text(v.text),
+    ]
+    if v.step:
+        parts.append(Text("", "strong", lead="Next:", command=f"{command} {v.step}".strip()))
+        parts.append(Text(f"      to see how {v.buys}", "note"))
+    parts += [Text(""), tables.results(s), *notes(tables.results_note(s))]
+    if s.budget is not None and s.budget.lines:
+        title = "Error budget: % of the squared error that each event makes alone"
+        lines = notes(*budget_notes(s, s.budget))
+        parts += [Text(""), Section(title, [tables.shares(s.budget), *lines])]
+    events = tables.events(s, with_formulas=False)
+    lines = notes(*tables.folded(s), tables.legend(s))
+    return [*parts, Text(""), Text(sentence(s)), events, *lines, Text("")]
+
+
+def budget_notes(s: Summary, budget: ErrorBudget) -> list[str]:
+    """Return lines that say how a budget was measured, what it leaves out and what things cost."""
+    small = [x.part.name for x in budget.lines if x not in visible(budget)]
+    lines = [tables.budget_method(s, budget)]
+    if small:
+        lines.append(f"below {100 * VISIBLE:.1g} % everywhere: {', '.join(small)}")
+    lines.append("what each is, and what more bits would cost a kernel on an H100, all heads:")
+    for x in visible(budget):
+        if len(x.part.places) == 1:
+            price = cost(s.request.plan, x.part, s.layer)
+            lines.append(f"  {x.part.name} = {x.part.formula}; {price}")
+    return lines
