@@ -29,4 +29,4 @@ def of_run(
 
     found = run.diagnose(folder, arm=arm, first=first, until=until, out=out, progress=progress)
     progress(LAST, "report")
-    return page.report(found)
+    return page.diagnosis(found)

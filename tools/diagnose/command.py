@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from roundscope.tools.diagnose.replay.store import NAME
+from roundscope.tools.diagnose.report.diagnosis import RECORD
 from roundscope.tools.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
 from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.deliver import write
 from roundscope.tools.report.progress import every
-from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.report.terminal import console, print_json, show
 from roundscope.tools.results.folder import (
     checked_folder,
     free_folder,
@@ -29,7 +31,6 @@ from roundscope.tools.trace.served import USUAL, noted, plan_for
 LAST = 7  # the writing of the report, after the steps of the diagnosis
 OF_RUNS = ("--arm", "--from", "--until")
 INTERRUPTED = 130
-RECORD = "diagnosis.json"
 # (run, arm, first step, last step, folder for what is kept, progress) -> findings, or a report
 OfRun = Callable[[Path, str | None, int | None, int | None, Path, Progress], Any]
 SELDOM = 30.0  # seconds between two lines where there is no terminal
@@ -80,7 +81,7 @@ def run(
         checked_folder(out, RECORD)
     folder = out or free_folder(_named(path, plan, arm), request, RECORD, NAME)
     tell_replaced(folder, request, RECORD)
-    from roundscope.tools.diagnose.report import data, page
+    from roundscope.tools.diagnose.report import data, diagnosis
 
     start = time.perf_counter()
     try:
@@ -94,8 +95,9 @@ def run(
                 found = _of_file(path, layer, plan, overrides, progress)
             progress(LAST, "report")
             if isinstance(found, Findings | Stopped):
-                found = data.report(found, time.perf_counter() - start)
-            document = page.written(found, folder, request)
+                found = data.diagnosis(found, time.perf_counter() - start)
+            report = diagnosis.report(found, request)
+            written = write(report, folder, RECORD)
     except KeyboardInterrupt:
         kept = "nothing is kept"
         if is_run:
@@ -103,9 +105,10 @@ def run(
         console(stderr=True).print(f"interrupted; {kept}")
         raise SystemExit(INTERRUPTED) from None
     if as_json:
-        print_json(document)
+        print_json(report.data)
     else:
-        page.shown(found, folder)
+        show(report.brief, console())
+        print(f"written: {', '.join(map(str, written))}")
 
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:

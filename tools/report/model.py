@@ -104,10 +104,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines in letters of one width."""
+    """Lines in letters of one width, which the terminal does not break."""
 
     kind: ClassVar = "code"
     text: str
+    mood: Mood = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 SHORT = 24  # characters of a cell that is not broken into lines
-STYLES = {"good": "bold green", "bad": "bold red", "warn": "yellow", "note": "dim"}
+STYLES = {
+    "": "",
+    "good": "bold green",
+    "bad": "bold red",
+    "warn": "yellow",
+    "note": "dim",
+    "strong": "bold",
+}
 # what stands alone in a cell of a column of numbers
 _NUMBER = re.compile(r"[-+±]?(\d.*|inf|nan)?|[▲▼·]")
 
@@ -92,13 +99,12 @@ def show(parts: "Sequence[Part]", screen: "Console") -> None:
         match part:
             case Text():
                 words = " ".join(filter(None, (part.lead, part.text, part.command)))
-                style = STYLES.get(part.mood, "bold" if part.mood else "")
-                screen.print(Words(words, style=style), soft_wrap=bool(part.command))
+                screen.print(Words(words, STYLES[part.mood]), soft_wrap=bool(part.command))
             case Points():
                 for point in part.points:
                     screen.print(Words(f"- {point if isinstance(point, str) else ' '.join(point)}"))
             case Code():
-                screen.print(Words(part.text), soft_wrap=True)
+                screen.print(Words(part.text, STYLES[part.mood]), soft_wrap=True)
             case TableModel():
                 screen.print(_grid(part, screen))
             case Section() | Folded():
@@ -140,9 +146,7 @@ def _columns(part: TableModel, columns: "Sequence[int]", gap: int) -> "Table":
         if number in part.breaks:
             grid.add_section()
         cells = [row[n] for n in columns]
-        words = [
-            Words(text_of(c), "" if isinstance(c, str) else STYLES.get(c.mood, "")) for c in cells
-        ]
+        words = [Words(text_of(c), "" if isinstance(c, str) else STYLES[c.mood]) for c in cells]
         is_marked = bool(part.marked) and part.marked[number]
         grid.add_row(*words, style="bold red" if is_marked else None)
     return grid

@@ -1,8 +1,5 @@
 """The report of a proxy's diagnosis, and what the terminal shows."""
 
-from html import escape
-from typing import Any
-
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -14,57 +11,32 @@ from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.train.student.follow import RULE
 from roundscope.tools.diagnose.replay.fate import Outcome
 from roundscope.tools.diagnose.report import pictures_run, words_run
-from roundscope.tools.diagnose.report.page import Report
-from roundscope.tools.diagnose.report.steps_run import Step, replay_step, search_step
+from roundscope.tools.diagnose.report.diagnosis import Diagnosis, step
+from roundscope.tools.diagnose.report.steps_run import replay_step, search_step
+from roundscope.tools.report.model import Picture, Section, Table, notes
 from roundscope.tools.report.pictures import DOWN, UP
 
 HOW = (
     f"{words_run.SHAM} Epsilon is measured at the same weights and rows, so it contains no"
     " difference between two trainings."
 )
-Picture = tuple[str, Any, str]
 
 
-def steps(found: Found) -> list[Step]:
+def steps(found: Found) -> list[Section]:
     """Return what the report shows, in order."""
-    errors: list[Picture] = []
-    if found.errors:
-        caption = "The events of a row round, all others are FP32."
-        errors.append(("Error and coherence", measured.errors(found), caption))
-    blocks: list[Picture] = []
-    if found.origin:
-        caption = (
-            "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
-        )
-        blocks.append(("Blocks", measured.origin(found), caption))
-    repairs: list[Picture] = []
-    if found.tried:
-        caption = "Green: survives more often than shams do; red: none survives."
-        repairs.append(("Repairs", measured.repairs(found), caption))
+    r = found.replayed
+    error = "The events of a row round, all others are FP32."
+    dots = "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
+    green = "Green: survives more often than shams do; red: none survives."
+    errors = Picture("Error and coherence", measured.errors(found), error) if found.errors else None
+    blocks = Picture("Blocks", measured.origin(found), dots) if found.origin else None
+    repairs = Picture("Repairs", measured.repairs(found), green) if found.tried else None
     return [
-        replay_step(words_run.replayed(found.replayed), losses(found), RULE),
-        search_step(found.replayed, words_run.searched(found.replayed)),
-        Step(
-            number=3,
-            title="The gradient's error",
-            sentence=words.error(found),
-            pictures=errors,
-            tables=[_errors(found)],
-        ),
-        Step(
-            number=4,
-            title="Origin",
-            sentence=words.origin(found),
-            pictures=blocks,
-            tables=[_origin(found)],
-        ),
-        Step(
-            number=5,
-            title="Repair",
-            sentence=words.repaired(found),
-            pictures=repairs,
-            tables=[_repairs(found)],
-        ),
+        replay_step(words_run.replayed(r), losses(found), RULE),
+        search_step(r, words_run.searched(r)),
+        step(3, "The gradient's error", words.error(found), errors, _errors(found)),
+        step(4, "Origin", words.origin(found), blocks, _origin(found)),
+        step(5, "Repair", words.repaired(found), repairs, _repairs(found)),
     ]
 
 
@@ -80,7 +52,7 @@ def losses(found: Found) -> Figure:
     )
 
 
-def _errors(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+def _errors(found: Found) -> Table:
     rows = []
     for who, e in found.errors.items():
         mean, half = e.bias
@@ -97,10 +69,10 @@ def _errors(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
             ]
         )
     heads = ["rounded", "zeta", "cosine", "along g, %", "+-", "A", "flips, 95 %", "p"]
-    return heads, rows, [row[0] == SET for row in rows]
+    return Table(heads, rows, [row[0] == SET for row in rows])
 
 
-def _origin(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+def _origin(found: Found) -> Table:
     rows = []
     for b in found.origin:
         for title, s, spread in (
@@ -126,10 +98,10 @@ def _origin(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
         "distinct",
         "max / min",
     ]
-    return heads, rows, [b.marked and not i for b in found.origin for i in (0, 1)]
+    return Table(heads, rows, [b.marked and not i for b in found.origin for i in (0, 1)])
 
 
-def _repairs(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
+def _repairs(found: Found) -> Table:
     rows = []
     for t in found.tried:
         mean, half = t.error.bias
@@ -145,11 +117,8 @@ def _repairs(found: Found) -> tuple[list[str], list[list[str]], list[bool]]:
                 "" if t is found.tried[0] else t.word,
             ]
         )
-    return (
-        ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"],
-        rows,
-        [False] * len(rows),
-    )
+    heads = ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"]
+    return Table(heads, rows)
 
 
 def _median(o: Outcome) -> str:
@@ -158,10 +127,10 @@ def _median(o: Outcome) -> str:
     return f"{np.median(steps):.0f}" if steps else ""
 
 
-def report(found: Found) -> Report:
+def diagnosis(found: Found) -> Diagnosis:
     """Return what is said of a student's run."""
     data, r = document(found), found.replayed
-    return Report(
+    return Diagnosis(
         name=words.who(found),
         title="Why did this run diverge, and is it rounding?",
         about=words.who(found),
@@ -171,22 +140,9 @@ def report(found: Found) -> Report:
         steps=steps(found),
         links=links(found),
         unseen=words.not_shown(found),
-        said=[_table(found)] if found.tried else [],
-        how=f"<p class=note>{escape(HOW)}</p>",
+        said=[_repairs(found)] if found.tried else [],
+        how=notes(HOW),
         machine=[f"{k:<10} {v}" for k, v in data["run"].items()],
         data=data,
         seconds=found.seconds,
     )
-
-
-def _table(found: Found) -> Any:
-    """Return the repairs, for the terminal."""
-    from rich.table import Table
-
-    heads, rows, _ = _repairs(found)
-    made = Table(
-        *(h.replace("\n", " ") for h in heads), box=None, padding=(0, 1, 0, 0), pad_edge=False
-    )
-    for row in rows:
-        made.add_row(*row)
-    return made

@@ -49,7 +49,7 @@ def test_a_biased_file_gets_the_chain_with_its_numbers(run, tmp_path):
     # why the first step is the third, and what the words mean
     assert page.index("steps 1 and 2 replay a training run") < page.index(">3. ")
     for name in ("atom", "carrier", "coherence, A", "sticky", "production order", "sham"):
-        assert f"<b>{name}</b>" in page
+        assert f"<b>{name}:</b>" in page
     assert (
         page.count("<svg ") == 7
         and "<script" not in page

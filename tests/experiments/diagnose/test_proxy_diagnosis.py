@@ -152,7 +152,7 @@ def test_the_report_has_all_steps_in_order(folder, found, tmp_path, monkeypatch,
     assert re.findall(r"<h2[^>]*>([^<]*)</h2>", page)[:5] == [
         "1. Replay",
         "2. What must be exact",
-        "3. The gradient&#x27;s error",
+        "3. The gradient&#39;s error",
         "4. Origin",
         "5. Repair",
     ]

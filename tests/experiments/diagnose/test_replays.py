@@ -328,8 +328,10 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     """Catches a page, a picture or a JSON of either model's steps 1 and 2 that cannot be made, and
     counts that differ between them.
     """
-    from roundscope.tools.diagnose.report import data_run, page, pictures_run
+    from roundscope.tools.diagnose.report import data_run, pictures_run
+    from roundscope.tools.diagnose.report.diagnosis import Diagnosis, report
     from roundscope.tools.diagnose.report.steps_run import replay_step, search_step
+    from roundscope.tools.report.html import page
 
     r = diagnosis(tmp_path, culprit)
     made = [
@@ -340,7 +342,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
         ),
         search_step(r, words_run.searched(r)),
     ]
-    said = page.Report(
+    said = Diagnosis(
         name="made up",
         title="Why?",
         about="a run",
@@ -351,13 +353,13 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
         links=words_run.links(r),
         unseen=["much"],
         said=[],
-        how="",
+        how=[],
         machine=["none"],
         data={"steps": data_run.search(r, r.guilty)},
         seconds=1.0,
     )
-    data = page.written(said, tmp_path / "out", "asked")
-    html = (tmp_path / "out" / "report.html").read_text()
+    made_of_it = report(said, "asked")
+    data, html = made_of_it.data, page(made_of_it)
     assert html.count("<svg ") == 3 and "OD in layer 0 is at fault" in html
     assert (
         data["steps"]["found"] == [[0, 0, "OD"], [0, 1, "OD"]]

@@ -7,12 +7,13 @@ from typing import Any
 
 from roundscope.tools.diagnose.report import words, words_gpt, words_run
 from roundscope.tools.diagnose.report.data_run import first_steps, survives
-from roundscope.tools.diagnose.report.page import Report
+from roundscope.tools.diagnose.report.diagnosis import Diagnosis
 from roundscope.tools.diagnose.report.steps import steps
 from roundscope.tools.diagnose.tensors.classes import CLASSES
 from roundscope.tools.diagnose.tensors.findings import Findings, Stopped
 from roundscope.tools.diagnose.tensors.measured import Measured
 from roundscope.tools.diagnose.tensors.repairs import Outcome
+from roundscope.tools.report.model import Points, Section, Text, notes
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.provenance import command_line, digest, versions
 from roundscope.tools.tensors.layers import sample_path
@@ -56,7 +57,7 @@ GLOSSARY = {
 }
 
 
-def report(found: Findings | Stopped, seconds: float) -> Report:
+def diagnosis(found: Findings | Stopped, seconds: float) -> Diagnosis:
     """Return what is said of tensors, or of a GPT's run."""
     if isinstance(found, Stopped):
         return _stopped(found, seconds)
@@ -75,8 +76,8 @@ def report(found: Findings | Stopped, seconds: float) -> Report:
             words_gpt.survivors(run),
         ]
     data = document(found, seconds)
-    glossary = "".join(f"<li><b>{name}</b>: {text}." for name, text in GLOSSARY.items())
-    return Report(
+    glossary = Points([(f"{name}:", f"{text}.") for name, text in GLOSSARY.items()])
+    return Diagnosis(
         name=found.file,
         title=(
             "Does rounding add up here, and why?"
@@ -90,8 +91,8 @@ def report(found: Findings | Stopped, seconds: float) -> Report:
         steps=steps(found),
         links=words.links(found),
         unseen=words.not_shown(found),
-        said=[x for x in sentences if x],
-        how=f"<p class=note>{HOW}</p><h3>Terms</h3><ul>{glossary}</ul>",
+        said=[Text(x) for x in sentences if x],
+        how=[*notes(HOW), Section("Terms", [glossary])],
         machine=_machine(data),
         data=data,
         seconds=seconds,
@@ -99,7 +100,7 @@ def report(found: Findings | Stopped, seconds: float) -> Report:
     )
 
 
-def _stopped(found: Stopped, seconds: float) -> Report:
+def _stopped(found: Stopped, seconds: float) -> Diagnosis:
     """Return what is said where the results of every layer are infinite or NaN."""
     first = found.lost[0]
     data = _begin(found.file, first, list(found.lost), seconds) | {
@@ -107,7 +108,7 @@ def _stopped(found: Stopped, seconds: float) -> Report:
     }
     changes = () if first.not_finite is None else first.not_finite.avoided_by
     sets = "".join(f" --set {shlex.quote(w)}" for w in changes)
-    return Report(
+    return Diagnosis(
         name=found.file,
         title="Does rounding add up here, and why?",
         about=f"{found.file}, plan {first.request.plan.name}, against exact arithmetic",
@@ -121,7 +122,7 @@ def _stopped(found: Stopped, seconds: float) -> Report:
         links=(),
         unseen=("whether rounding adds up where the results are finite",),
         said=(),
-        how=f"<p class=note>{HOW}</p>",
+        how=notes(HOW),
         machine=_machine(data),
         data=data,
         seconds=seconds,

@@ -6,15 +6,17 @@ Steps 1 and 2 are a run's (steps_run).
 import numpy as np
 
 from roundscope.tools.diagnose.report import pictures, pictures_origin, words
-from roundscope.tools.diagnose.report.steps_run import Step, first_steps, survival
+from roundscope.tools.diagnose.report.diagnosis import step
+from roundscope.tools.diagnose.report.steps_run import first_steps, survival
 from roundscope.tools.diagnose.tensors.classes import CLASSES
 from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.repairs import Outcome
+from roundscope.tools.report.model import Picture, Section, Table
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.report import plots
 
 
-def steps(found: Findings) -> list[Step]:
+def steps(found: Findings) -> list[Section]:
     """Return steps 3 to 6, after those that only a run has."""
     return [
         *first_steps(found.run),
@@ -25,7 +27,7 @@ def steps(found: Findings) -> list[Step]:
     ]
 
 
-def _direction(found: Findings) -> Step:
+def _direction(found: Findings) -> Section:
     x = words.read_by(found)
     last = "M is the error of dW_Q that delta's error makes (arXiv 2510.04212, eq. 2), up to alpha."
     if x != "X":
@@ -39,30 +41,30 @@ def _direction(found: Findings) -> Step:
         " K)[T], c = delta's error, against c permuted over tokens and c with flipped signs."
         f" {last}"
     )
-    return Step(
-        number=3,
-        title="Carrier",
-        sentence=words.direction(found),
-        pictures=[("Directions", pictures.directions(found), caption)],
+    return step(
+        3,
+        "Carrier",
+        words.direction(found),
+        Picture("Directions", pictures.directions(found), caption),
     )
 
 
-def _coherence(found: Findings) -> Step:
+def _coherence(found: Findings) -> Section:
     caption = (
         "Above: delta(plan) - delta(exact), summed up over tokens, each head divided by the"
         " standard deviation that random signs give its whole sum; red: the head of steps 5 and 6."
         " The band holds for a head that is chosen blindly. Below: A = |sum| / sqrt(sum of"
         " squares); red: biased."
     )
-    return Step(
-        number=4,
-        title="Coherence",
-        sentence=words.coherence(found),
-        pictures=[("Running sums", pictures.coherences(found), caption)],
+    return step(
+        4,
+        "Coherence",
+        words.coherence(found),
+        Picture("Running sums", pictures.coherences(found), caption),
     )
 
 
-def _origin(found: Findings) -> Step:
+def _origin(found: Findings) -> Section:
     plan = found.layer.request.plan
     accounts = (
         "Which roundings make the error of delta? Shown are parts of its mean, which add up. Red:"
@@ -78,8 +80,8 @@ def _origin(found: Findings) -> Step:
         " exact)."
     )
     shown = [
-        ("Accounts", pictures_origin.accounts(found), accounts),
-        ("Features and rows", pictures_origin.features(found), features),
+        Picture("Accounts", pictures_origin.accounts(found), accounts),
+        Picture("Features and rows", pictures_origin.features(found), features),
     ]
     if (run := found.origin.running) is not None:
         rows = "among rows with several P = 1" if run.several else "of all"
@@ -90,7 +92,7 @@ def _origin(found: Findings) -> Step:
             " the summed |changes| of Err happen. It ends at"
             f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
         )
-        shown.append(("Error of P V along the keys", plots.along_keys(run), caption))
+        shown.append(Picture("Error of P V along the keys", plots.along_keys(run), caption))
     if (figure := pictures_origin.classes(found)) is not None:
         caption = (
             "Where do the arguments lie between two numbers of the format? Left: how many; right:"
@@ -99,13 +101,13 @@ def _origin(found: Findings) -> Step:
             " 1/32 ulp of a tie (1 in 16 of evenly spread arguments); red where the event rounds to"
             " nearest. Below and above half cancel where nothing is biased."
         )
-        shown.append(("Rounding classes", figure, caption))
-    return Step(
-        number=5,
-        title="Origin",
-        sentence=words.origin(found),
-        pictures=shown,
-        tables=[_class_table(found)],
+        shown.append(Picture("Rounding classes", figure, caption))
+    return step(
+        5,
+        "Origin",
+        words.origin(found),
+        *shown,
+        _class_table(found),
     )
 
 
@@ -115,7 +117,7 @@ def _jumps(run: Running) -> float:
     return float(changes[tied(run)].sum() / (changes.sum() or np.inf))
 
 
-def _class_table(found: Findings) -> tuple[list[str], list[list[str]], list[bool]]:
+def _class_table(found: Findings) -> Table:
     rows = []
     for c in found.origin.classes:
         for i, name in enumerate(CLASSES):
@@ -131,10 +133,10 @@ def _class_table(found: Findings) -> tuple[list[str], list[list[str]], list[bool
         "of these with\nseveral P = 1",
         "their\ncontribution",
     ]
-    return heads, rows, [False] * len(rows)
+    return Table(heads, rows)
 
 
-def _repairs(found: Findings) -> Step:
+def _repairs(found: Findings) -> Section:
     caption = (
         "Mean error of delta per token under each arm, for the same tokens. Gray: the interval"
         " before. The sham adds noise of fair sign to the output, of the root mean square by which"
@@ -155,12 +157,12 @@ def _repairs(found: Findings) -> Step:
         "time,\nemulated",
         "replay\nsurvives",
     ]
-    return Step(
-        number=6,
-        title="Repair",
-        sentence=words.repairs(found),
-        pictures=[("Repairs", pictures.repairs(found), caption)],
-        tables=[(heads, rows, [False] * len(rows))],
+    return step(
+        6,
+        "Repair",
+        words.repairs(found),
+        Picture("Repairs", pictures.repairs(found), caption),
+        Table(heads, rows),
     )
 
 

@@ -1,33 +1,17 @@
 """Steps 1 and 2 in the report of any run, and the column of step 6 that a GPT's run fills."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from roundscope.tools.diagnose.replay.run_part import RunPart
 from roundscope.tools.diagnose.replay.start import Replayed
 from roundscope.tools.diagnose.report import pictures_run, words_gpt, words_run
+from roundscope.tools.diagnose.report.diagnosis import step
 from roundscope.tools.diagnose.search.guilty import Guilty
+from roundscope.tools.report.model import Picture, Section, Table
 from roundscope.tools.report.pictures import DOWN, UP
 
-Table = tuple[list[str], list[list[str]], list[bool]]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step of the report.
-
-    Pictures are (title, Figure or None, caption), tables (heads, rows of text, marked rows).
-    """
-
-    number: int
-    title: str
-    sentence: str
-    pictures: list[tuple[str, Any, str]]
-    tables: list[Table] = field(default_factory=list)
-
-
-def first_steps(part: RunPart | None) -> list[Step]:
+def first_steps(part: RunPart | None) -> list[Section]:
     """Return steps 1 and 2 of a GPT's run; none for tensors."""
     if part is None:
         return []
@@ -52,15 +36,15 @@ def _losses(part: RunPart) -> Any:
     return pictures_run.losses(curve, part.replayed, marks, failure.limit)
 
 
-def replay_step(sentence: str, figure: Any, caption: str) -> Step:
+def replay_step(sentence: str, figure: Any, caption: str) -> Section:
     """Return step 1."""
-    return Step(number=1, title="Replay", sentence=sentence, pictures=[("Losses", figure, caption)])
+    return step(1, "Replay", sentence, Picture("Losses", figure, caption))
 
 
-def search_step(r: Replayed | None, sentence: str) -> Step:
+def search_step(r: Replayed | None, sentence: str) -> Section:
     """Return step 2."""
     if r is None or r.guilty is None:
-        return Step(number=2, title="What must be exact", sentence=sentence, pictures=[])
+        return step(2, "What must be exact", sentence)
     g = r.guilty
     red = "those that must be exact" if r.holds else "the best set, which does not hold up"
     exact = (
@@ -73,21 +57,20 @@ def search_step(r: Replayed | None, sentence: str) -> Step:
         " sets, all are replayed, size by size. Outcomes are kept, none is replayed twice."
         f" {words_run.SHAM}"
     )
-    return Step(
-        number=2,
-        title="What must be exact",
-        sentence=sentence,
-        pictures=[
-            ("What must be exact", pictures_run.exact_map(g), exact),
-            ("Survivors", pictures_run.survivors(r, g), survivors),
-        ],
-        tables=[_levels(g), _checks(r, g)],
+    return step(
+        2,
+        "What must be exact",
+        sentence,
+        Picture("What must be exact", pictures_run.exact_map(g), exact),
+        Picture("Survivors", pictures_run.survivors(r, g), survivors),
+        _levels(g),
+        _checks(r, g),
     )
 
 
 def _levels(g: Guilty) -> Table:
     rows = [[x.name, str(len(x.blocks)), str(len(x.needed)), "; ".join(x.needed)] for x in g.levels]
-    return ["level", "of", "needed", "which"], rows, [False] * len(rows)
+    return Table(("level", "of", "needed", "which"), rows)
 
 
 def _checks(r: Replayed, g: Guilty) -> Table:
@@ -104,12 +87,7 @@ def _checks(r: Replayed, g: Guilty) -> Table:
     rows += [["random set", g.words(o.units), words(o)] for o in g.controls]
     rows += [["no larger, survives", g.words(o.units), words(o)] for o in g.ties[:8]]
     rows += [["the set low alone", g.words(g.found), words(g.only)]]
-    return plain_table(["check", "events", "replay"], rows)
-
-
-def plain_table(heads: list[str], rows: list[list[str]], marked: Sequence[bool] = ()) -> Table:
-    """Return a table, with some rows marked or none."""
-    return heads, rows, list(marked) or [False] * len(rows)
+    return Table(("check", "events", "replay"), rows)
 
 
 def survival(part: RunPart | None, name: str, is_base: bool) -> str:
