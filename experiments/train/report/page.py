@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 from roundscope.attention.models.alarm import LOOKS
@@ -13,7 +12,20 @@ from roundscope.experiments.train.report import pictures
 from roundscope.experiments.train.report.data import Arm, Training, training
 from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
-from roundscope.tools.report.page import document, figure, folded, grid, verdict
+from roundscope.tools.report.html import page
+from roundscope.tools.report.model import (
+    Code,
+    Folded,
+    Mood,
+    Opening,
+    Part,
+    Picture,
+    Report,
+    Section,
+    Table,
+    Text,
+    notes,
+)
 from roundscope.tools.report.wording import listed
 from roundscope.tools.results.folder import write_page
 
@@ -34,27 +46,27 @@ def write(folder: Path, out: Path | None = None) -> Path:
     Raises UsageError, StorageError.
     """
     out = folder / "report.html" if out is None else out
-    page = html(training(folder))
-    write_page(out, page, "Roundscope: Training run")
+    write_page(out, page(report(training(folder))), "Roundscope: Training run")
     return out
 
 
-def html(t: Training) -> str:
-    """Return the report as HTML."""
+def report(t: Training) -> Report:
+    """Return the report of a run."""
     last = max(int(arm.step[-1]) for arm in t.arms) + 1
     title = f"Training run {t.folder.resolve().name}"
     began = f"begun {t.about['began']}, {t.about['device']}"
-    sub = f"{last} of {t.config['steps']} steps; {began}"
-    parts = [
-        f"<h1>{escape(title)}</h1><p class=sub>{escape(sub)}</p>",
-        _opening(t),
-        folded("How to read this page: divergence, growth and drift", _how(t)),
-        *_pictures(t),
-        f"<h2>Arms</h2>{_arms(t)}",
-        f"<h2>Alarms</h2>{_alarms(t)}",
-        f"<h2>Config</h2><pre>{escape(_config(t))}</pre>",
-    ]
-    return document(f"Roundscope: {title}", "\n".join(parts))
+    return Report(
+        title=title,
+        about=f"{last} of {t.config['steps']} steps; {began}",
+        opening=_opening(t),
+        parts=[
+            Folded("How to read this page: divergence, growth and drift", _how(t)),
+            *_pictures(t),
+            Section("Arms", [_arms(t)]),
+            Section("Alarms", _alarms(t)),
+            Section("Config", [Code(_config(t))]),
+        ],
+    )
 
 
 def sentence(t: Training) -> str:
@@ -81,7 +93,7 @@ def _of_one(arm: Arm) -> str:
     return f"The run has not diverged, but had alarms: {_some(said)}."
 
 
-def _opening(t: Training) -> str:
+def _opening(t: Training) -> Opening:
     bad = any(arm.diverged is not None for arm in t.arms)
     worst = max(t.arms, key=lambda arm: -1.0 if math.isnan(arm.worst[2]) else arm.worst[2])
     names = [f"{arm.name} " if len(t.arms) > 1 else "" for arm in t.arms]
@@ -95,8 +107,8 @@ def _opening(t: Training) -> str:
             f" {drift:.2g} ({name}layer {layer}, head {head})."
         )
     why, command = _next(t)
-    mood = "bad" if bad else "good" if _calm(t) else ""
-    return verdict(sentence(t), " ".join(numbers), command, why=why, mood=mood)
+    mood: Mood = "bad" if bad else "good" if _calm(t) else ""
+    return Opening(sentence(t), " ".join(numbers), command, why, mood)
 
 
 def _calm(t: Training) -> bool:
@@ -117,7 +129,7 @@ def _some(names: Sequence[str]) -> str:
     return listed([*names[:SAID], f"{len(names) - SAID} more"] if len(names) > SAID + 1 else names)
 
 
-def _pictures(t: Training) -> list[str]:
+def _pictures(t: Training) -> list[Picture]:
     left_out = ""
     if len(t.arms) > pictures.MOST:
         left_out = f" The first {pictures.MOST} of {len(t.arms)} arms are shown."
@@ -142,13 +154,13 @@ def _pictures(t: Training) -> list[str]:
         ),
     ]
     return [
-        figure(title, picture, caption)
+        Picture(title, picture, caption)
         for title, picture, caption in entries
         if picture is not None
     ]
 
 
-def _arms(t: Training) -> str:
+def _arms(t: Training) -> Table:
     heads = [
         "arm",
         "changes",
@@ -159,7 +171,8 @@ def _arms(t: Training) -> str:
         "largest\ndrift",
         "in layer,\nhead",
     ]
-    return grid(heads, [_row(arm) for arm in t.arms], [arm.diverged is not None for arm in t.arms])
+    marked = [arm.diverged is not None for arm in t.arms]
+    return Table(heads, [_row(arm) for arm in t.arms], marked)
 
 
 def _row(arm: Arm) -> list[str]:
@@ -182,12 +195,12 @@ def _number(x: float) -> str:
     return f"{x:.4g}" if math.isfinite(x) else "not finite"
 
 
-def _alarms(t: Training) -> str:
+def _alarms(t: Training) -> list[Part]:
     found = sorted(
         ((a, arm.name) for arm in t.arms for a in arm.alarms), key=lambda pair: pair[0]["step"]
     )
     if not found:
-        return "<p>None.</p>"
+        return [Text("None.")]
     rows = [
         [
             name,
@@ -197,30 +210,32 @@ def _alarms(t: Training) -> str:
         ]
         for a, name in found[:LISTED]
     ]
-    more = f"<p class=note>and {len(found) - LISTED} more</p>" if len(found) > LISTED else ""
-    return grid(["arm", "alarm", "step", "value", "limit"], rows) + more
+    more = f"and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return [Table(("arm", "alarm", "step", "value", "limit"), rows), *notes(more)]
 
 
-def _how(t: Training) -> str:
+def _how(t: Training) -> list[Part]:
     limit = t.config.get("drift_alarm")
     above = "no threshold" if limit is None else f"{limit:g}"
-    texts = [
-        f"<b>Divergence.</b> {RULE} A spike is {SPIKE} losses in a row above that limit.",
-        (
-            f"<b>Growth of the gradient norm.</b> The median of the last {RECENT} norms is more"
-            f" than {GROWTH:g} times the lowest such median so far. It often comes long before the"
-            " loss rises."
-        ),
-        (
-            "<b>Drift.</b> This is a heuristic: of the gradient of W_Q, summed over heads and"
-            f" monitored steps, more than {above} (drift_alarm) comes from rows of dS that do not"
-            f" sum to zero, after at least {LOOKS} monitored steps. It is measured on one sequence"
-            " of the batch. It says that rounding pushes W_Q in a direction that the loss did not"
-            " ask for, not that the run will diverge. A head alone may be above the threshold"
-            " without an alarm, where its gradient is small."
-        ),
+    growth = (
+        f"The median of the last {RECENT} norms is more"
+        f" than {GROWTH:g} times the lowest such median so far. It often comes long before the"
+        " loss rises."
+    )
+    drift = (
+        "This is a heuristic: of the gradient of W_Q, summed over heads and"
+        f" monitored steps, more than {above} (drift_alarm) comes from rows of dS that do not"
+        f" sum to zero, after at least {LOOKS} monitored steps. It is measured on one sequence"
+        " of the batch. It says that rounding pushes W_Q in a direction that the loss did not"
+        " ask for, not that the run will diverge. A head alone may be above the threshold"
+        " without an alarm, where its gradient is small."
+    )
+    spike = f"{RULE} A spike is {SPIKE} losses in a row above that limit."
+    return [
+        Text(spike, "note", lead="Divergence."),
+        Text(growth, "note", lead="Growth of the gradient norm."),
+        Text(drift, "note", lead="Drift."),
     ]
-    return "".join(f"<p class=note>{text}</p>" for text in texts)
 
 
 def _config(t: Training) -> str:
