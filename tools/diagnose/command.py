@@ -107,7 +107,7 @@ def run(
     if as_json:
         print_json(report.data)
     else:
-        show(report.brief, console())
+        show(report.brief)
         print(f"written: {', '.join(map(str, written))}")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from roundscope.tools.report import junit
 from roundscope.tools.report.model import Report
-from roundscope.tools.report.terminal import console, print_json, show
+from roundscope.tools.report.terminal import print_json, show
 from roundscope.tools.results.folder import PAGE, tell_replaced, write_results
 
 
@@ -34,7 +34,7 @@ def deliver(
     if as_json:
         print_json(report.data)
         return
-    show(report.brief, console())
+    show(report.brief)
     if written:
         print(f"written: {', '.join(map(str, written))}")
 

@@ -91,10 +91,14 @@ def table(title: str) -> "Table":
     )
 
 
-def show(parts: "Sequence[Part]", screen: "Console") -> None:
-    """Print parts of a report; pictures are left out, commands and code are not broken."""
+def show(parts: "Sequence[Part]", screen: "Console | None" = None) -> None:
+    """Print parts of a report on stdout, or on a screen.
+
+    Pictures are left out; commands and code are not broken into lines.
+    """
     from rich.text import Text as Words
 
+    screen = screen or console()
     for part in parts:
         match part:
             case Text():

@@ -16,7 +16,7 @@ from roundscope.tools.errors import UsageError
 from roundscope.tools.report.deliver import write
 from roundscope.tools.report.model import Report
 from roundscope.tools.report.progress import telling
-from roundscope.tools.report.terminal import console, plain, print_json, show
+from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
 from roundscope.tools.results.provenance import command_line
 from roundscope.tools.tensors.layers import (
@@ -118,7 +118,7 @@ def run(
     if as_json:
         print_json(found.data)
     else:
-        show(found.brief, console())
+        show(found.brief)
         rows = [folder / RECORDS] if (folder / RECORDS).exists() else []
         print(f"written: {', '.join(map(str, [*written, *rows]))}")
 

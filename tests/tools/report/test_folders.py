@@ -5,7 +5,8 @@ import json
 import pytest
 
 from roundscope.tools.errors import StorageError, UsageError
-from roundscope.tools.report.page import document
+from roundscope.tools.report.html import page as html_of
+from roundscope.tools.report.model import Opening, Report
 from roundscope.tools.results import folder
 from roundscope.tools.results.folder import (
     checked_folder,
@@ -22,10 +23,14 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def titled(title, text=""):
+    return html_of(Report(title=title, opening=Opening(text)))
+
+
 def filled(folder, request, page="report.html"):
     folder.mkdir()
     (folder / "x.json").write_text(json.dumps({"request": request}))
-    (folder / page).write_text(document("Roundscope: x", ""))
+    (folder / page).write_text(titled("x"))
 
 
 def test_a_folder_is_used_again_for_the_same_request_alone(tmp_path):
@@ -102,9 +107,9 @@ def test_results_of_another_request_are_replaced_with_a_word(tmp_path, capsys):
 def test_a_page_replaces_its_like_and_nothing_else(tmp_path):
     out = tmp_path / "x.html"
     for text in ("1", "2"):
-        write_page(out, document("Roundscope: sweep a", text), "Roundscope: sweep")
+        write_page(out, titled("sweep a", text), "Roundscope: sweep")
         assert text in out.read_text(encoding="utf-8")
-    for other in (document("Roundscope: diagnosis", ""), "my notes"):
+    for other in (titled("diagnosis"), "my notes"):
         out.write_text(other, encoding="utf-8")
         with pytest.raises(UsageError, match=r"exists and is another file; name a new one"):
             write_page(out, "", "Roundscope: sweep")

@@ -2,21 +2,26 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
 import pytest
 
-from roundscope.tools.report.page import (
-    CONTENTS,
-    CSS,
-    SECTIONS,
-    document,
-    figure,
-    folded,
-    grid,
-    verdict,
+from roundscope.tools.report.html import HERE, SECTIONS, page
+from roundscope.tools.report.model import (
+    Cell,
+    Code,
+    Folded,
+    Opening,
+    Part,
+    Picture,
+    Points,
+    Report,
+    Section,
+    Table,
+    Text,
 )
 from roundscope.tools.report.pictures import (
     DENSE,
@@ -31,12 +36,20 @@ from roundscope.tools.report.pictures import (
     svg,
     texts,
 )
+from roundscope.tools.report.terminal import show
+
+CSS = (HERE / "page.css").read_text()
+
+
+def made(*parts: Part, **more: Any) -> str:
+    """Return the page of a report with these parts."""
+    return page(Report(**({"title": "t", "opening": Opening("O."), "parts": parts} | more)))
 
 
 def test_long_cells_break_and_short_ones_do_not():
     """Columns that are cut off at the width of the page, and lost in print."""
     long = "diverges where FP32 on the same rows does not, in nine runs of twelve"
-    html = grid(["claim", "runs"], [[long, "9 of 12"]])
+    html = made(Table(["claim", "runs"], [[long, "9 of 12"]]))
     assert f"<td class=text>{long}" in html and "<td>9 of 12" in html
     assert re.search(r"td\.text\{[^}]*white-space:normal", CSS)
     assert re.search(r"@media print\{[^@]*td\{white-space:normal\}", CSS)
@@ -53,28 +66,43 @@ def test_bars_of_one_artist_look_like_those_of_many():
 
 
 def test_opening_has_the_answer_the_number_and_a_command_that_a_click_marks():
-    html = verdict("OUT < exact.", "relative rms error 2e-3", "roundscope trace x --set P=fp32")
+    opening = Opening("OUT < exact.", "relative rms error 2e-3", "roundscope trace x --set P=fp32")
+    html = made(opening=opening)
     assert html.index("OUT &lt; exact.") < html.index("2e-3") < html.index("<code>roundscope")
     assert re.search(r"\.next code\{[^}]*user-select:all", CSS)
-    assert "class=next" not in verdict("Nothing.") and "class=number" not in verdict("Nothing.")
-    assert "class='verdict bad'" in verdict("It failed.", mood="bad")
+    assert "class=next" not in made() and "class=number" not in made()
+    assert "class='verdict bad'" in made(opening=Opening("It failed.", mood="bad"))
 
 
-def test_titles_are_escaped_and_what_is_folded_is_there():
-    assert folded("a < b", "<p>c</p>") == ("<details><summary>a &lt; b</summary><p>c</p></details>")
+def test_no_text_of_a_report_is_html():
+    """A name of a file, a layer or an arm that becomes an element of the page."""
+    name = "a<script>b"
+    html = made(
+        Text(name, lead=name, command=name),
+        Points([name, (name, name)]),
+        Table([name], [[name], [Cell(name, "bad", note=name)]]),
+        Picture(name, None, name),
+        Code(name),
+        Folded(name, [Section(name, [Text(name)])]),
+        Section(name, [Text(name)], name=name),
+        title=name,
+        heading=name,
+        about=name,
+        opening=Opening(name, name, name, name),
+    )
+    assert "<script" not in html and html.count("a&lt;script&gt;b") == 26
 
 
 def test_many_sections_get_a_table_of_contents_whose_links_lead_somewhere():
     titles = [*(f"Part {n}" for n in range(SECTIONS - 1)), "Part 0"]
-    html = document("t", CONTENTS + "".join(f"<h2>{t}</h2>" for t in titles))
+    html = made(*(Section(title, []) for title in titles))
     assert re.findall(r"<a href=#([^>]+)>", html) == re.findall(r"<h2 id=([^>]+)>", html)
     assert len(set(re.findall(r"<h2 id=([^>]+)>", html))) == SECTIONS
-    assert "<nav>" not in document("t", CONTENTS + "<h2>One</h2>")
+    assert "<nav>" not in made(Section("One", []))
 
 
 def test_a_page_fits_phones_and_dark_systems():
-    html = document("t", "")
-    assert "<meta name=viewport" in html and "prefers-color-scheme:dark" in html
+    assert "<meta name=viewport" in made() and "prefers-color-scheme:dark" in made()
     # every color is a variable, which has a dark twin
     rules = CSS.split("*{box-sizing", 1)[1]
     assert not re.search(r"#[0-9a-f]{3,6}\b", rules)
@@ -82,6 +110,18 @@ def test_a_page_fits_phones_and_dark_systems():
         set(re.findall(r"(--\w+):", block)) for block in CSS.split("*{", 1)[0].split("@media")
     )
     assert light == dark == set(re.findall(r"var\((--\w+)\)", CSS))
+
+
+def test_the_terminal_leaves_out_columns_that_do_not_fit(capsys):
+    """A table that is squeezed until its numbers are cut."""
+    row = ["P", "1.5e-03", "2.5e-03"]
+    wide = Table(["event", "x" * 50, "y" * 40 + "\nz"], [row], [True], optional=[1])
+    show([Text("said", "bad", lead="First."), wide, Points(["a", ("b", "c")]), Code("x" * 120)])
+    out = capsys.readouterr().out
+    assert "1.5e-03" in out and out.splitlines()[0] == "First. said" and "x" * 120 in out
+    show([replace(wide, heads=["event", "x" * 60, "y" * 60])])
+    out = capsys.readouterr().out
+    assert "1.5e-03" not in out and "2.5e-03" in out
 
 
 def _drawn(points=5, marker=""):
@@ -103,7 +143,7 @@ def test_a_picture_is_the_same_each_time_and_its_own_on_a_page():
 
 @pytest.mark.pictures
 def test_a_picture_names_itself_and_what_the_pointer_is_on():
-    html = figure("Is a < b?", _drawn(), "caption")
+    html = made(Picture("Is a < b?", _drawn(), "caption"))
     assert 'role="img" aria-label="Is a &lt; b?"' in html and "http" not in html
     assert '<title>a &lt; "b"</title>' in html
     assert "DejaVu" not in html and "font-family: system-ui" in html
