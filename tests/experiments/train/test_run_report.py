@@ -93,7 +93,7 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
         "growth of gradient norm",
         "not finite of loss",
         "drift of layer 1, head 0",
-        "changes=[&quot;site=OD -&gt; e8m1&quot;]",
+        "changes=[&#34;site=OD -&gt; e8m1&#34;]",
     ):
         assert said in text, said
     assert text.count("<svg ") == 4 and "http" not in text and "<script" not in text
