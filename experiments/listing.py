@@ -3,10 +3,10 @@
 from dataclasses import asdict
 from typing import Any
 
-from rich.table import Table
-
 from roundscope.experiments.catalogue import STUDIES, Entry
-from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.report.model import Table, Text
+from roundscope.tools.report.terminal import print_json
+from roundscope.tools.report.terminal import show as show_parts
 
 CAPTION = (
     "Seconds as measured: --quick on two cores of a CPU, in full on an H200; -: not measured. Each "
@@ -31,19 +31,9 @@ def show(*, as_json: bool) -> None:
     if as_json:
         print_json(records())
         return
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("roundscope", min_width=16, max_width=23, overflow="fold")
-    table.add_column("asks", overflow="fold")
-    for head in ("--quick,\n2 cores", "full,\nH200", "seeds,\nboth"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for entry in STUDIES:
-        table.add_row(*_line(entry))
-    screen = console()
-    screen.print(table)
-    for entry in STUDIES:
-        if entry.note:
-            screen.print(f"{entry.name}: {entry.note}", markup=False)
-    screen.print(CAPTION, markup=False)
+    heads = ("roundscope", "asks", "--quick,\n2 cores", "full,\nH200", "seeds,\nboth")
+    notes = [Text(f"{entry.name}: {entry.note}") for entry in STUDIES if entry.note]
+    show_parts([Table(heads, [_line(entry) for entry in STUDIES]), *notes, Text(CAPTION)])
 
 
 def _line(entry: Entry) -> list[str]:

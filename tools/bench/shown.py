@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-NARROW = 98  # columns of a terminal
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Table, Text
 
 
 class Line(NamedTuple):
@@ -16,35 +17,22 @@ class Line(NamedTuple):
 
 
 def show(heads: Sequence[str], lines: Sequence[Line], legend: str) -> None:
-    """Print a table; on a narrow terminal, heads break into lines where they have spaces.
+    """Print a table.
 
     A group without a name has no title. Notes stand below the table, each once.
     """
-    from rich.box import SIMPLE_HEAD
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
-    from roundscope.tools.report import terminal
-
-    out = terminal.console()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("", overflow="fold")
-    for i, head in enumerate(heads):
-        head = head.replace(" ", "\n") if out.width < NARROW else head
-        widest = max((len(line.numbers[i]) for line in lines), default=0)
-        table.add_column(head, justify="right", overflow="fold", min_width=widest)
+    rows: list[list[str]] = []
     for group in dict.fromkeys(line.group for line in lines):
         if group:
-            table.add_section()
-            table.add_row(Text(group, style="bold"))
-        for line in (x for x in lines if x.group == group):
-            name = Text(line.name)
-            table.add_row(Padding(name, (0, 0, 0, 2)) if group else name, *line.numbers)
-    out.print(table)
-    for note, names in _notes(lines).items():
-        out.print(f"{', '.join(names)}: {note}", markup=False)
-    out.print(" ".join(legend.split()), style="dim")
+            rows.append([group, *("" for _ in heads)])
+        rows += [
+            [f"  {line.name}" if group else line.name, *line.numbers]
+            for line in lines
+            if line.group == group
+        ]
+    notes = [Text(f"{', '.join(names)}: {note}") for note, names in _notes(lines).items()]
+    below = Text(" ".join(legend.split()), "note")
+    terminal.show([Table(("", *heads), rows), *notes, below])
 
 
 def _notes(lines: Sequence[Line]) -> Mapping[str, Sequence[str]]:

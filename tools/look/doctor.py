@@ -7,7 +7,8 @@ from importlib import metadata
 from typing import Any
 
 from roundscope.tools.errors import one_line
-from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.report.model import Part, Table, Text
+from roundscope.tools.report.terminal import plain, print_json, show
 
 PACKAGES = ("roundscope", "numpy", "numba", "ml_dtypes", "jax", "jaxlib", "safetensors")
 
@@ -18,7 +19,7 @@ def run(as_json: bool = False) -> bool:
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        show(parts_of(report))
     return bool(report["passed"])
 
 
@@ -66,8 +67,6 @@ def devices() -> list[str]:
 
 def _probe(probe: Any) -> dict[str, Any]:
     """Return what a probe measured; a probe that cannot run here says why, and claims nothing."""
-    from roundscope.tools.report.terminal import plain
-
     try:
         finding: dict[str, Any] = plain(probe())
         return finding
@@ -77,62 +76,39 @@ def _probe(probe: Any) -> dict[str, Any]:
         return {"name": name, "seen": seen, "present": None, "immune": None, "how": how}
 
 
-def _print(report: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    out = console()
-    out.print(Text("  ".join(f"{k} {v}" for k, v in report["versions"].items())))
-    for device in report["devices"]:
-        out.print(Text(device))
-    out.print(_surroundings(report["surroundings"]))
-    out.print(_traps(report["traps"]))
-    out.print(_checks(report["self_check"]))
-    if report["passed"]:
-        out.print(Text("both executors agree with ml_dtypes", style="bold green"))
-    elif all(c.passed or (c.xla_wrong is None and not c.numba_wrong) for c in report["self_check"]):
-        words = "XLA does not run here: see JAX's platform. NumPy's executor agrees with ml_dtypes"
-        out.print(Text(words, style="bold red"))
-    else:
-        out.print(Text("SELF-CHECK FAILED: do not trust results of this machine", style="bold red"))
-
-
-def _table(*columns: str) -> Any:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name)
-    return table
-
-
-def _surroundings(found: list[Any]) -> Any:
-    from rich.text import Text
-
-    table = _table("looked at", "seen here", "right", "what to do")
-    for f in found:
-        style = None if f.right else "bold red"
-        row = (f.name, f.seen, "yes" if f.right else "no", f.do or "nothing")
-        table.add_row(*(Text(x, overflow="fold") for x in row), style=style)
-    return table
-
-
-def _traps(traps: list[dict[str, Any]]) -> Any:
-    table = _table("trap", "seen here", "bites", "immune", "how")
+def parts_of(report: dict[str, Any]) -> list[Part]:
+    """Return what the terminal shows: versions, devices, three tables, and the answer."""
+    found, traps, checks = report["surroundings"], report["traps"], report["self_check"]
     words = {True: "yes", False: "no", None: "?"}
-    for t in traps:
-        style = None if t["immune"] else "bold red"
-        table.add_row(
-            t["name"], t["seen"], words[t["present"]], words[t["immune"]], t["how"], style=style
+    around = Table(
+        ("looked at", "seen here", "right", "what to do"),
+        [(f.name, f.seen, words[f.right], f.do or "nothing") for f in found],
+        [not f.right for f in found],
+    )
+    bites = Table(
+        ("trap", "seen here", "bites", "immune", "how"),
+        [(t["name"], t["seen"], words[t["present"]], words[t["immune"]], t["how"]) for t in traps],
+        [not t["immune"] for t in traps],
+    )
+    wrong = Table(
+        ("format", "numbers", "wrong by Numba", "wrong by XLA"),
+        [
+            (c.format, *("not run" if n is None else str(n) for n in counts))
+            for c in checks
+            for counts in [(c.numbers, c.numba_wrong, c.xla_wrong)]
+        ],
+        [not c.passed for c in checks],
+    )
+    if report["passed"]:
+        answer = Text("both executors agree with ml_dtypes", "good")
+    elif all(c.passed or (c.xla_wrong is None and not c.numba_wrong) for c in checks):
+        answer = Text(
+            "XLA does not run here: see JAX's platform. NumPy's executor agrees with ml_dtypes",
+            "bad",
         )
-    return table
-
-
-def _checks(checks: list[Any]) -> Any:
-    table = _table("format", "numbers", "wrong by Numba", "wrong by XLA")
-    for c in checks:
-        numbers = (
-            "not run" if n is None else str(n) for n in (c.numbers, c.numba_wrong, c.xla_wrong)
-        )
-        table.add_row(c.format, *numbers, style=None if c.passed else "bold red")
-    return table
+    else:
+        answer = Text("SELF-CHECK FAILED: do not trust results of this machine", "bad")
+    versions = "  ".join(f"{name} {version}" for name, version in report["versions"].items())
+    gap = Text("")
+    above = [Text(versions), *map(Text, report["devices"]), gap]
+    return [*above, around, gap, bites, gap, wrong, gap, answer]

@@ -3,9 +3,10 @@
 from typing import Any
 
 from roundscope.emu.explanation.addition import Addition, add
+from roundscope.emu.explanation.drawing import lines
 from roundscope.emu.explanation.one_rounding import Explanation, explain
 from roundscope.emu.roundings.modes import rounding
-from roundscope.tools.report.terminal import plain, print_json
+from roundscope.tools.report.terminal import console, plain, print_json
 
 
 def run(
@@ -28,9 +29,9 @@ def run(
     if as_json:
         print_json(document(e, addition))
         return
-    from roundscope.tools.look.explain_view import show
-
-    show(e, addition)
+    out = console()
+    for line in lines(e, addition):
+        out.print(line)
 
 
 def document(e: Explanation, addition: Addition | None = None) -> dict[str, Any]:

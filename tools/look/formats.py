@@ -5,14 +5,14 @@ from typing import Any
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format, format_named
-from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Code, Part, Table, Text
 
 LEGEND = (
     "p: precision.  epsilon: from 1 to the next number.  tie window: exp(-g) rounds to 1 up to"
     " this g."
 )
-NARROW = 98  # columns of the whole table; a narrower screen goes without those of LEFT_OUT
-LEFT_OUT = ("emin", "min_normal")
+OPTIONAL = (3, 5)  # columns that a narrow screen goes without: emin and min normal
 
 
 def row(f: Format) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def show(names: Iterable[str] = (), as_json: bool = False) -> None:
     """
     rows = [row(format_named(name)) for name in names or NAMED]
     if as_json:
-        print_json(rows)
+        terminal.print_json(rows)
     else:
-        _print(rows, blocks=not names)
+        terminal.show(_parts(rows, blocks=not names))
 
 
 def _block_words(f: BlockFormat) -> str:
@@ -50,26 +50,15 @@ def _block_words(f: BlockFormat) -> str:
     return f"{f.element.format.name}, a scale in {f.scale.name} for {tile} numbers{whole}"
 
 
-def _print(rows: list[dict[str, Any]], *, blocks: bool) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    out = console()
-    shown = [key for key in rows[0] if out.width >= NARROW or key not in LEFT_OUT]
-    for key in shown:
-        heading = "p" if key == "precision" else key.replace("_", " ")
-        table.add_column(heading, justify="left" if key == "name" else "right", no_wrap=True)
-    for r in rows:
-        table.add_row(*(_cell(r[key]) for key in shown))
-    out.print(table)
-    out.print(LEGEND, style="dim")
-    if out.width < NARROW:
-        out.print("emin and min normal: with --json, or on a wider terminal.", style="dim")
+def _parts(rows: list[dict[str, Any]], *, blocks: bool) -> list[Part]:
+    heads = ["p" if key == "precision" else key.replace("_", " ") for key in rows[0]]
+    cells = [[_cell(value) for value in r.values()] for r in rows]
+    parts: list[Part] = [Table(heads, cells, optional=OPTIONAL), Text(LEGEND, "note")]
     if blocks:
-        out.print("\nBlock formats, for the operands of products (docs/findings/block-formats.md):")
-        for name, f in BLOCK_NAMED.items():
-            out.print(f" {name:12} {_block_words(f)}", markup=False)
+        title = "Block formats, for the operands of products (docs/findings/block-formats.md):"
+        lines = [f" {name:12} {_block_words(f)}" for name, f in BLOCK_NAMED.items()]
+        parts += [Text(""), Text(title), Code("\n".join(lines))]
+    return parts
 
 
 def _cell(value: Any) -> str:

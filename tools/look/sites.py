@@ -6,7 +6,10 @@ For one plan: the events that the plan has, and how it rounds them.
 from typing import Any
 
 from roundscope.tools.errors import bad
-from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Table
+
+_OF_PLAN = ("stage", "formula", "rounding", "sum")
 
 
 def rows(plan: str | None = None) -> list[dict[str, Any]]:
@@ -48,26 +51,11 @@ def show(as_json: bool = False, plan: str | None = None) -> None:
     """Print the sites, or those of a plan if one is named, as a table or as JSON."""
     records = rows(plan)
     if as_json:
-        print_json(records)
+        terminal.print_json(records)
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    columns = (
-        ("stage", "axes", "formula") if plan is None else ("stage", "formula", "rounding", "sum")
-    )
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    table.add_column("site", style="bold", no_wrap=True)
-    for name in columns:
-        table.add_column(name)
-    stage = None
-    for r in records:
-        if stage not in (None, r["stage"]):
-            table.add_section()
-        stage = r["stage"]
-        table.add_row(*(Text(_words(r[name])) for name in ("name", *columns)))
-    console().print(table)
+    columns = ("stage", "axes", "formula") if plan is None else _OF_PLAN
+    lines = [[_words(r[name]) for name in ("name", *columns)] for r in records]
+    terminal.show([Table(("site", *columns), lines)])
 
 
 def _words(value: Any) -> str:

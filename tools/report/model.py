@@ -78,7 +78,6 @@ class Table:
         name: A class of the page's element, by which a script finds it.
         is_prose: Whether most columns are sentences.
         optional: The numbers of the columns that a screen that is too narrow leaves out.
-        breaks: The numbers of the rows before which the terminal leaves a line free.
     """
 
     kind: ClassVar = "table"
@@ -89,7 +88,6 @@ class Table:
     name: str = ""
     is_prose: bool = False
     optional: Sequence[int] = ()
-    breaks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,8 +147,6 @@ def _columns(part: TableModel, columns: "Sequence[int]", gap: int) -> "Table":
             overflow="fold",
         )
     for number, row in enumerate(part.rows):
-        if number in part.breaks:
-            grid.add_section()
         cells = [row[n] for n in columns]
         words = [Words(text_of(c), "" if isinstance(c, str) else STYLES[c.mood]) for c in cells]
         is_marked = bool(part.marked) and part.marked[number]

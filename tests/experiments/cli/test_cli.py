@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from roundscope.emu.explanation.drawing import lines
 from roundscope.emu.explanation.one_rounding import explain
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 from roundscope.experiments.cli.main import app
-from roundscope.tools.look import doctor, explain_view
+from roundscope.tools.look import doctor
 from roundscope.tools.look import sites as sites_view
 from roundscope.tools.report import terminal as output
 from tests.checks import killed
@@ -138,8 +139,8 @@ def test_explain_draws_the_paper_s_bits(run):
     "value", ["0.1", "-4.7", "1e-300", "0x1.fffffffffffffp9", "inf", "nan", "0", "448.5"]
 )
 def test_drawings_fit_100_columns(capsys, value, name, mode):
-    e = explain(value, rounding(name, mode))
-    explain_view.show(e)
+    for line in lines(explain(value, rounding(name, mode))):
+        output.console().print(line)
     assert all(len(line) <= output.WIDTH for line in capsys.readouterr().out.splitlines())
 
 

@@ -240,11 +240,9 @@ def events(s: Summary, *, with_formulas: bool) -> Table:
     rows = [cells(e, s.layer.q.shape[0]) for e in s.rounding]
     if with_formulas:
         rows = [[*row, formula(e.name)] for row, e in zip(rows, s.rounding, strict=True)]
-    stages = [site_of(e.name).stage for e in s.rounding]
-    breaks = [n for n in range(1, len(rows)) if stages[n] != stages[n - 1]]
     marked = [e.is_biased for e in s.rounding]
     heads = (*HEADS, "formula") if with_formulas else HEADS
-    return Table(heads, rows, marked, optional=LEFT_OUT, breaks=breaks)
+    return Table(heads, rows, marked, optional=LEFT_OUT)
 
 
 def cells(e: Event, batch: int) -> list[str]:
