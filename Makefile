@@ -12,7 +12,7 @@ PYTHON_NEWEST ?= python3.13
 VENV_NEWEST := .venv-$(notdir $(PYTHON_NEWEST))
 UNCONSTRAINED := --upgrade --upgrade-strategy eager
 
-.PHONY: demo test quick test-matrix parts thorough lint containers exhaustive engines fuzz hostile killed every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
+.PHONY: demo test quick test-matrix parts thorough coverage lint containers exhaustive engines fuzz hostile killed every-plan mutants gpu-check gpu-kernels gpu-watch gpu-scaling gpu-tensor-core docs linkcheck pages bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/roundscope trace --sample --layer layer4 --out demo
@@ -49,6 +49,12 @@ quick: $(READY)  ## the tests that import what has changed since the last commit
 
 thorough: $(READY)  ## every test, the long ones too, all as users compile
 	$(PYTEST) $(BY_FILE)
+
+CORE := emu attention
+
+coverage: $(READY)  ## the share of lines and branches of emu and attention that their own tests run
+	$(BIN)/pip install -qq $(VERSIONS) pytest-cov
+	XLA_FLAGS='$(PLAIN) $(EMITTERS)' $(PYTEST) $(BY_FILE) -q -m 'not thorough' $(addprefix --cov=,$(CORE)) --cov-report=term:skip-covered $(addprefix tests/,$(CORE))
 
 lint: $(READY)
 	$(BIN)/ruff check .
