@@ -25,8 +25,8 @@ def of_run(
         from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
         return diagnose_run(folder, name=arm, first=first, until=until, out=out, progress=progress)
-    from roundscope.experiments.diagnose.student import page, run
+    from roundscope.experiments.diagnose.student import report, run
 
     found = run.diagnose(folder, arm=arm, first=first, until=until, out=out, progress=progress)
     progress(LAST, "report")
-    return page.diagnosis(found)
+    return report.diagnosis(found)

@@ -1,0 +1,326 @@
+"""The report on a proxy's run: its steps, tables and sentences, and diagnosis.json."""
+
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from roundscope.experiments.diagnose.student import pictures as measured
+from roundscope.experiments.diagnose.student.errors import GRADIENT
+from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
+from roundscope.experiments.diagnose.student.run import ALL, SET, Found
+from roundscope.experiments.diagnose.student.units import name, words
+from roundscope.experiments.diagnose.student.verdict import links
+from roundscope.experiments.train.student.follow import RULE
+from roundscope.experiments.train.student.sites import Site
+from roundscope.tools.diagnose.replay.fate import Outcome
+from roundscope.tools.diagnose.replay.start import Cause
+from roundscope.tools.diagnose.report import data_run, pictures_run, words_run
+from roundscope.tools.diagnose.report.diagnosis import Diagnosis, step
+from roundscope.tools.diagnose.report.steps_run import replay_step, search_step
+from roundscope.tools.report.model import Picture, Section, Table, notes
+from roundscope.tools.report.pictures import DOWN, UP
+from roundscope.tools.results.machine import device, versions
+from roundscope.tools.results.provenance import command_line
+
+HOW = (
+    f"{words_run.SHAM} Epsilon is measured at the same weights and rows, so it contains no"
+    " difference between two trainings."
+)
+
+
+def steps(found: Found) -> list[Section]:
+    """Return what the report shows, in order."""
+    r = found.replayed
+    rounds = "The events of a row round, all others are FP32."
+    dots = "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
+    green = "Green: survives more often than shams do; red: none survives."
+    errors = Picture("Error and coherence", measured.errors(found), rounds) if found.errors else None
+    blocks = Picture("Blocks", measured.origin(found), dots) if found.origin else None
+    repairs = Picture("Repairs", measured.repairs(found), green) if found.tried else None
+    return [
+        replay_step(words_run.replayed(r), losses(found), RULE),
+        search_step(r, words_run.searched(r)),
+        step(3, "The gradient's error", error(found), errors, _errors(found)),
+        step(4, "Origin", origin(found), blocks, _origin(found)),
+        step(5, "Repair", repaired(found), repairs, _repairs(found)),
+    ]
+
+
+def losses(found: Found) -> Figure:
+    """Draw the file's curve, the replay, and the sanity arms.
+
+    A point of the curve is the largest loss of 25 steps.
+    """
+    case, r = found.case, found.replayed
+    curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
+    return pictures_run.losses(
+        curve, r, [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")]
+    )
+
+
+def _errors(found: Found) -> Table:
+    rows = []
+    for who, e in found.errors.items():
+        mean, half = e.bias
+        rows.append(
+            [
+                who,
+                f"{e.zeta.mean():.3g}",
+                f"{e.cosine.mean():.4f}",
+                f"{100 * mean:+.3g}",
+                f"{100 * half:.2g}",
+                f"{e.a:.2f}",
+                f"{e.null:.2f}",
+                f"{e.p:.1g}",
+            ]
+        )
+    heads = ["rounded", "zeta", "cosine", "along g, %", "+-", "A", "flips, 95 %", "p"]
+    return Table(heads, rows, [row[0] == SET for row in rows])
+
+
+def _origin(found: Found) -> Table:
+    rows = []
+    for b in found.origin:
+        for title, s, spread in (
+            (f"{b.units[0].site}", b.shares, f"{b.spread:.3g}"),
+            ("  normal numbers", b.normal_shares, ""),
+        ):
+            percent = [
+                f"{100 * s[n]:.2f}"
+                for n in ("clipped", "last", "underflow", "shrink", "rms", "excess")
+            ]
+            where = [str(b.format), str(len(b.units))] if spread else ["", ""]
+            rows.append([title, *where, *percent, f"{s['distinct']:.1f}", spread])
+    heads = [
+        "event",
+        "format",
+        "places",
+        "clipped\n%",
+        "largest\n%",
+        "to 0\n%",
+        "shrink\n%",
+        "rms\nerror %",
+        "over\nRCEIL %",
+        "distinct",
+        "max / min",
+    ]
+    return Table(heads, rows, [b.marked and not i for b in found.origin for i in (0, 1)])
+
+
+def _repairs(found: Found) -> Table:
+    rows = []
+    for t in found.tried:
+        mean, half = t.error.bias
+        rows.append(
+            [
+                t.name,
+                f"{t.error.zeta.mean():.3g}",
+                f"{100 * mean:+.3g} +- {100 * half:.2g}",
+                f"{t.error.a:.2f}",
+                t.outcome.count,
+                _median(t.outcome),
+                f"{t.p:.1g}",
+                "" if t is found.tried[0] else t.word,
+            ]
+        )
+    heads = ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"]
+    return Table(heads, rows)
+
+
+def _median(o: Outcome) -> str:
+    """Return the median of the steps at which those that diverge do."""
+    steps = [f.failed for f in o.fates if f.failed is not None]
+    return f"{np.median(steps):.0f}" if steps else ""
+
+
+def diagnosis(found: Found) -> Diagnosis:
+    """Return what is said of a student's run."""
+    data, r = document(found), found.replayed
+    return Diagnosis(
+        name=who(found),
+        title="Why did this run diverge, and is it rounding?",
+        about=who(found),
+        first_line=words_run.first_line(r),
+        kind=kind(found),
+        headline=headline(found),
+        steps=steps(found),
+        links=links(found),
+        unseen=not_shown(found),
+        said=[_repairs(found)] if found.tried else [],
+        how=notes(HOW),
+        machine=[f"{k:<10} {v}" for k, v in data["run"].items()],
+        data=data,
+        seconds=found.seconds,
+    )
+
+
+def kind(found: Found) -> str:
+    """Return the verdict in a few"""
+    r = found.replayed
+    if r.cause is not Cause.ROUNDING:
+        return r.verdict
+    fault = "a set of events is" if r.holds else "no set of events is shown to be"
+    return f"{r.verdict}; {fault} at fault"
+
+
+def who(found: Found) -> str:
+    """Return the run, in"""
+    own = found.case.own
+    return f"{own.name}, seed {own.seed}, lr {own.lr:g}"
+
+
+def headline(found: Found) -> str:
+    """Return the verdict in a few sentences."""
+    r, twin = found.replayed, found.case.twin
+    beside = ""
+    if twin is not None:
+        too = " not" if twin.diverged is None else f" too, at {twin.diverged}"
+        beside = f" FP32 on the same rows does{too}."
+    start = f"{who(found)}: diverges at step {found.case.failed}.{beside} {words_run.ending(r)}"
+    if not r.holds:
+        return start
+    good = [
+        t.name for t in found.tried if t.word == "averts it" and t.name not in (BASE, FOUND, RANDOM)
+    ]
+    return start + (
+        f" Repairs that avert it: {', '.join(good)}."
+        if good
+        else " None of the repairs tried is shown to avert it."
+    )
+
+
+def error(found: Found) -> str:
+    """Return the sentence of step 3."""
+    if not found.errors:
+        return "Which event makes the gradient's error? No event rounds."
+    single = {n: e for n, e in found.errors.items() if n in list(Site)}
+    most = sorted(single, key=lambda n: -float(single[n].zeta.mean()))[:3]
+    own = ", ".join(f"{n} {single[n].zeta.mean():.3g}" for n in most)
+    e, by_name = found.errors[ALL], {x.name: x.evidence for x in links(found)}
+    share = f" {by_name['error'][0].upper()}{by_name['error'][1:]}." if "error" in by_name else ""
+    return (
+        "Which event makes the gradient's error, and does it add up? |epsilon| / |g| is"
+        f" {e.zeta.mean():.3g}, cosine {e.cosine.mean():.4f}, with all events; alone, most have"
+        f" {own}.{share} {_coherent(found)}"
+    )
+
+
+def _coherent(found: Found) -> str:
+    e = found.errors.get(SET, found.errors[ALL])
+    text = next(x.evidence for x in links(found) if x.name == "coherence")
+    more = (
+        "" if e.a >= found.errors[GRADIENT].a else " It adds up less than the gradient itself does."
+    )
+    return f"{text[0].upper()}{text[1:]}.{more}"
+
+
+def origin(found: Found) -> str:
+    """Return the sentence of step 4."""
+    if not found.origin:
+        return "What do the blocks look like? No operand rounds in blocks."
+    text = next(x.evidence for x in links(found) if x.name.startswith("blocks"))
+    whose = "the set of step 2" if any(b.marked for b in found.origin) else "all operands"
+    return (
+        f"What do the blocks of {whose} look like? In brackets: normal numbers in the same format."
+        f" {text[0].upper()}{text[1:]}."
+    )
+
+
+def repaired(found: Found) -> str:
+    """Return the sentence of step 5."""
+    if not found.tried:
+        return f"Which repair averts it? Not tried: {found.replayed.verdict}."
+    text = next(x.evidence for x in links(found) if x.name == "repair")
+    return f"Which repair averts it? {text[0].upper()}{text[1:]}."
+
+
+def not_shown(found: Found) -> list[str]:
+    """Return what this diagnosis leaves open."""
+    start, (first, last) = found.replayed.replayer.first, found.steps
+    until = found.replayed.replayer.until
+    later = (
+        f"What comes after step {until} (--until): 'survives' means up to there, from step {start}"
+        " (--from)."
+    )
+    seeds = (
+        "Other seeds and rows: one run was examined. No part of the set can be left out; a smaller"
+        " set of other events may exist."
+    )
+    steps = (
+        f"Other steps: steps 3 and 4 examine steps {first} to {last} of the run as it was;"
+        " gradients under a repair are at those weights too."
+    )
+    repairs = (
+        "Repairs from the start: a replay begins with a repair in the middle of the run; trained"
+        " with it from the start, the run may differ."
+    )
+    lines = [later, seeds, steps, repairs]
+    blocked = frozenset(u for b in found.origin for u in b.units)
+    if rest := found.guilty - blocked:
+        lines.append(
+            f"What {words(rest, found.replayed.units)} look like: they do not round in blocks, or"
+            " are no operands; step 4 shows operands in blocks."
+        )
+    return lines
+
+
+SCHEMA = "roundscope-proxy-diagnosis-1"
+
+
+def document(found: Found) -> dict[str, Any]:
+    """Return diagnosis.json without the verdict."""
+    r, case = found.replayed, found.case
+    return {
+        "schema": SCHEMA,
+        "arm": case.own,
+        "config": case.config,
+        "diverged": case.failed,
+        "until": case.until,
+        "steps": {
+            "1 replay": data_run.replay(r),
+            "2 search": None if r.guilty is None else data_run.search(r, r.guilty),
+            "3 error": {
+                n: {
+                    "zeta": e.zeta.tolist(),
+                    "cosine": e.cosine.tolist(),
+                    "along": e.along.tolist(),
+                    "a": e.a,
+                    "p": e.p,
+                    "null": e.null,
+                }
+                for n, e in found.errors.items()
+            },
+            "4 origin": [
+                {
+                    "units": [name(u) for u in b.units],
+                    "format": str(b.format),
+                    "in_the_set": b.marked,
+                    "shares": b.shares,
+                    "normal": b.normal_shares,
+                    "max_over_min": b.spread,
+                    "stats": b.stats.as_dict(),
+                }
+                for b in found.origin
+            ],
+            "5 repair": [
+                {
+                    "name": t.name,
+                    "change": t.text,
+                    "verdict": t.word,
+                    "p": t.p,
+                    "zeta": float(t.error.zeta.mean()),
+                    "along": t.error.bias,
+                    "a": t.error.a,
+                }
+                | data_run.outcome(t.outcome)
+                for t in found.tried
+            ],
+        },
+        "run": {
+            "command": " ".join(command_line()),
+            "seconds": round(found.seconds, 1),
+            "device": device("xla"),
+            "versions": " ".join(f"{k} {v}" for k, v in versions("xla").items()),
+        },
+    }
