@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roundscope.tools.bench import shown
-from roundscope.tools.bench.shown import Line
+from roundscope.tools.bench.deliver import Line, show
 
 STEPS = 20  # the number of steps of a run
 LOOKS = 3  # how often monitors are timed
@@ -196,7 +195,7 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
 
 def _print(rows: list[Row]) -> None:
     heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
-    shown.show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
+    show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
 
 
 def _numbers(row: Row) -> list[str]:

@@ -21,8 +21,7 @@ import numpy as np
 
 from roundscope.attention import attend
 from roundscope.attention.engines.kernels.hopper import fit
-from roundscope.tools.bench.attention import SIZES, Size, in_a_row, inputs
-from roundscope.tools.bench.attention_gpu import torch_kernels
+from roundscope.tools.bench.attention import SIZES, Size, in_a_row, inputs, torch_kernels
 from roundscope.tools.bench.round import race
 
 Contestant: TypeAlias = tuple[str, Callable[[], Any], Any]  # name, call, how to wait

@@ -14,9 +14,8 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS
-from roundscope.tools.bench.attention import SIZES, Row, _rows, emulated, of_jax
+from roundscope.tools.bench.attention import SIZES, Row, _rows, emulated, of_jax, torch_kernels
 from roundscope.tools.bench.attention import inputs as numbers
-from roundscope.tools.bench.attention_gpu import torch_kernels
 from roundscope.tools.identify.adapters import kernel
 from tests.checks.kernel_outputs import inputs
 

@@ -9,6 +9,7 @@ not the launching of its work.
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from roundscope.tools.bench import shown
-from roundscope.tools.bench.deliver import Drawing, deliver
+from roundscope.attention.plans.twins import TWINS
+from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
 from roundscope.tools.bench.round import race
-from roundscope.tools.bench.shown import Line
 
 QUEUED = 0.05  # how many seconds of calls are queued
 MOST = 20  # the largest number of calls that are queued
@@ -114,10 +114,8 @@ def bench_attention(
 
 
 def _field(size: Size, platform: str, progress: Callable[[str], None]) -> list[Contestant]:
-    from roundscope.tools.bench import attention_gpu as bench_attention_gpu
-
     progress(f"{size}: compiling")
-    return _on_cpu(size) if platform == "cpu" else bench_attention_gpu.contestants(size)
+    return _on_cpu(size) if platform == "cpu" else contestants(size)
 
 
 def _on_cpu(size: Size) -> list[Contestant]:
@@ -307,10 +305,108 @@ def _title(rows: list[Row]) -> str:
 def _print(rows: list[Row]) -> None:
     heads = ("forward ms", "both ms", "TFLOP/s", "times", "times both", "compile s")
     lines = [Line(f"B N T H = {r.size}", r.what, _numbers(r)) for r in rows]
-    shown.show(heads, lines, LEGEND.format(first=rows[0].what))
+    show(heads, lines, LEGEND.format(first=rows[0].what))
 
 
 def _numbers(row: Row) -> list[str]:
     numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
     compiled = f"{row.compiled:.1f}" if row.compiled else "-"
     return [*(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers), compiled]
+
+
+# tiles by the features of a head; each was the fastest of some plan
+TILES = {64: ((128, 128), (64, 64)), 128: ((128, 64), (128, 128), (64, 64))}
+SLOW_TILE = (64, 64)
+
+
+def contestants(size: Size) -> list[Contestant]:
+    """Return the contestants of a size, rivals first.
+
+    PyTorch takes part if it is installed and sees the GPU; what takes seconds is timed at one size
+    only.
+    """
+    import jax
+
+    arrays = inputs(size, "bfloat16")
+    fused = {
+        f"{name}, fused {q} x {k}": emulated(name, size, "pallas", (q, k))
+        for name in OURS
+        for q, k in TILES[size.features]
+    }
+    for name in REAL:
+        q, k = TWINS[name].tiles(size.features)
+        fused[f"{name}, fused {q} x {k}"] = emulated(name, size, "pallas", (q, k))
+    # a kernel has no room for its own tiles, 512 x 512
+    released = emulated("qiu-yao-compiled", size, "pallas", SLOW_TILE)
+    fused["qiu-yao-compiled, fused 64 x 64"] = released
+    slow = {
+        "fa2-bf16, fused 64 x 64": emulated("fa2-bf16", size, "pallas", SLOW_TILE),
+        "qiu-yao, fused 64 x 64": emulated("qiu-yao", size, "pallas", SLOW_TILE),
+        "fa2-bf16@hopper, xla": emulated("fa2-bf16@hopper", size, "xla", (128, 128)),
+    }
+    is_first = size.features == 64 and not size.is_causal
+    rivals: dict[str, Callable[..., Any]] = {
+        "jax.nn, BF16, cuDNN": partial(
+            jax.nn.dot_product_attention, is_causal=size.is_causal, implementation="cudnn"
+        ),
+        "jax.nn, FP32, XLA": partial(_wide, size.is_causal),
+    }
+    ours = fused | (slow if is_first else {})
+    with ThreadPoolExecutor(8) as pool:
+        makers = (rivals | ours).items()
+        compiled = list(
+            pool.map(lambda item: of_jax(item[0], item[1], arrays, is_ours=item[0] in ours), makers)
+        )
+    return [*torch_kernels(size), *compiled]
+
+
+OURS = ("fa2-bf16@hopper", "qiu-yao@hopper")
+REAL = ("fa2", "cudnn")  # plans that are PyTorch's kernels, with the tiles of these
+
+
+def _wide(is_causal: bool, q: Any, k: Any, v: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    return jax.nn.dot_product_attention(
+        *(x.astype(jnp.float32) for x in (q, k, v)), is_causal=is_causal
+    )
+
+
+def torch_kernels(size: Size) -> list[Contestant]:
+    """Return scaled_dot_product_attention by both of the fast kernels that PyTorch may choose."""
+    try:
+        import torch
+        from torch.nn.attention import SDPBackend
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    shape = (size.batch, size.heads, size.tokens, size.features)
+    x = [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    backends = {
+        "torch SDPA, BF16, cuDNN": SDPBackend.CUDNN_ATTENTION,
+        "torch SDPA, BF16, FlashAttention-2": SDPBackend.FLASH_ATTENTION,
+    }
+    return [_of_torch(name, backend, x, size.is_causal) for name, backend in backends.items()]
+
+
+def _of_torch(name: str, backend: Any, x: list[Any], is_causal: bool) -> Contestant:
+    import torch
+    from torch.nn.attention import sdpa_kernel
+
+    q, k, v = x
+
+    def forward() -> Any:
+        with sdpa_kernel(backend), torch.no_grad():
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    def both() -> Any:
+        with sdpa_kernel(backend):
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return torch.autograd.grad(out, x, torch.ones_like(out))
+
+    return Contestant(name, forward, both, lambda _: torch.cuda.synchronize())

@@ -4,11 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from roundscope.emu.formats.format import unknown
-from roundscope.tools.bench import shown
-from roundscope.tools.bench.deliver import Drawing, deliver
+from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
 from roundscope.tools.bench.device import bench_device
 from roundscope.tools.bench.round import THREADS, Row, bench_round
-from roundscope.tools.bench.shown import Line
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.report.terminal import console
 
@@ -131,7 +129,7 @@ def _measure(size: int) -> list[Row]:
 
 def _print(rows: list[Row]) -> None:
     heads = ("GB/s", "of copy", "ours", "differ", "of values")
-    shown.show(heads, [Line(r.format, r.name, _cells(r), r.note) for r in rows], LEGEND)
+    show(heads, [Line(r.format, r.name, _cells(r), r.note) for r in rows], LEGEND)
 
 
 def _cells(row: Row) -> list[str]:

@@ -3,11 +3,14 @@
 With JSON nothing else is written to stdout.
 """
 
-from collections.abc import Callable, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roundscope.tools.bench.machine import machine, show
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Table, Text
 from roundscope.tools.report.terminal import print_json
 
 Bar = tuple[str, str, float, bool]  # group, name, ratio of speeds, whether it is ours
@@ -42,8 +45,109 @@ def deliver(
         print_json(results)
     else:
         show_table()
-        show(ran_on)
+        _show_machine(ran_on)
     if out is not None:
         from roundscope.tools.bench.picture import write
 
         write(out, what, results, *drawing(), as_json=as_json)
+
+
+class Line(NamedTuple):
+    """One contestant: its group, its name, its numbers as text, and a note about it or ""."""
+
+    group: str
+    name: str
+    numbers: Sequence[str]
+    note: str = ""
+
+
+def show(heads: Sequence[str], lines: Sequence[Line], legend: str) -> None:
+    """Print a table.
+
+    A group without a name has no title. Notes stand below the table, each once.
+    """
+    rows: list[list[str]] = []
+    for group in dict.fromkeys(line.group for line in lines):
+        if group:
+            rows.append([group, *("" for _ in heads)])
+        rows += [
+            [f"  {line.name}" if group else line.name, *line.numbers]
+            for line in lines
+            if line.group == group
+        ]
+    notes = [Text(f"{', '.join(names)}: {note}") for note, names in _notes(lines).items()]
+    below = Text(" ".join(legend.split()), "note")
+    terminal.show([Table(("", *heads), rows), *notes, below])
+
+
+def _notes(lines: Sequence[Line]) -> Mapping[str, Sequence[str]]:
+    """Return every note with the names that it is about, and their groups where some lack it."""
+    notes: dict[str, list[str]] = {}
+    for line in lines:
+        if line.note:
+            own = [x for x in lines if x.name == line.name]
+            is_of_all = all(x.note == line.note for x in own)
+            name = line.name if is_of_all or not line.group else f"{line.name} ({line.group})"
+            names = notes.setdefault(line.note, [])
+            if name not in names:
+                names.append(name)
+    return notes
+
+
+RIVALS = ("gfloat", "pychop", "torch", "qtorch", "torchao", "mmasim")
+
+
+def machine(threads: int | None) -> dict[str, Any]:
+    """Return the machine and the versions as plain data.
+
+    threads   how many threads ours used; None where its library chooses
+    """
+    from roundscope.tools.results.machine import device
+    from roundscope.tools.sweep.running.executors import cores
+
+    return {
+        "platform": platform.platform(),
+        "processor": device("numpy").removeprefix("cpu "),
+        "cores": cores(),
+        "threads": threads,
+        "gpu": _gpu(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of `roundscope doctor` and of every rival that is installed.
+
+    Nothing is imported, since importing some of the rivals takes seconds.
+    """
+    from roundscope.tools.look import doctor
+
+    known = doctor.versions()
+    for name in RIVALS:
+        try:
+            known[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def _show_machine(facts: dict[str, Any]) -> None:
+    """Print the machine as one sentence, to stand under a table."""
+    from roundscope.tools.report.terminal import console
+
+    threads = "" if facts["threads"] is None else f", {facts['threads']} threads"
+    gpu = f"; {facts['gpu']}" if facts["gpu"] else ""
+    packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    computer = f"{facts['processor']}, {facts['cores']} cores{threads}{gpu}"
+    text = f"{computer}; {facts['platform']}; {packages}"
+    console().print(text, style="dim", markup=False)
+
+
+def _gpu() -> str | None:
+    """Return the name of JAX's first GPU, on which the benchmarks run; None without one."""
+    import jax
+
+    try:
+        return str(jax.devices("gpu")[0].device_kind)
+    except RuntimeError:
+        return None

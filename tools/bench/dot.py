@@ -15,10 +15,8 @@ import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot, round_to
 from roundscope.emu.roundings.modes import rounding
-from roundscope.tools.bench import shown
-from roundscope.tools.bench.deliver import Drawing, deliver
+from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
 from roundscope.tools.bench.round import THREADS, numba_threads, race
-from roundscope.tools.bench.shown import Line
 from roundscope.tools.report.progress import bar
 
 SIZE = 512
@@ -180,7 +178,7 @@ def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _print(rows: list[Row]) -> None:
-    shown.show(
+    show(
         ("M/s", "of matmul", "ours", "differ", "of sums"),
         [Line(f"{row.operand} factors", row.name, _numbers(row), row.note) for row in rows],
         LEGEND,

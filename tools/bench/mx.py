@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.tools.bench.mx_rivals import RIVALS, ours_on_xla
-from roundscope.tools.bench.rivals import Rival
+from roundscope.tools.bench.rivals import ML_DTYPES, Rival, Round, on_cpu, on_torch
 from roundscope.tools.bench.round import (
     NEW,
     THREADS,
@@ -163,3 +162,86 @@ def _device_row(
         values=size,
         differing=wrong,
     )
+
+
+def ml_dtypes_and_numpy(name: str) -> Round | None:
+    """Return the format written with NumPy and ml_dtypes.
+
+    frexp gives the shared exponent, ldexp scales, and a cast to an ml_dtypes type rounds the
+    elements.
+    """
+    import ml_dtypes
+
+    from roundscope.emu import BLOCK_NAMED
+
+    f = BLOCK_NAMED[name]
+    element = f.element.format
+    if not f.power_of_two or element.name not in ML_DTYPES:
+        return None
+    dtype = getattr(ml_dtypes, ML_DTYPES[element.name])
+    k = f.size
+    largest = np.float32(element.max_finite)
+
+    def there_and_back(x: np.ndarray) -> np.ndarray:
+        blocks = x.reshape(-1, k)
+        top = np.abs(blocks).max(axis=1, keepdims=True)
+        shared = np.clip(np.frexp(top)[1] - 1 - element.emax, -127, 127)
+        elements = np.clip(np.ldexp(blocks, -shared), -largest, largest).astype(dtype)
+        back = np.ldexp(elements.astype(np.float32), shared)
+        return np.where(np.isfinite(top), back, np.float32(np.nan)).reshape(-1)
+
+    return there_and_back
+
+
+def ours_on_xla(name: str) -> Round:
+    """Return emu.round_blocks under jit."""
+    import jax
+
+    from roundscope.emu import round_blocks
+
+    return jax.jit(lambda x: round_blocks(x, name))
+
+
+def microxcaling(name: str) -> Round | None:
+    """Return mx.mx_ops._quantize_mx on the CPU with round="even"; it needs PyTorch."""
+    from mx.formats import ElemFormat
+    from mx.mx_ops import _quantize_mx
+
+    known = {
+        "mxfp8_e4m3": "fp8_e4m3",
+        "mxfp8_e5m2": "fp8_e5m2",
+        "mxfp6_e3m2": "fp6_e3m2",
+        "mxfp6_e2m3": "fp6_e2m3",
+        "mxfp4": "fp4_e2m1",
+        "mxint8": "int8",
+    }
+    if name not in known:
+        return None
+    form = ElemFormat.from_str(known[name])
+    return lambda x: (
+        _quantize_mx(x.reshape(-1, 32), 8, form, axes=[-1], block_size=32, round="even")
+        .reshape(-1)
+        .numpy()
+    )
+
+
+def torchao(name: str) -> Round | None:
+    """Return torchao's MXTensor.to_mx and dequantize on the CPU, with scaling mode FLOOR."""
+    import torch
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+    known = {"mxfp8_e4m3": torch.float8_e4m3fn, "mxfp8_e5m2": torch.float8_e5m2}
+    if name not in known:
+        return None
+    dtype = known[name]
+    return lambda x: (
+        MXTensor.to_mx(x.reshape(-1, 32), dtype, 32).dequantize(torch.float32).reshape(-1).numpy()
+    )
+
+
+RIVALS = (
+    Rival("ours, XLA on CPU", ours_on_xla, on_cpu),
+    Rival("ml_dtypes + NumPy", ml_dtypes_and_numpy),
+    Rival("microxcaling", microxcaling, on_torch, "log2 in float32; no -0"),
+    Rival("torchao", torchao, on_torch),
+)

@@ -10,8 +10,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from roundscope.tools.bench import shown
-from roundscope.tools.bench.shown import Line
+from roundscope.tools.bench.deliver import Line, show
 from roundscope.tools.sweep.conditions.cell import Cell, Value
 
 LEGEND = """
@@ -164,7 +163,7 @@ def run(as_json: bool) -> None:
 
 def _show(rows: Sequence[Row]) -> None:
     heads = ("cells", "start s", "cells / s", "times rival", "times 2 workers")
-    shown.show(heads, [Line("", row.what, _numbers(row)) for row in rows], LEGEND)
+    show(heads, [Line("", row.what, _numbers(row)) for row in rows], LEGEND)
 
 
 def _numbers(row: Row) -> list[str]:

@@ -1,6 +1,7 @@
 """The command `check-cast`: is a user's cast or quantizer what it is meant to be?"""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.grammar.roundings import event_of
+from roundscope.attention.testing.foreign.user import LIBRARIES, function_named, library_of
 from roundscope.emu.testing.casts.examine import examine_cast
 from roundscope.emu.testing.casts.records import Function
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
-from roundscope.tools.check_cast.call import cast_named
 from roundscope.tools.check_cast.report import Asked, report
+from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import deliver
 from roundscope.tools.report.junit import failed
 from roundscope.tools.results.folder import checked_folder
@@ -56,3 +58,36 @@ def run(
 
 def _in_time(cast: Function, timeout: float | None, x: np.ndarray) -> Any:
     return limited(cast, timeout, x, what="function")
+
+
+def cast_named(name: str, library: str | None) -> tuple[Callable[[np.ndarray], Any], str]:
+    """Return the cast that a user's function is, and the library whose arrays it is given.
+
+    Args:
+        name: the function, as module:function; the current folder is searched first.
+        library: one of `LIBRARIES`; None for the one that the function's module has imported.
+
+    Raises:
+        ValueError: the function does not exist, or the library is not known.
+    """
+    if library is not None and library not in LIBRARIES:
+        raise bad("--library", library, f"must be one of {', '.join(LIBRARIES)}")
+    found = function_named(name, "FUNCTION")
+    if not callable(found):
+        raise bad("FUNCTION", name, "is no function; name one that takes an array")
+    chosen = library or library_of(found)
+    given = {"numpy": found, "torch": partial(_of_torch, found), "jax": partial(_of_jax, found)}
+    return given[chosen], chosen
+
+
+def _of_torch(function: Callable[[Any], Any], x: np.ndarray) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return function(torch.from_numpy(x))
+
+
+def _of_jax(function: Callable[[Any], Any], x: np.ndarray) -> Any:
+    import jax.numpy as jnp
+
+    return function(jnp.asarray(x))

@@ -28,10 +28,9 @@ from roundscope.tools.tensors.layers import (
 )
 from roundscope.tools.tensors.overrides import Overrides, words
 from roundscope.tools.trace import data as trace_json
-from roundscope.tools.trace.folder import RECORD, RECORDS, folder_for
-from roundscope.tools.trace.folder import digest as request_digest
+from roundscope.tools.trace.data import RECORD, RECORDS, folder_for, records
+from roundscope.tools.trace.data import digest as request_digest
 from roundscope.tools.trace.options import Request, check_places, request
-from roundscope.tools.trace.records import records
 from roundscope.tools.trace.run import Progress, check_engine, memory_note, observe, slower
 from roundscope.tools.trace.served import noted, plan_for, settled
 from roundscope.tools.trace.summary import Summary, summarise

@@ -1,20 +1,31 @@
 """trace.json: every number of a trace, the request, and digests of the inputs and outputs."""
 
+import hashlib
 import platform
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from roundscope.attention import Trace
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
+from roundscope.emu.whole_files import whole_file
 from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.folder import as_word, free_folder
 from roundscope.tools.results.provenance import versions
 from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.tools.trace.analysis.bias import Bias, Event
 from roundscope.tools.trace.analysis.consequences import Gain
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.costs import cost
 from roundscope.tools.trace.options import Request
-from roundscope.tools.trace.report.words import sentence
+from roundscope.tools.trace.report.words import plan_changes, sentence
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.run import blocks
 from roundscope.tools.trace.summary import Summary, share_of_rows
@@ -216,3 +227,65 @@ def _plain(record: Any) -> dict[str, Any]:
         data |= {k: list(v) for k, v in data.items() if isinstance(v, range)}
         data["what"] = {"kind": type(record.what).__name__} | data["what"]
     return data
+
+
+RECORD, RECORDS = "trace.json", "records.npz"
+
+
+def digest(
+    asked: Request,
+    path: Path,
+    layer: str | None = None,
+    layout: str | None = None,
+    overrides: Overrides = AS_THE_FILE,
+) -> str:
+    """Return a digest of everything that decides what a trace writes.
+
+    The version of the program and the contents of the file are not part of it.
+    """
+    whole = (str(path.resolve()), layer, layout, overrides, asked)
+    return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
+
+
+def folder_for(path: Path, asked: Request, request: str) -> Path:
+    """Return the folder trace-<file>-<plan>, the plan with its changes of --set.
+
+    It ends in -2, -3 and so on where the name without it holds another request. Records alone are
+    what a trace left that was killed. Characters that shells or file systems dislike become -.
+    request: as `digest` gives it.
+    """
+    plan = "-".join([asked.plan.name.rstrip("*"), *plan_changes(asked.plan)])
+    name = f"trace-{path.stem}-{as_word(plan)[:80]}"
+    return free_folder(name, request, RECORD, RECORDS)
+
+
+Keep = Callable[[str, Trace], None]
+
+
+@contextmanager
+def records(path: Path, asked: Request) -> Iterator[Keep]:
+    """Yield a function that writes what was asked for of one layer: its name in files, its trace.
+
+    The entries are <layer>.<SITE>.rows, .before and .after. The file is there when all layers are
+    written; there is none if nothing was asked for.
+    """
+    if not asked.rows and not asked.record.events:
+        yield lambda layer, trace: None
+        return
+    deflated = zipfile.ZIP_DEFLATED
+    with whole_file(path) as unfinished, zipfile.ZipFile(unfinished, "w", deflated) as archive:
+
+        def keep(layer: str, trace: Trace) -> None:
+            for name, array in _arrays(trace, asked).items():
+                with archive.open(f"{layer}.{name}.npy", "w", force_zip64=True) as entry:
+                    np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+
+        yield keep
+
+
+def _arrays(trace: Trace, asked: Request) -> dict[str, np.ndarray]:
+    """Return the arrays of a trace that were asked for, by their names after the layer's."""
+    found = {f"{site}.rows": rows for site, rows in trace.rows.items()} if asked.rows else {}
+    for site, (before, after) in trace.events.items():
+        found |= {f"{site}.before": before, f"{site}.after": after}
+    return found

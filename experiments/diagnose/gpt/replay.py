@@ -5,7 +5,7 @@ They are judged by the rules and the past of the run.
 
 import hashlib
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,24 @@ import numpy as np
 
 from roundscope.attention.plans.plan import Plan
 from roundscope.experiments.diagnose.gpt.case import Case
-from roundscope.experiments.diagnose.gpt.trials import Trials, copies, plans_of
-from roundscope.experiments.diagnose.gpt.units import FAMILY, Edit, Units, change_words, exactly
+from roundscope.experiments.diagnose.gpt.units import (
+    FAMILY,
+    Edit,
+    Units,
+    change_words,
+    exactly,
+    reseeded,
+)
 from roundscope.experiments.train import checkpoint
-from roundscope.experiments.train.gpt.plans import Plans, structures
-from roundscope.experiments.train.groups import Group, numbers
+from roundscope.experiments.train.gpt.plans import Plans, Tables, by_arm, by_layer, structures
+from roundscope.experiments.train.groups import Group, numbers, plans_at
 from roundscope.experiments.train.loop import batches_of
-from roundscope.experiments.train.settings import plain
+from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.state import arm, pick
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.fate import Trial
-from roundscope.tools.diagnose.replay.replayer import limit
+from roundscope.tools.diagnose.replay.replayer import limit, shaken
 from roundscope.tools.diagnose.replay.start import Own
 from roundscope.tools.diagnose.replay.store import Store, digest
 from roundscope.tools.results.machine import device
@@ -330,3 +336,35 @@ def _in_full(x: Any) -> str:
     if isinstance(x, tuple):
         return f"({', '.join(map(_in_full, x))}{',' * (len(x) == 1)})"
     return repr(x)
+
+
+def plans_of(settings: Settings, trial: Trial, number: int) -> Plans:
+    """Return the plans of a trial at a step: an edit of the plans of `settings`' first arm."""
+    plans = plans_at(settings, settings.arms[0], number)
+    assert plans is not None
+    return reseeded(trial.repeat)(trial.change(plans))
+
+
+class Trials(Group):
+    """Copies of one arm, each edited as its trial says."""
+
+    def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
+        self.trials = trials
+        many = jax.tree.map(
+            lambda *leaves: np.stack(leaves), *(shaken(state, trial.repeat) for trial in trials)
+        )
+        super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
+
+    def plans(self, number: int) -> tuple[Tables | None, list[Plans | None]]:
+        """Return the plans of a step as the parent does, edited."""
+        stage = self._stage(number)
+        if stage not in self._plans:
+            found = [plans_of(self.settings, trial, number) for trial in self.trials]
+            tables = by_arm([by_layer(plans) for plans in found])
+            self._plans[stage] = self.place.state(tables), list(found)
+        return self._plans[stage]
+
+
+def copies(case: Case, count: int) -> Settings:
+    """Return the settings of `count` copies of the case's arm."""
+    return replace(case.settings, arms=(case.own,) * count)

@@ -1,31 +1,141 @@
 """`roundscope diagnose RUN`: steps 1 to 6 for the folder of a training run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from roundscope.attention import Plan
+from roundscope.attention.plans.presets import exact
 from roundscope.experiments.diagnose.gpt.case import Case, case
 from roundscope.experiments.diagnose.gpt.replay import Gpt, gpt
-from roundscope.experiments.diagnose.gpt.states import (
-    guilty_places,
-    repaired_rows,
-    subjects,
-    survivals,
-)
+from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
 from roundscope.experiments.train import checkpoint
+from roundscope.experiments.train.gpt import pairs
+from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.gpt.step import plans_at
+from roundscope.experiments.train.groups import linears_at
+from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.spikes import RULE
 from roundscope.experiments.train.state import arm
 from roundscope.tools.diagnose.replay.clock import Clock
+from roundscope.tools.diagnose.replay.fate import Outcome, Trial
 from roundscope.tools.diagnose.replay.run_part import RunPart
-from roundscope.tools.diagnose.replay.start import Replayed, replayed
+from roundscope.tools.diagnose.replay.start import Cause, Replayed, replayed
+from roundscope.tools.diagnose.search.guilty import REPEATS
+from roundscope.tools.diagnose.tensors.changes import changes, noise
 from roundscope.tools.diagnose.tensors.findings import (
     Findings,
     Progress,
     Stopped,
     findings,
 )
-from roundscope.tools.diagnose.tensors.measured import Subject
+from roundscope.tools.diagnose.tensors.measured import Measured, Subject
+from roundscope.tools.diagnose.tensors.repairs import SHAM
+from roundscope.tools.diagnose.tensors.rows import shares
+from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace.options import Request
+
+TOKENS = 1024  # tokens of a head that are examined
+
+
+def subjects(case: Case, step: int, state: Any) -> list[Subject]:
+    """Return every layer at a state (of one arm), on the batch of its step and those after it.
+
+    Heads of a layer are separate subjects where their plans differ.
+    """
+    config, plans = case.settings.config, case.plans(step)
+    batches = batches_of(case.settings)[case.own.seed]
+    tokens = np.concatenate(
+        [batches.batch(step + i) for i in range(max(1, TOKENS // (config.batch * config.context)))]
+    )
+    table = plans_at(by_layer(plans), np.int32(step))
+    assert table is not None
+    read = pairs.read(
+        state.params, tokens, table, config, linears_at(case.settings, case.own, step)
+    )
+    x, *rest = (np.asarray(leaf)[:, : max(1, TOKENS // config.context)] for leaf in read)
+    found = []
+    for i, row in enumerate(plans):
+        different = list(dict.fromkeys(row))
+        for number, plan in enumerate(different):
+            heads = tuple(n for n, own in enumerate(row) if own == plan)
+            q, k, v, do = (np.ascontiguousarray(leaf[i][:, :, list(heads)]) for leaf in rest)
+            name = f"layer {i}" + (f", plan {number + 1}" if len(different) > 1 else "")
+            found.append(
+                Subject(
+                    layer=Layer(name=name, q=q, k=k, v=v, do=do),
+                    request=_request(plan, config.tile),
+                    x=x[i],
+                    numbers=heads,
+                )
+            )
+    return found
+
+
+def _request(plan: Plan, tile: int) -> Request:
+    return Request(plan=plan, against=exact(), block_q=tile, block_k=tile, causal=True)
+
+
+def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tuple[int, int]]:
+    """Return (subject, head) for every head in which some event must be exact."""
+    if replayed is None or replayed.guilty is None or not replayed.holds:
+        return []
+    names = by_head(replayed.guilty.found)
+
+    def own(x: Subject, head: str) -> str:
+        return f"{x.layer.name.partition(',')[0]}, head {head}"
+
+    return [
+        (i, n)
+        for i, x in enumerate(subjects)
+        for n, head in enumerate(x.heads)
+        if own(x, head) in names
+    ]
+
+
+def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
+    """Return the outcome of the window under each repair and the sham.
+
+    It is empty where no rounding is at fault.
+    """
+    if replayed is None or replayed.cause is not Cause.ROUNDING:
+        return {}
+    plans = replayed.case.plans(replayed.case.until)
+    flat = list(dict.fromkeys(plan for row in plans for plan in row))
+    edits: dict[str, Edit] = {
+        name: everywhere(change) for name, change in changes(flat, origins).items()
+    }
+    if noise(plans) is not None:
+        edits[SHAM] = lambda plans: noise(plans) or plans
+    often = 1 if replayed.guilty is None else replayed.guilty.repeats
+    times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
+    trials = [Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]
+    fates = iter(replayed.replayer(trials))
+    return {
+        name: Outcome(units=frozenset(), fates=tuple(next(fates) for _ in range(times[name])))
+        for name in edits
+    }
+
+
+def repaired_rows(
+    replayed: Replayed | None, measured: Sequence[Measured], step: int
+) -> list[np.ndarray]:
+    """Return `tensors.rows.shares`, the sums of rows of dS, with the set of step 2 exact.
+
+    It is empty without a set that holds.
+    """
+    if replayed is None or replayed.guilty is None or not replayed.holds:
+        return []
+    plans, found = replayed.model.exactly(replayed.guilty.found)(replayed.case.plans(step)), []
+    for m in measured:
+        layer = plans[int(m.layer.name.partition(",")[0].removeprefix("layer "))]
+        own = [layer[int(name)] for name in m.heads]
+        of = {plan: shares(m, plan) for plan in set(own)}
+        found += [np.array([x[i] for i, plan in enumerate(own) if (x := of[plan]) is not None])]
+    return found
 
 
 def diagnose_run(

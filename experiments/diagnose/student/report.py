@@ -15,9 +15,9 @@ from roundscope.experiments.train.student.follow import RULE
 from roundscope.experiments.train.student.sites import Site
 from roundscope.tools.diagnose.replay.fate import Outcome
 from roundscope.tools.diagnose.replay.start import Cause
-from roundscope.tools.diagnose.report import data_run, pictures_run, words_run
+from roundscope.tools.diagnose.report import data, pictures_run, words_run
 from roundscope.tools.diagnose.report.diagnosis import Diagnosis, step
-from roundscope.tools.diagnose.report.steps_run import replay_step, search_step
+from roundscope.tools.diagnose.report.steps import replay_step, search_step
 from roundscope.tools.report.model import Picture, Section, Table, notes
 from roundscope.tools.report.pictures import DOWN, UP
 from roundscope.tools.results.machine import device, versions
@@ -35,7 +35,9 @@ def steps(found: Found) -> list[Section]:
     rounds = "The events of a row round, all others are FP32."
     dots = "Dots: the run's blocks, red those of the set; bars: normal numbers in the same format."
     green = "Green: survives more often than shams do; red: none survives."
-    errors = Picture("Error and coherence", measured.errors(found), rounds) if found.errors else None
+    errors = (
+        Picture("Error and coherence", measured.errors(found), rounds) if found.errors else None
+    )
     blocks = Picture("Blocks", measured.origin(found), dots) if found.origin else None
     repairs = Picture("Repairs", measured.repairs(found), green) if found.tried else None
     return [
@@ -278,8 +280,8 @@ def document(found: Found) -> dict[str, Any]:
         "diverged": case.failed,
         "until": case.until,
         "steps": {
-            "1 replay": data_run.replay(r),
-            "2 search": None if r.guilty is None else data_run.search(r, r.guilty),
+            "1 replay": data.replay(r),
+            "2 search": None if r.guilty is None else data.search(r, r.guilty),
             "3 error": {
                 n: {
                     "zeta": e.zeta.tolist(),
@@ -313,7 +315,7 @@ def document(found: Found) -> dict[str, Any]:
                     "along": t.error.bias,
                     "a": t.error.a,
                 }
-                | data_run.outcome(t.outcome)
+                | data.outcome(t.outcome)
                 for t in found.tried
             ],
         },

@@ -52,7 +52,33 @@ from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset, error, readable
 from roundscope.experiments.train.gpt.plans import Fixed, Plans, Tables
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at
-from roundscope.experiments.train.rows import drift, exact_delta
+
+
+def drift(
+    scale: float, rows: Array, q: Array, k: Array, dq: Array, x: Array
+) -> tuple[Array, Array]:
+    """Return (|R|, |dW_Q|) of every head: the part of dW_Q from sums of dS's rows, and the whole.
+
+    rows   (heads, T): the sums;  x (heads, T, D): what W_Q reads
+
+    R = scale sum_t rows[t] x[t]^T PK[t].
+    """
+    pk = jnp.einsum("nts,nsh->nth", softmax(scale, q, k), k)
+    made = jnp.einsum("nt,ntd,nth->ndh", scale * rows, x.astype(pk.dtype), pk)
+    whole = jnp.einsum("ntd,nth->ndh", x.astype(pk.dtype), dq)
+    return jnp.linalg.norm(made, axis=(1, 2)), jnp.linalg.norm(whole, axis=(1, 2))
+
+
+def softmax(scale: float, q: Array, k: Array) -> Array:
+    """Return causal P, (heads, T, T)."""
+    s = scale * jnp.einsum("nth,nsh->nts", q, k)
+    return jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[1:], bool)), s, -jnp.inf), axis=-1)
+
+
+def exact_delta(scale: float, q: Array, k: Array, v: Array, do: Array) -> Array:
+    """Return rowsum(dO O) of causal attention, (heads, T), in the arrays' own binary64."""
+    return (jnp.einsum("nts,nsh->nth", softmax(scale, q, k), v) * do).sum(-1)
+
 
 # the classes of gaps: rows with a gap up to each of these, and one more class for the rest
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)

@@ -15,14 +15,79 @@ import numpy as np
 
 from roundscope.experiments.train import checkpoint, optimiser
 from roundscope.experiments.train.gpt import monitor
+from roundscope.experiments.train.gpt.monitor import MEASURED, coherence
 from roundscope.experiments.train.groups import groups, together
 from roundscope.experiments.train.loop import batches_of
 from roundscope.experiments.train.record import Log
-from roundscope.experiments.train.run import observe
 from roundscope.experiments.train.run.drift import watches_of
 from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Alarm
 from roundscope.tools.report.progress import Pace
+
+Row = dict[str, Any]
+Running = dict[tuple[str, int, int], tuple[float, float]]
+
+
+def step_rows(
+    names: Sequence[str], step: int, losses: np.ndarray, norms: np.ndarray, rates: np.ndarray
+) -> list[Row]:
+    """Return rows of `steps`, one per arm."""
+    columns = zip(names, losses.tolist(), norms.tolist(), rates.tolist(), strict=True)
+    return [
+        {"arm": name, "step": step, "loss": loss, "gradient_norm": norm, "lr": lr}
+        for name, loss, norm, lr in columns
+    ]
+
+
+def alarm_rows(names: Sequence[str], found: Sequence[Alarm]) -> list[Row]:
+    """Return rows of `alarms`."""
+    return [
+        {
+            "arm": names[a.arm],
+            "step": a.step,
+            "series": a.series,
+            "kind": a.kind,
+            "value": a.value,
+            "bound": a.limit,
+        }
+        for a in found
+    ]
+
+
+def head_rows(
+    names: Sequence[str], step: int, found: dict[str, np.ndarray], running: Running
+) -> list[Row]:
+    """Return rows of `heads`, one per arm, layer and head; the sums in `running` are updated."""
+    rows = []
+    for arm, layer, head in np.ndindex(found["w_q_norm"].shape):
+        at = (arm, layer, head)
+        row: Row = {"arm": names[arm], "step": step, "layer": layer, "head": head, "gaps": None}
+        row |= {name: float(found[name][at]) if name in found else None for name in MEASURED}
+        total = square = None
+        if "gaps" in found:
+            before = running.get((names[arm], layer, head), (0.0, 0.0))
+            total, square = before[0] + row["delta_sum"], before[1] + row["delta_square"]
+            running[names[arm], layer, head] = total, square
+            row["gaps"] = str(found["gaps"][at].tolist())
+        row |= {"coherence": _coherence(row["delta_sum"], row["delta_square"])}
+        rows.append(row | {"running_sum": total, "running_coherence": _coherence(total, square)})
+    return rows
+
+
+def site_rows(
+    names: Sequence[str], step: int, found: Sequence[dict[str, tuple[float, float]]]
+) -> list[Row]:
+    """Return rows of `sites`, one per arm and event."""
+    return [
+        {"arm": name, "step": step, "site": site, "mean_ulps": mean, "mean_abs_ulps": absolute}
+        for name, events in zip(names, found, strict=True)
+        for site, (mean, absolute) in events.items()
+    ]
+
+
+def _coherence(total: float | None, square: float | None) -> float | None:
+    return None if total is None or square is None else float(coherence(total, square))
+
 
 LONG = 100  # steps that gain more than a step with its plan as part of it takes to compile
 
@@ -129,13 +194,13 @@ class Run:
             losses[order], norms[order] = (
                 np.concatenate([part[i] for part in seen]) for i in range(2)
             )
-            self.log.add("steps", observe.steps(self.names, number, losses, norms, rate))
+            self.log.add("steps", step_rows(self.names, number, losses, norms, rate))
             alarms = [
                 a
                 for watch, x in zip(self.series, (losses, norms), strict=True)
                 for a in watch.update(number, x)
             ]
-            self.log.add("alarms", observe.alarms(self.names, alarms))
+            self.log.add("alarms", alarm_rows(self.names, alarms))
             self._pin(alarms)
             self.losses = losses
 
@@ -170,17 +235,17 @@ class Run:
                 linears,
                 group.sole(self.number),
             )
-            self.log.add("heads", observe.heads(names, self.number, found, self.running))
+            self.log.add("heads", head_rows(names, self.number, found, self.running))
             if "drift" in found:
                 drifting = self.drift.update(
                     self.number, group.arms, found["drift"], found["w_q_gradient"]
                 )
-                self.log.add("alarms", observe.alarms(self.names, drifting))
+                self.log.add("alarms", alarm_rows(self.names, drifting))
             if seen is not None and rest == 0:
                 means = monitor.sites(
                     self.settings.config, seen, plans, turn, group.fused(self.number)
                 )
-                self.log.add("sites", observe.sites(names, self.number, means))
+                self.log.add("sites", site_rows(names, self.number, means))
         self.log.commit()
 
     def _view(self) -> View:

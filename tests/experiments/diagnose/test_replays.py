@@ -328,9 +328,10 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     """Catches a page, a picture or a JSON of either model's steps 1 and 2 that cannot be made, and
     counts that differ between them.
     """
-    from roundscope.tools.diagnose.report import data_run, pictures_run
+    from roundscope.tools.diagnose.report import data as diagnosed
+    from roundscope.tools.diagnose.report import pictures_run
     from roundscope.tools.diagnose.report.diagnosis import Diagnosis, report
-    from roundscope.tools.diagnose.report.steps_run import replay_step, search_step
+    from roundscope.tools.diagnose.report.steps import replay_step, search_step
     from roundscope.tools.report.html import page
 
     r = diagnosis(tmp_path, culprit)
@@ -355,7 +356,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
         said=[],
         how=[],
         machine=["none"],
-        data={"steps": data_run.search(r, r.guilty)},
+        data={"steps": diagnosed.search(r, r.guilty)},
         seconds=1.0,
     )
     made_of_it = report(said, "asked")
@@ -367,7 +368,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     )
     assert (
         data["steps"]["repair"] in data["verdict"]["first_line"]
-        and data_run.replay(r)["cause"] == "rounding in attention"
+        and diagnosed.replay(r)["cause"] == "rounding in attention"
     )
     assert [link["name"] for link in data["verdict"]["links"]] == [
         "replay",

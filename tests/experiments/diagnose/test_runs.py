@@ -15,11 +15,11 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.experiments.cli import main as cli
+from roundscope.experiments.diagnose.gpt import run as gpt_run
 from roundscope.experiments.diagnose.gpt import run as run_command
-from roundscope.experiments.diagnose.gpt import states
 from roundscope.experiments.diagnose.gpt.case import case
 from roundscope.experiments.diagnose.gpt.replay import gpt
-from roundscope.experiments.diagnose.gpt.states import subjects
+from roundscope.experiments.diagnose.gpt.run import subjects
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
@@ -59,7 +59,7 @@ def silent(*_):
 @pytest.fixture(autouse=True)
 def few_tokens(monkeypatch):
     """16 sequences are enough here."""
-    monkeypatch.setattr(states, "TOKENS", 256)
+    monkeypatch.setattr(gpt_run, "TOKENS", 256)
 
 
 @pytest.fixture(scope="module")

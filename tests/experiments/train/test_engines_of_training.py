@@ -16,7 +16,7 @@ from roundscope.experiments.train import devices, groups
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
-from roundscope.experiments.train.parts import InParts
+from roundscope.experiments.train.gpt.step import InParts
 from roundscope.experiments.train.settings import settings
 from roundscope.tools.errors import UsageError
 from tests.checks.engines import bits

@@ -13,7 +13,7 @@ import numpy as np
 from roundscope.attention import Plan, attend
 from roundscope.attention.plans.traced import head_plans
 from roundscope.experiments.train import step as a_step
-from roundscope.experiments.train.gpt import layers, linear, plans, step
+from roundscope.experiments.train.gpt import linear, model, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from tests.experiments.train.two_layers import CONFIG, MIXED, same, tokens_of, trained
 
@@ -23,14 +23,14 @@ def by_hand(params, tokens, own, config):
 
     def layer(plan, x, w):
         qkv = linear.linear(
-            layers.layer_norm(x, w["norm1"]), w["qkv"].reshape(config.width, -1), config.matmul
+            model.layer_norm(x, w["norm1"]), w["qkv"].reshape(config.width, -1), config.matmul
         ).reshape(*x.shape[:2], 3, config.heads, config.head_width)
         tiles = {"block_q": config.tile, "block_k": config.tile}
         own = head_plans([plan] * config.heads)
         out = attend(*(qkv[:, :, i] for i in range(3)), plan=own, is_causal=True, **tiles)
         proj = w["proj"].reshape(config.width, config.width)
         x = x + linear.linear(out.reshape(x.shape), proj, config.matmul)
-        h = linear.linear(layers.layer_norm(x, w["norm2"]), w["up"], config.matmul)
+        h = linear.linear(model.layer_norm(x, w["norm2"]), w["up"], config.matmul)
         return x + linear.linear(jax.nn.gelu(h, approximate=False), w["down"], config.matmul), None
 
     x = linear.embed(params["embedding"], tokens[:, :-1], config.vocab)
@@ -38,7 +38,7 @@ def by_hand(params, tokens, own, config):
     for n, plan in enumerate(own):  # a loop of one layer, since another loop has other last bits
         w = jax.tree.map(lambda leaf, n=n: leaf[n : n + 1], params["layers"])
         x, _ = jax.lax.scan(partial(layer, plan), x, w)
-    last = layers.layer_norm(x, params["norm"])
+    last = model.layer_norm(x, params["norm"])
     logits = linear.linear(last, params["embedding"].T, config.matmul)
     return linear.cross_entropy(logits, tokens[:, 1:])
 

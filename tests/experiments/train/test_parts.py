@@ -16,7 +16,7 @@ import pytest
 from roundscope.experiments.train import devices, groups, origins, state
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, step
-from roundscope.experiments.train.parts import InParts, total
+from roundscope.experiments.train.gpt.step import InParts, total
 from roundscope.experiments.train.settings import settings
 from roundscope.experiments.train.step import compiled, updated
 from roundscope.tools.errors import UsageError

@@ -9,8 +9,8 @@ import pytest
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.report import data, page, pictures
-from roundscope.experiments.train.run import observe
+from roundscope.experiments.train.report import data, page
+from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Alarm
 from roundscope.tools.errors import UsageError
@@ -45,7 +45,7 @@ def made(folder, drift=True, config=CONFIG):
             losses[2] = math.nan if step >= 25 else losses[2]
             log.add(
                 "steps",
-                observe.steps(
+                training.step_rows(
                     NAMES, step, losses, np.array([1.0, 1.0, 1.3**step]), np.full(3, 1e-3)
                 ),
             )
@@ -55,8 +55,8 @@ def made(folder, drift=True, config=CONFIG):
                 )
                 if drift:
                     seen["drift"][2, 1, 0] = 0.25 + step / 80
-                log.add("heads", observe.heads(NAMES, step, seen, {}))
-        log.add("alarms", observe.alarms(NAMES, alarms))
+                log.add("heads", training.head_rows(NAMES, step, seen, {}))
+        log.add("alarms", training.alarm_rows(NAMES, alarms))
     return folder
 
 
@@ -113,7 +113,7 @@ def test_a_sentence_of_many_arms_can_be_read(tmp_path):
 def test_alarms_are_drawn_where_they_are(tmp_path):
     """A mark at a value that is not there, on the other series, or an arm in another's colour."""
     found = data.training(made(tmp_path / "run"))
-    marks = set(pictures.MARKS.values())
+    marks = set(page.MARKS.values())
 
     def of(figure):
         return [
@@ -122,13 +122,13 @@ def test_alarms_are_drawn_where_they_are(tmp_path):
             if line.get_marker() in marks and len(line.get_xdata()) == 1
         ]
 
-    [lost] = of(pictures.losses(found))
+    [lost] = of(page.losses(found))
     assert lost.get_xdata()[0] == 25 and lost.get_ydata()[0] == pytest.approx(
         5.0 * 0.98**24
     )  # the last that was finite
-    [grown] = of(pictures.norms(found))
+    [grown] = of(page.norms(found))
     assert (grown.get_xdata()[0], grown.get_ydata()[0]) == (21, pytest.approx(1.3**21))
-    panels = pictures.drifts(found).axes
+    panels = page.drifts(found).axes
     assert [ax.get_title(loc="left") for ax in panels] == NAMES and panels[0].get_ylim() == panels[
         2
     ].get_ylim()
@@ -140,7 +140,7 @@ def test_alarms_are_drawn_where_they_are(tmp_path):
 def test_a_run_without_emulated_attention(tmp_path):
     """A page that cannot be without drift, or sends to a diagnosis that refuses the run."""
     folder = made(tmp_path / "run", drift=False, config=Config(plan="jax", layers=2, heads=2))
-    assert pictures.drifts(data.training(folder)) is None
+    assert page.drifts(data.training(folder)) is None
     text = page.write(folder).read_text()
     assert text.count("<svg ") == 3 and "roundscope diagnose" not in text
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.emu import BLOCK_NAMED, round_blocks
-from roundscope.tools.bench.mx import bench_mx
-from roundscope.tools.bench.mx_rivals import ml_dtypes_and_numpy
+from roundscope.tools.bench.mx import bench_mx, ml_dtypes_and_numpy
 
 
 def test_all_that_run_agree() -> None:

@@ -12,8 +12,8 @@ import pytest
 from roundscope.emu import round_to
 from roundscope.tools.bench import attention as bench_attention
 from roundscope.tools.bench import command as bench
+from roundscope.tools.bench import deliver as bench_machine
 from roundscope.tools.bench import dot as bench_dot
-from roundscope.tools.bench import machine as bench_machine
 from roundscope.tools.bench import mx as bench_mx
 from roundscope.tools.bench import picture as bench_picture
 from roundscope.tools.bench import rivals as bench_rivals

@@ -8,7 +8,7 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.attention.grammar.injections import injection_words
-from roundscope.tools.trace import folder
+from roundscope.tools.trace import data as folder
 from roundscope.tools.trace.analysis import consequences
 from roundscope.tools.trace.report import tables as trace_table
 from roundscope.tools.trace.report import words as trace_words
