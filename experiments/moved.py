@@ -19,7 +19,9 @@ TOOLS = (
 # first words of a name, old (behind roundscope.experiments) -> new (behind roundscope)
 MOVED = {
     **{name: f"tools.{name}" for name in TOOLS},
-    **{f"check.cast_{name}": f"tools.check_cast.{name}" for name in ("command", "data", "page")},
+    "check.cast_command": "tools.check_cast.command",
+    "check.cast_data": "tools.check_cast.report",
+    "check.cast_page": "tools.check_cast.report",
     **{f"diagnose.{n}": f"tools.diagnose.{n}" for n in ("replay", "report", "search", "tensors")},
     "diagnose.command": "tools.diagnose.command",
     "kernels": "tools.identify",
