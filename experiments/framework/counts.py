@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta, binom
+from scipy.stats import beta, binomtest
 
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.tools.results.run import Run
@@ -85,7 +85,7 @@ def share(k: int, n: int) -> tuple[float, float]:
 
 def at_least(wins: int, of: int, chance: float) -> float:
     """Return the probability of `wins` or more successes in `of` trials."""
-    return float(binom.sf(wins - 1, of, chance))
+    return float(binomtest(wins, of, chance, alternative="greater").pvalue)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from roundscope.experiments.framework import verdict_table
 from roundscope.experiments.framework.study import R, Static, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.verdicts import Verdict, Word, lines
 from roundscope.tools.report.page import CONTENTS, document, figure, folded, grid, verdict
 
 COUNTED = {  # words of verdicts, of several
@@ -15,6 +14,7 @@ COUNTED = {  # words of verdicts, of several
     Word.CONTRADICTS: "contradict it",
     Word.DEPENDS: "depend on something that it does not state",
 }
+COLOURED = {Word.AGREES: "good", Word.CONTRADICTS: "bad", Word.DEPENDS: "warn"}
 READ = (
     "<p class=note>A claim is a sentence of the paper, or of ours, as it can be tested. A verdict"
     " is what our measurement says of it: it agrees, contradicts or is undecided (its interval"
@@ -89,7 +89,18 @@ def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return ""
     caution = f"<p class=note>{escape(study.caution)}</p>" if study.caution else ""
-    return f"<h2>Verdicts</h2>{caution}{verdict_table.html(verdicts, study.source)}"
+    names = (study.source, "claim", "case", "measured", "verdict")
+    head = "".join(f"<th>{name}" for name in names)
+    rows = "".join(_row(figure, claim, v) for figure, claim, v in lines(verdicts))
+    table = f"<div class=wide><table class=words><tr>{head}{rows}</table></div>"
+    return f"<h2>Verdicts</h2>{caution}{table}"
+
+
+def _row(place: str, claim: str, v: Verdict) -> str:
+    note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
+    word = f"<b class={COLOURED.get(v.word, 'muted')}>{v.word}</b>"
+    cells = (escape(place), escape(claim), escape(v.case), escape(v.measured) + note, word)
+    return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
 
 
 def _how(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
@@ -105,21 +116,21 @@ def _static(static: Static) -> str:
 
 
 def _table(table: Table[R], results: R) -> str:
-    lines = grid(list(table.heads), [list(row) for row in table.rows(results)])
+    cells = grid(list(table.heads), [list(row) for row in table.rows(results)])
     note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
-    return f"<h2>{escape(table.title)}</h2>{lines}{note}"
+    return f"<h2>{escape(table.title)}</h2>{cells}{note}"
 
 
 def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    lines = {
+    about = {
         "command": run["command"],
         study.unit: launched(run),
         "device": ", ".join(run["devices"]),
         **study.about,
         "config": " ".join(f"{name}={value}" for name, value in config.items()),
     }
-    width = max(map(len, lines)) + 2
-    text = "\n".join(f"{name:{width}}{line}" for name, line in lines.items() if line)
+    width = max(map(len, about)) + 2
+    text = "\n".join(f"{name:{width}}{line}" for name, line in about.items() if line)
     title = "What was run, and what was not shown" if study.caveats else "What was run"
     caveats = f"<p>{escape(study.caveats)}</p>" if study.caveats else ""
     return f"<h2>{title}</h2>{caveats}<pre>{escape(text)}</pre>"
@@ -130,11 +141,10 @@ def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
     known = [v for v in verdicts if v.queries]
     if not known:
         return ""
-    lines = (
+    text = "\n\n".join(
         f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";"
         for v in known
     )
     summary = f"<summary>SQL over {study.file or study.name}.sqlite</summary>"
-    text = "\n\n".join(lines)
     shown = f"<details>{summary}<pre>{escape(text)}</pre></details>"
     return f"<h2>The queries behind the numbers</h2>{shown}"

@@ -41,6 +41,7 @@ TABLES = {"runs": COLUMNS}
 MADE = (
     f"CREATE TABLE IF NOT EXISTS runs ({', '.join(f'{n} {kind}' for n, kind in COLUMNS.items())})"
 )
+COMPUTED = "key, steps, diverged, loss, curve, extra"  # what a `Run` is made of
 INSERT = f"INSERT OR REPLACE INTO runs VALUES ({', '.join(f':{name}' for name in COLUMNS)})"
 
 
@@ -58,8 +59,8 @@ class Store:
 
     def read(self, wanted: Mapping[C, str]) -> dict[C, Run[C]]:
         """Return the stored runs of conditions, given with their keys, in the order of `wanted`."""
-        rows = {condition: self._row(key) for condition, key in wanted.items()}
-        return {c: _run(self.path, c, row) for c, row in rows.items() if row is not None}
+        rows = {key: row for key, *row in self._rows(COMPUTED, wanted.values())}
+        return {c: _run(self.path, c, rows[key]) for c, key in wanted.items() if key in rows}
 
     def add(self, runs: Mapping[str, Run[Any]], config: Mapping[str, Any], device: str) -> None:
         """Store the runs of a launch by key, all or none; they are on the disk on return."""
@@ -73,18 +74,14 @@ class Store:
 
     def devices(self, keys: Iterable[str]) -> list[str]:
         """Return the devices on which these runs were computed."""
-        with explained(self.path):
-            rows = self.connection.execute("SELECT key, device FROM runs").fetchall()
-        wanted = set(keys)
-        return sorted(
-            {device or "a device that is not known" for key, device in rows if key in wanted}
-        )
+        rows = self._rows("DISTINCT device", keys)
+        return sorted({device or "a device that is not known" for (device,) in rows})
 
-    def _row(self, key: str) -> Sequence[Any] | None:
-        text = "SELECT steps, diverged, loss, curve, extra FROM runs WHERE key = ?"
+    def _rows(self, columns: str, keys: Iterable[str]) -> list[tuple[Any, ...]]:
+        """Return these columns of the runs with these keys, however many, in no order."""
+        text = f"SELECT {columns} FROM runs WHERE key IN (SELECT value FROM json_each(?))"
         with explained(self.path):
-            row: Sequence[Any] | None = self.connection.execute(text, (key,)).fetchone()
-        return row
+            return self.connection.execute(text, (json.dumps(list(keys)),)).fetchall()
 
 
 @contextmanager

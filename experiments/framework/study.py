@@ -9,7 +9,7 @@
 the JSON and the terminal's table. docs/howto/study.md writes a study step by step.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -157,24 +157,5 @@ class Study(Generic[R]):
     about: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     scale: str = ""
-    static: Callable[[Progress], "Static"] | None = None
+    static: Callable[[Progress], Static] | None = None
     parts: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim(Generic[R]):
-    """A sentence to be tested.
-
-    source  where it stands
-    text    the sentence
-    judge   its verdicts, one for each case
-    """
-
-    source: str
-    text: str
-    judge: Callable[[R], Iterable[Verdict]]
-
-
-def judged(claims: Sequence[Claim[R]], results: R) -> list[Verdict]:
-    """Return the verdicts of all claims, in their order."""
-    return [verdict for claim in claims for verdict in claim.judge(results)]

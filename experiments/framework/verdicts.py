@@ -1,7 +1,7 @@
 """`Verdict`, a claim of a paper beside our number, and the rule that turns intervals into words."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -53,6 +53,15 @@ class Verdict:
     estimate: Estimate | None = None
     note: str = ""
     queries: tuple[str, ...] = ()
+
+
+def lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:
+    """Yield (figure, claim with its sizes, verdict); what repeats the line above is left out."""
+    before = ("", "")
+    for v in verdicts:
+        now = (v.figure, f"{v.claim} ({v.sizes})" if v.sizes else v.claim)
+        yield *(("", "") if now == before else now), v
+        before = now
 
 
 def judge(e: Estimate, holds: Range) -> Word:
