@@ -1,30 +1,115 @@
-"""`roundscope accumulators` as a `Study`: everything is computed, no results file is kept."""
+"""`roundscope accumulators`: how sums of products are biased on tensor cores, against K.
 
-from collections.abc import Sequence
+They stand beside sums in binary32 rounded to nearest even. The error of a sum is (|c| - |exact|) /
+sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32 at 1; below 0 it is toward zero. For
+products of one sign it is the relative error; for others it is what a backward error analysis
+bounds. Everything is computed, and no results file is kept.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+from matplotlib.figure import Figure as Picture
+
+from roundscope.emu import Accumulator, dot, round_to
 from roundscope.experiments.catalogue import ACCUMULATORS
 from roundscope.experiments.framework import command
-from roundscope.experiments.framework.estimates import Estimate
-from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
-from roundscope.experiments.questions.tensor_cores.figure import picture
-from roundscope.experiments.questions.tensor_cores.sums import (
-    HOPPER,
-    HOPPER_FP8,
-    LENGTHS,
-    MODELS,
-    NEAREST,
-    POSITIVE,
-    SEEDS,
-    SIDE,
-    SIGNED,
-    UNIT,
-    Point,
-    measured,
-)
-from roundscope.tools.report.progress import bar
+from roundscope.experiments.framework.estimates import Estimate, mean
+from roundscope.experiments.framework.loop import computed
+from roundscope.experiments.framework.study import Figure, Study, Table
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.terminal import plain
+
+LENGTHS = (16, 64, 256, 1024, 4096, 16384)
+SEEDS = range(8)
+SIDE = 24  # rows and columns of a result, which has SIDE^2 sums for each seed
+PROMOTED = 128  # after how many products DeepSeek-V3 adds the sum up in binary32
+UNIT = 2.0**-24
+POSITIVE, SIGNED = "products above 0", "products of either sign"
+Sum = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A way to add: its name, the format of its factors, and the sum."""
+
+    name: str
+    operand: str
+    add: Sum
+
+
+def _core(arch: str, operand: str) -> Sum:
+    return partial(dot, accumulator=Accumulator.tensor_core(arch, operand))
+
+
+def promoted(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return Hopper's FP8 sums of 128 products, added in binary32 (arXiv 2412.19437, 3.3.2)."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for lo in range(0, a.shape[1], PROMOTED):
+        part = _core("hopper", "e4m3fn")(a[:, lo : lo + PROMOTED], b[lo : lo + PROMOTED])
+        total += part.astype(np.float32)
+    return total.astype(np.float64)
+
+
+NEAREST = "BF16, binary32 to nearest"
+HOPPER = "BF16, Hopper: 25 bits"
+HOPPER_FP8 = "E4M3, Hopper: 13 bits"
+MODELS = (
+    Model(name=NEAREST, operand="bf16", add=dot),
+    Model(name="BF16, Ampere: 24 bits", operand="bf16", add=_core("ampere", "bf16")),
+    Model(name=HOPPER, operand="bf16", add=_core("hopper", "bf16")),
+    Model(name="E4M3, Blackwell: 25 bits", operand="e4m3fn", add=_core("blackwell", "e4m3fn")),
+    Model(name=HOPPER_FP8, operand="e4m3fn", add=_core("hopper", "e4m3fn")),
+    Model(name="E4M3, Hopper, FP32 every 128", operand="e4m3fn", add=promoted),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A model on inputs of one kind at one K: the mean error over seeds and its rms, both in u."""
+
+    model: str
+    inputs: str
+    k: int
+    lean: Estimate
+    rms: float
+
+
+def factors(seed: int, k: int, operand: str, inputs: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return (SIDE, K) and (K, SIDE): normal numbers or their magnitudes, in the format."""
+    rng = np.random.default_rng((seed, k))
+    made = (rng.standard_normal(shape).astype(np.float32) for shape in ((SIDE, k), (k, SIDE)))
+    a, b = (round_to(np.abs(x) if inputs == POSITIVE else x, operand) for x in made)
+    return a, b
+
+
+def errors(model: Model, seed: int, k: int, inputs: str) -> np.ndarray:
+    """Return the errors of SIDE^2 sums, in u."""
+    a, b = factors(seed, k, model.operand, inputs)
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    signed = np.abs(model.add(a, b)) - np.abs(wide_a @ wide_b)
+    found: np.ndarray = signed / (np.abs(wide_a) @ np.abs(wide_b)) / UNIT
+    return found
+
+
+def measured(lengths: Sequence[int]) -> Iterator[Point]:
+    """Yield every point, one by one."""
+    for inputs in (POSITIVE, SIGNED):
+        for model in MODELS:
+            for k in lengths:
+                found = {seed: errors(model, seed, k, inputs) for seed in SEEDS}
+                rms = float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()])))
+                yield Point(
+                    model=model.name,
+                    inputs=inputs,
+                    k=k,
+                    lean=mean({s: float(e.mean()) for s, e in found.items()}),
+                    rms=rms,
+                )
+
 
 Points = Sequence[Point]
 CAPTION = (
@@ -46,10 +131,11 @@ def run(*, out: Path, as_json: bool) -> int:
 
 def study() -> Study[Points]:
     """Return the study, which has one scale."""
+    total = 2 * len(MODELS) * len(LENGTHS)
     return Study(
         name=ACCUMULATORS.name,
         question=ACCUMULATORS.question,
-        measure=_measure,
+        measure=lambda out, draw: computed("sums", total, measured(LENGTHS)),
         unit="points",
         answer=answer,
         figures=[
@@ -61,26 +147,12 @@ def study() -> Study[Points]:
                 title="Mean error in u = 2^-24; below 0: toward zero",
                 heads=("mean error, u", "K", *(model.name for model in MODELS)),
                 rows=_rows,
-                records=lambda points: plain(points),
+                records=plain,
                 shown=tuple(range(2 + len(MODELS))),
             )
         ],
         config={"unit": UNIT, "seeds": len(SEEDS), "sums": SIDE * SIDE},
     )
-
-
-def _measure(out: Path, draw: bool) -> tuple[Outcome, Points | None]:
-    """Compute all points, since none are kept; return none of them after Ctrl-C."""
-    points: list[Point] = []
-    total = 2 * len(MODELS) * len(LENGTHS)
-    try:
-        with bar("sums", total) as progress:
-            for point in measured(LENGTHS):
-                points.append(point)
-                progress(len(points))
-    except KeyboardInterrupt:
-        return Outcome(launches=total, there=0, ran=len(points), interrupted=True), None
-    return Outcome(launches=total, there=total, ran=total, devices=["cpu"]), points
 
 
 def answer(points: Points) -> str:
@@ -102,10 +174,29 @@ def _shown(e: Estimate) -> str:
 
 
 def _rows(points: Points) -> list[list[str]]:
-    """Return a line for each kind of products and each length."""
-    by: dict[Any, Point] = {(p.inputs, p.k, p.model): p for p in points}
+    by = {(p.inputs, p.k, p.model): p for p in points}
     return [
         [inputs, f"{k:,}", *(f"{by[inputs, k, model.name].lean.mean:.3g}" for model in MODELS)]
         for inputs in (POSITIVE, SIGNED)
         for k in LENGTHS
     ]
+
+
+def picture(points: Points) -> Picture:
+    """Draw a panel for each kind of input; dots have 95 % intervals over seeds."""
+    figure, axes = canvas(4.3, 1, 2, sharey=True)
+    for ax, inputs in zip(axes[0], (POSITIVE, SIGNED), strict=True):
+        for model, colour, marker in zip(MODELS, COLOURS, MARKERS, strict=False):
+            own = [p for p in points if p.inputs == inputs and p.model == model.name]
+            y, half = [p.lean.mean for p in own], [p.lean.high - p.lean.mean for p in own]
+            style = {"color": colour, "marker": marker, "ms": 5, "lw": 1.3, "capsize": 2}
+            ax.errorbar([p.k for p in own], y, half, label=model.name, **style)
+        ax.axhline(0.0, color=INK, lw=0.8)
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("symlog", linthresh=1.0, linscale=0.6)
+        ax.set_xlabel("K, products in a sum")
+        ax.set_title(inputs, fontsize=10, loc="left", color=INK)
+    axes[0, 0].set_ylabel("mean error in u = 2^-24; below 0: toward zero")
+    lines = axes[0, 0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.questions.tensor_cores import study, sums
+from roundscope.experiments.questions.tensor_cores import study as sums
 from roundscope.tools.bench import dot as bench_dot
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Two lengths and two seeds."""
-    for module in (study, sums):
-        monkeypatch.setattr(module, "LENGTHS", (16, 64))
-        monkeypatch.setattr(module, "SEEDS", range(2))
+    monkeypatch.setattr(sums, "LENGTHS", (16, 64))
+    monkeypatch.setattr(sums, "SEEDS", range(2))
 
 
 def called(*args):
