@@ -1,50 +1,119 @@
-"""The study: does the drift of a few heads, seen every 25 steps, warn of a divergence?"""
+"""`roundscope reproduce alarm`: does the drift of a few heads, seen every 25 steps, warn in time?
 
+First the alarm of a stored run, and how the runs that choose a threshold choose it; then the study.
+"""
+
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import NamedTuple
 
 from matplotlib.figure import Figure as Picture
 
-from roundscope.attention.models.alarm import THRESHOLD
+from roundscope.attention.models.alarm import LOOKS, THRESHOLD, Shares
+from roundscope.attention.models.selection import Layer
+from roundscope.experiments.catalogue import ALARM
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import share, times
+from roundscope.experiments.framework.estimates import Estimate
 from roundscope.experiments.framework.figures.series import COLOURS, INK, canvas
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge
 from roundscope.experiments.framework.words import NAMED
-from roundscope.experiments.questions.alarm.alarms import (
-    GRID,
-    LEAD,
-    RISE,
-    Runs,
-    alarm,
-    highest,
-    is_early,
-    is_warned,
-    moves,
-)
-from roundscope.experiments.questions.alarm.conditions import (
+from roundscope.experiments.questions.alarm.runs import (
+    ABOUT,
+    AS_IT_IS,
     CHOOSE,
+    COLUMNS,
+    EXACT,
     FULL,
     QUICK,
     SIZES,
     TEST,
+    USUAL,
     Case,
     Condition,
     Scale,
-    arm,
-    conditions,
-    config_of,
+    arms_of,
+    looking,
 )
-from roundscope.experiments.questions.alarm.look import ABOUT, looking
-from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.settings import Arm
 from roundscope.tools.results.run import Run
 
+NAMES = {CHOOSE: "chose the threshold", TEST: "tested it"}
+PRACTICE = (AS_IT_IS, EXACT)  # arithmetics that people train in
+GRID = (0.02, 0.05, 0.1, 0.2, 0.5)  # the thresholds from which one is chosen
+RISE = 0.1  # nats above its own lowest mean of 25 steps at which a loss has moved
+LEAD = 50  # steps before its divergence at which a warning counts
+MODEL = Layer(name="model", number=0)  # sums over layers and heads are kept as one
+Runs = Sequence[Run[Condition]]
+
+
+def shares(run: Run[Condition]) -> list[tuple[int, float]]:
+    """Return (step, share of the drift over looks so far) from the look on that may raise an alarm.
+
+    They are those of `roundscope.attention.models.alarm`, from the sums that were stored.
+    """
+    watch, found = Shares(threshold=None), []
+    made, whole = (2 + COLUMNS.index(name) for name in ("made", "whole"))
+    for point in run.curve:
+        watch.update(int(point[0]), {MODEL: [point[made]]}, {MODEL: [point[whole]]})
+        found.append((int(point[0]), watch.share()))
+    return found[LOOKS - 1 :]
+
+
+def alarm(run: Run[Condition], threshold: float) -> int | None:
+    """Return the step of a run's alarm, None without."""
+    return next((step for step, share in shares(run) if share > threshold), None)
+
+
+def moves(run: Run[Condition]) -> int | None:
+    """Return the first of the 25 steps whose mean loss is `RISE` above the lowest such mean so far.
+
+    None where there are none. It is what a person sees who looks at the loss of this run alone.
+    """
+    lowest = math.inf
+    for (before, *_), (_, loss, *_) in pairwise(run.curve):
+        if not loss <= lowest + RISE:
+            return int(before)
+        lowest = min(lowest, loss)
+    return None
+
+
+def is_early(run: Run[Condition], threshold: float) -> bool:
+    """Return whether a run that diverged had its alarm before its loss moved."""
+    step, moved = alarm(run, threshold), moves(run)
+    return run.diverged is not None and step is not None and (moved is None or step < moved)
+
+
+def is_warned(run: Run[Condition], threshold: float) -> bool:
+    """Return whether a run that diverged had its alarm `LEAD` steps before, or earlier."""
+    step = alarm(run, threshold)
+    return run.diverged is not None and step is not None and step <= run.diverged - LEAD
+
+
+def highest(run: Run[Condition]) -> float:
+    """Return the largest share before a run's loss moved: of a whole run without divergence.
+
+    NaN where there is none.
+    """
+    moved = moves(run) if run.diverged is not None else None
+    last = math.inf if moved is None else moved - 1
+    own = [share for step, share in shares(run) if step <= last and math.isfinite(share)]
+    return max(own, default=math.nan)
+
+
+def right(runs: Runs) -> float | None:
+    """Return the largest threshold of `GRID` that warns every run that diverged before its loss
+    moved; None if none does.
+    """
+    lost = [run for run in runs if run.diverged is not None]
+    good = [x for x in GRID if lost and all(is_early(run, x) for run in lost)]
+    return max(good, default=None)
+
+
 Results = dict[Case, list[Run[Condition]]]  # in the order of seeds
-QUESTION = "Does the drift of attention's row sums warn of a divergence before the loss shows it?"
 CAPTION = (
     "Each dot is a training: the largest share of the queries' gradient that comes from rows of dS"
     f" that do not sum to zero, before the loss moved ({RISE:g} nats above its own lowest mean of"
@@ -58,7 +127,11 @@ RULES = (
     " loss moved. Intervals are Clopper-Pearson's, 95 %. Agrees and contradicts: the whole interval"
     " lies on one side of the claimed share.",
 )
-PRACTICE = ("as it is", "FP32")  # arithmetics that people train in
+CAVEATS = (
+    "Small models on Python's sources, watched every 25 steps of 1,000. The alarm tells"
+    " that an arithmetic leaks: a coarse one may leak and not diverge in so many steps. It"
+    " does not tell which seed of an arithmetic diverges. Sums are native."
+)
 HEADS = (
     "part",
     "arithmetic",
@@ -76,20 +149,15 @@ BY_THRESHOLD = (
     "alarms of runs\nthat did not diverge",
     "... in FP32 and in\npresets as they are",
 )
-NAMES = {CHOOSE: "chose the threshold", TEST: "tested it"}
 
 
 def asked(quick: bool) -> Study[Results]:
     """Return the study at the scale of --quick, or in full."""
-    return study(QUICK if quick else FULL)
-
-
-def study(scale: Scale) -> Study[Results]:
-    """Return the study at a scale."""
+    scale = QUICK if quick else FULL
     c = scale.config
     return Study(
-        name="alarm",
-        question=QUESTION,
+        name=ALARM.name,
+        question=ALARM.question,
         launches=lambda store: launches(scale, store),
         results=lambda store: results(scale, store),
         answer=answer,
@@ -97,31 +165,19 @@ def study(scale: Scale) -> Study[Results]:
         source="of",
         figures=[Figure(title="Which runs does the alarm tell apart?", draw=draw, caption=CAPTION)],
         tables=[
-            Table(
-                name="cases",
-                title="Every arithmetic",
-                heads=HEADS,
-                rows=rows,
-                records=records,
-            ),
+            Table(name="cases", title="Every arithmetic", heads=HEADS, rows=rows, records=records),
             Table(
                 name="thresholds",
                 title="Other thresholds",
                 heads=BY_THRESHOLD,
                 rows=thresholds,
-                records=lambda r: [
-                    dict(zip(BY_THRESHOLD, row, strict=True)) for row in thresholds(r)
-                ],
+                records=lambda r: [dict(zip(BY_THRESHOLD, x, strict=True)) for x in thresholds(r)],
                 shown=(0, 1, 2, 3, 4, 5),
                 grouped=True,
             ),
         ],
         rules=RULES,
-        caveats=(
-            "Small models on Python's sources, watched every 25 steps of 1,000. The alarm tells"
-            " that an arithmetic leaks: a coarse one may leak and not diverge in so many steps. It"
-            " does not tell which seed of an arithmetic diverges. Sums are native."
-        ),
+        caveats=CAVEATS,
         about={
             "model": (
                 f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
@@ -137,19 +193,11 @@ def study(scale: Scale) -> Study[Results]:
     )
 
 
-def _arms(scale: Scale) -> dict[Config, dict[Condition, Arm]]:
-    """Return the arms of every model."""
-    found: dict[Config, dict[Condition, Arm]] = {}
-    for c in conditions(scale):
-        found.setdefault(config_of(scale, c.case), {})[c] = arm(scale, c)
-    return found
-
-
 def launches(scale: Scale, store: Store) -> list[Launch]:
     """Return the launches of all models; each has a look of its own, which adds up over time."""
     return [
         launch
-        for config, arms in _arms(scale).items()
+        for config, arms in arms_of(scale).items()
         for launch in training.launches(store, config, arms, look=looking(), about=ABOUT)
     ]
 
@@ -157,20 +205,10 @@ def launches(scale: Scale, store: Store) -> list[Launch]:
 def results(scale: Scale, store: Store) -> Results | None:
     """Return the cases that are complete; None if there are none."""
     by_case: Results = {}
-    for config, arms in _arms(scale).items():
+    for config, arms in arms_of(scale).items():
         for c, run in training.read(store, config, arms, about=ABOUT).items():
             by_case.setdefault(c.case, []).append(run)
     return {case: runs for case, runs in by_case.items() if len(runs) == scale.seeds} or None
-
-
-def _runs(r: Results, part: str) -> Runs:
-    return [run for case, runs in r.items() if case.part == part for run in runs]
-
-
-def _common(r: Results, part: str) -> Runs:
-    """Return the runs of a part in arithmetics that people train in."""
-    own = [runs for case, runs in r.items() if case.part == part and case.name in PRACTICE]
-    return [run for runs in own for run in runs]
 
 
 class Counts(NamedTuple):
@@ -196,53 +234,43 @@ def counts(runs: Runs, threshold: float = THRESHOLD) -> Counts:
     )
 
 
+def runs_of(r: Results, part: str) -> Runs:
+    """Return the runs of a part."""
+    return [run for case, runs in r.items() if case.part == part for run in runs]
+
+
+def _counts(r: Results, part: str, threshold: float = THRESHOLD) -> tuple[Counts, Counts]:
+    """Return the counts of a part, and of its runs in arithmetics that people train in."""
+    common = {case: runs for case, runs in r.items() if case.name in PRACTICE}
+    return counts(runs_of(r, part), threshold), counts(runs_of(common, part), threshold)
+
+
 def claims(r: Results) -> Iterator[Verdict]:
     """Yield verdicts on the runs that test the threshold: warnings, and false alarms."""
-    own, common = counts(_runs(r, TEST)), counts(_common(r, TEST))
-    yield _verdict(
-        "more than half of the runs that diverge are warned before their loss moves",
-        "all",
-        own.early,
-        own.lost,
-        0.5,
-        above=True,
-    )
-    yield _verdict(
-        f"at least 80 % are warned {LEAD} steps before they diverge",
-        "all",
-        own.warned,
-        own.lost,
-        0.8,
-        above=True,
-    )
-    for case, x in (("all", own), ("FP32, and presets as they are", common)):
-        yield _verdict(
-            "at most a quarter of the runs that do not diverge have an alarm",
-            case,
-            x.false,
-            x.quiet,
-            0.25,
-            above=False,
-        )
+    own, common = _counts(r, TEST)
+    early = "more than half of the runs that diverge are warned before their loss moves"
+    warned = f"at least 80 % are warned {LEAD} steps before they diverge"
+    false = "at most a quarter of the runs that do not diverge have an alarm"
+    yield _verdict(early, "all", own.early, own.lost, (0.5, 1.0))
+    yield _verdict(warned, "all", own.warned, own.lost, (0.8, 1.0))
+    yield _verdict(false, "all", own.false, own.quiet, (0.0, 0.25))
+    practice = "FP32, and presets as they are"
+    yield _verdict(false, practice, common.false, common.quiet, (0.0, 0.25))
 
 
-def _verdict(claim: str, case: str, k: int, n: int, border: float, *, above: bool) -> Verdict:
-    low, high = share(k, n) if n else (0.0, 1.0)
-    holds, fails = (low >= border, high < border) if above else (high <= border, low > border)
-    word = Word.AGREES if holds else Word.CONTRADICTS if fails else Word.UNDECIDED
+def _verdict(claim: str, case: str, k: int, n: int, holds: Range) -> Verdict:
+    word, measured = Word.NOT_TESTABLE, f"{k} of {n} {_interval(k, n)}"
+    if n:
+        low, high = share(k, n)
+        word = judge(Estimate(mean=k / n, low=low, high=high, seeds=n), holds)
     return Verdict(
-        figure="the alarm",
-        claim=claim,
-        case=case,
-        sizes="",
-        word=word if n else Word.NOT_TESTABLE,
-        measured=f"{k} of {n} [{low:.0%}, {high:.0%}]",
+        figure="the alarm", claim=claim, case=case, sizes="", word=word, measured=measured
     )
 
 
 def answer(r: Results) -> str:
     """Return a sentence with the counts of the runs that test the threshold."""
-    own, common = counts(_runs(r, TEST)), counts(_common(r, TEST))
+    own, common = _counts(r, TEST)
     return (
         f"At a share of {THRESHOLD:g}, {own.early} of {own.lost} {_interval(own.early, own.lost)}"
         " runs that diverged were warned before their loss moved, and"
@@ -262,7 +290,7 @@ def draw(r: Results) -> Picture | None:
     """Draw the largest share of every run, those that chose beside those that test."""
     figure, ((left, right),) = canvas(3.2, 1, 2)
     for ax, part in ((left, CHOOSE), (right, TEST)):
-        runs = _runs(r, part)
+        runs = runs_of(r, part)
         for x, is_lost in enumerate((False, True)):
             own = [highest(run) for run in runs if (run.diverged is not None) == is_lost]
             y = [max(share, 1e-4) for share in own if share == share]
@@ -284,12 +312,13 @@ def rows(r: Results) -> Sequence[Sequence[str]]:
             NAMES[case.part],
             _name(case),
             times(runs),
-            _of(counts(runs).early, counts(runs).lost),
-            _of(counts(runs).warned, counts(runs).lost),
+            _of(own.early, own.lost),
+            _of(own.warned, own.lost),
             _of(sum(alarm(run, THRESHOLD) is not None for run in runs), len(runs)),
             f"{max(map(highest, runs)):.2g}",
         ]
         for case, runs in r.items()
+        for own in [counts(runs)]
     ]
 
 
@@ -306,8 +335,7 @@ def thresholds(r: Results) -> Sequence[Sequence[str]]:
         ]
         for part in NAMES
         for x in GRID
-        for own in [counts(_runs(r, part), x)]
-        for common in [counts(_common(r, part), x)]
+        for own, common in [_counts(r, part, x)]
     ]
 
 
@@ -316,7 +344,7 @@ def _of(k: int, n: int) -> str:
 
 
 def _name(case: Case) -> str:
-    size = "" if case.size == "width 128" else f", {case.size}"
+    size = "" if case.size == USUAL else f", {case.size}"
     rate = "" if case.rate == 1.0 else f", {case.rate:g} times the rate"
     return f"{case.preset}, {case.name}{size}{rate}"
 

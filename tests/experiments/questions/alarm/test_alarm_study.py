@@ -9,9 +9,10 @@ import pytest
 from roundscope.experiments.framework.loop import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.questions.alarm import conditions as c
+from roundscope.experiments.questions.alarm import runs as c
 from roundscope.experiments.questions.alarm import study as s
-from roundscope.experiments.questions.alarm.alarms import (
+from roundscope.experiments.questions.alarm.runs import COLUMNS, looking
+from roundscope.experiments.questions.alarm.study import (
     alarm,
     highest,
     is_early,
@@ -19,7 +20,6 @@ from roundscope.experiments.questions.alarm.alarms import (
     moves,
     right,
 )
-from roundscope.experiments.questions.alarm.look import COLUMNS, looking
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group
@@ -80,8 +80,12 @@ def test_claims_count_the_runs_that_test():
 def test_parts_share_nothing():
     """A threshold that is tested on the runs that chose it."""
     parts = {part: [x for x in c.conditions(c.FULL) if x.case.part == part] for part in s.NAMES}
-    arms = {part: {c.arm(c.FULL, x).changes for x in own} for part, own in parts.items()}
-    assert arms[c.CHOOSE] & arms[c.TEST] <= {(), ("-> fp32",), *(c._od(p) for p in (4, 6))}
+    arms = {part: {x.case.changes for x in own} for part, own in parts.items()}
+    assert arms[c.CHOOSE] & arms[c.TEST] <= {
+        (),
+        ("-> fp32",),
+        *(c.rounded("OD", p) for p in (4, 6)),
+    }
     assert not {x.seed for x in parts[c.CHOOSE]} & {x.seed for x in parts[c.TEST]}
 
 
@@ -91,7 +95,7 @@ def test_a_look_sees_a_biased_delta():
                     plan="fa2-bf16", matmul="fp32")  # fmt: skip
     arms = tuple(
         Arm(name=name, changes=changes, lr=1e-2, seed=0)
-        for name, changes in (("exact", ("-> fp32",)), ("biased", c._od(2)))
+        for name, changes in (("exact", ("-> fp32",)), ("biased", c.rounded("OD", 2)))
     )
     state = one_step.start(config, 2, [0, 0])
     group = Group(Settings(config=config, arms=arms), [0, 1], state)
@@ -111,5 +115,5 @@ def test_the_run_of_record_is_whole(tmp_path):
     with opened(tmp_path, "alarm") as store:
         assert not missing(study, store)
         results = study.results(store)
-    assert right(s._runs(results, c.CHOOSE)) == s.THRESHOLD
-    assert s.counts(s._runs(results, c.TEST)).lost == 45
+    assert right(s.runs_of(results, c.CHOOSE)) == s.THRESHOLD
+    assert s.counts(s.runs_of(results, c.TEST)).lost == 45
