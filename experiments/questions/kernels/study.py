@@ -1,56 +1,53 @@
-"""`roundscope kernels` as a `Study`: every kernel that runs here, on every family.
+"""`roundscope kernels`: which real kernels are biased, every one that runs here, on every family.
 
-The measurements are kept in measured.json.
+The measurements are kept in measured.json, so that a kernel is measured once.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterator, Mapping, Sequence
 from os import cpu_count
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure as Picture
+from matplotlib.patches import Rectangle
+
 from roundscope.attention.plans.twins import TWINS
-from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import in_time
-from roundscope.emu.plain_data import COUNT
 from roundscope.emu.testing.foreign import check_timeout
-from roundscope.emu.whole_files import read_whole
 from roundscope.experiments.catalogue import KERNELS
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
-from roundscope.experiments.questions.kernels.families import NAMES, SAMPLE, TOKENS, inputs
-from roundscope.experiments.questions.kernels.figure import CLEAR, picture, shown
 from roundscope.experiments.questions.kernels.measure import (
-    Mean,
+    NAMES,
+    RECORD,
+    SAMPLE,
+    TOKENS,
     Row,
     exact_of,
+    inputs,
     measured,
+    read,
     twin_outputs,
+    write,
 )
-from roundscope.tools.errors import StorageError, bad, one_line, printable
+from roundscope.tools.errors import bad, one_line
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.claims import CLAIMS
+from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.progress import bar
 from roundscope.tools.report.terminal import plain
-from roundscope.tools.results.folder import write_json
-from roundscope.tools.results.machine import device, has_gpu, versions
-from roundscope.tools.results.tables import RESTORE, json_of
+from roundscope.tools.results.machine import device, has_gpu
 from roundscope.tools.sweep.running.pool import local
 
 Rows = Sequence[Row]
-RECORD = "measured.json"
-_NUMBER = (float, None, "nan", "inf", "-inf")
-_MEAN = {"mean": _NUMBER, "z": _NUMBER}
-SHAPE = {  # of the record
-    "rows": [
-        dict.fromkeys(("kernel", "family", "twin", "failed"), str)
-        | {name: {str: _NUMBER} for name in ("error", "same", "over")}
-        | {"gain": {str: _MEAN}, "delta": (None, _MEAN), "signed": (None, _MEAN)}
-        | {"heads": COUNT, "drift": _NUMBER, "again": bool}
-    ]
-}
+SHORT, LONG = "#d55e00", "#0072b2"
+COLOURS = LinearSegmentedColormap.from_list("gain", [SHORT, "#f7e2d0", "#f4f5f6", "#d3e4f1", LONG])
+CLEAR = 4.0  # the |z| from which a gain counts as a bias
+MOST = 12.0  # the |z| that has the full color
 HEADS = {True: 48, False: 4}  # with a GPU, and without; with few heads kernels split keys
 CAPTION = (
     "Gain: the mean over heads of <kernel - exact, exact> / |exact|^2; below 0 (orange) the result"
@@ -80,17 +77,11 @@ def run(
         UsageError: a kernel is not known, or there is no code at a path.
     """
     if released is not None and not (released / "attention.py").is_file():
-        raise bad(
-            "--released",
-            str(released),
-            "has no attention.py; give a checkout of ucker/why-low-precision-training-fails",
-        )
+        repair = "has no attention.py; give a checkout of ucker/why-low-precision-training-fails"
+        raise bad("--released", str(released), repair)
     if tutorial is not None and not tutorial.is_file():
-        raise bad(
-            "--tutorial",
-            str(tutorial),
-            "no such file; give Triton's python/tutorials/06-fused-attention.py",
-        )
+        repair = "no such file; give Triton's python/tutorials/06-fused-attention.py"
+        raise bad("--tutorial", str(tutorial), repair)
     paths = {"released-eager": released, "released-compiled": released, "triton-tutorial": tutorial}
     names = {
         **dict.fromkeys(ADAPTERS, ""),
@@ -100,29 +91,19 @@ def run(
     for name in wanted:
         if name not in names and ":" not in name:
             needs = " (needs its path)" if name in OF_FILES else ""
-            raise bad(
-                "--only", name, f"must be among {', '.join(names)}, or module:function{needs}"
-            )
+            repair = f"must be among {', '.join(names)}, or module:function{needs}"
+            raise bad("--only", name, repair)
     wanted = [name + names.get(name, "") for name in wanted]
     for name in wanted:
-        if name.partition(":")[0] not in (*ADAPTERS, *OF_FILES):
-            _checked(name)
+        if name.partition(":")[0] in (*ADAPTERS, *OF_FILES):
+            continue
+        try:
+            kernel(name)
+        except (ValueError, TypeError) as error:  # a user's kernel that is none
+            raise bad("--only", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
     check_timeout(timeout)
-    return command.run(
-        study(wanted, timeout=timeout),
-        out=out,
-        command=f"roundscope {KERNELS.command}",
-        as_json=as_json,
-        draw=draw,
-    )
-
-
-def _checked(name: str) -> None:
-    """Raise UsageError for a user's kernel that is none."""
-    try:
-        kernel(name)
-    except (ValueError, TypeError) as error:
-        raise bad("--only", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
+    line, asked = f"roundscope {KERNELS.command}", study(wanted, timeout=timeout)
+    return command.run(asked, out=out, command=line, as_json=as_json, draw=draw)
 
 
 def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
@@ -179,11 +160,11 @@ def _measure(
     """Return what the folder's record has; unless it is only drawn, measure what it lacks first."""
     rows = [row for row in read(out / RECORD) if _is_kept(row)]
     there = {(row.kernel, row.family) for row in rows}
-    todo: list[tuple[str, list[str]]] = []
-    if not draw:
-        todo = [(f, [n for n in names if (plain_name(n), f) not in there]) for f in families]
-    total = sum(len(missing) for _, missing in todo)
-    done = 0
+    todo: dict[str, list[str]] = {}
+    for family in () if draw else families:
+        if missing := [name for name in names if (plain_name(name), family) not in there]:
+            todo[family] = missing
+    total, done = sum(map(len, todo.values())), 0
     try:
         with bar("kernels", total) as progress:
             for row in _rows(todo, heads or HEADS[has_gpu()], tokens, timeout):
@@ -210,114 +191,30 @@ def _is_kept(row: Row) -> bool:
 
 
 def _rows(
-    todo: Sequence[tuple[str, list[str]]], heads: int, tokens: int, timeout: float | None
+    todo: Mapping[str, Sequence[str]], heads: int, tokens: int, timeout: float | None
 ) -> Iterator[Row]:
     """Yield rows family by family; twins run on the processor's cores beside the kernels."""
     with local(cpu_count() or 1) as crew:
         pool = crew.executor
-        given = {family: inputs(family, heads, tokens) for family, missing in todo if missing}
+        given = {family: inputs(family, heads, tokens) for family in todo}
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family][0])
-            for family, missing in todo
+            for family, missing in todo.items()
             for twin in sorted({CLAIMS.get(plain_name(n), "") for n in missing} & set(TWINS))
         }
         exacts = {family: pool.submit(exact_of, *x) for family, x in given.items()}
-        for family, missing in todo:
+        for family, missing in todo.items():
             for name in missing:
-                twin = CLAIMS.get(plain_name(name), "")
-                wanted = twins.get((family, twin))
-                yield _row(
-                    name,
-                    timeout,
-                    family,
-                    *given[family],
-                    exacts[family].result(),
-                    twin,
-                    wanted.result() if wanted else None,
-                )
-
-
-def _row(
-    name: str,
-    timeout: float | None,
-    family: str,
-    x: Inputs,
-    heads: int,
-    exact: Any,
-    twin: str,
-    twins: Outputs | None,
-) -> Row:
-    label = plain_name(name)
-    try:
-        run = in_time(kernel(name), timeout)
-    except (ImportError, ValueError) as error:
-        return Row(kernel=label, family=family, failed=f"{type(error).__name__}: {error}")
-    return measured(label, family, run, x, heads, exact, twin if twins else "", twins)
-
-
-def write(path: Path, rows: Rows) -> None:
-    """Write the rows, with the versions of what ran."""
-    import importlib.metadata as metadata
-
-    import jax
-    import jaxlib.version
-
-    libraries = {
-        name: metadata.version(name)
-        for name in ("torch", "triton", "transformers", "tokamax")
-        if _is_there(metadata, name)
-    }
-    about = (
-        versions("xla")
-        | {"jax": jax.__version__, "jaxlib": jaxlib.version.__version__}
-        | libraries
-        | {"device": device("xla")}
-    )
-    record = {"versions": about, "rows": plain([asdict(row) for row in rows])}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, record)
-
-
-def _is_there(metadata: Any, name: str) -> bool:
-    try:
-        return bool(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-def read(path: Path) -> list[Row]:
-    """Return the rows of a record; none if there is no such file."""
-    if not path.is_file():
-        return []
-
-    def mean(x: dict[str, float | str | None] | None) -> Mean | None:
-        return None if x is None else Mean(**{k: _number(v) for k, v in x.items()})
-
-    rows = []
-    for row in json_of(path, "the record", read_whole(path), SHAPE)["rows"]:
-        parts = ("error", "gain", "same", "over")
-        full = () if row["failed"] else parts[:2]  # the others are of kernels that have a twin
-        if any((part in full or row[part]) and {*RESULTS} - {*row[part]} for part in parts):
-            raise StorageError(f"{path}: a row lacks one of {', '.join(RESULTS)}; {RESTORE} file")
-        texts = {name: printable(x) for name, x in row.items() if isinstance(x, str)}
-        plain_parts = {
-            part: {name: _number(x) for name, x in row[part].items()}
-            for part in parts
-            if part != "gain"
-        }
-        numbers = {
-            "gain": {name: mean(x) for name, x in row["gain"].items()},
-            "delta": mean(row["delta"]),
-            "signed": mean(row["signed"]),
-            "drift": _number(row["drift"]),
-        }
-        known = {field.name: row[field.name] for field in fields(Row)}
-        rows.append(Row(**known | texts | plain_parts | numbers))
-    return rows
-
-
-def _number(x: float | str | None) -> float:
-    return math.nan if x is None else float(x)
+                label = plain_name(name)
+                twin, exact = CLAIMS.get(label, ""), exacts[family].result()
+                beside = (twin, twins[family, twin].result()) if (family, twin) in twins else ()
+                try:
+                    run = in_time(kernel(name), timeout)
+                except (ImportError, ValueError) as error:
+                    failed = f"{type(error).__name__}: {error}"
+                    yield Row(kernel=label, family=family, failed=failed)
+                else:
+                    yield measured(label, family, run, given[family][0], exact, *beside)
 
 
 def answer(rows: Rows) -> str:
@@ -349,10 +246,8 @@ def table(rows: Rows) -> list[list[str]]:
 def _line(row: Row) -> list[str]:
     if row.failed or row.signed is None or row.delta is None:
         return [row.family, row.kernel, "-", *[""] * 5, f"does not run: {row.failed}", *[""] * 4]
-    gain = {
-        name: f"{shown(x.mean)} ({x.z:+.1f})"
-        for name, x in [*row.gain.items(), ("delta", row.delta)]
-    }
+    gains = row.gain | {"delta": row.delta}
+    gain = {name: f"{shown(x.mean)} ({x.z:+.1f})" for name, x in gains.items()}
     same = [f"{row.same[name]:.4f}" if row.same else "" for name in RESULTS]
     over = f"{max(row.over.values()):.4f}" if row.over else ""
     return [
@@ -370,3 +265,44 @@ def _line(row: Row) -> list[str]:
         over,
         "same" if row.again else "other",
     ]
+
+
+def shown(gain: float) -> str:
+    """Return a gain in units of 1e-5, with its sign."""
+    x = gain * 1e5
+    return f"{x:+.0f}" if abs(x) >= 9.5 else f"{x:+.1f}"
+
+
+def picture(rows: Rows) -> Picture:
+    """Draw kernels x families, colored by z."""
+    ran = {row.kernel for row in rows if not row.failed}
+    kernels = [name for name in dict.fromkeys(row.kernel for row in rows) if name in ran]
+    families = list(dict.fromkeys(row.family for row in rows))
+    by = {(row.kernel, row.family): row for row in rows}
+    figure, axes = canvas(1.3 + 0.3 * len(kernels), 1, 2, sharey=True)
+    for ax, result, title in zip(axes[0], ("out", "dq"), ("the output", "dQ"), strict=True):
+        for y, name in enumerate(kernels):
+            for x, family in enumerate(families):
+                _cell(ax, x, y, by.get((name, family)), result)
+        ax.set(xlim=(-0.5, len(families) - 0.5), ylim=(max(len(kernels), 1) - 0.5, -0.5))
+        labels = [family.replace(" ", "\n") for family in families]
+        ax.set_xticks(range(len(families)), labels, fontsize=7.5)
+        ax.set_yticks(range(len(kernels)), kernels, fontsize=8.5)
+        ax.xaxis.tick_top()
+        ax.tick_params(length=0)
+        ax.set_title(f"gain of {title}, in 1e-5", fontsize=10, loc="left", color=INK)
+        for side in ax.spines.values():
+            side.set_visible(False)
+    return figure
+
+
+def _cell(ax: Axes, x: int, y: int, row: Row | None, result: str) -> None:
+    gain = None if row is None or row.failed else row.gain[result]
+    if gain is None or not math.isfinite(gain.mean):
+        ax.text(x, y, "-", ha="center", va="center", fontsize=8, color=QUIET)
+        return
+    share = 0.5 + 0.5 * max(-1.0, min(1.0, gain.z / MOST)) if math.isfinite(gain.z) else 0.5
+    ax.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, color=COLOURS(share), lw=0))
+    clear = abs(gain.z) >= CLEAR
+    style = {"color": INK, "weight": "bold"} if clear else {"color": QUIET}
+    ax.text(x, y, shown(gain.mean), ha="center", va="center", fontsize=7.5, **style)

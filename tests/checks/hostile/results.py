@@ -22,7 +22,7 @@ import numpy as np
 from roundscope.attention.models import log
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.selection import Layer
-from roundscope.experiments.questions.kernels import study
+from roundscope.experiments.questions.kernels import measure
 from tests.checks.hostile.scene import run, scene
 from tests.checks.hostile.verdict import ALL, Asked, Verdict, fault_of_message
 
@@ -96,9 +96,9 @@ def _watched() -> None:
 
 
 def _measured() -> None:
-    mean = study.Mean(mean=0.1, z=2.0)
+    mean = measure.Mean(mean=0.1, z=2.0)
     one = dict.fromkeys(("out", "dq", "dk", "dv"), 0.1)
-    row = study.Row(
+    row = measure.Row(
         kernel="sdpa-flash",
         family="Gaussian",
         heads=4,
@@ -110,7 +110,7 @@ def _measured() -> None:
         same=one,
         over=one,
     )
-    study.write(Path("kern/measured.json"), [row])
+    measure.write(Path("kern/measured.json"), [row])
 
 
 SWEEP = "sweep T=16,32 N=1 H=8 seed=0:2 --out s.sqlite --executor threads:pool"

@@ -11,8 +11,7 @@ import pytest
 
 from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.experiments.questions.kernels import families, study
-from roundscope.experiments.questions.kernels.figure import picture
+from roundscope.experiments.questions.kernels import measure, study
 from roundscope.experiments.questions.kernels.measure import (
     Mean,
     exact_of,
@@ -27,7 +26,7 @@ RECORD = Path(__file__).parents[4] / "docs" / "runs" / "kernels-h200.json"
 
 @pytest.fixture(scope="module")
 def given():
-    x, heads = families.inputs("Gaussian", HEADS, TOKENS)
+    x, heads = measure.inputs("Gaussian", HEADS, TOKENS)
     return x, heads, exact_of(x, heads)
 
 
@@ -44,17 +43,9 @@ def kernel_of(exact, change):
     return run
 
 
-def row(given, change, **options):
-    x, heads, exact = given
-    return measured(
-        "planted",
-        "Gaussian",
-        kernel_of(exact, change),
-        x,
-        heads,
-        exact,
-        **{"twin": "", "twins": None, **options},
-    )
+def row(given, change):
+    x, _, exact = given
+    return measured("planted", "Gaussian", kernel_of(exact, change), x, exact)
 
 
 def test_the_feature_of_ones_tells_row_sums(given):
@@ -95,12 +86,12 @@ def test_a_planted_gain_is_found_and_noise_is_not(given):
 
 def test_a_kernel_that_fails_is_a_row(given):
     """One kernel that ends the table."""
-    x, heads, exact = given
+    x, _, exact = given
 
     def broken(x):
         raise RuntimeError("no such device\nand more")
 
-    found = measured("broken", "Gaussian", broken, x, heads, exact, "", None)
+    found = measured("broken", "Gaussian", broken, x, exact)
     assert found.failed.startswith("RuntimeError at test_bias_of_kernels.py:")
     assert found.failed.endswith(": no such device and more")
     [line] = study.table([found])
@@ -111,11 +102,11 @@ def test_a_twin_is_equal_to_itself(given):
     """Heads of the kernel beside other heads of the twin."""
     x, _, _ = given
     eager, cudnn = (first_head(twin_outputs(name, x)) for name in ("eager", "cudnn"))
-    found = measured("eager", "Gaussian", lambda _: eager, x, 1, exact_of(x, 1), "eager", eager)
+    found = measured("eager", "Gaussian", lambda _: eager, x, exact_of(x, 1), "eager", eager)
     assert all(share == 1.0 for share in found.same.values()) and all(
         ratio == 1.0 for ratio in found.over.values()
     )
-    found = measured("cudnn", "Gaussian", lambda _: cudnn, x, 1, exact_of(x, 1), "eager", eager)
+    found = measured("cudnn", "Gaussian", lambda _: cudnn, x, exact_of(x, 1), "eager", eager)
     assert found.same["out"] < 0.99
 
 
@@ -133,11 +124,11 @@ def test_the_record_is_read_and_drawn(tmp_path, roundscope):
     """A record that a later version cannot draw, or a number that changes on the way through
     JSON.
     """
-    rows = study.read(RECORD)
-    study.write(tmp_path / study.RECORD, rows)
-    again = study.read(tmp_path / study.RECORD)
+    rows = measure.read(RECORD)
+    measure.write(tmp_path / measure.RECORD, rows)
+    again = measure.read(tmp_path / measure.RECORD)
     assert repr(again) == repr(rows) and len(rows) > 90
-    assert picture(rows) is not None and "kernels" in study.answer(rows)
+    assert study.picture(rows) is not None and "kernels" in study.answer(rows)
     code, out, _ = roundscope("kernels", "--draw", "--out", tmp_path)
     assert code == 0 and "repeated maximum" in out and (tmp_path / "report.html").is_file()
 
@@ -154,4 +145,4 @@ def test_bad_input_ends_in_one_line(tmp_path, roundscope):
         code, _, err = roundscope("kernels", *words, "--out", tmp_path / "none")
         assert code == 2 and told in err and err.count("\n") == 1, err
     with pytest.raises(ValueError, match="family=gauss"):
-        families.inputs("gauss", 1)
+        measure.inputs("gauss", 1)
