@@ -30,12 +30,17 @@ class Time:
     steps: int
 
     @property
+    def count(self) -> str:
+        """How many runs diverged: "k of n"."""
+        return f"{self.diverged} of {self.runs}"
+
+    @property
     def words(self) -> str:
         """How many runs diverged and when, in words."""
         if not self.diverged:
-            return f"0 of {self.runs} in {self.steps} steps"
+            return f"{self.count} in {self.steps} steps"
         middle, low, high = map(self._step, (self.middle, self.low, self.high))
-        return f"{self.diverged} of {self.runs}, median {middle} [{low}, {high}]"
+        return f"{self.count}, median {middle} [{low}, {high}]"
 
     def _step(self, x: float) -> str:
         return f"{x:.0f}" if math.isfinite(x) else f"> {self.steps}"

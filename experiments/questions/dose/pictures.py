@@ -1,20 +1,25 @@
-"""The pictures: time to divergence and final loss against significand bits, and ||W_Q||."""
+"""The pictures of a scale, by significand bits, and those of the four topics."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.framework.counts import time_of
+from roundscope.experiments.framework.figures.series import BAND, CALM, GRID, LETHAL
 from roundscope.experiments.framework.figures.survival import decades, survival
-from roundscope.experiments.questions.dose.arms import Dose
-from roundscope.experiments.questions.dose.results import Results
-from roundscope.experiments.questions.dose.words import mode_words, site_words
-from roundscope.tools.report.pictures import BAND, INK, QUIET, canvas
+from roundscope.experiments.questions.dose.doses import MOST_BITS, Dose
+from roundscope.experiments.questions.dose.results import Found, Results, Runs, mode_words
+from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
+from roundscope.experiments.train.spikes import RULE
+from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.results.run import Run
 
 STYLE = {  # colors that color-blind readers can tell apart
@@ -23,6 +28,15 @@ STYLE = {  # colors that color-blind readers can tell apart
     RoundingMode.STOCHASTIC: ("#009e73", "D"),
     RoundingMode.TOWARD_ZERO: ("#d55e00", "v"),
     RoundingMode.AWAY_FROM_ZERO: ("#cc79a7", "^"),
+}
+SITES = {
+    Site.OD: "O as delta reads it (OD)",
+    Site.O: "O before normalization (O)",
+    Site.OUT: "output (OUT)",
+    Site.P: "P",
+    Site.PV: "P V",
+    Site.DP: "dP",
+    Site.DS: "dS",
 }
 COLUMNS, ASIDE = 2, 0.17
 
@@ -35,9 +49,7 @@ def times(r: Results) -> Figure:
     figure, axes = _panels(r, 3.0)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         for mode, aside, series in _series(r, site, rate):
-            survival(
-                ax, STYLE.get(mode, (QUIET, "x")), {p + aside: own for p, own in series.items()}
-            )
+            survival(ax, _style(mode), {p + aside: own for p, own in series.items()})
         found = [time_of(own) for _, _, series in _series(r, site, rate) for own in series.values()]
         first, steps = min(min(t.low, t.steps) for t in found), max(t.steps for t in found)
         ax.set_yscale("log")
@@ -54,7 +66,7 @@ def losses(r: Results) -> Figure:
     """
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
-        series = list(_series(r, site, rate))
+        series = _series(r, site, rate)
         exact = [r.exact(run).loss for _, _, own in series for runs in own.values() for run in runs]
         ax.axhspan(np.nanmin(exact), np.nanmax(exact), color=BAND, lw=0, zorder=0)
         for mode, aside, own in series:
@@ -65,26 +77,18 @@ def losses(r: Results) -> Figure:
     return _legend(figure, r)
 
 
-def _losses(ax: Axes, mode: RoundingMode, aside: float, series: dict[int, list[Run[Dose]]]) -> None:
-    colour, marker = STYLE.get(mode, (QUIET, "x"))
+def _losses(ax: Axes, mode: RoundingMode, aside: float, series: Mapping[int, Runs]) -> None:
+    colour, marker = _style(mode)
+    top: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False}
     middle = []
     for p, own in series.items():
         seen = [run.loss for run in own if math.isfinite(run.loss)]
         ax.plot([p + aside] * len(seen), seen, ".", color=colour, ms=5, alpha=0.45, mew=0)
         if len(seen) < len(own):
-            ax.plot(
-                p + aside,
-                0.98,
-                "x",
-                color=colour,
-                transform=ax.get_xaxis_transform(),
-                clip_on=False,
-            )
-        middle.append(
-            float(np.median([run.loss if math.isfinite(run.loss) else math.inf for run in own]))
-        )
-    finite = [m if math.isfinite(m) else math.nan for m in middle]
-    ax.plot([p + aside for p in series], finite, color=colour, marker=marker, ms=5, lw=1.3)
+            ax.plot(p + aside, 0.98, "x", color=colour, **top)
+        median = float(np.median([*seen, *[math.inf] * (len(own) - len(seen))]))
+        middle.append(median if math.isfinite(median) else math.nan)
+    ax.plot([p + aside for p in series], middle, color=colour, marker=marker, ms=5, lw=1.3)
 
 
 def norms(r: Results) -> Figure:
@@ -94,23 +98,20 @@ def norms(r: Results) -> Figure:
     """
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
-        series = list(_series(r, site, rate))
-        exact = {
-            r.exact(run).condition: r.exact(run)
-            for _, _, own in series
-            for runs in own.values()
-            for run in runs
-        }
+        series = _series(r, site, rate)
+        all_runs = (run for _, _, own in series for runs in own.values() for run in runs)
+        exact = {r.exact(run).condition: r.exact(run) for run in all_runs}
         for run in exact.values():
             _line(ax, run, QUIET)
         for mode, _, own in series:
             for run in own[min(own)]:
-                _line(ax, run, STYLE.get(mode, (QUIET, "x"))[0])
+                _line(ax, run, _style(mode)[0])
         least = min(min(own) for _, _, own in series)
+        steps = max(run.condition.steps for run in exact.values())
         ax.set_title(f"{ax.get_title(loc='left')}, p = {least}", fontsize=9, loc="left")
         ax.set_xlabel("steps")
-        ax.set_xticks(np.linspace(0, max(run.condition.steps for run in exact.values()), 3))
-        ax.set_xlim(left=0, right=max(run.condition.steps for run in exact.values()))
+        ax.set_xticks(np.linspace(0, steps, 3))
+        ax.set_xlim(left=0, right=steps)
         ax.set_yscale("log")
         decades(ax)
     axes[0].set_ylabel("largest ||W_Q|| of a head")
@@ -121,9 +122,36 @@ def _line(ax: Axes, run: Run[Dose], colour: str) -> None:
     curve = np.array([(step, norm) for step, _, norm in run.curve if math.isfinite(norm)])
     ax.plot(curve[:, 0], curve[:, 1], color=colour, lw=0.8, alpha=0.75)
     if run.diverged is not None:
-        ax.plot(
-            run.diverged, np.interp(run.diverged, curve[:, 0], curve[:, 1]), "x", color=colour, ms=5
-        )
+        norm = np.interp(run.diverged, curve[:, 0], curve[:, 1])
+        ax.plot(run.diverged, norm, "x", color=colour, ms=5)
+
+
+PICTURES = (  # question, picture, caption
+    (
+        "How many steps does training survive?",
+        times,
+        "Dots: seeds; marker: their median, hollow where it is not reached; bar: smallest to"
+        " largest (holds the median with 94 % for 5 seeds). An arrow: runs that ended without"
+        " divergence, all of them or as many as its number. " + RULE,
+    ),
+    (
+        "What loss is left?",
+        losses,
+        "Mean of the last 50 losses; line: median of the seeds. Grey: the range of the exact arms,"
+        " FP32 throughout, with the same weights and batches. A cross at the top edge: some loss is"
+        " not finite.",
+    ),
+    (
+        "What grows first?",
+        norms,
+        "The largest spectral norm of a head's query matrix at the fewest bits, a line for each"
+        " seed; a cross marks divergence. Grey: exact arms.",
+    ),
+)
+
+
+def _style(mode: RoundingMode) -> tuple[str, str]:
+    return STYLE.get(mode, (QUIET, "x"))
 
 
 def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
@@ -132,7 +160,7 @@ def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
     deep = math.ceil(len(panels) / columns)
     figure, axes = canvas(0.5 + height * deep, deep, columns)
     for (site, rate), ax in zip(panels, axes.flat, strict=False):
-        ax.set_title(f"{site_words(site)}, lr {rate:g}", fontsize=9, loc="left")
+        ax.set_title(f"{SITES.get(site, str(site))}, lr {rate:g}", fontsize=9, loc="left")
         ax.set_xlabel("significand bits p (BF16 has 8)")
         bits = {p for s, _, p, lr in r.points if (s, lr) == (site, rate)}
         ax.set_xticks(range(min(bits), max(bits) + 1))
@@ -143,37 +171,150 @@ def _panels(r: Results, height: float) -> tuple[Figure, Sequence[Any]]:
 
 
 def _series(
-    r: Results, site: Any, rate: float
-) -> list[tuple[RoundingMode, float, dict[int, list[Run[Dose]]]]]:
+    r: Results, site: Site, rate: float
+) -> list[tuple[RoundingMode, float, dict[int, Runs]]]:
     """Return (mode, its shift to the side, bits -> results) of a panel."""
     modes = r.modes()
-    place = {mode: ASIDE * (i - (len(modes) - 1) / 2) for i, mode in enumerate(modes)}
-    found = [(mode, place[mode], r.series(site, mode, rate)) for mode in modes]
+    found = [
+        (mode, ASIDE * (i - (len(modes) - 1) / 2), r.series(site, mode, rate))
+        for i, mode in enumerate(modes)
+    ]
     return [item for item in found if item[2]]
 
 
 def _legend(figure: Figure, r: Results, exact: bool = True) -> Figure:
-    from matplotlib.lines import Line2D
-
-    styles = [(mode, *STYLE.get(mode, (QUIET, "x"))) for mode in r.modes()]
-    lines = [
-        Line2D([], [], color=colour, marker=marker, ms=5, lw=1.3, label=mode_words(mode))
-        for mode, colour, marker in styles
-    ]
+    lines = [_key(mode_words(mode), *_style(mode)) for mode in r.modes()]
     lines += [Line2D([], [], color=BAND, lw=5, label="exact (FP32)")] if exact else []
-    figure.legend(
-        handles=lines,
-        loc="outside upper center",
-        ncols=len(lines),
-        fontsize=8.5,
-        frameon=False,
-        labelcolor=INK,
-    )
+    return _above(figure, lines, labelcolor=INK)
+
+
+def _key(label: str, colour: str, marker: str) -> Line2D:
+    return Line2D([], [], color=colour, marker=marker, ms=5, lw=1.3, label=label)
+
+
+def _above(figure: Figure, lines: Sequence[Line2D], **more: Any) -> Figure:
+    more |= {"ncols": len(lines), "fontsize": 8.5, "frameon": False}
+    figure.legend(handles=lines, loc="outside upper center", **more)
     return figure
 
 
-PICTURES: tuple[tuple[str, Callable[[Results], Figure]], ...] = (
-    ("How many steps does training survive?", times),
-    ("What loss is left?", losses),
-    ("What grows first?", norms),
-)
+KINDS = {  # of the topic `bias`: kind -> name in cases, color and marker
+    BIAS: ("leans with V", "#d55e00", "v"),
+    NOISE: ("random sign", "#0072b2", "o"),
+    FIXED: ("V's sign, turned at random features", "#009e73", "D"),
+}
+
+
+def offsets(found: Found) -> Figure:
+    """Draw steps to divergence against c, a panel for each kind of data."""
+    groups = found.groups()
+    figure, axes = canvas(3.7, 1, len(groups), sharey=True)
+    for ax, (group, own) in zip(axes.flat, groups.items(), strict=True):
+        runs_of = {case.dose.offset: runs for case, runs in own.items() if case.dose.offset}
+        sizes = sorted({c for _, c in runs_of})
+        for i, (kind, (_, colour, marker)) in enumerate(KINDS.items()):
+            mine = {
+                sizes.index(c) + 0.16 * (i - 1): runs
+                for (of, c), runs in runs_of.items()
+                if of == kind
+            }
+            survival(ax, (colour, marker), dict(sorted(mine.items())))
+        times = [time_of(runs) for runs in own.values()]
+        ax.set_title(group, fontsize=9.5, loc="left")
+        ax.set_xticks(range(len(sizes)), [f"{c:g}" for c in sizes])
+        ax.set_xlabel("c, half ulps of V")
+        ax.set_yscale("log")
+        least = min(min(t.low, 0.5 * t.steps) for t in times)
+        ax.set_ylim(0.7 * least, 1.7 * max(t.steps for t in times))
+        decades(ax)
+    axes[0, 0].set_ylabel("steps to divergence")
+    return _above(figure, [_key(*style) for style in KINDS.values()])
+
+
+EXACT = "FP32"
+RED = LinearSegmentedColormap.from_list("red", ["#ffffff", "#d55e00"])
+
+
+class Column(NamedTuple):
+    """A column of the topic `scaling`: one value of one factor, and whether it is the usual one."""
+
+    factor: str
+    value: float
+    usual: bool
+
+    @property
+    def group(self) -> str:
+        """The name that its cases share."""
+        return f"{self.factor} {self.value:g}"
+
+
+def thresholds(found: Found, columns: Sequence[Column]) -> Figure:
+    """Draw a panel per factor: how many runs diverged, by p and value."""
+    factors = list(dict.fromkeys(c.factor for c in columns))
+    bits = sorted({case.dose.bits for case in found.cases})
+    figure, axes = canvas(1.5 + 0.33 * len(bits), 1, len(factors), sharey=True)
+    for ax, factor in zip(axes.flat, factors, strict=True):
+        own = [c for c in columns if c.factor == factor]
+        for x, column in enumerate(own):
+            _column(ax, x, found, column.group, bits)
+        ax.set_xticks(range(len(own)), [f"{c.value:g}" for c in own])
+        for label, column in zip(ax.get_xticklabels(), own, strict=True):
+            label.set_fontweight("bold" if column.usual else "normal")
+        ax.set_xlabel({"lr": "peak learning rate", "depth": "layers"}.get(factor, factor))
+        ax.set_xlim(-0.5, len(own) - 0.5)
+        ax.set_ylim(-0.5, len(bits) - 0.5)
+        ax.set_yticks(range(len(bits)), [EXACT if p == MOST_BITS else str(p) for p in bits])
+    axes[0, 0].set_ylabel("significand bits p")
+    return figure
+
+
+def _column(ax: Axes, x: int, found: Found, group: str, bits: Sequence[int]) -> None:
+    star = found.threshold(group)
+    for case in found.cases:
+        if case.group != group:
+            continue
+        t, p = found.time(case), case.dose.bits
+        y, is_star = bits.index(p), p == star
+        face, lw = RED(0.85 * t.diverged / t.runs), 2.2 if is_star else 0.5
+        ax.bar(x, 0.94, 0.94, y - 0.47, color=face, ec="#cbd2d9", lw=lw, zorder=1)
+        ax.text(x, y, t.count, ha="center", va="center", fontsize=8, color=INK, zorder=3)
+        if is_star:
+            ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)
+
+
+ROW = 0.27  # inches
+
+
+def strips(found: Found) -> Figure:
+    """Draw a panel per group, a row for each case: steps to divergence along, seeds as dots; a
+    hollow dot at the end lived.
+    """
+    groups = found.groups()
+    sizes = [len(own) for own in groups.values()]
+    height, ratios = 0.6 + ROW * sum(sizes) + 0.42 * len(sizes), {"height_ratios": sizes}
+    figure, axes = canvas(height, len(sizes), 1, sharex=True, gridspec_kw=ratios)
+    steps = max(case.dose.steps for case in found.cases)
+    for ax, (group, own) in zip(axes.flat, groups.items(), strict=True):
+        ax.set_title(group, fontsize=9.5, loc="left", color=INK)
+        for place, runs in enumerate(own.values()):
+            _strip(ax, place, runs, steps)
+        ax.set_yticks(range(len(own)), [case.name for case in own])
+        ax.set_ylim(len(own) - 0.45, -0.55)
+        ax.set_xlim(0, 1.16 * steps)
+        ax.set_xticks(np.linspace(0, steps, 6))
+        ax.spines["left"].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+    axes.flat[-1].set_xlabel("steps to divergence; hollow: none until the end")
+    return figure
+
+
+def _strip(ax: Axes, place: int, runs: Runs, steps: int) -> None:
+    ax.plot([0, steps], [place, place], color=GRID, lw=0.8, zorder=0)
+    lived = [run for run in runs if run.diverged is None]
+    died = [float(run.diverged) for run in runs if run.diverged is not None]
+    ax.plot(died, [place] * len(died), "o", color=LETHAL, ms=6, alpha=0.75, mew=0)
+    spread = [steps * (1 - 0.013 * i) for i in range(len(lived))]
+    ax.plot(spread, [place] * len(lived), "o", color=CALM, ms=5, mfc="white")
+    colour = LETHAL if len(died) > len(lived) else INK if died else QUIET
+    text = f"{len(died)} of {len(runs)}"
+    ax.text(1.03 * steps, place, text, va="center", fontsize=8.5, color=colour)

@@ -1,31 +1,57 @@
 """`roundscope dose` as a study: doses of one rounded event, or the cases of one of four topics.
 
 `asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and what is
-reported.
+reported. Then follow the answer of a scale, and the probes' statements with the rules that judge
+them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from roundscope.attention.sites import Site
 from roundscope.emu.formats.format import unknown
+from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.experiments.catalogue import DOSE
+from roundscope.experiments.framework.counts import Time, time_of
+from roundscope.experiments.framework.estimates import Estimate, factor
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
 from roundscope.experiments.framework.words import NAMED, seeds_of
-from roundscope.experiments.questions.dose import claims, pictures, points, words
-from roundscope.experiments.questions.dose.arms import Dose, doses, key, launches
-from roundscope.experiments.questions.dose.results import Results
-from roundscope.experiments.questions.dose.scale import Scale, scale
-from roundscope.experiments.questions.dose.topics import bias, cases, conditions, identity, scaling
-from roundscope.experiments.questions.dose.topics.cases import Found, Topic
+from roundscope.experiments.questions.dose import results, training
+from roundscope.experiments.questions.dose.doses import (
+    EVEN,
+    FULL,
+    OUTWARD,
+    RANDOM,
+    ZERO,
+    Dose,
+    Scale,
+    doses_of,
+    key,
+    launches,
+    scale,
+)
+from roundscope.experiments.questions.dose.pictures import PICTURES
+from roundscope.experiments.questions.dose.results import Found, Results, Runs, Topic
+from roundscope.experiments.questions.dose.topics import TOPICS
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.spikes import RULE
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
 
-TOPICS = {"bias": bias, "scaling": scaling, "conditions": conditions, "identity": identity}
 PAIRED = "mean [95 % t interval] over seeds, pairs of one seed"
+LEFT_OUT = (
+    "An injected bias against noise of the same size, what the threshold scales with, conditions"
+    " that raise ties, and errors that leave the rows of dS summing to zero are studies of their"
+    " own (--study). With one tile as large as the context AO is 0, so rounding O is rounding P V"
+    " once. The probes' learning-rate schedule is not recorded; here the rate stays at its peak"
+    " after the warm-up, so that a time to divergence does not depend on the number of steps. Sums"
+    " are native: numbers repeat on one kind of device only."
+)
 
 
 def asked(
@@ -46,37 +72,41 @@ def topic(name: str, given: Sequence[str], *, quick: bool, seeds: tuple[int, ...
     """Return the topic of that name. Raises UsageError naming the word and the repair."""
     if name not in TOPICS:
         raise UsageError(f"--study: {unknown('study', name, tuple(TOPICS))}")
-    module = TOPICS[name]
-    chosen: Topic = module.quick() if quick else module.full()
-    return chosen.given(given, seeds)
+    return TOPICS[name](quick).given(given, seeds)
 
 
 def of_scale(asked: Scale) -> Study[Results]:
     """Return the study of every dose of a scale."""
+    c, sizes = asked.config, ""
+    if c != FULL.config:
+        sizes = (
+            f"not the probe's model: {c.layers} layers, width {c.width}, context {c.context}, batch"
+            f" {c.batch}"
+        )
     return Study(
-        name="dose",
-        question=words.QUESTION,
-        launches=partial(_launches, asked.config, doses(asked), False),
+        name=DOSE.name,
+        question=DOSE.question,
+        launches=partial(_launches, c, doses_of(asked), False),
         results=lambda store: _results(asked, store),
-        answer=lambda r: f"{words.answer(r)} {words.others(r)}".strip(),
-        claims=lambda r: claims.judged(r, asked),
+        answer=lambda r: f"{answer(r)} {others(r)}".strip(),
+        claims=lambda r: [replace(verdict, sizes=sizes) for verdict in judged(r)],
         source="probe",
-        figures=[Figure(title=t, draw=draw, caption=CAPTIONS[t]) for t, draw in pictures.PICTURES],
+        figures=[Figure(title=t, draw=draw, caption=caption) for t, draw, caption in PICTURES],
         tables=[
             Table(
                 name="points",
                 title="Every point",
-                heads=points.HEADS,
-                rows=points.rows,
-                records=points.points,
+                heads=results.POINT_HEADS,
+                rows=results.point_rows,
+                records=results.point_records,
                 note=PAIRED,
                 shown=(0, 1, 2, 3, 4),
             )
         ],
-        rules=(claims.RULES,),
-        caveats=words.LEFT_OUT,
-        about={"model": _model(asked.config, "all is FP32 but one event of attention")},
-        config=_config(asked.config),
+        rules=(RULES,),
+        caveats=LEFT_OUT,
+        about={"model": _model(c, "all is FP32 but one event of attention")},
+        config=_shown(c),
         scale=asked.name,
     )
 
@@ -85,7 +115,7 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
     """Return the study of the cases of a topic."""
     return Study(
         name=name,
-        file="dose",
+        file=DOSE.name,
         page=name,
         question=asked.question,
         launches=partial(_launches, asked.config, asked.doses, asked.ties),
@@ -96,9 +126,9 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
             Table(
                 name="cases",
                 title="Every case",
-                heads=cases.HEADS,
-                rows=cases.rows,
-                records=cases.points,
+                heads=results.CASE_HEADS,
+                rows=results.case_rows,
+                records=results.case_records,
                 note=PAIRED,
                 shown=(0, 1, 2, 4, 6),
                 grouped=True,
@@ -106,7 +136,7 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
         ],
         caveats=asked.notes,
         about={"model": _model(asked.config, asked.about), "seeds": str(len(asked.seeds))},
-        config=_config(asked.config),
+        config=_shown(asked.config),
     )
 
 
@@ -119,11 +149,9 @@ def _launch(config: Config, group: Sequence[Dose], ties: bool, store: Store) -> 
     keys = {dose: key(config, dose) for dose in group}
 
     def run(progress: Progress) -> Mapping[str, Run[Any]]:
-        from roundscope.experiments.questions.dose.run import launch
-
         there = store.keys()
         missing = [dose for dose in group if keys[dose] not in there]
-        return {keys[r.condition]: r for r in launch(config, missing, progress, ties)}
+        return {keys[r.condition]: r for r in training.launch(config, missing, progress, ties)}
 
     return Launch(
         title=f"{len(group)} arms",
@@ -140,10 +168,9 @@ def _read(config: Config, wanted: Sequence[Dose], store: Store) -> dict[Dose, Ru
 
 def _results(asked: Scale, store: Store) -> Results | None:
     """Return the points that are stored with all seeds and their exact arms."""
-    wanted = doses(asked)
+    wanted = doses_of(asked)
     found = _read(asked.config, wanted, store)
-    lacking = {(d.point, d.exact.point) for d in wanted if d not in found}
-    missing = {point for points in lacking for point in points}
+    missing = {point for d in wanted if d not in found for point in (d.point, d.exact.point)}
     whole = [r for d, r in found.items() if not {d.point, d.exact.point} & missing]
     return Results(whole) if any(r.condition.site for r in whole) else None
 
@@ -162,23 +189,238 @@ def _model(c: Config, what: str) -> str:
     )
 
 
-def _config(c: Config) -> dict[str, Any]:
+def _shown(c: Config) -> dict[str, Any]:
     return {name: value for name, value in asdict(c).items() if name not in NAMED}
 
 
-CAPTIONS: dict[str, str] = {
-    "How many steps does training survive?": (
-        "Dots: seeds; marker: their median, hollow where it is not reached; bar: smallest to"
-        " largest (holds the median with 94 % for 5 seeds). An arrow: runs that ended without"
-        " divergence, all of them or as many as its number. " + RULE
-    ),
-    "What loss is left?": (
-        "Mean of the last 50 losses; line: median of the seeds. Grey: the range of the exact arms,"
-        " FP32 throughout, with the same weights and batches. A cross at the top edge: some loss is"
-        " not finite."
-    ),
-    "What grows first?": (
-        "The largest spectral norm of a head's query matrix at the fewest bits, a "
-        "line for each seed; a cross marks divergence. Grey: exact arms."
-    ),
-}
+def answer(r: Results) -> str:
+    """Return the answer in one sentence, from the rate at which toward zero killed most."""
+    chosen = _strongest(r)
+    if chosen is None:
+        return (
+            "Toward zero at p bits and nearest-even at p - 1 were not both run at OD: the question"
+            " is not asked here."
+        )
+    rate, p, zero, even = chosen
+    of_zero = (
+        f"O rounded toward zero to {p} significand bits before delta reads it made training diverge"
+        f" in {zero.words}"
+    )
+    excess = interval(r.excess(r.series(Site.OD, EVEN, rate)[p - 1]), " nats")
+    of_even = (
+        f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.count}"
+        f" (final loss above exact: {excess})"
+    )
+    where = f"{of_zero}, {of_even}{_also(r, rate, p)} (lr {rate:g})"
+    if 2 * zero.diverged > zero.runs and not even.diverged:
+        return f"The sign: {where}."
+    if even.diverged * zero.runs >= zero.diverged * even.runs and even.diverged:
+        return f"Here not the sign alone: {where}."
+    series = r.series(Site.OD, ZERO, rate)
+    least = min(series)
+    return (
+        f"Not decided by these runs: {where}; ||W_Q|| grew 2^{interval(r.growth(series[least]))}"
+        f" times as much as in the exact arm toward zero at {least} bits."
+    )
+
+
+def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
+    """Return (rate, p, toward zero at p, nearest-even at p - 1) with the largest difference.
+
+    The difference is that of the shares of runs that diverged; of equal ones the most bits count.
+    """
+    found = [
+        (rate, p, time_of(zero), time_of(even))
+        for site, rate in r.panels()
+        if site is Site.OD
+        for p, zero, even in same_size(r, rate)
+    ]
+    return max(
+        found,
+        key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
+        default=None,
+    )
+
+
+def _also(r: Results, rate: float, p: int) -> str:
+    """Return how many runs diverged with stochastic and with outward rounding to as many bits.
+
+    Empty if none was run.
+    """
+    found = ""
+    for mode, word in ((RANDOM, "stochastically"), (OUTWARD, "away from zero")):
+        if own := r.series(Site.OD, mode, rate).get(p):
+            t = time_of(own)
+            found += f", {word} to {p} bits in {t.count}"
+    return found
+
+
+def others(r: Results) -> str:
+    """Return what toward zero does at the other events, at the fewest bits each, in a sentence.
+
+    Empty if none was run.
+    """
+    found = []
+    for site, rate in r.panels():
+        series = r.series(site, ZERO, rate)
+        if site is not Site.OD and series:
+            t = time_of(series[min(series)])
+            found.append(f"{site} at {min(series)} bits {t.count}")
+    return f"Toward zero at other events made diverge: {', '.join(found)}." if found else ""
+
+
+# nats above the exact arm's final loss, below which an arm is harmless; the probe's lay within 0.02
+HARMLESS = 0.05
+RULES = (
+    "Harmless: no run diverged and the 95 % interval of the excess loss over the exact arm of the"
+    f" same seed ends below {HARMLESS} nats; it is not where more than half of the runs of a point"
+    " diverged or the interval begins above. Diverges from p down: agrees if all runs of all those"
+    " p diverged in the steps claimed, contradicts if none did at one of those p, else undecided."
+    " Sign, not size: agrees if some toward-zero point of p bits diverged in more than half of its"
+    " runs while no nearest-even run of p - 1 bits, an error of the same RMS, did; contradicts if"
+    " nearest-even diverged at least as often there as toward zero; else undecided."
+)
+
+FAST = "toward zero diverges from p = 6 down at lr 1e-2 within 2,000 steps"
+SLOW = "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps"
+
+
+def judged(r: Results) -> list[Verdict]:
+    """Return a verdict for every statement, at every rate where it was measured."""
+    rates = [rate for site, rate in r.panels() if site is Site.OD]
+    away = "away from zero diverges already at p = 8"
+    return [
+        *(judge_at(r, rate) for rate in rates for judge_at in (_sign, _harmless, _norms)),
+        _diverges(r, ZERO, 1e-2, range(7), 2000, FAST),
+        _diverges(r, ZERO, 1e-3, range(5), 9000, SLOW),
+        _diverges(r, OUTWARD, 1e-2, (8,), 2000, away),
+    ]
+
+
+def same_size(r: Results, rate: float) -> list[tuple[int, Runs, Runs]]:
+    """Return (p, toward zero at p, nearest-even at p - 1) where both were run.
+
+    Both errors are uniform in an ulp and have the same size: their rms is 2^-p x sqrt(1/3).
+    """
+    zero, even = r.series(Site.OD, ZERO, rate), r.series(Site.OD, EVEN, rate)
+    return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
+
+
+def _sign(r: Results, rate: float) -> Verdict:
+    claim, case = "it is the sign of the error, not its size, that kills", f"OD, lr {rate:g}"
+    pairs = [(p, time_of(zero), time_of(even)) for p, zero, even in same_size(r, rate)]
+    if not pairs:
+        needs = "needs toward-zero at p and nearest-even at p - 1 bits"
+        return _verdict(claim, case, Word.NOT_TESTABLE, needs)
+    strong = [(p, z, e) for p, z, e in pairs if 2 * z.diverged > z.runs and not e.diverged]
+    as_often = [
+        (p, z, e) for p, z, e in pairs if e.diverged and e.diverged * z.runs >= z.diverged * e.runs
+    ]
+    word = Word.UNDECIDED
+    if bool(strong) != bool(as_often):
+        word = Word.AGREES if strong else Word.CONTRADICTS
+    words = "; ".join(
+        f"p = {p}: {z.words}, nearest-even p = {p - 1}: {e.count}" for p, z, e in pairs
+    )
+    return _verdict(claim, case, word, f"toward zero {words}", _others(r, rate))
+
+
+def _others(r: Results, rate: float) -> str:
+    """What errors without a bias did, and those of the other sign, which may kill less."""
+    named = {
+        "stochastic (1.4 times nearest's RMS, no bias)": RANDOM,
+        "away from zero (the RMS of toward zero, the other sign)": OUTWARD,
+    }
+    told = []
+    for name, mode in named.items():
+        times = {p: time_of(own) for p, own in r.series(Site.OD, mode, rate).items()}
+        counts = ", ".join(f"p = {p}: {t.count}" for p, t in times.items())
+        told += [f"{name}: {counts}"] if times else []
+    return "; ".join(told)
+
+
+def _harmless(r: Results, rate: float) -> Verdict:
+    claim = "nearest-even is harmless down to p = 2"
+    case = f"OD, lr {rate:g}"
+    series = r.series(Site.OD, EVEN, rate)
+    if not series:
+        return _verdict(claim, case, Word.NOT_TESTABLE, "nearest-even was not run")
+    times = [time_of(own) for own in series.values()]
+    least = min(series)
+    excess = r.excess(series[least])
+    diverged = sum(t.diverged for t in times)
+    harmful = any(2 * t.diverged > t.runs for t in times) or excess.low > HARMLESS
+    harmless = not diverged and excess.high < HARMLESS and least == 2
+    word = Word.CONTRADICTS if harmful else Word.AGREES if harmless else Word.UNDECIDED
+    measured = (
+        f"{diverged} of {sum(t.runs for t in times)} diverged at p = {least} to {max(series)};"
+        f" excess loss at p = {least}: "
+    )
+    return _verdict(claim, case, word, measured + interval(excess, " nats"), estimate=excess)
+
+
+def _norms(r: Results, rate: float) -> Verdict:
+    claim, case = "||W_Q|| grows without limit first", f"OD toward zero, lr {rate:g}"
+    runs = (run for own in r.series(Site.OD, ZERO, rate).values() for run in own)
+    ratios = [at for run in runs if (at := ahead(r, run)) is not None]
+    if not ratios:
+        return _verdict(claim, case, Word.UNDECIDED, "no run diverged")
+    found = factor(dict(enumerate(ratios)))
+    measured = (
+        "largest ||W_Q|| over the exact arm's at the last look before divergence:"
+        f" {interval(found, 'x')}, {len(ratios)} runs"
+    )
+    word, note = judge(found, (2.0, math.inf)), "agrees if the interval is above 2"
+    return _verdict(claim, case, word, measured, note, estimate=found)
+
+
+def ahead(r: Results, run: Run[Dose]) -> float | None:
+    """Return ||W_Q|| over that of the exact arm at the last look before the run diverged.
+
+    None if it did not diverge, or before the first look.
+    """
+    if run.diverged is None:
+        return None
+    exact = {step: norm for step, _, norm in r.exact(run).curve}
+    looks = [(n, norm) for n, _, norm in run.curve if 0 < n <= run.diverged and math.isfinite(norm)]
+    return looks[-1][1] / exact[looks[-1][0]] if looks else None
+
+
+def _diverges(
+    r: Results, mode: RoundingMode, rate: float, bits: Container[int], within: int, claim: str
+) -> Verdict:
+    series = {p: own for p, own in r.series(Site.OD, mode, rate).items() if p in bits}
+    case = f"OD, lr {rate:g}"
+    if not series:
+        lacks = f"lr {rate:g} with these p was not run"
+        return _verdict(claim, case, Word.NOT_TESTABLE, lacks)
+    done = [[run.time <= within for run in own] for own in series.values()]
+    steps = min(run.condition.steps for own in series.values() for run in own)
+    word = Word.UNDECIDED
+    if all(all(own) for own in done):
+        word = Word.AGREES
+    elif steps >= within and any(not any(own) for own in done):
+        word = Word.CONTRADICTS
+    measured = "; ".join(f"p = {p}: {time_of(own).words}" for p, own in series.items())
+    note = "" if steps >= within else f"runs of {steps} steps, the probe's had {within}"
+    return _verdict(claim, case, word, measured, note)
+
+
+def _verdict(
+    claim: str,
+    case: str,
+    word: Word,
+    measured: str,
+    note: str = "",
+    estimate: Estimate | None = None,
+) -> Verdict:
+    return Verdict(
+        figure="probe 2",
+        claim=claim,
+        case=case,
+        sizes="",
+        word=word,
+        measured=measured,
+        note=note,
+        estimate=estimate,
+    )

@@ -304,5 +304,5 @@ def _cell(ax: Axes, x: int, y: int, row: Row | None, result: str) -> None:
     share = 0.5 + 0.5 * max(-1.0, min(1.0, gain.z / MOST)) if math.isfinite(gain.z) else 0.5
     ax.add_patch(Rectangle((x - 0.48, y - 0.45), 0.96, 0.9, color=COLOURS(share), lw=0))
     clear = abs(gain.z) >= CLEAR
-    style = {"color": INK, "weight": "bold"} if clear else {"color": QUIET}
+    style: dict[str, Any] = {"color": INK, "weight": "bold"} if clear else {"color": QUIET}
     ax.text(x, y, shown(gain.mean), ha="center", va="center", fontsize=7.5, **style)

@@ -15,8 +15,8 @@ from roundscope.experiments.cli.main import main
 from roundscope.experiments.framework.counts import time_of
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.questions.dose import arms, claims, pictures, results, run, words
-from roundscope.experiments.questions.dose import scale as scales
+from roundscope.experiments.questions.dose import doses as scales
+from roundscope.experiments.questions.dose import pictures, results, study, training
 from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
@@ -39,7 +39,7 @@ TINY = [
 
 
 def dose(mode=ZERO, bits=2, seed=0, site=Site.OD, rate=1e-2, steps=2000):
-    return arms.Dose(site=site, mode=mode, bits=bits, rate=rate, steps=steps, seed=seed)
+    return scales.Dose(site=site, mode=mode, bits=bits, rate=rate, steps=steps, seed=seed)
 
 
 def outcomes(mode, bits, times, rate=1e-2, steps=2000, loss=1.0, grown=8.0):
@@ -60,16 +60,15 @@ def exact(rate=1e-2, steps=2000):
     return outcomes(None, 24, [None] * 3, rate=rate, steps=steps, grown=2.0)
 
 
-def verdict(found, text, full=True):
-    judged = claims.judged(results.Results(found), scales.FULL if full else scales.QUICK)
-    return next(v for v in judged if text in v.claim)
+def verdict(found, text):
+    return next(v for v in study.judged(results.Results(found)) if text in v.claim)
 
 
 def test_an_arm_differs_from_exact_in_one_event_of_every_head():
     """A dose that also changes another event, misses a head, or has one bit too many."""
     config = scales.QUICK.config
     wanted = [dose(bits=3), dose(mode=RANDOM, bits=8, seed=2), dose().exact]
-    settings = arms.settings_of(config, wanted)
+    settings = scales.settings_of(config, wanted)
     for one, arm in zip(wanted, settings.arms, strict=True):
         for layer in plans_at(settings, arm, 0):
             for plan in layer:
@@ -85,8 +84,8 @@ def test_an_arm_differs_from_exact_in_one_event_of_every_head():
 
 def test_quick_is_two_launches_and_each_has_its_exact_arms():
     """Arms that miss their control, a control run twice, or an executable for each mode."""
-    wanted = arms.doses(scales.QUICK)
-    groups = arms.launches(scales.QUICK.config, wanted)
+    wanted = scales.doses_of(scales.QUICK)
+    groups = scales.launches(scales.QUICK.config, wanted)
     assert [len(g) for g in groups] == [5 * (1 + 3 * 3), 5 * 3]
     assert all(d.mode is RANDOM for d in groups[1])
     assert len(set(wanted)) == len(wanted) and {d.exact for d in wanted} <= set(wanted)
@@ -96,7 +95,7 @@ def test_full_is_one_launch_for_each_structure_and_number_of_steps():
     """A stray exact arm of a study that shares its rate and steps with another, or stochastic
     events that cannot share a structure.
     """
-    groups = arms.launches(scales.FULL.config, arms.doses(scales.FULL))
+    groups = scales.launches(scales.FULL.config, scales.doses_of(scales.FULL))
     assert sorted((len(g), g[0].steps) for g in groups) == [
         (35, 2000),
         (35, 6000),
@@ -124,9 +123,11 @@ def test_the_key_names_all_that_decides_a_run():
         dose(rate=1.0),
         dose(site=Site.O),
     ]
-    keys = [arms.key(c, dose()) for c in other] + [arms.key(config, d) for d in doses]
+    keys = [scales.key(c, dose()) for c in other] + [scales.key(config, d) for d in doses]
     assert len(set(keys)) == len(keys)
-    assert arms.key(replace(config, checkpoint_every=7, lr=0.5), dose()) == arms.key(config, dose())
+    assert scales.key(replace(config, checkpoint_every=7, lr=0.5), dose()) == scales.key(
+        config, dose()
+    )
 
 
 def test_divergence_of_four_kinds_and_of_none():
@@ -179,9 +180,9 @@ def test_verdict_of_sign_and_size():
         verdict(exact() + outcomes(ZERO, 2, [100, 200, 300]) + good, "sign").word
         is Word.NOT_TESTABLE
     )
-    assert words.answer(results.Results(exact() + zero + good)).startswith("The sign: ")
-    assert words.answer(results.Results(exact() + zero + bad)).startswith("Here not the sign alone")
-    assert words.answer(results.Results(exact() + outcomes(ZERO, 3, [None] * 3) + good)).startswith(
+    assert study.answer(results.Results(exact() + zero + good)).startswith("The sign: ")
+    assert study.answer(results.Results(exact() + zero + bad)).startswith("Here not the sign alone")
+    assert study.answer(results.Results(exact() + outcomes(ZERO, 3, [None] * 3) + good)).startswith(
         "Not decided"
     )
 
@@ -247,7 +248,7 @@ def test_norms_are_read_before_divergence():
     """A norm read after the loss was gone, or not against the exact arm."""
     found = exact() + outcomes(ZERO, 2, [150, 160, 170]) + outcomes(ZERO, 3, [50, None, 120])
     r = results.Results(found)
-    assert [claims.ahead(r, run) for run in r.series(Site.OD, ZERO, 1e-2)[3]] == [None, None, 4.0]
+    assert [study.ahead(r, run) for run in r.series(Site.OD, ZERO, 1e-2)[3]] == [None, None, 4.0]
     assert verdict(found, "grows without limit").word is Word.AGREES
 
 
@@ -255,7 +256,7 @@ def test_norms_are_read_before_divergence():
 def test_pictures_of_censored_and_of_lost_runs():
     """A picture that fails where nothing diverged or where a loss is not finite."""
     found = exact() + outcomes(ZERO, 2, [9, 8, None], loss=math.nan) + outcomes(EVEN, 2, [None] * 3)
-    for _, draw in pictures.PICTURES:
+    for _, draw, _ in pictures.PICTURES:
         assert len(draw(results.Results(found)).axes) == 1
 
 
@@ -287,8 +288,8 @@ def test_an_arm_that_is_lost_spoils_no_other():
     """
     config = scales.scale(TINY, quick=True, seeds="0").config
     calm, wild = dose(bits=2, rate=1e-3, steps=30), dose(bits=3, rate=1e30, steps=30)
-    with_wild = run.launch(config, [calm, wild], lambda done: None)
-    without = run.launch(config, [calm, dose(bits=3, rate=1e-3, steps=30)], lambda done: None)
+    with_wild = training.launch(config, [calm, wild], lambda done: None)
+    without = training.launch(config, [calm, dose(bits=3, rate=1e-3, steps=30)], lambda done: None)
     assert with_wild[1].diverged is not None and math.isnan(with_wild[1].loss)
     assert repr(with_wild[0]) == repr(without[0])
     assert [step for step, _, _ in without[0].curve] == [0, 25, 30]
@@ -323,7 +324,7 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     """
     ran = []
     monkeypatch.setattr(
-        run, "launch", lambda config, doses, progress, ties: ran.append(doses) or fake(doses)
+        training, "launch", lambda config, doses, progress, ties: ran.append(doses) or fake(doses)
     )
     out = tmp_path / "d"
     asked = ["dose", "--quick", "--out", str(out), "--seeds", "0-1", *TINY, "p=2,3", "--json"]
@@ -354,7 +355,7 @@ def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return fake(doses)
 
-    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(training, "launch", launch)
     with pytest.raises(SystemExit) as end:
         main(["dose", "--quick", "--out", str(tmp_path), *TINY, "p=2,3"])
     assert end.value.code == 130

@@ -15,11 +15,9 @@ from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.words import NAMED
-from roundscope.experiments.questions.dose import arms, results, run, ties
-from roundscope.experiments.questions.dose import scale as scales
-from roundscope.experiments.questions.dose import study as topics
-from roundscope.experiments.questions.dose.arms import Dose
-from roundscope.experiments.questions.dose.topics import bias, cases, conditions, identity, scaling
+from roundscope.experiments.questions.dose import doses as scales
+from roundscope.experiments.questions.dose import results, study, topics, training
+from roundscope.experiments.questions.dose.doses import Dose
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer, uniform
@@ -50,11 +48,13 @@ def found(topic, diverged):
         for case in topic.cases
         for seed in topic.seeds
     }
-    return cases.Found(topic, [result(dose, 7 if own.get(dose) else None) for dose in topic.doses])
+    return results.Found(
+        topic, [result(dose, 7 if own.get(dose) else None) for dose in topic.doses]
+    )
 
 
 def every():
-    return [made() for module in topics.TOPICS.values() for made in (module.quick, module.full)]
+    return [made(quick) for made in topics.TOPICS.values() for quick in (True, False)]
 
 
 def test_an_exact_arm_differs_in_the_error_alone():
@@ -74,7 +74,7 @@ def test_an_exact_arm_differs_in_the_error_alone():
     )
     assert dose.exact.exact == dose.exact and dose.exact.change == ()
     assert dose.change == ("-> plan=qiu-yao", "site=OD -> e8m2:ties-to-even")
-    config = arms.config_of(scales.QUICK.config, dose)
+    config = scales.config_of(scales.QUICK.config, dose)
     assert config == replace(scales.QUICK.config, data="sink")
 
 
@@ -85,7 +85,7 @@ def test_a_launch_holds_what_one_executable_can():
         for w in ((), ("width=64",))
         for o in (None, ("bias", 1.0), ("noise", 2.0))
     ]
-    assert [len(group) for group in arms.launches(scales.QUICK.config, doses)] == [1, 2, 1, 2]
+    assert [len(group) for group in scales.launches(scales.QUICK.config, doses)] == [1, 2, 1, 2]
 
 
 def test_keys_of_old_results_stay():
@@ -101,7 +101,7 @@ def test_keys_of_old_results_stay():
     }
     old = {"site": "OD", "mode": "toward-zero", "bits": 3, "rate": 1e-2, "steps": 9, "seed": 2}
     assert (
-        arms.key(config, dose)
+        scales.key(config, dose)
         == hashlib.sha256(json.dumps([kept, old], sort_keys=True).encode()).hexdigest()[:24]
     )
     more = [
@@ -110,9 +110,10 @@ def test_keys_of_old_results_stay():
         replace(dose, offset=("bias", 1.0)),
     ]
     assert (
-        len({arms.key(config, d) for d in (dose, *more, replace(dose, offset=("noise", 1.0)))}) == 5
+        len({scales.key(config, d) for d in (dose, *more, replace(dose, offset=("noise", 1.0)))})
+        == 5
     )
-    assert arms.key(replace(config, sums="preset", engine="pallas"), dose) != arms.key(
+    assert scales.key(replace(config, sums="preset", engine="pallas"), dose) != scales.key(
         replace(config, sums="preset"), dose
     )
 
@@ -120,30 +121,30 @@ def test_keys_of_old_results_stay():
 @pytest.mark.parametrize("topic", every(), ids=lambda t: t.question)
 def test_every_case_can_be_run(topic):
     """A word, a change or an event that is refused only on the GPU; a case without its control."""
-    groups = arms.launches(topic.config, topic.doses)
+    groups = scales.launches(topic.config, topic.doses)
     assert sum(map(len, groups)) == len(topic.doses)
     assert len({(case.group, case.name) for case in topic.cases}) == len(topic.cases)
     assert topic.alone or {d.exact for d in topic.doses} <= set(topic.doses)
 
 
-@pytest.mark.parametrize("case", identity.full().cases, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", topics.identity(quick=False).cases, ids=lambda c: c.name)
 def test_the_rows_of_ds_sum_as_the_group_says(case):
     """A row under the wrong heading: then the study says nothing about the identity."""
-    [[plan, *_], *_] = plans_of(identity.full().config, case.dose.change)
+    [[plan, *_], *_] = plans_of(topics.identity(quick=False).config, case.dose.change)
     q, k, v, do = (normal(60 + i, 1, 24, 1, 16) for i in range(4))
     trace = examine(
         q, k, v, do, plan=plan, is_causal=True, engine="numpy", record=Record(events=(Site.DS,))
     ).trace
     ds = np.asarray(trace.events["DS"][1], float).reshape(24, 24)
     ratio = np.abs(ds[1:].sum(-1)).max() / np.abs(ds).max()
-    assert ratio < 1e-5 if case.group == identity.KEEPS else ratio > 1e-2
+    assert ratio < 1e-5 if case.group == topics.KEEPS else ratio > 1e-2
 
 
 def test_fewer_bits_at_all_bf16_events_and_nowhere_else():
     """An event of the preset that stays at 8 bits, or an FP32 one that does not."""
-    config = conditions.full().config
-    [[low, *_], *_] = plans_of(config, (conditions.QIU_YAO,))
-    [[fewer, *_], *_] = plans_of(config, (conditions.QIU_YAO, conditions.fewer(5)))
+    config = topics.conditions(quick=False).config
+    [[low, *_], *_] = plans_of(config, (topics.QIU_YAO,))
+    [[fewer, *_], *_] = plans_of(config, (topics.QIU_YAO, topics.fewer(5)))
     changed = [s for s in Site if low[s] != fewer[s]]
     assert {low[s].format.precision for s in changed} == {8} and {
         fewer[s].format.precision for s in changed
@@ -169,7 +170,7 @@ def test_shares_of_rows_by_hand():
     params["layers"]["qkv"] = 30 * params["layers"]["qkv"]
     plans = by_arm([uniform(config), by_layer(plans_of(config, ("site=SCALED -> e8m2",)))])
     tokens = np.random.default_rng(0).integers(0, 4, (2, 11))
-    found = ties.shares(config, params, tokens, plans)
+    found = training.shares(config, params, tokens, plans)
     for arm in range(2):
         x = np.asarray(params["embedding"][arm], float)[tokens[0, :-1]]
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -192,7 +193,7 @@ def test_results_and_what_is_new_in_them_come_back(tmp_path):
     old = Dose(site=Site.OD, bits=3, rate=1e-2, steps=9)
     new = replace(old, words=("data=sink",), also=("-> plan=qiu-yao",), offset=("noise", 3.0))
     kept = [result(old), result(new, 5, shares=((100, 0.25, 0.5), (200, 0.75, 1.0)))]
-    keys = {d: arms.key(config, d) for d in (old, new)}
+    keys = {d: scales.key(config, d) for d in (old, new)}
     with opened(tmp_path, "dose") as store:
         store.add({keys[r.condition]: r for r in kept}, asdict(config), "here")
     with opened(tmp_path, "dose") as store:
@@ -210,7 +211,7 @@ def test_the_answer_of_bias():
     """A biased error said to kill where the same size of noise does, or an answer that names a c
     that does not.
     """
-    topic = bias.quick()
+    topic = topics.bias(quick=True)
     killed = found(topic, lambda case: case.dose.offset[0] == "bias" and case.dose.offset[1] >= 64)
     assert "kills from c = 64 on (3 of 3" in topic.answer(
         killed
@@ -227,19 +228,19 @@ def test_the_answer_of_bias():
 
 def test_the_answer_of_identity():
     """Yes although runs on the other side died too."""
-    topic = identity.quick()
-    assert topic.answer(found(topic, lambda case: case.group == identity.BREAKS)).startswith(
+    topic = topics.identity(quick=True)
+    assert topic.answer(found(topic, lambda case: case.group == topics.BREAKS)).startswith(
         "As far as these runs go, yes"
     )
     assert topic.answer(found(topic, lambda case: True)).startswith("Not by these runs")
     assert topic.answer(found(topic, lambda case: False)).startswith("Not by these runs")
-    few = found(topic, lambda case: case.group == identity.BREAKS or case.dose.site is Site.DP)
+    few = found(topic, lambda case: case.group == topics.BREAKS or case.dose.site is Site.DP)
     assert few.topic.answer(few).startswith("Partly")
 
 
 def test_the_answer_of_conditions():
     """A condition that failed left out of the sentence, or fewer bits read for it."""
-    topic = conditions.full()
+    topic = topics.conditions(quick=False)
     none = topic.answer(
         found(topic, lambda case: len(case.dose.also) == 2 and case.name == "p = 4")
     )
@@ -254,7 +255,7 @@ def test_the_answer_of_conditions():
 
 def test_thresholds():
     """p* read from another column, or from a p at which only some died."""
-    topic = scaling.full()
+    topic = topics.scaling(quick=False)
     columns = {"lr 0.003": 4, "width 256": 8, "context 64": 6}
     ours = found(topic, lambda case: case.dose.bits <= columns.get(case.group, 3))
     said = topic.answer(ours)
@@ -268,7 +269,7 @@ def test_thresholds():
 
 def test_a_model_that_fails_in_fp32_has_no_threshold():
     """A threshold told of a model that no rounding kills."""
-    topic = scaling.full()
+    topic = topics.scaling(quick=False)
     said = topic.answer(found(topic, lambda case: case.group == "depth 8"))
     assert (
         "depth 2, 4, 8: below 4, below 4, not defined (FP32 diverges)" in said
@@ -293,7 +294,7 @@ def test_the_command(name, tmp_path, capsys, monkeypatch):
             for d in doses
         ]
 
-    monkeypatch.setattr(run, "launch", launch)
+    monkeypatch.setattr(training, "launch", launch)
     for json_too in (True, False):
         with pytest.raises(SystemExit) as end:
             main(
@@ -319,7 +320,7 @@ def test_the_command(name, tmp_path, capsys, monkeypatch):
         and told["question"] in page
     )
     assert told["answer"].split()[0] in out and len(told["cases"]) == len(
-        topics.TOPICS[name].quick().cases
+        topics.TOPICS[name](quick=True).cases
     )
     assert (
         set(counted) == {name in ("bias", "conditions")} and len(counted) == told["run"]["launches"]
@@ -327,7 +328,7 @@ def test_the_command(name, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("study", "word", "says"),
+    ("name", "word", "says"),
     [
         ("bais", "steps=5", "did you mean 'bias'"),
         ("bias", "p=3", "p"),
@@ -335,7 +336,7 @@ def test_the_command(name, tmp_path, capsys, monkeypatch):
         ("bias", "steps=0", "steps"),
     ],
 )
-def test_bad_words_name_themselves(study, word, says):
+def test_bad_words_name_themselves(name, word, says):
     """A setting that is silently another one than the cases have."""
     with pytest.raises(UsageError, match=says):
-        topics.topic(study, [word], quick=True, seeds=None)
+        study.topic(name, [word], quick=True, seeds=None)
