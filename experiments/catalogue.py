@@ -1,12 +1,17 @@
 """Every study by name: its question, the paper of its claims, its command, and its cost.
 
-Help texts, `reproduce` and `roundscope studies` read it, so it imports nothing heavy.
+Help texts, `reproduce` and `roundscope studies`, which prints it, read it, so it imports nothing
+heavy.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from roundscope.tools.errors import UsageError
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Table, Text
+from roundscope.tools.report.terminal import print_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,3 +225,29 @@ def names(known: Sequence[Entry]) -> str:
     """Return the names of entries as part of a sentence: a, b or c."""
     *others, last = (entry.name for entry in known)
     return f"{', '.join(others)} or {last}"
+
+
+CAPTION = (
+    "Seconds as measured: --quick on two cores of a CPU, in full on an H200; -: not measured. Each "
+    "writes a page, its data and its results into --out, and goes on where it stopped."
+)
+
+
+def show(*, as_json: bool) -> None:
+    """Print every study, as a table or as JSON: the command `roundscope studies`."""
+    if as_json:
+        print_json([_record(entry) for entry in STUDIES])
+        return
+    heads = ("roundscope", "asks", "--quick,\n2 cores", "full,\nH200", "seeds,\nboth")
+    rows = []
+    for entry in STUDIES:
+        asks = f"{entry.question} ({entry.number})" if entry.paper else entry.question
+        cost = [f"{x} s" if x is not None else "-" for x in (entry.quick, entry.full)]
+        rows.append([entry.command, asks, *cost, "{}, {}".format(*entry.seeds)])
+    notes = [Text(f"{entry.name}: {entry.note}") for entry in STUDIES if entry.note]
+    terminal.show([Table(heads, rows), *notes, Text(CAPTION)])
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    seeds = dict(zip(("quick", "full"), entry.seeds, strict=True))
+    return asdict(entry) | {"command": f"roundscope {entry.command}", "seeds": seeds}

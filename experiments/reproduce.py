@@ -1,5 +1,6 @@
 """`roundscope reproduce PAPER`: the studies of the catalogue that test the claims of a paper."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,38 +54,26 @@ def study_of(
 ) -> "Study[Any]":
     """Return the study of a paper by its name, at the scale of --quick or in full.
 
-    It alone is imported. Raises UsageError for an engine or a number of jobs that cannot be used.
+    Studies are imported here, so that a name that is none is refused at once. Raises UsageError for
+    an engine or a number of jobs that cannot be used.
     """
-    if name == GOLDEN.name:
-        from roundscope.experiments.papers.stability_2405_02803.study import asked as of_golden
+    from roundscope.experiments.papers.fa4 import study as fa4
+    from roundscope.experiments.papers.failure_2510_04212 import study as failure
+    from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling
+    from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
+    from roundscope.experiments.papers.released_2510_04212 import study as released
+    from roundscope.experiments.papers.stability_2405_02803 import study as stability
+    from roundscope.experiments.papers.two_level import study as two_level
+    from roundscope.experiments.questions.alarm import study as alarm
 
-        return of_golden(quick, engine, jobs)
-    if name == QIU_YAO.name:
-        from roundscope.experiments.papers.failure_2510_04212.study import asked as of_qiu_yao
-
-        return of_qiu_yao(quick)
-    if name == RELEASED.name:
-        from roundscope.experiments.papers.released_2510_04212.study import asked as of_released
-
-        return of_released(quick)
-    if name == SU.name:
-        from roundscope.experiments.papers.microscaling_2506_20752.study import asked as of_su
-
-        return of_su(quick)
-    if name == MXFP8.name:
-        from roundscope.experiments.papers.mxfp8_2506_08027.study import asked as of_mxfp8
-
-        return of_mxfp8(quick)
-    if name == FA4.name:
-        from roundscope.experiments.papers.fa4.study import asked as of_fa4
-
-        return of_fa4(quick)
-    if name == TWO_LEVEL.name:
-        from roundscope.experiments.papers.two_level.study import asked as of_two_level
-
-        return of_two_level(quick)
-    if name == ALARM.name:
-        from roundscope.experiments.questions.alarm.study import asked as of_alarm
-
-        return of_alarm(quick)
-    raise ValueError(name)
+    asked: dict[str, Callable[[bool], Study[Any]]] = {
+        GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
+        QIU_YAO.name: failure.asked,
+        RELEASED.name: released.asked,
+        SU.name: microscaling.asked,
+        MXFP8.name: mxfp8.asked,
+        FA4.name: fa4.asked,
+        TWO_LEVEL.name: two_level.asked,
+        ALARM.name: alarm.asked,
+    }
+    return asked[name](quick)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from roundscope.experiments import catalogue
 from roundscope.experiments.catalogue import PAPERS, names
 from roundscope.tools.cli.options import Json, Timeout, to_folder
 
@@ -54,9 +55,7 @@ def reproduce(
 
 def studies(json: Json = False) -> None:
     """List every study: what it asks, its command, and how long it takes."""
-    from roundscope.experiments import listing as studies_view
-
-    studies_view.show(as_json=json)
+    catalogue.show(as_json=json)
 
 
 def accumulators(

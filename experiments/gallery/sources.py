@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from roundscope.experiments import catalogue
+from roundscope.experiments.catalogue import Entry
 from roundscope.experiments.framework.study import Study
+from roundscope.experiments.questions.dose import study as dose
+from roundscope.experiments.questions.kernels import study as kernels
+from roundscope.experiments.questions.tensor_cores import study as tensor_cores
 from roundscope.experiments.reproduce import study_of
 
-MEASUREMENTS = "../notes/measurements.md"
-FAILS = f"{MEASUREMENTS}#why-low-precision-transformer-training-fails-arxiv-251004212"
-DELTA = f"{MEASUREMENTS}#which-rounding-of-delta-kills-a-training"
-MX = f"{MEASUREMENTS}#does-block-scaling-make-training-diverge-arxiv-250620752"
-PAPERS = "../tutorials/papers"
+FINDING, MEASURED, LESSON = "The finding", "The measurements", "A lesson on this paper"
+DELTA = "which-rounding-of-delta-kills-a-training"  # sections of the measurements
+MX = "does-block-scaling-make-training-diverge-arxiv-250620752"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,31 +47,29 @@ class Source:
     instead: str = ""
 
 
-def _topic(name: str, *words: str) -> Study[Any]:
-    from roundscope.experiments.questions.dose.study import asked
-
-    return asked(words, name=name, quick=False, seeds="0-2")
-
-
-def _kernels() -> Study[Any]:
-    from roundscope.experiments.questions.kernels.study import study
-
-    return study()
+def _links(section: str, lesson: str = "") -> dict[str, str]:
+    """Return the links to a section of the measurements, and to a lesson if there is one."""
+    found = {f"../notes/measurements.md#{section}": MEASURED}
+    return found | ({f"../tutorials/papers/{lesson}.md": LESSON} if lesson else {})
 
 
-def _accumulators() -> Study[Any]:
-    from roundscope.experiments.questions.tensor_cores.study import study
+def _paper(entry: Entry, links: Mapping[str, str], **records: str) -> Source:
+    """Return the source of a study that `reproduce` runs; records: name in the folder -> file."""
+    return Source(
+        study=lambda: study_of(entry.name, quick=False),
+        records={file: f"{name}.sqlite" for name, file in records.items()},
+        command=f"{entry.command} --draw" if records else entry.command,
+        links=links,
+    )
 
-    return study()
 
-
-def _dose(name: str, link: str, *words: str) -> Source:
+def _dose(name: str, *words: str) -> Source:
     """Return the source of a topic of `dose`, whose results file has three seeds."""
     return Source(
-        study=partial(_topic, name, *words),
+        study=lambda: dose.asked(words, name=name, quick=False, seeds="0-2"),
         records={f"dose-{name}.sqlite": "dose.sqlite"},
         command=" ".join([f"dose --study {name} --seeds 0-2", *words]),
-        links={link: "The measurements"},
+        links=_links(DELTA),
     )
 
 
@@ -86,61 +85,35 @@ SOURCES = {
             ),
             command="reproduce golden --engine xla",
         ),
-        links={
-            f"{MEASUREMENTS}#is-flash-attention-stable-arxiv-240502803": "The measurements",
-            f"{PAPERS}/is-it-stable.md": "A lesson on this paper",
-        },
+        links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
-    catalogue.QIU_YAO.name: Source(
-        study=partial(study_of, catalogue.QIU_YAO.name, quick=False),
-        records={"qiu-yao.sqlite": "qiu-yao.sqlite"},
-        command="reproduce qiu-yao --draw",
-        links={
-            FAILS: "The measurements",
-            f"{PAPERS}/why-bf16-fails.md": "A lesson on this paper",
-        },
+    catalogue.QIU_YAO.name: _paper(
+        catalogue.QIU_YAO,
+        _links("why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"),
+        **{"qiu-yao": "qiu-yao.sqlite"},
     ),
-    catalogue.RELEASED.name: Source(
-        study=partial(study_of, catalogue.RELEASED.name, quick=False),
-        records={"released.sqlite": "released.sqlite"},
-        command="reproduce released --draw",
-        links={
-            f"{MEASUREMENTS}#the-same-on-the-arithmetic-that-the-released-code-runs": (
-                "The measurements"
-            ),
-            f"{PAPERS}/why-bf16-fails.md": "A lesson on this paper",
-        },
+    catalogue.RELEASED.name: _paper(
+        catalogue.RELEASED,
+        _links("the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"),
+        released="released.sqlite",
     ),
-    catalogue.SU.name: Source(
-        study=partial(study_of, catalogue.SU.name, quick=False),
-        records={"su-proxy.sqlite.gz": "proxy.sqlite"},
-        command="reproduce su --draw",
-        links={MX: "The measurements", f"{PAPERS}/mx-instability.md": "A lesson on this paper"},
+    catalogue.SU.name: _paper(
+        catalogue.SU, _links(MX, "mx-instability"), proxy="su-proxy.sqlite.gz"
     ),
-    catalogue.MXFP8.name: Source(
-        study=partial(study_of, catalogue.MXFP8.name, quick=False),
-        records={"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
-        command="reproduce mxfp8 --draw",
-        links={
-            f"{MEASUREMENTS}#mxfp8-recipes-arxiv-250608027": "The measurements",
-            f"{PAPERS}/mxfp8-recipes.md": "A lesson on this paper",
-        },
+    catalogue.MXFP8.name: _paper(
+        catalogue.MXFP8,
+        _links("mxfp8-recipes-arxiv-250608027", "mxfp8-recipes"),
+        mxfp8="mxfp8.sqlite.gz",
+        proxy="mxfp8-proxy.sqlite.gz",
     ),
-    catalogue.FA4.name: Source(
-        study=partial(study_of, catalogue.FA4.name, quick=False),
-        command="reproduce fa4",
-        links={"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": "The finding"},
+    catalogue.FA4.name: _paper(
+        catalogue.FA4, {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING}
     ),
-    catalogue.TWO_LEVEL.name: Source(
-        study=partial(study_of, catalogue.TWO_LEVEL.name, quick=False),
-        command="reproduce two-level",
-        links={"../findings/kernels.md#fp8-on-hopper-over-long-rows": "The finding"},
+    catalogue.TWO_LEVEL.name: _paper(
+        catalogue.TWO_LEVEL, {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING}
     ),
-    catalogue.ALARM.name: Source(
-        study=partial(study_of, catalogue.ALARM.name, quick=False),
-        records={"alarm.sqlite": "alarm.sqlite"},
-        command="reproduce alarm --draw",
-        links={f"{MEASUREMENTS}#a-warning-before-the-loss-moves": "The measurements"},
+    catalogue.ALARM.name: _paper(
+        catalogue.ALARM, _links("a-warning-before-the-loss-moves"), alarm="alarm.sqlite"
     ),
     catalogue.DOSE.name: Source(
         stored=Stored(
@@ -156,7 +129,7 @@ SOURCES = {
                 " --seeds 0-4"
             ),
         ),
-        links={DELTA: "The measurements"},
+        links=_links(DELTA),
     ),
     catalogue.BIAS.name: Source(
         stored=Stored(
@@ -169,18 +142,18 @@ SOURCES = {
             ),
             command="dose --study bias --seeds 0-2 steps=1000",
         ),
-        links={DELTA: "The measurements"},
+        links=_links(DELTA),
     ),
-    catalogue.SCALING.name: _dose("scaling", DELTA),
-    catalogue.CONDITIONS.name: _dose("conditions", DELTA, "steps=1000"),
-    catalogue.IDENTITY.name: _dose("identity", DELTA),
+    catalogue.SCALING.name: _dose("scaling"),
+    catalogue.CONDITIONS.name: _dose("conditions", "steps=1000"),
+    catalogue.IDENTITY.name: _dose("identity"),
     catalogue.FORMATS.name: Source(
         instead=(
             "The same question, at six rates and with 12 seeds, is asked by"
             " [`reproduce su`](su.md), whose results are kept. This command is for a model"
             " and formats of your own."
         ),
-        links={MX: "The measurements"},
+        links=_links(MX),
     ),
     catalogue.INTERVENTIONS.name: Source(
         instead=(
@@ -188,17 +161,17 @@ SOURCES = {
             " asked by [`reproduce su`](su.md), whose results are kept. This command is for a run"
             " and changes of your own."
         ),
-        links={MX: "The measurements"},
+        links=_links(MX),
     ),
     catalogue.ACCUMULATORS.name: Source(
-        study=_accumulators,
+        study=tensor_cores.study,
         command="accumulators",
-        links={f"{MEASUREMENTS}#tensor-cores": "The measurements"},
+        links=_links("tensor-cores"),
     ),
     catalogue.KERNELS.name: Source(
-        study=_kernels,
+        study=kernels.study,
         records={"kernels-h200.json": "measured.json"},
         command="kernels --draw",
-        links={"../findings/kernels-bias.md": "The finding"},
+        links={"../findings/kernels-bias.md": FINDING},
     ),
 }

@@ -5,7 +5,6 @@ import json
 import pytest
 from rich.console import Console
 
-from roundscope.experiments import listing as view
 from roundscope.experiments import reproduce
 from roundscope.experiments.catalogue import (
     ALARM,
@@ -25,6 +24,7 @@ from roundscope.experiments.papers.failure_2510_04212.conditions import scale as
 from roundscope.experiments.papers.microscaling_2506_20752 import conditions as microscaling
 from roundscope.experiments.papers.mxfp8_2506_08027 import conditions as mxfp8
 from roundscope.experiments.papers.stability_2405_02803 import scale as stability
+from roundscope.tools.report import terminal as view
 
 
 def test_every_study_is_there_once():
