@@ -2,7 +2,7 @@
 
 import sys
 
-from roundscope.experiments.gallery.write import write
+from roundscope.experiments.gallery.pages import write
 
 if __name__ == "__main__":
     write(sys.argv[1:])

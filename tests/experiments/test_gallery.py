@@ -6,9 +6,8 @@ import pytest
 
 from roundscope.experiments.catalogue import IDENTITY, STUDIES
 from roundscope.experiments.framework.verdicts import Verdict, Word
-from roundscope.experiments.gallery.page import escaped, page
+from roundscope.experiments.gallery.pages import DOCS, escaped, page, text_of
 from roundscope.experiments.gallery.sources import SOURCES
-from roundscope.experiments.gallery.write import DOCS, text_of
 
 GALLERY = DOCS / "gallery"
 
