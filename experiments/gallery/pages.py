@@ -110,8 +110,8 @@ def text_of(entry: Entry, folder: Path) -> str:
             " run was not kept, so only this picture is shown; the command draws all of them."
         )
         image = f"../images/{source.stored.image}"
-        kept = Shown(title=entry.question, caption=source.stored.caption, file=image)
-        return page(entry, drawn=drawn, pictures=[kept], links=source.links)
+        shown = Shown(title=entry.question, caption=source.stored.caption, file=image)
+        return page(entry, drawn=drawn, pictures=[shown], links=source.links)
     study = source.study()
     with tempfile.TemporaryDirectory() as path:
         for file, name in source.records.items():  # under the names that commands look for
