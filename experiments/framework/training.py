@@ -129,8 +129,7 @@ def trained(
 
     for block in blocks(advance, 0, config.steps, look=columns_of, ahead=not early):
         losses = block.losses.astype(float)
-        for number, loss in enumerate(losses, block.done - len(losses)):
-            follow.update(number, loss)
+        follow.add(block.done, losses)
         points.append((block.done, losses.mean(0), *block.look))
         progress(block.done)
         if early and (follow.first >= 0).all():

@@ -8,10 +8,9 @@ different children of a node exactly if no smaller subtree contains both. A node
 children adds them at once, as tensor cores do.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, partial
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
@@ -25,18 +24,11 @@ TERMS = 64
 # binary32
 MASK = 2.0**14
 UNIT = 2.0**-20
+CHUNKS = (4, 8, 16, 32)  # of the orders that are known
 # (rows, TERMS), (TERMS, columns) -> (rows, columns)
 Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
 # a term, or the children of a node, each of them a Tree, ordered by their first terms
 Tree = int | tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A way to multiply matrices on this machine, and the order of its sums in words."""
-
-    name: str
-    order: str
 
 
 def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
@@ -74,19 +66,10 @@ def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
             children.append([term])
         else:
             child.append(term)
-    if len(children) < 2 or any(size[a, b] != len(terms) for a, b in _across(children)):
+    across = (size[a, b] for x, y in combinations(children, 2) for a in x for b in y)
+    if len(children) < 2 or any(n != len(terms) for n in across):
         raise ValueError("product: the sizes of its subtrees are those of no tree")
     return tuple(tree_of(size, tuple(child)) for child in children)
-
-
-def _across(children: list[list[int]]) -> Iterator[tuple[int, int]]:
-    return (
-        (a, b)
-        for i, one in enumerate(children)
-        for other in children[i + 1 :]
-        for a in one
-        for b in other
-    )
 
 
 def told(product: Product) -> str:
@@ -99,37 +82,26 @@ def told(product: Product) -> str:
         tree = tree_of(sizes(product))
     except ValueError as error:
         return f"not found: {error}"
-    return next(
-        (name for name, known in _known().items() if known == tree),
-        f"another tree: {outline(tree)}",
-    )
+    known = (name for name, own in _known().items() if own == tree)
+    return next(known, f"another tree: {outline(tree)}")
 
 
 @cache
 def _known() -> dict[str, Tree]:
-    accumulators = {
+    sums = {
         "ascending": Accumulator(),
         "pairwise": Accumulator(order=Order.PAIRWISE),
         "halves": Accumulator(order=Order.HALVES),
-        **{
-            f"chunks of {c}, each ascending": Accumulator(order=Order.CHUNKED, chunk=c)
-            for c in (4, 8, 16, 32)
-        },
     }
-    trees = {
-        name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in accumulators.items()
-    }
-    return trees | {
-        f"{c} and the sum so far at once, ascending: a tensor core": _at_once(c)
-        for c in (4, 8, 16, 32)
-    }
-
-
-def _at_once(chunk: int) -> Tree:
-    tree: Tree = tuple(range(chunk))
-    for lo in range(chunk, TERMS, chunk):
-        tree = (tree, *range(lo, lo + chunk))
-    return tree
+    for c in CHUNKS:
+        sums[f"chunks of {c}, each ascending"] = Accumulator(order=Order.CHUNKED, chunk=c)
+    trees = {name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in sums.items()}
+    for c in CHUNKS:
+        tree: Tree = tuple(range(c))
+        for lo in range(c, TERMS, c):
+            tree = (tree, *range(lo, lo + c))
+        trees[f"{c} and the sum so far at once, ascending: a tensor core"] = tree
+    return trees
 
 
 def outline(tree: Tree, depth: int = 3) -> str:
@@ -142,20 +114,17 @@ def outline(tree: Tree, depth: int = 3) -> str:
     if depth == 0:
         return "(...)"
     parts: list[str] = []
-    for _, run in groupby(
-        enumerate(tree), lambda at: at[1] - at[0] if isinstance(at[1], int) else None
-    ):
+
+    def start(at: tuple[int, Tree]) -> int | None:
+        return at[1] - at[0] if isinstance(at[1], int) else None
+
+    for _, run in groupby(enumerate(tree), start):
         children = [child for _, child in run]
         if isinstance(children[0], int) and len(children) > 2:
             parts.append(f"{children[0]}..{children[-1]}")
         else:
             parts += [outline(child, depth - 1) for child in children]
     return f"({' '.join(parts)})"
-
-
-def measured() -> list[Way]:
-    """Return the orders of NumPy's and JAX's products on this machine."""
-    return [Way(name=name, order=told(product)) for name, product in _products().items()]
 
 
 def _products() -> dict[str, Product]:
@@ -184,13 +153,14 @@ def show(*, as_json: bool) -> None:
     from rich.table import Table
 
     with bar("orders", 1):
-        ways = measured()
+        ways = {name: told(product) for name, product in _products().items()}
     if as_json:
-        print_json({"terms": TERMS, "ways": ways})
+        records = [{"name": name, "order": order} for name, order in ways.items()]
+        print_json({"terms": TERMS, "ways": records})
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("product", overflow="fold")
     table.add_column(f"order of {TERMS} terms", overflow="fold")
-    for way in ways:
-        table.add_row(way.name, way.order)
+    for name, order in ways.items():
+        table.add_row(name, order)
     console().print(table)
