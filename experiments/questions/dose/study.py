@@ -141,35 +141,27 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
 
 
 def _launches(config: Config, wanted: Sequence[Dose], ties: bool, store: Store) -> list[Launch]:
-    return [_launch(config, group, ties, store) for group in launches(config, wanted)]
+    """Return a launch for each executable; doses that are stored are not trained again."""
 
+    def launch(group: Sequence[Dose]) -> Launch:
+        keys = {dose: key(config, dose) for dose in group}
 
-def _launch(config: Config, group: Sequence[Dose], ties: bool, store: Store) -> Launch:
-    """Return the launch of doses of one executable; those that are stored are not trained again."""
-    keys = {dose: key(config, dose) for dose in group}
+        def run(progress: Progress) -> Mapping[str, Run[Any]]:
+            there = store.keys()
+            missing = [dose for dose in group if keys[dose] not in there]
+            return {keys[r.condition]: r for r in training.launch(config, missing, progress, ties)}
 
-    def run(progress: Progress) -> Mapping[str, Run[Any]]:
-        there = store.keys()
-        missing = [dose for dose in group if keys[dose] not in there]
-        return {keys[r.condition]: r for r in training.launch(config, missing, progress, ties)}
+        title, steps = f"{len(group)} arms", group[0].steps
+        names = tuple(keys.values())
+        return Launch(title=title, steps=steps, config=asdict(config), keys=names, run=run)
 
-    return Launch(
-        title=f"{len(group)} arms",
-        steps=group[0].steps,
-        config=asdict(config),
-        keys=tuple(keys.values()),
-        run=run,
-    )
-
-
-def _read(config: Config, wanted: Sequence[Dose], store: Store) -> dict[Dose, Run[Dose]]:
-    return store.read({dose: key(config, dose) for dose in wanted})
+    return [launch(group) for group in launches(config, wanted)]
 
 
 def _results(asked: Scale, store: Store) -> Results | None:
     """Return the points that are stored with all seeds and their exact arms."""
     wanted = doses_of(asked)
-    found = _read(asked.config, wanted, store)
+    found = store.read({dose: key(asked.config, dose) for dose in wanted})
     missing = {point for d in wanted if d not in found for point in (d.point, d.exact.point)}
     whole = [r for d, r in found.items() if not {d.point, d.exact.point} & missing]
     return Results(whole) if any(r.condition.site for r in whole) else None
@@ -177,7 +169,7 @@ def _results(asked: Scale, store: Store) -> Results | None:
 
 def _found(asked: Topic, store: Store) -> Found | None:
     """Return all cases, since an answer compares them; None if one is missing."""
-    found = _read(asked.config, asked.doses, store)
+    found = store.read({dose: key(asked.config, dose) for dose in asked.doses})
     return Found(asked, found.values()) if len(found) == len(asked.doses) else None
 
 

@@ -106,12 +106,12 @@ def run(
     return command.run(asked, out=out, command=line, as_json=as_json, draw=draw)
 
 
-def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
-    """Return the study of these kernels."""
+def study(names: Sequence[str] = tuple(ADAPTERS), timeout: float | None = None) -> Study[Rows]:
+    """Return the study of these kernels; timeout: the seconds that a call may take."""
     return Study(
         name=KERNELS.name,
         question=KERNELS.question,
-        measure=lambda out, draw: _measure(names, out, draw, **sizes),
+        measure=lambda out, draw: _measure(names, out, draw, timeout),
         unit="kernels x families",
         kept=RECORD,
         answer=answer,
@@ -149,25 +149,19 @@ def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:
 
 
 def _measure(
-    names: Sequence[str],
-    out: Path,
-    draw: bool,
-    heads: int | None = None,
-    families: Sequence[str] = (*NAMES, SAMPLE),
-    tokens: int = TOKENS,
-    timeout: float | None = None,
+    names: Sequence[str], out: Path, draw: bool, timeout: float | None
 ) -> tuple[Outcome, Rows | None]:
     """Return what the folder's record has; unless it is only drawn, measure what it lacks first."""
     rows = [row for row in read(out / RECORD) if _is_kept(row)]
     there = {(row.kernel, row.family) for row in rows}
     todo: dict[str, list[str]] = {}
-    for family in () if draw else families:
+    for family in () if draw else (*NAMES, SAMPLE):
         if missing := [name for name in names if (plain_name(name), family) not in there]:
             todo[family] = missing
     total, done = sum(map(len, todo.values())), 0
     try:
         with bar("kernels", total) as progress:
-            for row in _rows(todo, heads or HEADS[has_gpu()], tokens, timeout):
+            for row in _rows(todo, timeout):
                 rows.append(row)
                 done += 1
                 progress(done)
@@ -190,13 +184,11 @@ def _is_kept(row: Row) -> bool:
     return not (row.failed and ":" in row.kernel)
 
 
-def _rows(
-    todo: Mapping[str, Sequence[str]], heads: int, tokens: int, timeout: float | None
-) -> Iterator[Row]:
+def _rows(todo: Mapping[str, Sequence[str]], timeout: float | None) -> Iterator[Row]:
     """Yield rows family by family; twins run on the processor's cores beside the kernels."""
     with local(cpu_count() or 1) as crew:
         pool = crew.executor
-        given = {family: inputs(family, heads, tokens) for family in todo}
+        given = {family: inputs(family, HEADS[has_gpu()]) for family in todo}
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family][0])
             for family, missing in todo.items()
