@@ -36,17 +36,20 @@ def html(
         for f in study.figures
         if (picture := f.draw(results)) is not None
     ] or [""]
+    still = "".join(figure(*each) for each in static.figures)
+    rules = (f"<p class=note>{escape(text)}</p>" for text in study.rules)
+    how = "".join([READ if verdicts else "", *rules])
     body = [
         f"<h1>{escape(study.question)}</h1>",
         f"<p class=sub>{escape(study.paper)}</p>" if study.paper else "",
         _opening(study, verdicts, data),
         f"<p><b>{escape(lack)}</b></p>" if (lack := missing(data["run"], study.unit)) else "",
-        _how(study, verdicts),
+        folded("How to read this page", how) if how else "",
         opening,
         CONTENTS,
         _verdicts(study, verdicts),
         f"<h2>Pictures</h2>{''.join(others)}" if others else "",
-        _static(static),
+        f"<h2>{escape(static.title)}</h2>{still}" if still else "",
         *(_table(table, results) for table in study.tables),
         _run(study, data["run"], data["config"]),
         _queries(study, verdicts),
@@ -101,18 +104,6 @@ def _row(place: str, claim: str, v: Verdict) -> str:
     word = f"<b class={COLOURED.get(v.word, 'muted')}>{v.word}</b>"
     cells = (escape(place), escape(claim), escape(v.case), escape(v.measured) + note, word)
     return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
-
-
-def _how(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
-    rules = "".join(f"<p class=note>{escape(text)}</p>" for text in study.rules)
-    text = READ + rules if verdicts else rules
-    return folded("How to read this page", text) if text else ""
-
-
-def _static(static: Static) -> str:
-    if not static.figures:
-        return ""
-    return f"<h2>{escape(static.title)}</h2>{''.join(figure(*each) for each in static.figures)}"
 
 
 def _table(table: Table[R], results: R) -> str:

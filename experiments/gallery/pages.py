@@ -20,10 +20,9 @@ from roundscope.experiments.framework.loop import measured
 from roundscope.experiments.framework.page import missing
 from roundscope.experiments.framework.study import Static, Study
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines
-from roundscope.experiments.gallery.sources import SOURCES
+from roundscope.experiments.gallery.sources import DOCS, source_of
 from roundscope.tools.report.pictures import png
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 COUNTED = {  # what is said of several verdicts
     Word.AGREES: "agree",
     Word.CONTRADICTS: "contradict",
@@ -101,7 +100,7 @@ def write(names: Sequence[str] = (), folder: Path = DOCS / "gallery") -> None:
 
 def text_of(entry: Entry, folder: Path) -> str:
     """Return the page of a study; write its pictures into the folder."""
-    source = SOURCES[entry.name]
+    source = source_of(entry)
     if source.study is None:
         if source.stored is None:
             return page(entry, drawn=source.instead, links=source.links)
@@ -196,6 +195,7 @@ def page(
         title = escaped(each.title)
         heading = f"## {title}\n\n" if each.title != entry.question else ""
         shown.append(f"{heading}![{title}]({each.file})\n\n*{each.caption.strip()}*")
+    also = ", ".join(f"[{title}]({link})" for link, title in links.items())
     parts = [
         f"# {escaped(entry.question)}",
         paper(entry.paper),
@@ -206,7 +206,7 @@ def page(
         "\n".join(_verdicts(verdicts)),
         *shown[1:],
         f"## Notes and limits\n\n{escaped(caveats)}" if caveats else "",
-        f"See also: {', '.join(f'[{title}]({link})' for link, title in links.items())}.",
+        f"See also: {also}." if also else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -224,7 +224,7 @@ def index(folder: Path) -> str:
     """Return the page of all studies: a card for each, with its first picture if it has one."""
     cards = []
     for entry in STUDIES:
-        stored, image = SOURCES[entry.name].stored, f"images/{entry.name}-1.png"
+        stored, image = source_of(entry).stored, f"images/{entry.name}-1.png"
         if stored is not None:
             image = f"../images/{stored.image}"
         elif not (folder / image).is_file():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from roundscope.experiments import catalogue
@@ -12,6 +13,7 @@ from roundscope.experiments.questions.kernels import study as kernels
 from roundscope.experiments.questions.tensor_cores import study as tensor_cores
 from roundscope.experiments.reproduce import study_of
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 FINDING, MEASURED, LESSON = "The finding", "The measurements", "A lesson on this paper"
 DELTA = "which-rounding-of-delta-kills-a-training"  # sections of the measurements
 MX = "does-block-scaling-make-training-diverge-arxiv-250620752"
@@ -53,11 +55,10 @@ def _links(section: str, lesson: str = "") -> dict[str, str]:
     return found | ({f"../tutorials/papers/{lesson}.md": LESSON} if lesson else {})
 
 
-def _paper(entry: Entry, links: Mapping[str, str], **records: str) -> Source:
-    """Return the source of a study that `reproduce` runs; records: name in the folder -> file."""
+def _paper(entry: Entry, links: Mapping[str, str], records: Mapping[str, str]) -> Source:
     return Source(
         study=lambda: study_of(entry.name, quick=False),
-        records={file: f"{name}.sqlite" for name, file in records.items()},
+        records=records,
         command=f"{entry.command} --draw" if records else entry.command,
         links=links,
     )
@@ -73,7 +74,7 @@ def _dose(name: str, *words: str) -> Source:
     )
 
 
-SOURCES = {
+SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.GOLDEN.name: Source(
         stored=Stored(
             image="golden.png",
@@ -87,33 +88,13 @@ SOURCES = {
         ),
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
-    catalogue.QIU_YAO.name: _paper(
-        catalogue.QIU_YAO,
-        _links("why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"),
-        **{"qiu-yao": "qiu-yao.sqlite"},
-    ),
-    catalogue.RELEASED.name: _paper(
-        catalogue.RELEASED,
-        _links("the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"),
-        released="released.sqlite",
-    ),
     catalogue.SU.name: _paper(
-        catalogue.SU, _links(MX, "mx-instability"), proxy="su-proxy.sqlite.gz"
+        catalogue.SU, _links(MX, "mx-instability"), {"su-proxy.sqlite.gz": "proxy.sqlite"}
     ),
     catalogue.MXFP8.name: _paper(
         catalogue.MXFP8,
         _links("mxfp8-recipes-arxiv-250608027", "mxfp8-recipes"),
-        mxfp8="mxfp8.sqlite.gz",
-        proxy="mxfp8-proxy.sqlite.gz",
-    ),
-    catalogue.FA4.name: _paper(
-        catalogue.FA4, {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING}
-    ),
-    catalogue.TWO_LEVEL.name: _paper(
-        catalogue.TWO_LEVEL, {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING}
-    ),
-    catalogue.ALARM.name: _paper(
-        catalogue.ALARM, _links("a-warning-before-the-loss-moves"), alarm="alarm.sqlite"
+        {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
     ),
     catalogue.DOSE.name: Source(
         stored=Stored(
@@ -175,3 +156,27 @@ SOURCES = {
         links={"../findings/kernels-bias.md": FINDING},
     ),
 }
+LINKS = {  # of the other studies, if there are any
+    catalogue.QIU_YAO.name: _links(
+        "why-low-precision-transformer-training-fails-arxiv-251004212", "why-bf16-fails"
+    ),
+    catalogue.RELEASED.name: _links(
+        "the-same-on-the-arithmetic-that-the-released-code-runs", "why-bf16-fails"
+    ),
+    catalogue.FA4.name: {"../findings/kernels.md#flashattention-4-and-cudnns-mxfp8": FINDING},
+    catalogue.TWO_LEVEL.name: {"../findings/kernels.md#fp8-on-hopper-over-long-rows": FINDING},
+    catalogue.ALARM.name: _links("a-warning-before-the-loss-moves"),
+}
+
+
+def source_of(entry: Entry) -> Source:
+    """Return the source of a study.
+
+    By default `reproduce` runs it, and its record is docs/runs/NAME.sqlite if there is one. Raises
+    KeyError for a study of another command that has no source.
+    """
+    if entry.name in SOURCES or entry not in catalogue.PAPERS:
+        return SOURCES[entry.name]
+    file = f"{entry.name}.sqlite"
+    records = {file: file} if (DOCS / "runs" / file).is_file() else {}
+    return _paper(entry, LINKS.get(entry.name, {}), records)
