@@ -11,7 +11,7 @@ from roundscope.experiments.diagnose.student import words
 from roundscope.experiments.diagnose.student.data import document
 from roundscope.experiments.diagnose.student.run import SET, Found
 from roundscope.experiments.diagnose.student.verdict import links
-from roundscope.experiments.train.student.follow import RULE
+from roundscope.experiments.train.student.results import RULE
 from roundscope.tools.diagnose.replay.fate import Outcome
 from roundscope.tools.diagnose.report import pictures_run, words_run
 from roundscope.tools.diagnose.report.page import Report

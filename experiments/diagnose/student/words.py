@@ -5,7 +5,7 @@ from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
 from roundscope.experiments.diagnose.student.run import ALL, SET, Found
 from roundscope.experiments.diagnose.student.units import words
 from roundscope.experiments.diagnose.student.verdict import links
-from roundscope.experiments.train.student.sites import Site
+from roundscope.experiments.train.mx import Site
 from roundscope.tools.diagnose.replay.start import Cause
 from roundscope.tools.diagnose.report import words_run
 

@@ -24,7 +24,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
 )
 from roundscope.experiments.papers.microscaling_2506_20752.found import Found
 from roundscope.experiments.papers.microscaling_2506_20752.outcomes import Effect, Outcome, outcomes
-from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.results import paired
 
 RULES = (

@@ -22,9 +22,9 @@ from roundscope.experiments.framework.verdicts import (
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import Scale
 from roundscope.experiments.papers.microscaling_2506_20752.found import Found
 from roundscope.experiments.papers.microscaling_2506_20752.launches import Runs
+from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.experiments.train.student.results import measures
-from roundscope.experiments.train.student.sites import Site
 from roundscope.tools.results.run import Run
 
 FIGURE = "epsilon"

@@ -7,10 +7,15 @@ interventions, controls and shams.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from roundscope.experiments.train.student.arms import EXACT, Arm, Changes
+from roundscope.experiments.train.student.arms import (
+    EXACT,
+    UNCHANGED,
+    Arm,
+    Changes,
+    Matrix,
+    interventions,
+)
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.presets import UNCHANGED, interventions
-from roundscope.experiments.train.student.sites import Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

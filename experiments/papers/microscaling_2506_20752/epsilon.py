@@ -19,11 +19,11 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from roundscope.experiments.train.mx import How
 from roundscope.experiments.train.student import model, run
 from roundscope.experiments.train.student import step as steps
 from roundscope.experiments.train.student.arms import Arm, Changes, how_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.measure import measure
 from roundscope.tools.results.run import Run
 

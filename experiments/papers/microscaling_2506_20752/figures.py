@@ -28,8 +28,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import SHA
 from roundscope.experiments.papers.microscaling_2506_20752.found import Found
 from roundscope.experiments.papers.microscaling_2506_20752.launches import Runs
 from roundscope.experiments.papers.microscaling_2506_20752.outcomes import Effect, outcomes
-from roundscope.experiments.train.student.arms import EXACT, Arm
-from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.arms import EXACT, UNCHANGED, Arm
 from roundscope.experiments.train.student.results import measures
 from roundscope.tools.results.run import Run
 

@@ -146,8 +146,7 @@ def _launch(scale: Scale, part: Part, folder: Path) -> Launch:
 def ran(scale: Scale, part: Part, folder: Path, progress: Progress) -> list[Run[Arm]]:
     """Return the runs of a launch; states at which arms part are kept in the folder."""
     from roundscope.experiments.papers.microscaling_2506_20752.epsilon import pair_up
-    from roundscope.experiments.train.student.begins import begin
-    from roundscope.experiments.train.student.run import launch
+    from roundscope.experiments.train.student.run import begin, launch
 
     config, arms = part.config, part.arms
     if config.measure_every:

@@ -17,8 +17,7 @@ import numpy as np
 from roundscope.experiments.framework.counts import LEVEL, at_least
 from roundscope.experiments.framework.estimates import Estimate, mean
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import SHAM
-from roundscope.experiments.train.student.arms import Arm
-from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.arms import UNCHANGED, Arm
 from roundscope.tools.results.run import Run
 
 Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm -> run

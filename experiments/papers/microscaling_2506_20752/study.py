@@ -19,8 +19,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import FUL
 from roundscope.experiments.papers.microscaling_2506_20752.found import Found, read
 from roundscope.experiments.papers.microscaling_2506_20752.launches import Runs, planned
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.follow import RULE
-from roundscope.experiments.train.student.results import over
+from roundscope.experiments.train.student.results import RULE, over
 
 QUESTION = "Does block scaling make training diverge, and what averts it?"
 LEFT_OUT = (

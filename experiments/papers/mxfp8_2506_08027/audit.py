@@ -26,7 +26,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, formats_of, how_of
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix
-from roundscope.experiments.train.mx.sites import Site
+from roundscope.experiments.train.mx import Site
 
 RULES = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.RCEIL, ScaleRule.EVEN)
 ELEMENTS = {"E4M3": "mxfp8_e4m3", "E5M2": "mxfp8_e5m2"}

@@ -24,7 +24,7 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
 from roundscope.experiments.papers.mxfp8_2506_08027.launches import planned
 from roundscope.experiments.papers.mxfp8_2506_08027.results import Results, Runs, read
 from roundscope.experiments.train.spikes import RULE
-from roundscope.experiments.train.student.follow import RULE as PROXY_RULE
+from roundscope.experiments.train.student.results import RULE as PROXY_RULE
 
 QUESTION = "Does rounding the block scale up save MXFP8 training, and which operands need E4M3?"
 LEFT_OUT = (

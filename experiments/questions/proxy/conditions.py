@@ -10,10 +10,16 @@ from typing import Any
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.framework.words import pairs, seeds_of
-from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, arm_of
+from roundscope.experiments.train.student.arms import (
+    EXACT,
+    Arm,
+    Changes,
+    arm_of,
+    formats,
+    interventions,
+    plan_of,
+)
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import plan_of
-from roundscope.experiments.train.student.presets import formats, interventions
 from roundscope.tools.errors import UsageError, bad
 
 MX = "mxfp8_e4m3"

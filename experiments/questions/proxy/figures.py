@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.results import Result, before, measured, measures, of_arms
-from roundscope.experiments.train.student.sites import Site
 from roundscope.tools.report.pictures import COLOURS, QUIET, canvas
 
 COLUMNS = 3

@@ -14,10 +14,8 @@ from roundscope.experiments.framework.study import Figure, Launch, Progress, Stu
 from roundscope.experiments.questions.proxy import figures
 from roundscope.experiments.questions.proxy.conditions import Asked, asked
 from roundscope.experiments.questions.proxy.table import TABLE
-from roundscope.experiments.train.student.arms import EXACT, Arm, groups
-from roundscope.experiments.train.student.follow import RULE
-from roundscope.experiments.train.student.presets import UNCHANGED
-from roundscope.experiments.train.student.results import lone, of_arms, over
+from roundscope.experiments.train.student.arms import EXACT, UNCHANGED, Arm, groups
+from roundscope.experiments.train.student.results import RULE, lone, of_arms, over
 from roundscope.tools.results.run import Run
 
 Runs = Sequence[Run[Arm]]
@@ -118,8 +116,7 @@ def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
         return student.launch("student", config, arms)
 
     def parted(progress: Progress) -> Runs:
-        from roundscope.experiments.train.student.begins import begin
-        from roundscope.experiments.train.student.run import launch
+        from roundscope.experiments.train.student.run import begin, launch
 
         return launch(config, arms, progress, begin(config, arms, first, folder, progress))
 

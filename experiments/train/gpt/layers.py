@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from roundscope.experiments.train import mx
 from roundscope.experiments.train.gpt.linear import linear
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans
 from roundscope.experiments.train.gpt.linear_words import MATRICES, Matrix
-from roundscope.experiments.train.mx import linear as mx
-from roundscope.experiments.train.mx.sites import Site
+from roundscope.experiments.train.mx import Site
 
 LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 

@@ -14,11 +14,9 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
     Setting,
     varied,
 )
-from roundscope.experiments.train.student.arms import key
+from roundscope.experiments.train.mx import GROUPS, Site
+from roundscope.experiments.train.student.arms import MATRICES, UNCHANGED, key, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import plan_of
-from roundscope.experiments.train.student.presets import UNCHANGED
-from roundscope.experiments.train.student.sites import GROUPS, MATRICES, Site
 from tests.experiments.papers.microscaling_2506_20752.made import of_arm
 
 FIRST = 40

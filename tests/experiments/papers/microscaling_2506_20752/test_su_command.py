@@ -13,8 +13,8 @@ from roundscope.experiments.framework.command import INTERRUPTED
 from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
 from roundscope.experiments.papers.microscaling_2506_20752 import draws, static, study
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK, Setting, varied
+from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.presets import UNCHANGED
 from tests.experiments.papers.microscaling_2506_20752.made import looks, of_arm
 
 TINY = replace(

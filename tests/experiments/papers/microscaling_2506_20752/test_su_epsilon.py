@@ -13,11 +13,10 @@ from roundscope.experiments.papers.microscaling_2506_20752 import claims_epsilon
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
 from roundscope.experiments.papers.microscaling_2506_20752.epsilon import pair_up
 from roundscope.experiments.papers.microscaling_2506_20752.found import Found
-from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.mx import Site
+from roundscope.experiments.train.student.arms import UNCHANGED, Arm
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.results import measures
-from roundscope.experiments.train.student.sites import Site
 from tests.experiments.papers.microscaling_2506_20752.made import looks, run
 
 CONFIG = Config(

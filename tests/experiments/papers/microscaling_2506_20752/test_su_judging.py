@@ -13,7 +13,7 @@ from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.microscaling_2506_20752 import claims, claims_arms
 from roundscope.experiments.papers.microscaling_2506_20752.found import Found, limit_ratio, limits
 from roundscope.experiments.papers.microscaling_2506_20752.outcomes import Effect, outcome, outcomes
-from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.results import paired
 from tests.experiments.papers.microscaling_2506_20752.made import run
 

@@ -39,7 +39,7 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
 from roundscope.experiments.papers.mxfp8_2506_08027.results import collected
 from roundscope.experiments.train.gpt.linear_plans import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
-from roundscope.experiments.train.mx.sites import INDEX
+from roundscope.experiments.train.mx import INDEX
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
