@@ -76,11 +76,11 @@ def study_of(
 
         return of_mxfp8(quick)
     if name == FA4.name:
-        from roundscope.experiments.papers.fa4.study import asked as of_fa4
+        from roundscope.experiments.papers.fa4 import asked as of_fa4
 
         return of_fa4(quick)
     if name == TWO_LEVEL.name:
-        from roundscope.experiments.papers.two_level.study import asked as of_two_level
+        from roundscope.experiments.papers.two_level import asked as of_two_level
 
         return of_two_level(quick)
     if name == ALARM.name:
