@@ -16,6 +16,7 @@ from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.tools.results.run import Run
 
 Result = Run[Arm]  # what came of one arm
+Runs = Sequence[Result]
 Measures = Sequence[tuple[int, Mapping[str, float]]]
 RULE = (
     "A run has diverged at the first step where its loss is not finite, where the median of its"

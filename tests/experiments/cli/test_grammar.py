@@ -20,7 +20,7 @@ from roundscope.emu.roundings.modes import BINARY32, Overflow, RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.questions.dose.arms import Dose
 from roundscope.experiments.questions.dose.scale import scale
-from roundscope.experiments.questions.proxy.conditions import asked as study
+from roundscope.experiments.questions.proxy.study import asked as study
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.linear_plans import formats_of

@@ -14,8 +14,7 @@ import pytest
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.questions.proxy.conditions import asked
-from roundscope.experiments.questions.proxy.study import answer
+from roundscope.experiments.questions.proxy.study import answer, asked
 from roundscope.experiments.train.mx import GROUPS, INDEX, Site
 from roundscope.experiments.train.student import run
 from roundscope.experiments.train.student import step as steps
