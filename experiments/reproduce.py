@@ -57,13 +57,12 @@ def study_of(
     Studies are imported here, so that a name that is none is refused at once. Raises UsageError for
     an engine or a number of jobs that cannot be used.
     """
-    from roundscope.experiments.papers.fa4 import study as fa4
+    from roundscope.experiments.papers import fa4, two_level
     from roundscope.experiments.papers.failure_2510_04212 import study as failure
     from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling
     from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
     from roundscope.experiments.papers.released_2510_04212 import study as released
     from roundscope.experiments.papers.stability_2405_02803 import study as stability
-    from roundscope.experiments.papers.two_level import study as two_level
     from roundscope.experiments.questions.alarm import study as alarm
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
+from roundscope.experiments.train.student import run as runner
 from roundscope.experiments.train.student.arms import Arm, key
 from roundscope.experiments.train.student.config import Config
 from roundscope.tools.results.run import Run
@@ -20,13 +21,9 @@ def launch(
     `compute` replaces a training from the first step.
     """
 
-    def whole(progress: Progress) -> Sequence[Run[Arm]]:
-        from roundscope.experiments.train.student import run
-
-        return run.launch(config, arms, progress)
-
     def run(progress: Progress) -> Mapping[str, Run[Arm]]:
-        return {key(config, r.condition): r for r in (compute or whole)(progress)}
+        runs = compute(progress) if compute else runner.launch(config, arms, progress)
+        return {key(config, r.condition): r for r in runs}
 
     keys = tuple(key(config, arm) for arm in arms)
     text = f"{title}: {len(arms)} runs"

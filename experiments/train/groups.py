@@ -28,7 +28,7 @@ from roundscope.experiments.train.gpt.plans import (
     likes,
     structures,
 )
-from roundscope.experiments.train.mx.formats import Formats
+from roundscope.experiments.train.mx import Formats
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.state import pick
 

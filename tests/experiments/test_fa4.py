@@ -5,15 +5,16 @@ a B300.
 import pytest
 
 from roundscope.attention.plans.presets import PRESETS
-from roundscope.experiments.papers.fa4.points import (
+from roundscope.experiments.papers.fa4 import (
     DEVIATIONS,
     PLANS,
     PUBLISHED,
+    claims,
     errors,
     inputs,
     measured,
+    rows,
 )
-from roundscope.experiments.papers.fa4.study import claims, rows
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
@@ -32,7 +33,7 @@ def test_published_errors(part):
 
 def test_a_claim_for_each_published_error(monkeypatch):
     """A published number that nothing judges; a plan without its row."""
-    monkeypatch.setattr("roundscope.experiments.papers.fa4.points.DEVIATIONS", DEVIATIONS[:1])
+    monkeypatch.setattr("roundscope.experiments.papers.fa4.DEVIATIONS", DEVIATIONS[:1])
     points = list(measured(range(2)))
     assert [p.plan for p in points] == list(PLANS) == [
         name for name in PRESETS if name in PLANS

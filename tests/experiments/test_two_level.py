@@ -2,22 +2,25 @@
 
 import pytest
 
-from roundscope.experiments.papers.two_level.points import (
+from roundscope.experiments.papers.two_level import (
     FP32,
     KEYS,
     ONE_SIGNED,
     VALUES,
+    answer,
+    claims,
     measured,
+    picture,
     plans,
+    rows,
 )
-from roundscope.experiments.papers.two_level.study import answer, claims, picture, rows
 
 
 @pytest.fixture(scope="module")
 def points():
     """Return the points of 1,024 keys alone, in place of those of all numbers of keys."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("roundscope.experiments.papers.two_level.points.KEYS", KEYS[:1])
+        patched.setattr("roundscope.experiments.papers.two_level.KEYS", KEYS[:1])
         return list(measured(range(2)))
 
 
@@ -40,7 +43,7 @@ def test_sums_of_one_sign_are_too_short_and_flushing_repairs_most_of_it(points):
 
 def test_every_point_has_its_row_and_every_claim_its_verdict(points, monkeypatch):
     """A kind of values that nothing judges."""
-    monkeypatch.setattr("roundscope.experiments.papers.two_level.study.KEYS", KEYS[:1])
+    monkeypatch.setattr("roundscope.experiments.papers.two_level.KEYS", KEYS[:1])
     assert len(rows(points)) == len(points) == len(VALUES) * len(plans())
     assert [v.case for v in claims(points)] == 3 * list(VALUES)
     assert "1,024 keys" in answer(points) and picture(points) is not None

@@ -23,13 +23,11 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.stats import BlockStats, block_stats
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import Unit, Units, format_of, ordered
-from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.mx import INDEX, How, Site, reseeded
 from roundscope.experiments.train.student import model, step
-from roundscope.experiments.train.student.arms import how_of
+from roundscope.experiments.train.student.arms import Matrix, how_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.run import Begin, data_of
-from roundscope.experiments.train.student.sites import INDEX, Matrix, Site
 
 # the events whose blocks are examined, and the operand of each
 READ = {Site.X: "x", Site.X_W: "x", Site.W: "w", Site.W_X: "w", Site.G_X: "g", Site.G_W: "g"}

@@ -7,11 +7,9 @@ from pathlib import Path
 from roundscope.emu.formats.format import unknown
 from roundscope.experiments.diagnose.gpt.case import LONGEST, MARGIN
 from roundscope.experiments.diagnose.student.rows import Row, read
-from roundscope.experiments.train.student.arms import EXACT, Arm, key
-from roundscope.experiments.train.student.begins import begin, prefix
+from roundscope.experiments.train.student.arms import EXACT, Arm, Plan, key, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import Plan, plan_of
-from roundscope.experiments.train.student.run import Begin, fresh
+from roundscope.experiments.train.student.run import Begin, begin, fresh, prefix
 from roundscope.tools.errors import UsageError, bad
 
 # steps before the divergence at which replays may begin, besides the earliest state

@@ -26,12 +26,11 @@ from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
-from roundscope.experiments.train.mx.formats import Kept, reseeded
+from roundscope.experiments.train.mx import How, Kept, reseeded
 from roundscope.experiments.train.student import model, step
+from roundscope.experiments.train.student.arms import Plan, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.measure import compared
-from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.experiments.train.student.run import Begin, advance
 from roundscope.experiments.train.student.step import numbers_only
 from roundscope.tools.sweep.report.effects import mean_interval

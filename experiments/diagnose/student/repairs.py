@@ -12,8 +12,8 @@ from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.errors import Error
 from roundscope.experiments.diagnose.student.replay import AS_IT_WAS
 from roundscope.experiments.diagnose.student.units import Unit, change, format_of, ordered, units_of
-from roundscope.experiments.train.student.plan import Plan, plan_of
-from roundscope.experiments.train.student.sites import GROUPS
+from roundscope.experiments.train.mx import GROUPS
+from roundscope.experiments.train.student.arms import Plan, plan_of
 from roundscope.tools.diagnose.replay.fate import Outcome, Trial, better
 from roundscope.tools.diagnose.replay.start import LEVEL, Replayed
 from roundscope.tools.diagnose.search.guilty import REPEATS

@@ -10,9 +10,8 @@ from typing import Any
 
 from roundscope.emu.plain_data import COUNT, misfit
 from roundscope.experiments.framework.store import APPLICATION
-from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.arms import Arm, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import plan_of
 from roundscope.tools.errors import StorageError, bad, one_line
 from roundscope.tools.results.tables import RESTORE, check_start, explained, json_of
 

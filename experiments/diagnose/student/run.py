@@ -11,7 +11,7 @@ from roundscope.experiments.diagnose.student.errors import Error, errors, looked
 from roundscope.experiments.diagnose.student.repairs import Tried, candidates, plan_with, repairs
 from roundscope.experiments.diagnose.student.replay import Student
 from roundscope.experiments.diagnose.student.units import Units, by_layer, by_site
-from roundscope.experiments.train.student.plan import Plan
+from roundscope.experiments.train.student.arms import Plan
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.start import Cause, Replayed, replayed
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
+from roundscope.experiments.train.mx import GROUPS, INDEX, Site
+from roundscope.experiments.train.student.arms import MATRICES, Matrix, Plan
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import Plan
-from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Matrix, Site
 from roundscope.tools.diagnose.search.family import Blocks, Family
 from roundscope.tools.report.wording import listed
 
@@ -153,7 +153,7 @@ def _of(matrices: list[str]) -> str:
 
 
 def classes(units: Units) -> list[Units]:
-    """Return the classes of events (`sites.GROUPS`), as far as they round."""
+    """Return the classes of events (`mx.GROUPS`), as far as they round."""
     return [frozenset(u for u in units if u.site in sites) for sites in GROUPS.values()]
 
 

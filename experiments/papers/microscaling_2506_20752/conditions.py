@@ -6,11 +6,17 @@ interventions, controls and shams.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
-from roundscope.experiments.train.student.arms import EXACT, Arm, Changes
+from roundscope.experiments.train.student.arms import (
+    EXACT,
+    UNCHANGED,
+    Arm,
+    Changes,
+    Matrix,
+    interventions,
+)
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.presets import UNCHANGED, interventions
-from roundscope.experiments.train.student.sites import Matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,16 @@ class Scale:
     def base(self) -> Setting:
         """The setting of everything but the effects."""
         return self.settings[0]
+
+    @property
+    def at_rate(self) -> Setting:
+        """The base at the rate of the interventions alone."""
+        return replace(self.base, rates=(self.rate,))
+
+    @property
+    def few_seeds(self) -> tuple[int, ...]:
+        """The seeds that have measures of epsilon, and LN's changes from the first step on."""
+        return self.seeds[: self.parted]
 
 
 def varied(
@@ -163,12 +179,11 @@ def changes_of(format: str) -> Changes:
     The format is a block format with its rule, bf16, fp32 or the mixture, or one of them with one
     of ADDED.
     """
+    if format == EXACT:
+        return ()
     name, _, more = format.partition(", ")
-    return (
-        ()
-        if format == EXACT
-        else ((0, "; ".join([WORDS.get(name, f"-> mx={name}"), *([ADDED[more]] if more else [])])),)
-    )
+    texts = [WORDS.get(name, f"-> mx={name}"), *([ADDED[more]] if more else [])]
+    return ((0, "; ".join(texts)),)
 
 
 def changed(mx: str) -> tuple[str, ...]:
@@ -199,22 +214,16 @@ def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
     replace it.
     """
     base = base_arm(scale, seed)
-    again = tuple((first, text) for _, text in base.changes)
-    more = {name: text for name, text in interventions(scale.mx).items() if FROZEN not in name}
-    more |= {name: text.format(mx=scale.mx) for name, text in OURS.items()}
-    kept = [
-        replace(
-            base,
-            name=name,
-            changes=(*base.changes, *((first, t.strip()) for t in text.split(";") if t.strip())),
-        )
-        for name, text in more.items()
-    ]
-    return [
-        replace(kept[0], changes=(*base.changes, *again)),
-        *shams(scale, base, first),
-        *kept[1:],
-    ]
+    texts = {name: text for name, text in interventions(scale.mx).items() if FROZEN not in name}
+    texts |= {name: text.format(mx=scale.mx) for name, text in OURS.items()}
+    texts[UNCHANGED] = "; ".join(text for _, text in base.changes)
+
+    def arm(name: str) -> Arm:
+        changes = [(first, t.strip()) for t in texts[name].split(";") if t.strip()]
+        return replace(base, name=name, changes=(*base.changes, *changes))
+
+    others = [arm(name) for name in texts if name != UNCHANGED]
+    return [arm(UNCHANGED), *shams(scale, base, first), *others]
 
 
 def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
@@ -222,19 +231,15 @@ def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
 
     It is a change of half an ulp that means nothing.
     """
-    places = [
-        (layer, matrix)
-        for matrix in (Matrix.UP, Matrix.DOWN)
-        for layer in range(scale.base.config.depth)
-    ]
+    places = product((Matrix.UP, Matrix.DOWN), range(scale.base.config.depth))
+    wheres = [f"layer={layer} matrix={matrix} site=DW" for matrix, layer in places]
     return [
         replace(
             base,
             name=f"{SHAM} {k}",
             changes=(*base.changes, (first, f"{where} -> fp32"), (first + 1, f"{where} -> bf16")),
         )
-        for k, (layer, matrix) in enumerate(places[: scale.shams])
-        for where in [f"layer={layer} matrix={matrix} site=DW"]
+        for k, where in enumerate(wheres[: scale.shams])
     ]
 
 

@@ -1,27 +1,46 @@
 """`roundscope reproduce su`: does block scaling make training diverge, and what averts it?"""
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from roundscope.experiments.framework.counts import counted, diverged
+from roundscope.experiments.framework.counts import counted, diverged, signs
+from roundscope.experiments.framework.estimates import ratio
 from roundscope.experiments.framework.study import Figure, Progress, Static, Study, Table
+from roundscope.experiments.framework.verdicts import Verdict
 from roundscope.experiments.papers.microscaling_2506_20752 import (
     claims,
-    claims_arms,
-    claims_code,
+    code,
     figures,
-    static,
+    interventions,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.answer import answer
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import FULL, QUICK, Scale
-from roundscope.experiments.papers.microscaling_2506_20752.found import Found, read
-from roundscope.experiments.papers.microscaling_2506_20752.launches import Runs, planned
+from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
+    FROZEN,
+    FULL,
+    QUICK,
+    Scale,
+)
+from roundscope.experiments.papers.microscaling_2506_20752.interventions import (
+    Effect,
+    Outcome,
+    outcomes,
+)
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
+    Found,
+    Runs,
+    planned,
+    read,
+)
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.follow import RULE
-from roundscope.experiments.train.student.results import over
+from roundscope.experiments.train.student.results import RULE, over, paired
+from roundscope.tools.report.wording import listed
 
+LIKELY = {
+    "agrees": "more than chance",
+    "contradicts": "FP32 earlier, more than chance",
+    "undecided": "not more than chance allows",
+}
 QUESTION = "Does block scaling make training diverge, and what averts it?"
 LEFT_OUT = (
     "Not shown: the paper's language models, and its own instability unless the table says so: "
@@ -31,35 +50,35 @@ LEFT_OUT = (
     "constant rate after the warm-up. Sums are FP32 in the device's order: numbers repeat on one "
     "kind of device only."
 )
-PICTURES = (
-    (
-        "What averts the divergence?",
-        figures.opening,
-        (
+FIGURES = (
+    Figure(
+        title="What averts the divergence?",
+        draw=figures.opening,
+        caption=(
             "A dot per run and seed, from states that are the same to the bit. Blue rows outlive"
             " their shams and never diverged, green rows outlive them, red rows diverged before"
             " them; the others cannot be told from the shams. Dotted: where the run diverged at"
             " first."
         ),
     ),
-    (
-        "At which rates does training fail?",
-        figures.formats,
-        f"Runs that diverged of how many, and their median step. {RULE}",
+    Figure(
+        title="At which rates does training fail?",
+        draw=figures.formats,
+        caption=f"Runs that diverged of how many, and their median step. {RULE}",
     ),
-    (
-        "How large is the gradient's error, and where does it come from?",
-        figures.growth,
-        (
+    Figure(
+        title="How large is the gradient's error, and where does it come from?",
+        draw=figures.growth,
+        caption=(
             "Left: every look before the divergence, a line per seed. Two trainings: the released"
             " code's epsilon, which has the distance of the two in it. Right: one event rounded and"
             " all others FP32, at the same states; a dot per seed, the median of its looks."
         ),
     ),
-    (
-        "How does the loss run?",
-        figures.losses,
-        "The largest loss of every 25 steps, a line per seed; grey: FP32 on the same rows.",
+    Figure(
+        title="How does the loss run?",
+        draw=figures.losses,
+        caption="The largest loss of every 25 steps, a line per seed; grey: FP32 on the same rows.",
     ),
 )
 
@@ -80,11 +99,11 @@ def study(scale: Scale = FULL) -> Study[Found]:
         paper="arXiv 2506.20752, in its student and teacher.",
         launches=partial(planned, scale),
         results=partial(read, scale),
-        answer=partial(answer, scale=scale),
-        claims=partial(claims.judged, scale=scale),
-        figures=[Figure(title=t, draw=partial(f, scale=scale), caption=c) for t, f, c in PICTURES],
+        answer=answer,
+        claims=judged,
+        figures=FIGURES,
         tables=(TABLE,),
-        rules=(claims.RULES, claims_arms.RULES, claims_code.RULES, static.RULES),
+        rules=(claims.RULES, interventions.RULES, *code.RULES),
         caveats=LEFT_OUT,
         about={"student": f"{size}, {len(scale.seeds)} seeds", "settings": "; ".join(rates)},
         config=asdict(c),
@@ -95,11 +114,79 @@ def study(scale: Scale = FULL) -> Study[Found]:
 
 def arithmetic(progress: Progress) -> Static:
     """Return what is computed from drawn numbers."""
-    return Static(verdicts=static.judged())
+    return Static(verdicts=code.arithmetic())
 
 
-def conditions(found: Found) -> Iterator[tuple[str, str, float, Runs]]:
-    """Yield (setting or parting, arm, rate, the runs of its seeds)."""
+def judged(found: Found) -> list[Verdict]:
+    """Return verdicts on every claim of arXiv 2506.20752, and of ours, that runs can test."""
+    return [
+        *claims.training(found),
+        *interventions.judged(found),
+        *claims.epsilon(found),
+        *code.discrepancies(found),
+    ]
+
+
+def answer(found: Found) -> str:
+    """Return who diverged, in how many steps, at which rates, and what the interventions did."""
+    mx = found.scale.mx
+    own, exact, frozen = map(found.base, (mx, EXACT, f"{mx}, {FROZEN}"))
+    if not own or not exact:
+        return "The base runs are not there yet."
+    sure = LIKELY[signs(paired(own, exact)).word.value]
+    counts = f"{mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)} ({sure})"
+    shift = ""
+    if frozen:
+        start = "With LayerNorm's shift frozen from the first step"
+        shift = f" {start} {mx} diverged in {_of(frozen)}."
+    return f"{counts}{_longer(found)}{_limit(found)}.{shift} {_interventions(found)}"
+
+
+def _of(runs: Runs) -> str:
+    return f"{diverged(runs)} of {len(runs)}"
+
+
+def _longer(found: Found) -> str:
+    """Return what FP32 does at the same rate in more steps.
+
+    It tells whether the format causes the divergence or hastens it.
+    """
+    scale = found.scale
+    for setting in scale.settings[1:]:
+        own = found.of(setting.name, EXACT, scale.rate)
+        if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
+            return f"; within {setting.config.steps} steps FP32 diverged in {_of(own)}"
+    return ""
+
+
+def _limit(found: Found) -> str:
+    own, exact = (found.of(found.scale.base.name, f) for f in (found.scale.mx, EXACT))
+    e = ratio(claims.limits(own), claims.limits(exact))
+    if e.seeds < 2:
+        return ""
+    return f"; it fails at {e.mean:.2f} [{e.low:.2f}, {e.high:.2f}] of the rate at which FP32 does"
+
+
+def _interventions(found: Found) -> str:
+    whole = {n: [o for o in outcomes(found.parted, n) if o.runs] for n in found.leads}
+    parts = [_lead(own, lead) for lead, own in whole.items() if own]
+    if not parts:
+        why = "no base run diverged where FP32 did not, or they are not there yet"
+        return f"No interventions: {why}."
+    return f"Changed {'. '.join(parts)}."
+
+
+def _lead(own: Sequence[Outcome], lead: int) -> str:
+    """Return what the arms did that were changed so many steps before the divergence."""
+    names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
+    none = len(names.pop(Effect.NONE))
+    parts = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
+    parts.append(f"{none} of {len(own)} arms had no effect beyond the shams")
+    return f"{lead} steps before: {'; '.join(parts)}"
+
+
+def conditions(found: Found) -> list[tuple[str, str, float, Runs]]:
+    """Return (setting or parting, arm, rate, the runs of its seeds)."""
     lines: dict[tuple[str, str, float], list[Any]] = {}
     trained = [(setting, f, runs) for (setting, f), runs in found.trained.items()]
     published = [("published", f, runs) for f, runs in found.paper.items()]
@@ -108,7 +195,7 @@ def conditions(found: Found) -> Iterator[tuple[str, str, float, Runs]]:
     for place, name, runs in [*trained, *published, *parted]:
         for r in runs:
             lines.setdefault((place, name, r.condition.lr), []).append(r)
-    return ((*line, runs) for line, runs in lines.items())
+    return [(*line, runs) for line, runs in lines.items()]
 
 
 def records(found: Found) -> list[dict[str, Any]]:

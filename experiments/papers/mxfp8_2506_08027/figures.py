@@ -1,10 +1,8 @@
-"""The pictures: losses of arms, the gradient's error, and what formats do to operands.
-
-One shows how far the two copies of a tensor are apart.
-"""
+"""The pictures: losses of arms, the gradient's error, what formats do to operands and copies."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,8 +17,7 @@ from roundscope.experiments.framework.figures.series import (
     QUIET,
     canvas,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.audit import CASES, COPIES
-from roundscope.experiments.papers.mxfp8_2506_08027.claims_rounding import apart
+from roundscope.experiments.papers.mxfp8_2506_08027.claims import apart
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     BF16,
     FP32,
@@ -28,7 +25,13 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     Scale,
     gpt_arms,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.results import Results, Runs, losses
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
+    CASES,
+    COPIES,
+    Results,
+    Runs,
+    losses,
+)
 from roundscope.experiments.train.gpt.linear_words import MATRICES
 
 HEADS = {
@@ -37,6 +40,13 @@ HEADS = {
     "shrink": "shrink, % of sum |V|",
     "error": "|Q - V| / |V|, %",
 }
+LEGEND: dict[str, Any] = {
+    "loc": "outside upper left",
+    "ncols": 4,
+    "fontsize": 8.5,
+    "frameon": False,
+}
+ROUNDED = [name for name in PROXY if name != FP32]  # the arms of the proxy that round
 
 
 def opening(r: Results, scale: Scale) -> Figure:
@@ -48,12 +58,8 @@ def opening(r: Results, scale: Scale) -> Figure:
     figure, axes = canvas(0.9 + 0.3 * len(names), 1, len(r.rates), sharey=True)
     for ax, lr in zip(axes.flat, r.rates, strict=True):
         for row, name in enumerate(names):
-            _row(
-                ax,
-                row,
-                {s: 1e3 * gap for s, gap in r.gaps(lr, name, BF16).items()},
-                QUIET if name == FP32 else COLOURS[0],
-            )
+            above = {s: 1e3 * gap for s, gap in r.gaps(lr, name, BF16).items()}
+            _row(ax, row, above, QUIET if name == FP32 else COLOURS[0])
             _count(ax, row, r.gpt.get((lr, name), []))
         _rows(ax, names, f"lr {lr:g}", "final loss above BF16's, mnats")
         ax.axvline(0.0, color=INK, lw=0.8)
@@ -62,41 +68,34 @@ def opening(r: Results, scale: Scale) -> Figure:
 
 def proxy(r: Results) -> Figure:
     """Draw the proxy's final loss over FP32's, as `opening` does."""
-    names = [name for name in PROXY if name != FP32]
-    figure, axes = canvas(0.9 + 0.32 * len(names), 1, len(r.proxy_rates), sharey=True)
+    figure, axes = canvas(0.9 + 0.32 * len(ROUNDED), 1, len(r.proxy_rates), sharey=True)
     for ax, lr in zip(axes.flat, r.proxy_rates, strict=True):
         exact = losses(r.proxy.get((lr, FP32), []))
-        for row, name in enumerate(names):
+        for row, name in enumerate(ROUNDED):
             own = r.proxy.get((lr, name), [])
             over = {seed: loss / exact[seed] for seed, loss in losses(own).items() if seed in exact}
             _row(ax, row, over, COLOURS[0], geometric=True)
             _count(ax, row, own)
-        _rows(ax, names, f"lr {lr:g}", "final loss over FP32's")
+        _rows(ax, ROUNDED, f"lr {lr:g}", "final loss over FP32's")
         ax.axvline(1.0, color=INK, lw=0.8)
     return figure
 
 
 def epsilon(r: Results) -> Figure:
     """Draw zeta and the signed part of the gradient's error: a row per arm, a color per rate."""
-    names = [name for name in PROXY if name != FP32]
-    figure, axes = canvas(1.0 + 0.36 * len(names), 1, 2, sharey=True)
+    figure, axes = canvas(1.0 + 0.36 * len(ROUNDED), 1, 2, sharey=True)
+    zeta, along = axes[0]
     for i, lr in enumerate(r.proxy_rates):
         shift = 0.22 * (i - (len(r.proxy_rates) - 1) / 2)
-        for row, name in enumerate(names):
-            for ax, measure in zip(axes.flat, ("zeta", "along"), strict=True):
-                _row(
-                    ax,
-                    row + shift,
-                    r.seen(lr, name, measure),
-                    COLOURS[i],
-                    geometric=measure == "zeta",
-                )
-        axes[0, 0].plot([], [], "o", color=COLOURS[i], label=f"lr {lr:g}")
-    _rows(axes[0, 0], names, "", "zeta = |epsilon| / |g|")
-    _rows(axes[0, 1], names, "", "<epsilon, g> / |g|^2: below 0 shortens the step")
-    axes[0, 0].set_xscale("log")
-    axes[0, 1].axvline(0.0, color=INK, lw=0.8)
-    figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
+        for row, name in enumerate(ROUNDED):
+            _row(zeta, row + shift, r.seen(lr, name, "zeta"), COLOURS[i], geometric=True)
+            _row(along, row + shift, r.seen(lr, name, "along"), COLOURS[i])
+        zeta.plot([], [], "o", color=COLOURS[i], label=f"lr {lr:g}")
+    _rows(zeta, ROUNDED, "", "zeta = |epsilon| / |g|")
+    _rows(along, ROUNDED, "", "<epsilon, g> / |g|^2: below 0 shortens the step")
+    zeta.set_xscale("log")
+    along.axvline(0.0, color=INK, lw=0.8)
+    figure.legend(**LEGEND)
     return figure
 
 
@@ -113,23 +112,18 @@ def audit(r: Results) -> Figure:
             "color": COLOURS[0 if element == "E4M3" else 1],
             "mfc": "none" if i % 2 else None,
             "ls": "none",
+            "label": f"{element} {rule}",
         }
+        rows = [row + 0.08 * (i - 3.5) for row in range(len(operands))]
         for ax, number in zip(axes.flat, HEADS, strict=True):
             x = [
                 100.0 * mean(r.audited(number, operand=o, element=element, rule=str(rule))).mean
                 for o in operands
             ]
-            ax.plot(
-                x,
-                [row + 0.08 * (i - 3.5) for row in range(len(operands))],
-                ms=4.5,
-                label=f"{element} {rule}",
-                **style,
-            )
+            ax.plot(x, rows, ms=4.5, **style)
     for ax, head in zip(axes.flat, HEADS.values(), strict=True):
         _rows(ax, operands, "", head)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), **LEGEND)
     return figure
 
 
@@ -137,28 +131,15 @@ def copies(r: Results) -> Figure:
     """Draw |Q_row - Q_col| over |Q - V|: a row per tensor and matrix, a color per rule; E4M3."""
     places = [(tensor, matrix) for tensor in COPIES for matrix in map(str, MATRICES)]
     figure, axes = canvas(0.9 + 0.24 * len(places))
-    rules = list(dict.fromkeys(str(rule) for _, rule in CASES))
-    for i, rule in enumerate(rules):
+    ax = axes[0, 0]
+    for i, rule in enumerate(dict.fromkeys(str(rule) for _, rule in CASES)):
+        style = {"color": COLOURS[i], "ms": 5, "mfc": "none" if i % 2 else None}
         for row, (tensor, matrix) in enumerate(places):
-            own = mean(
-                apart(r, operand=str(COPIES[tensor][0]), matrix=matrix, element="E4M3", rule=rule)
-            ).mean
-            axes[0, 0].plot(
-                own,
-                row,
-                MARKERS[i],
-                color=COLOURS[i],
-                ms=5,
-                mfc="none" if i % 2 else None,
-                label=None if row else rule,
-            )
-    _rows(
-        axes[0, 0],
-        [f"{tensor} of {matrix}" for tensor, matrix in places],
-        "",
-        "|Q_row - Q_col| / |Q - V|",
-    )
-    figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
+            where = {"operand": str(COPIES[tensor][0]), "matrix": matrix, "element": "E4M3"}
+            own = mean(apart(r, **where, rule=rule)).mean
+            ax.plot(own, row, MARKERS[i], label=None if row else rule, **style)
+    _rows(ax, [f"{tensor} of {m}" for tensor, m in places], "", "|Q_row - Q_col| / |Q - V|")
+    figure.legend(**LEGEND)
     return figure
 
 
@@ -176,16 +157,8 @@ def _count(ax: Axes, row: int, own: Runs) -> None:
     """Write how many runs diverged, where any did."""
     if diverged(own):
         text = f"{diverged(own)} of {len(own)} diverged"
-        ax.text(
-            0.99,
-            row,
-            text,
-            transform=ax.get_yaxis_transform(),
-            ha="right",
-            va="center",
-            fontsize=8,
-            color=COLOURS[1],
-        )
+        style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 8, "color": COLOURS[1]}
+        ax.text(0.99, row, text, transform=ax.get_yaxis_transform(), **style)
 
 
 def _rows(ax: Axes, names: Sequence[str], title: str, label: str) -> None:

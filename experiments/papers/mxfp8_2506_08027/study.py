@@ -10,21 +10,24 @@ import numpy as np
 from roundscope.experiments.framework.counts import diverged
 from roundscope.experiments.framework.estimates import mean
 from roundscope.experiments.framework.study import Figure, Study, Table
-from roundscope.experiments.framework.verdicts import interval
+from roundscope.experiments.framework.verdicts import Word, interval, judge
 from roundscope.experiments.papers.mxfp8_2506_08027 import claims, figures
-from roundscope.experiments.papers.mxfp8_2506_08027.answer import answer
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     BF16,
+    E5M2,
+    FLOOR,
+    FLOOR_SR,
     FP32,
     FULL,
     QUICK,
+    RCEIL,
+    RCEIL_SR,
     WORDS,
     Scale,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.launches import planned
-from roundscope.experiments.papers.mxfp8_2506_08027.results import Results, Runs, read
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import Results, planned, read
 from roundscope.experiments.train.spikes import RULE
-from roundscope.experiments.train.student.follow import RULE as PROXY_RULE
+from roundscope.experiments.train.student.results import RULE as PROXY_RULE
 
 QUESTION = "Does rounding the block scale up save MXFP8 training, and which operands need E4M3?"
 LEFT_OUT = (
@@ -97,6 +100,45 @@ def study(scale: Scale = FULL) -> Study[Results]:
     )
 
 
+def answer(r: Results) -> str:
+    """Return the divergences, then the losses at the first rate, which is the usual one."""
+
+    def count(model: str, name: str) -> str:
+        runs = [x for m, _, n, own in r.arms() if (m, n) == (model, name) for x in own]
+        return f"{diverged(runs)} of {len(runs)}"
+
+    counts = "; ".join(
+        f"{model}: {count(model, FLOOR)} with floor, {count(model, RCEIL)} with RCEIL"
+        for model in ("GPT", "proxy")
+    )
+    if not r.rates:
+        return f"Runs that diverged: {counts}."
+    lr = r.rates[0]
+    floor, cost = r.gap(lr, FLOOR, RCEIL), r.gap(lr, RCEIL, BF16)
+    said = {Word.AGREES: "higher than", Word.CONTRADICTS: "lower than"}
+    against = said.get(judge(floor, claims.WORSE), "not clearly different from")
+    in_e5m2 = {name: judge(r.gap(lr, name, RCEIL), claims.WORSE) for name in E5M2.values()}
+    worse = [name for name, word in in_e5m2.items() if word is Word.AGREES]
+    return (
+        f"Runs that diverged: {counts}. GPT at lr {lr:g}: floor's final loss is {against} RCEIL's "
+        f"({interval(floor, ' nats')}), RCEIL's is {interval(cost, ' nats')} above BF16's; "
+        f"worse in E5M2: {'; '.join(worse) or 'none clearly'}. {_along(r)}"
+    )
+
+
+def _along(r: Results) -> str:
+    """Return the signed error of the proxy's gradient at one state, at the highest rate."""
+    if not r.proxy_rates:
+        return ""
+    lr = max(r.proxy_rates)
+    seen = [r.seen(lr, name, "along") for name in (FLOOR, RCEIL, FLOOR_SR, RCEIL_SR)]
+    shown = [interval(mean({s: 100.0 * v for s, v in own.items()}), " %") for own in seen]
+    return (
+        f"Along FP32's, the proxy's gradient at lr {lr:g} is off by {shown[0]} with floor and "
+        f"{shown[1]} with RCEIL; with stochastic elements by {shown[2]} and {shown[3]}."
+    )
+
+
 def about(scale: Scale) -> dict[str, str]:
     """Return what was run, in words."""
     g, p = scale.gpt, scale.proxy
@@ -129,20 +171,19 @@ def records(r: Results) -> list[dict[str, Any]]:
 
 def rows(r: Results) -> list[list[str]]:
     """Return the same in words: the columns of TABLE."""
-    return [_row(r, *place) for place in r.arms()]
-
-
-def _row(r: Results, model: str, lr: float, name: str, runs: Runs) -> list[str]:
-    losses = [x.loss for x in runs if math.isfinite(x.loss)]
-    loss = f"{np.median(losses):.4g}" if losses else "not finite"
-    above = over = zeta = along = ""
-    if model == "GPT" and name != BF16:
-        above = interval(mean({s: 1e3 * v for s, v in r.gaps(lr, name, BF16).items()}))
-    if model == "proxy" and name != FP32:
-        over = interval(r.over(lr, name, FP32))
-        zeta, along = (interval(mean(r.seen(lr, name, m))) for m in ("zeta", "along"))
-    diverged_of = f"{diverged(runs)} of {len(runs)}"
-    return [model, f"{lr:g}", name, diverged_of, loss, above, over, zeta, along]
+    lines = []
+    for model, lr, name, runs in r.arms():
+        losses = [x.loss for x in runs if math.isfinite(x.loss)]
+        loss = f"{np.median(losses):.4g}" if losses else "not finite"
+        above = over = zeta = along = ""
+        if model == "GPT" and name != BF16:
+            above = interval(mean({s: 1e3 * v for s, v in r.gaps(lr, name, BF16).items()}))
+        if model == "proxy" and name != FP32:
+            over = interval(r.over(lr, name, FP32))
+            zeta, along = (interval(mean(r.seen(lr, name, m))) for m in ("zeta", "along"))
+        count = f"{diverged(runs)} of {len(runs)}"
+        lines.append([model, f"{lr:g}", name, count, loss, above, over, zeta, along])
+    return lines
 
 
 TABLE = Table(

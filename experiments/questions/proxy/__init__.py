@@ -1,4 +1,1 @@
-"""Studies with the student and the teacher of arXiv 2506.20752.
-
-The training itself is `experiments.train.student`.
-"""
+"""Studies with the student and the teacher of arXiv 2506.20752 (`experiments.train.student`)."""

@@ -1,26 +1,73 @@
-"""`roundscope proxy`: does training in block-scaled formats diverge, and what averts it?"""
+"""`roundscope proxy`: does training in block-scaled formats diverge, and what averts it?
+
+Studies with the student and the teacher of arXiv 2506.20752 (`experiments.train.student`), whose
+arms are formats from the first step on, changes from some step on, or the user's own.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from roundscope.emu.blocks.format import BLOCK_NAMED
+from roundscope.emu.formats.format import unknown
 from roundscope.experiments.framework import command, student
 from roundscope.experiments.framework.counts import times
 from roundscope.experiments.framework.store import Store
-from roundscope.experiments.framework.study import Figure, Launch, Progress, Study
+from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
+from roundscope.experiments.framework.words import pairs, seeds_of
 from roundscope.experiments.questions.proxy import figures
-from roundscope.experiments.questions.proxy.conditions import Asked, asked
-from roundscope.experiments.questions.proxy.table import TABLE
-from roundscope.experiments.train.student.arms import EXACT, Arm, groups
-from roundscope.experiments.train.student.follow import RULE
-from roundscope.experiments.train.student.presets import UNCHANGED
-from roundscope.experiments.train.student.results import lone, of_arms, over
-from roundscope.tools.results.run import Run
+from roundscope.experiments.train.student import run as runner
+from roundscope.experiments.train.student.arms import (
+    EXACT,
+    UNCHANGED,
+    Arm,
+    Changes,
+    arm_of,
+    formats,
+    groups,
+    interventions,
+    plans_of,
+)
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.results import (
+    RULE,
+    Runs,
+    before,
+    lone,
+    measured,
+    of_arms,
+    over,
+)
+from roundscope.tools.errors import UsageError, bad
 
-Runs = Sequence[Run[Arm]]
+MX = "mxfp8_e4m3"
+STUDIES = ("formats", "interventions")
+BOOLEANS = {"true": True, "false": False}
+READERS: dict[type, tuple[Callable[[str], Any], str]] = {  # how a field is read, and what it takes
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a word"),
+    bool: (lambda text: BOOLEANS[text.lower()], "true or false"),
+}
+# at these settings FP4 diverges, and FP32 does not
+QUICK = Config(
+    width=64, batch=64, steps=700, lr=0.1, min_lr=0.1, warmup=100, phi="swiglu", measure_every=100
+)
+SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0, 1)
+NOTES = (
+    "Weights and Adam's moments are FP32 in every arm; arms of one seed have the same first "
+    "weights, teacher and rows. zeta and cosine compare two gradients at the same weights and "
+    "rows, so that the distance of two trainings is not in them. gamma last and distinct: in the "
+    "format of the activations, how many of LayerNorm's scales become the largest element, and how "
+    "many different numbers a block of 32 keeps. Medians over the run before it diverged, then "
+    "over seeds."
+)
+MEASURES = {"zeta": ".3g", "cosine": ".4f", "gamma_last": ".1%", "gamma_distinct": ".1f"}
 FIGURES = (
     Figure(
         title="When does each run diverge?",
@@ -47,6 +94,98 @@ FIGURES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The arms of one config.
+
+    first   the step from which interventions differ; None for arms that differ from the start
+    """
+
+    name: str
+    config: Config
+    arms: tuple[Arm, ...]
+    seeds: tuple[int, ...]
+    first: int | None = None
+
+
+def asked(
+    words: Sequence[str],
+    *,
+    name: str,
+    own: Sequence[str] = (),
+    first: int | None = None,
+    at: Sequence[str] = (),
+    seeds: str | None = None,
+    quick: bool = False,
+) -> Asked:
+    """Return the arms that words and options ask for.
+
+    words  KEY=VALUE of the config, and mx=FORMAT, the format of the interventions' base
+    own    NAME=CHANGE[;CHANGE] in place of a study's arms; FP32 is always beside them
+    first  the step of interventions
+    at     STEP:CHANGE, for all arms but FP32
+
+    Raises UsageError naming key, value and repair.
+    """
+    if name not in STUDIES:
+        raise UsageError(unknown("study", name, STUDIES))
+    given = pairs(words, ("mx", *(f.name for f in fields(Config))))
+    mx = given.pop("mx", MX)
+    config = _configured(given, QUICK if quick else Config())
+    if (name == "interventions") != (first is not None):
+        repair = (
+            "a step from which the interventions differ; it belongs to --study interventions, and"
+            " that to it"
+        )
+        raise bad("--from", first, repair)
+    if first is not None and not 0 < first < config.steps:
+        raise bad("--from", first, f"a step after the first and before the last, {config.steps}")
+    if mx not in BLOCK_NAMED:
+        raise UsageError(unknown("block format", mx, BLOCK_NAMED))
+    base: Changes = () if first is None else ((0, f"-> mx={mx}"),)
+    presets = formats() if first is None else interventions(mx)
+    texts = list(own) or [f"{n}={text}" for n, text in presets.items()]
+    rounding = [text for text in texts if text.partition("=")[0].strip() != EXACT]
+    arms = [_later(config, arm_of(config, text, first or 0, base), at) for text in rounding]
+    if not arms:
+        raise bad("--arm", EXACT, "is beside every study; give an arm that rounds, too")
+    exact = [Arm(name=EXACT, lr=lr) for lr in dict.fromkeys(arm.lr for arm in arms)]
+    chosen = seeds_of(seeds) or (QUICK_SEEDS if quick else SEEDS)
+    every = tuple(replace(arm, seed=seed) for arm in (*exact, *arms) for seed in chosen)
+    if len(set(every)) != len(every) or len({(a.name, a.lr) for a in arms}) != len(arms):
+        raise UsageError("--arm: two arms have one name; give each its own")
+    return Asked(name="arms" if own else name, config=config, arms=every, seeds=chosen, first=first)
+
+
+def _configured(given: dict[str, str], base: Config) -> Config:
+    """Return the base with KEY=VALUE over it. Raises UsageError.
+
+    With lr and without min_lr the rate is constant.
+    """
+    values: dict[str, Any] = {}
+    for name, text in given.items():
+        read, kind = READERS[type(getattr(base, name))]
+        try:
+            values[name] = read(text)
+        except (ValueError, KeyError):
+            raise bad(name, text, f"give {kind}") from None
+    if "lr" in values:
+        values.setdefault("min_lr", values["lr"])
+    return replace(base, **values)
+
+
+def _later(config: Config, arm: Arm, at: Sequence[str]) -> Arm:
+    changes = list(arm.changes)
+    for text in at:
+        step, given, change = text.partition(":")
+        if not given or not step.strip().isdecimal():
+            raise bad("--at", text, "write STEP CHANGE, such as  --at 300 'site=norm -> fp32'")
+        changes.append((int(step), change.strip()))
+    changed = replace(arm, changes=tuple(sorted(changes, key=lambda pair: pair[0])))
+    plans_of(config, changed)  # raises UsageError for a change that is none
+    return changed
+
+
 def run(
     words: Sequence[str],
     *,
@@ -64,36 +203,39 @@ def run(
 
     With `draw` nothing is trained. The exit code and the errors are those of `command.run`.
     """
-    wanted = study(words, name=name, own=own, first=first, at=at, seeds=seeds, quick=quick)
+    wanted = asked(words, name=name, own=own, first=first, at=at, seeds=seeds, quick=quick)
     options = ["--study", name, *(["--quick"] if quick else []), *(["--draw"] if draw else [])]
     options += ["--seeds", seeds] if seeds else []
     options += ["--from", str(first)] if first is not None else []
     options += [f"--arm {text!r}" for text in own] + [f"--at {text!r}" for text in at]
     text = " ".join(["roundscope proxy", *options, *words])
-    return command.run(wanted, out=out, command=text, as_json=as_json, draw=draw)
+    return command.run(study(wanted), out=out, command=text, as_json=as_json, draw=draw)
 
 
-def study(words: Sequence[str], **options: Any) -> Study[Runs]:
-    """Return the study that the arguments of `conditions.asked` ask for. Raises UsageError."""
-    return of(asked(words, **options))
-
-
-def of(wanted: Asked) -> Study[Runs]:
+def study(wanted: Asked) -> Study[Runs]:
     """Return the study of these arms."""
-    first = wanted.first
-    start = {} if first is None else {"from": first}
+    c, first = wanted.config, wanted.first
+    question = "Does training in block-scaled formats diverge where FP32 on the same rows does not?"
+    if first is not None:
+        question = f"What, changed at step {first}, averts the divergence?"
+    norm = "LayerNorm" if c.norm else "no LayerNorm"
+    model = (
+        f"A residual MLP of {c.depth} layers, width {c.width}, hidden {c.hidden}, {c.phi}, {norm}, "
+        f"learns a teacher of the same shape without LayerNorm; {c.batch} fresh rows a step, "
+        f"lr {c.lr:g}, noise {c.noise:g}; {len(wanted.seeds)} seeds of weights, teacher and rows"
+    )
     return Study(
         name=wanted.name,
         file="proxy",
         page=wanted.name,
-        question=question(wanted),
+        question=question,
         launches=partial(launches, wanted),
         results=partial(results, wanted),
         answer=partial(answer, wanted),
         figures=FIGURES,
         tables=(TABLE,),
-        about={"model": model(wanted)},
-        config=asdict(wanted.config) | start,
+        about={"model": model},
+        config=asdict(c) | ({} if first is None else {"from": first}),
     )
 
 
@@ -118,10 +260,8 @@ def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
         return student.launch("student", config, arms)
 
     def parted(progress: Progress) -> Runs:
-        from roundscope.experiments.train.student.begins import begin
-        from roundscope.experiments.train.student.run import launch
-
-        return launch(config, arms, progress, begin(config, arms, first, folder, progress))
+        start = runner.begin(config, arms, first, folder, progress)
+        return runner.launch(config, arms, progress, start)
 
     return student.launch("student", config, arms, parted)
 
@@ -131,34 +271,16 @@ def results(wanted: Asked, store: Store) -> Runs | None:
 
     None if there is no such arm, or if those that it is compared with are missing.
     """
+
+    def place(arm: Arm) -> tuple[str, float]:
+        return arm.name, arm.lr
+
     there = student.stored(store, wanted.config, wanted.arms)
-    part = {_place(arm) for arm in wanted.arms if arm not in there}
-    runs = [r for arm, r in there.items() if _place(arm) not in part]
-    found = {_place(r.condition) for r in runs}
-    needed = {_place(a) for a in wanted.arms if a.name in (EXACT, UNCHANGED)}
+    part = {place(arm) for arm in wanted.arms if arm not in there}
+    runs = [r for arm, r in there.items() if place(arm) not in part]
+    found = {place(r.condition) for r in runs}
+    needed = {place(a) for a in wanted.arms if a.name in (EXACT, UNCHANGED)}
     return runs if needed <= found and found > needed else None
-
-
-def _place(arm: Arm) -> tuple[str, float]:
-    return arm.name, arm.lr
-
-
-def model(wanted: Asked) -> str:
-    """Return in words what is trained."""
-    c = wanted.config
-    norm = ", LayerNorm" if c.norm else ", no LayerNorm"
-    return (
-        f"A residual MLP of {c.depth} layers, width {c.width}, hidden {c.hidden}, {c.phi}{norm}, "
-        f"learns a teacher of the same shape without LayerNorm; {c.batch} fresh rows a step, "
-        f"lr {c.lr:g}, noise {c.noise:g}; {len(wanted.seeds)} seeds of weights, teacher and rows"
-    )
-
-
-def question(wanted: Asked) -> str:
-    """Return the question of the study."""
-    if wanted.first is None:
-        return "Does training in block-scaled formats diverge where FP32 on the same rows does not?"
-    return f"What, changed at step {wanted.first}, averts the divergence?"
 
 
 def answer(wanted: Asked, runs: Runs) -> str:
@@ -194,3 +316,66 @@ def _averted(wanted: Asked, runs: Runs) -> str:
     parts += [f"in some runs by {some}"] if some else []
     parts += [f"in none by {none}"] if none else []
     return f"{len(base)} of {len(wanted.seeds)} runs diverge without a change: {'; '.join(parts)}."
+
+
+def records(runs: Runs) -> list[dict[str, Any]]:
+    """Return a record for each arm."""
+    return [
+        {
+            "name": name,
+            "lr": own[0].condition.lr,
+            "changes": own[0].condition.changes,
+            "runs": len(own),
+            "seeds": [r.seed for r in own],
+            "diverged": [r.diverged for r in own],
+            "spikes": [r.extra["spikes"] for r in own],
+            "losses": [r.loss for r in own],
+            "over_fp32": over(own, runs),
+            "measures": {n: _middle(own, n) for n in measured(own)},
+        }
+        for name, own in of_arms(runs).items()
+    ]
+
+
+def rows(runs: Runs) -> list[list[str]]:
+    """Return the same in words: the columns of TABLE."""
+
+    def shown(x: float, how: str) -> str:
+        return format(x, how) if math.isfinite(x) else ""
+
+    lines = []
+    for name, own in of_arms(runs).items():
+        finite = [r.loss for r in own if math.isfinite(r.loss)]
+        lost = len(own) - len(finite)
+        changes = own[0].condition.changes
+        lines.append(
+            [
+                name,
+                "; ".join(f"{step}: {text}" if step else text for step, text in changes),
+                times(own),
+                str(sum(r.extra["spikes"] for r in own)),
+                f"{lost} not finite" if lost else f"{np.median(finite):.2e}",
+                shown(over(own, runs), ".3g"),
+                *(shown(_middle(own, n), how) for n, how in MEASURES.items()),
+            ]
+        )
+    return lines
+
+
+def _middle(own: Runs, name: str) -> float:
+    numbers = [x for x in (before(r, name) for r in own) if math.isfinite(x)]
+    return float(np.median(numbers)) if numbers else math.nan
+
+
+TABLE = Table(
+    name="arms",
+    title="Every arm",
+    heads=(
+        *("arm", "changes", "diverged, step", "spikes", "final loss", "over FP32"),
+        *("zeta", "cosine", "gamma\nlast", "gamma\ndistinct"),
+    ),
+    rows=rows,
+    records=records,
+    note=NOTES,
+    shown=(0, 2, 3, 4, 5, 6, 7),
+)

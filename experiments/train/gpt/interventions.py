@@ -33,7 +33,7 @@ from roundscope.attention.plans.presets import native
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix, is_linear
 from roundscope.experiments.train.gpt.plans import Plans, base
-from roundscope.experiments.train.mx.formats import MX, Written, matrices_of, written
+from roundscope.experiments.train.mx import MX, Written, matrices_of, written
 from roundscope.tools.errors import UsageError, bad
 
 OFFSET = "offset"  # the one change that is no edit of a plan

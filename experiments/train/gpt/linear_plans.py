@@ -13,20 +13,21 @@ import jax
 import numpy as np
 
 from roundscope.emu.roundings.modes import BINARY32, rounding
+from roundscope.experiments.train import mx
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import Change, changes_of, layers_of
 from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES
-from roundscope.experiments.train.mx import linear
-from roundscope.experiments.train.mx.formats import (
+from roundscope.experiments.train.mx import (
+    GROUPS,
     Formats,
+    How,
     Kept,
+    Site,
     as_formats,
     put,
     put_written,
     reseeded,
 )
-from roundscope.experiments.train.mx.linear import How
-from roundscope.experiments.train.mx.sites import GROUPS, Site
 from roundscope.tools.errors import bad
 
 
@@ -86,7 +87,7 @@ def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
 
 def how_of(found: Sequence[Formats]) -> How:
     """Return what an executable needs that serves all of these formats."""
-    return linear.how_of(BLOCK, found)
+    return mx.how_of(BLOCK, found)
 
 
 def by_arm(how: How, found: Sequence[Formats], seeds: Sequence[int]) -> LinearPlans:

@@ -8,7 +8,7 @@
     site=gradients -> mxfp8_e5m2
 
 left     matrix= qkv, proj, fc1, fc2 or all; site= events, or names of several
-         (`experiments.train.mx.sites`). What is left out means all
+         (`experiments.train.mx`). What is left out means all
 right    FORMAT[:RULE][:MODE], a block format or a plain one; mx=FORMAT...; SITE=FORMAT without
          site=, as in  matrix=fc1 -> operands=mxfp4
 
@@ -24,8 +24,7 @@ from enum import StrEnum
 
 from roundscope.attention.grammar.changes import STAGES, Change
 from roundscope.attention.sites import Site as AttentionSite
-from roundscope.experiments.train.mx.formats import ALL, MX
-from roundscope.experiments.train.mx.sites import GROUPS, Site
+from roundscope.experiments.train.mx import ALL, GROUPS, MX, Site
 
 BLOCK = 32  # numbers of a block, as in the MX formats
 TAKEN = {name.lower() for name in (*AttentionSite, *STAGES)}

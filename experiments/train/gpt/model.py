@@ -24,6 +24,7 @@ from jax import Array, lax
 
 from roundscope.attention import Plan, attend
 from roundscope.attention.plans.traced import HeadPlans
+from roundscope.experiments.train import mx
 from roundscope.experiments.train.config import CUDNN, JAX, PALLAS, Config
 from roundscope.experiments.train.gpt import offset as offsets
 from roundscope.experiments.train.gpt.linear import cross_entropy, embed, linear
@@ -31,8 +32,7 @@ from roundscope.experiments.train.gpt.linear_plans import LinearPlans
 from roundscope.experiments.train.gpt.linear_words import MATRICES, Matrix
 from roundscope.experiments.train.gpt.offset import Offset
 from roundscope.experiments.train.gpt.plans import Planned, like_of, stretches
-from roundscope.experiments.train.mx import linear as mx
-from roundscope.experiments.train.mx.sites import Site
+from roundscope.experiments.train.mx import Site
 
 Params = dict[str, Any]
 # plans of one layer: of its heads, as data; one, part of the program; or none, for JAX's own

@@ -1,25 +1,101 @@
-"""`Arm`, one run among several on the same rows, and which arms run in one executable."""
+"""`Arm`, one run among several on the same rows; what it rounds where, in words, and as a table.
+
+    -> mx=mxfp8_e4m3                          the six operands in MX, everything else BF16, as the
+                                              paper's emulator does
+    site=backward -> mxfp8_e5m2:rceil
+    layer=0-1 matrix=up site=W,X -> bf16
+    site=norm -> fp32
+    site=operands -> mxfp8_e4m3:stochastic
+    -> beta=0
+
+left     layer= numbers and ranges; matrix= up, down, gate or all; site= events, or names of several
+         (`mx.GROUPS`). What is left out means all
+right    FORMAT[:RULE][:MODE], a block format or a plain one; SITE=FORMAT, without site=;
+         mx=FORMAT...; beta=0 or 1: whether LayerNorm's shift is trained
+;        between changes, which apply in turn. Before the first, everything is FP32
+"""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
 
-from roundscope.experiments.train.mx import linear
-from roundscope.experiments.train.mx.linear import How
+import numpy as np
+
+from roundscope.attention.grammar.changes import Change, changes
+from roundscope.attention.grammar.ranges import numbers
+from roundscope.emu.blocks.format import ScaleRule, block_format
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.experiments.train import mx
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import Plan, plan_of
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.results.run import key_of
 
-EXACT = "fp32"
+EXACT, UNCHANGED = "fp32", "as it was"
 # pairs of (step, text): the text holds from this step on, after all texts of earlier steps
 Changes = tuple[tuple[int, str], ...]
+
+
+class Matrix(StrEnum):
+    """The matrices of a layer: A + DOWN phi(UP LN(A)); only SwiGLU has GATE."""
+
+    UP = "up"
+    DOWN = "down"
+    GATE = "gate"
+
+
+MATRICES = tuple(Matrix)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(mx.Formats):
+    """The formats of every layer, matrix and event, and whether beta is trained.
+
+    An event without a matrix has the formats of `up`.
+    """
+
+    beta: bool = True
+
+
+@lru_cache(1024)
+def plan_of(config: Config, texts: tuple[str, ...]) -> Plan:
+    """Return the plan of some changes. Raises UsageError naming the text and the repair."""
+    formats = np.full((config.depth, len(MATRICES), len(mx.Site)), BINARY32, dtype=object)
+    beta = True
+    for text in texts:
+        try:
+            for change in changes(text, ("layer", "matrix", "site")):
+                beta = _apply(formats, change, config, beta)
+        except ValueError as error:
+            raise UsageError(f"change '{text}': {error}") from None
+    return Plan(formats=mx.as_formats(formats), beta=beta)
+
+
+def _apply(formats: np.ndarray, change: Change, config: Config, beta: bool) -> bool:
+    layers: Sequence[int] = range(config.depth)
+    if "layer" in change.where:
+        layers = numbers(change.where["layer"])
+        if max(layers) >= config.depth:
+            raise ValueError(f"layer {max(layers)} of {config.depth}, counted from 0")
+    named = mx.matrices_of(change.where.get("matrix", mx.ALL), Matrix)
+    switches = [_switch(value) for name, value in change.what if name == "beta"]
+    rest = replace(change, what=tuple(pair for pair in change.what if pair[0] != "beta"))
+    matrices = [MATRICES.index(m) for m in named]
+    mx.put_written(formats, layers, matrices, mx.written(rest, config.block))
+    return (beta, *switches)[-1]
+
+
+def _switch(value: str) -> bool:
+    if value not in ("0", "1"):
+        raise ValueError(f"beta={value}: give 1, trained, or 0, left as it is")
+    return value == "1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """One run.
 
-    changes   as `plan.plan_of` reads them, each from its step on
+    changes   as `plan_of` reads them, each from its step on
     lr        the peak;  seed: added to the config's
     """
 
@@ -52,8 +128,7 @@ def arm_of(config: Config, text: str, first: int = 0, before: Changes = ()) -> A
     arm = Arm(
         name=name.strip(), changes=(*before, *changes), lr=_rate(rates[-1]) if rates else config.lr
     )
-    for step in arm.firsts:
-        plan_of(config, arm.texts(step))
+    plans_of(config, arm)
     return arm
 
 
@@ -67,25 +142,25 @@ def _rate(text: str) -> float:
     return rate
 
 
+def plans_of(config: Config, arm: Arm) -> list[Plan]:
+    """Return the plans of an arm, in the order of their steps. Raises UsageError as `plan_of`."""
+    return [plan_of(config, arm.texts(step)) for step in arm.firsts]
+
+
+def how_of(config: Config, arms: Sequence[Arm]) -> mx.How:
+    """Return what all arms need of an executable."""
+    return mx.how_of(config.block, [plan for arm in arms for plan in plans_of(config, arm)])
+
+
 def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
     """Return the arms by executable: the same events round and draw random bits, at all times."""
-    needs: dict[Changes, How] = {}  # arms that differ in seed and rate have one plan
-    found: dict[How, list[Arm]] = {}
+    needs: dict[Changes, mx.How] = {}  # arms that differ in seed and rate have one plan
+    found: dict[mx.How, list[Arm]] = {}
     for arm in arms:
         if arm.changes not in needs:
             needs[arm.changes] = how_of(config, [arm])
         found.setdefault(needs[arm.changes], []).append(arm)
     return list(found.values())
-
-
-def how_of(config: Config, arms: Sequence[Arm]) -> How:
-    """Return what all arms need of an executable."""
-    return linear.how_of(config.block, [plan for arm in arms for plan in plans_of(config, arm)])
-
-
-def plans_of(config: Config, arm: Arm) -> list[Plan]:
-    """Return the plans of an arm, in the order of their steps."""
-    return [plan_of(config, arm.texts(step)) for step in arm.firsts]
 
 
 def key(config: Config, arm: Arm) -> str:
@@ -95,3 +170,39 @@ def key(config: Config, arm: Arm) -> str:
     """
     own = {k: v for k, v in asdict(arm).items() if k != "name"}
     return key_of(asdict(config) | {"lr": 1.0, "min_lr": config.min_lr / config.lr}, own)
+
+
+def formats() -> dict[str, str]:
+    """Return MX formats for all six operands, one mixture of two, and BF16, as changes by name."""
+    return {
+        "bf16": "-> bf16",
+        "e4m3": "-> mx=mxfp8_e4m3",
+        "e5m2": "-> mx=mxfp8_e5m2",
+        "e4m3 / e5m2": "-> mx=mxfp8_e4m3; site=backward -> mxfp8_e5m2",
+        "e2m3": "-> mx=mxfp6_e2m3",
+        "e3m2": "-> mx=mxfp6_e3m2",
+        "fp4": "-> mx=mxfp4",
+    }
+
+
+def interventions(mx: str) -> dict[str, str]:
+    """Return the arms of figure 4 of arXiv 2506.20752, and some that separate their changes."""
+    e = block_format(mx).element.format
+    bump = {"bump": f"site=operands -> {mx}:bump"} if e.max_finite == 1.75 * 2.0**e.emax else {}
+    return {
+        UNCHANGED: "",
+        "all FP32": "-> fp32",
+        **bump,
+        "RCEIL": f"site=operands -> {mx}:{ScaleRule.RCEIL}",
+        "LN in FP32": "site=norm -> fp32",
+        "beta frozen": "-> beta=0",
+        "LN in FP32, beta frozen": "site=norm -> fp32 beta=0",
+        "activations BF16 forward": "site=X -> bf16",
+        "activations BF16": "site=activations -> bf16",
+        "backward BF16": "site=backward -> bf16",
+        "phi in FP32": "site=phi -> fp32",
+        "weights BF16": "site=weights -> bf16",
+        "activations BF16, LN in FP32": "site=activations -> bf16; site=norm -> fp32",
+        "stochastic": f"site=operands -> {mx}:stochastic",
+        "ties to away": f"site=operands -> {mx}:ties-to-away",
+    }

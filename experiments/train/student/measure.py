@@ -25,11 +25,9 @@ from jax.flatten_util import ravel_pytree
 
 from roundscope.emu.blocks.traced import ends_row, round_row, row_of
 from roundscope.emu.roundings.modes import BINARY32
-from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.mx import INDEX, How, Site, reseeded
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
-from roundscope.experiments.train.student.sites import INDEX, Site
 from roundscope.experiments.train.student.step import Arms, State, numbers_only
 
 GAMMAS = ("gamma_clipped", "gamma_last", "gamma_ratio", "gamma_distinct")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from roundscope.experiments.train.mx import How, Site, linear, passed
+from roundscope.experiments.train.student.arms import MATRICES, Matrix
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How, linear, passed
-from roundscope.experiments.train.student.sites import MATRICES, Matrix, Site
 
 Params = dict[str, Array]  # every leaf with a leading axis of layers
 EPSILON = np.float32(1e-5)

@@ -1,4 +1,4 @@
-"""The results of arms of the student: functions of their runs, `Run[Arm]`.
+"""The results of arms of the student: when a run has diverged, and functions of runs, `Run[Arm]`.
 
 curve              (steps done, largest loss since the last entry, gradient norm), every 25 steps
 extra["spikes"]    how many spikes began
@@ -7,14 +7,26 @@ extra["measures"]  (steps done, name -> number) of `measure`, as often as the co
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from roundscope.experiments.train import divergence
 from roundscope.experiments.train.student.arms import EXACT, Arm
 from roundscope.tools.results.run import Run
 
 Result = Run[Arm]  # what came of one arm
+Runs = Sequence[Result]
 Measures = Sequence[tuple[int, Mapping[str, float]]]
+RULE = (
+    "A run has diverged at the first step where its loss is not finite, where the median of its"
+    " last 100 losses that are no spikes is more than twice the lowest such median so far, or where"
+    " a spike begins that lasts 100 steps, or 20 and to the run's end. A spike: three losses in a"
+    " row whose logarithm is above the median by 8 times the spread."
+)
+# the loss is a mean square, so what counts is the factor by which it grows
+DOUBLING = divergence.Rule(rise=math.log(2.0), logarithm=True, lasting=20)
+Follow = partial(divergence.Follow, rule=DOUBLING)
 
 
 def measures(run: Result) -> Measures:

@@ -12,11 +12,10 @@ from jax import Array
 
 from roundscope.experiments.train import state as states
 from roundscope.experiments.train import step
-from roundscope.experiments.train.mx.formats import reseeded
+from roundscope.experiments.train.mx import How, reseeded
 from roundscope.experiments.train.state import State
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
 
 __all__ = ["Arms", "State", "advance", "batches", "numbers_only", "start"]
 

@@ -19,7 +19,7 @@ from roundscope.experiments.diagnose.student import run as proxy_findings
 from roundscope.experiments.diagnose.student.case import case
 from roundscope.experiments.diagnose.student.run import diagnose
 from roundscope.experiments.diagnose.student.units import Unit
-from roundscope.experiments.train.student.sites import Site
+from roundscope.experiments.train.mx import Site
 from roundscope.tools.diagnose.replay import replayer as replaying
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.fate import Trial

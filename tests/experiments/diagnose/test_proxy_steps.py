@@ -28,13 +28,11 @@ from roundscope.experiments.diagnose.student.units import (
 )
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import Trial
-from roundscope.experiments.train.student import begins, model, step
-from roundscope.experiments.train.student.arms import Arm, key
+from roundscope.experiments.train.mx import GROUPS, INDEX, How, Site, kept
+from roundscope.experiments.train.student import model, run, step
+from roundscope.experiments.train.student.arms import Arm, key, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
-from roundscope.experiments.train.student.plan import kept, plan_of
 from roundscope.experiments.train.student.run import fresh
-from roundscope.experiments.train.student.sites import GROUPS, INDEX, Site
 from roundscope.tools.results.run import Run
 from tests.tools.databases import database
 
@@ -251,8 +249,8 @@ def test_replays_begin_at_a_state_that_the_study_kept(tmp_path, monkeypatch):
     def later(config, arms, b, first, progress):
         return (bent(b)._replace(step=first, losses=np.ones((3, 2)), norms=np.ones((3, 2))), [])
 
-    monkeypatch.setattr(begins, "advance", later)
-    wanted = begins.begin(TINY, arms, 3, tmp_path, lambda n: None)
+    monkeypatch.setattr(run, "advance", later)
+    wanted = run.begin(TINY, arms, 3, tmp_path, lambda n: None)
 
     def fate(a):
         return 12 if a == arms[1] else None

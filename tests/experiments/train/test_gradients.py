@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 
 from roundscope.emu.blocks.api import round_blocks
+from roundscope.experiments.train.mx import How, Site
 from roundscope.experiments.train.student import model
-from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.arms import Arm, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.linear import How
 from roundscope.experiments.train.student.measure import measure
-from roundscope.experiments.train.student.plan import plan_of
 from roundscope.experiments.train.student.run import data_of, fresh
-from roundscope.experiments.train.student.sites import Site
 
 CONFIG = Config(depth=2, width=32, ratio=2, batch=64, steps=4, phi="relu", noise=0.0)
 HOW = How(32, frozenset(Site))

@@ -14,7 +14,7 @@ from roundscope.attention.sites import Site as AttentionSite
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.train import checkpoint, record
+from roundscope.experiments.train import checkpoint, mx, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, pairs
 from roundscope.experiments.train.gpt.interventions import plans_of
@@ -22,8 +22,7 @@ from roundscope.experiments.train.gpt.linear import linear
 from roundscope.experiments.train.gpt.linear_plans import LinearPlans, described, formats_of, how_of
 from roundscope.experiments.train.gpt.linear_words import MATRICES
 from roundscope.experiments.train.gpt.plans import by_layer
-from roundscope.experiments.train.mx import linear as mx
-from roundscope.experiments.train.mx.sites import INDEX, Site
+from roundscope.experiments.train.mx import INDEX, Site
 from roundscope.experiments.train.settings import settings
 from roundscope.tools.errors import UsageError
 

@@ -2,8 +2,8 @@
 
 import math
 
+from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import Arm
-from roundscope.experiments.train.student.sites import Site
 from roundscope.tools.results.run import Run
 
 STEPS = 1000

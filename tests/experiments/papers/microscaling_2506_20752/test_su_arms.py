@@ -7,18 +7,16 @@ from dataclasses import replace
 import pytest
 
 from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
-from roundscope.experiments.papers.microscaling_2506_20752 import launches
+from roundscope.experiments.papers.microscaling_2506_20752 import measurements
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
     FULL,
     QUICK,
     Setting,
     varied,
 )
-from roundscope.experiments.train.student.arms import key
+from roundscope.experiments.train.mx import GROUPS, Site
+from roundscope.experiments.train.student.arms import MATRICES, UNCHANGED, key, plan_of
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.plan import plan_of
-from roundscope.experiments.train.student.presets import UNCHANGED
-from roundscope.experiments.train.student.sites import GROUPS, MATRICES, Site
 from tests.experiments.papers.microscaling_2506_20752.made import of_arm
 
 FIRST = 40
@@ -98,7 +96,7 @@ def test_launches_hold_every_arm_once_and_no_more_than_they_may():
     )
     found = [
         each
-        for each in (*launches.base(scale), *launches.others(scale))
+        for each in (*measurements.base(scale), *measurements.others(scale))
         if not each.config.measure_every
     ]
 
@@ -108,9 +106,7 @@ def test_launches_hold_every_arm_once_and_no_more_than_they_may():
     wanted = {(s.config.norm, a) for i, s in enumerate(scale.settings) for a in of(i, s)}
     wanted |= {
         (True, a)
-        for a in arms.trained(
-            launches.at_rate(scale), arms.changed(scale.mx), scale.seeds[: scale.parted]
-        )
+        for a in arms.trained(scale.at_rate, arms.changed(scale.mx), scale.seeds[: scale.parted])
     }
     assert sorted(map(str, ((each.config.norm, a) for each in found for a in each.arms))) == sorted(
         map(str, wanted)
@@ -118,13 +114,13 @@ def test_launches_hold_every_arm_once_and_no_more_than_they_may():
     assert max(len(each.arms) for each in found) <= scale.arms
     alone = [
         each.arms
-        for each in launches.base(scale)
+        for each in measurements.base(scale)
         if any((a.name, a.lr) == (scale.mx, scale.rate) for a in each.arms)
     ]
     assert [len(own) for own in alone] == [1] * len(
         scale.seeds
     )  # the executable of a beginning, whose bits they have to be
-    watched = launches.epsilon(scale)
+    watched = measurements.epsilon(scale)
     assert [
         [a.seed for a in part]
         for part in (watched.arms[: scale.parted], watched.arms[scale.parted :])
@@ -140,9 +136,9 @@ def test_interventions_leave_runs_that_fail_where_fp32_does_not():
         of_arm(replace(r.condition, name="fp32", changes=()), 600 if r.seed == 4 else None)
         for r in base
     ]
-    found = launches.leaving(scale, base, exact)
+    found = measurements.leaving(scale, base, exact)
     assert found == [(seed, lead, steps[seed] - lead) for lead in scale.leads for seed in (0, 2)]
-    made = launches.interventions(scale, found)
+    made = measurements.interventions(scale, found)
     assert {each.first for each in made} == {first for _, _, first in found}
     assert sum(len(each.arms) for each in made) == sum(
         len(arms.parted(scale, seed, first)) for seed, _, first in found

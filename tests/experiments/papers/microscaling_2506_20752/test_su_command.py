@@ -10,11 +10,11 @@ import pytest
 from roundscope.experiments import reproduce
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.framework.command import INTERRUPTED
+from roundscope.experiments.papers.microscaling_2506_20752 import code, study
 from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
-from roundscope.experiments.papers.microscaling_2506_20752 import draws, static, study
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK, Setting, varied
+from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.presets import UNCHANGED
 from tests.experiments.papers.microscaling_2506_20752.made import looks, of_arm
 
 TINY = replace(
@@ -59,12 +59,14 @@ def result(part, arm):
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(study, "QUICK", TINY)
-    monkeypatch.setattr(static, "judged", lambda: [])
-    monkeypatch.setattr(draws, "BLOCKS", 40)
-    draws.stats.cache_clear()
-    monkeypatch.setattr("roundscope.experiments.papers.microscaling_2506_20752.launches.ran", made)
+    monkeypatch.setattr(code, "arithmetic", lambda: [])
+    monkeypatch.setattr(code, "BLOCKS", 40)
+    code.stats.cache_clear()
+    monkeypatch.setattr(
+        "roundscope.experiments.papers.microscaling_2506_20752.measurements.ran", made
+    )
     yield
-    draws.stats.cache_clear()
+    code.stats.cache_clear()
 
 
 def called(out, capsys):
@@ -150,7 +152,9 @@ def test_interrupted_run_tells_what_is_there(tiny, tmp_path, monkeypatch, capsys
             raise KeyboardInterrupt
         return made(scale, part, out, progress)
 
-    monkeypatch.setattr("roundscope.experiments.papers.microscaling_2506_20752.launches.ran", dying)
+    monkeypatch.setattr(
+        "roundscope.experiments.papers.microscaling_2506_20752.measurements.ran", dying
+    )
     part, code = called(tmp_path, capsys)
     assert code == INTERRUPTED and part["run"]["there"] == 9
     assert words(part, "1") and not words(part, "epsilon") and "No interventions" in part["answer"]

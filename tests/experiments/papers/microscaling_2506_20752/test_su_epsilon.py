@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.microscaling_2506_20752 import claims_epsilon
+from roundscope.experiments.papers.microscaling_2506_20752 import claims
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
-from roundscope.experiments.papers.microscaling_2506_20752.epsilon import pair_up
-from roundscope.experiments.papers.microscaling_2506_20752.found import Found
-from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, pair_up
+from roundscope.experiments.train.mx import Site
+from roundscope.experiments.train.student.arms import UNCHANGED, Arm
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.presets import UNCHANGED
 from roundscope.experiments.train.student.results import measures
-from roundscope.experiments.train.student.sites import Site
 from tests.experiments.papers.microscaling_2506_20752.made import looks, run
 
 CONFIG = Config(
@@ -69,14 +67,14 @@ def found(until, diverged, zeta=0.3, apart=1.2):
         )
         for seed in range(5)
     ]
-    return Found(trained={}, epsilon=[*own, *(run("fp32", seed) for seed in range(5))])
+    return Found(scale=QUICK, epsilon=[*own, *(run("fp32", seed) for seed in range(5))])
 
 
 def test_what_is_said_of_epsilon_is_of_looks_before_the_divergence():
     """Looks after the divergence, or at the untrained start, in a mean; growth without a beginning;
     a word the wrong way round.
     """
-    rows = {v.claim: v for v in claims_epsilon.judged(found(1000, 450), QUICK)}
+    rows = {v.claim: v for v in claims.epsilon(found(1000, 450))}
     grown = rows[
         "the error grows before the divergence"
     ]  # looks at 100, 200, 300, 400: half way is the second
@@ -92,7 +90,7 @@ def test_what_is_said_of_epsilon_is_of_looks_before_the_divergence():
     assert (
         rows["the error comes from clipping: RCEIL at the same state has less"].word is Word.AGREES
     )
-    name, part, sure = claims_epsilon.largest(found(1000, 450))
+    name, part, sure = claims.largest(found(1000, 450))
     assert name is Site.X and sure == 5 and part.mean == pytest.approx(0.8 / 2.5)
 
 
@@ -100,10 +98,10 @@ def test_runs_that_live_are_read_to_their_end():
     """No numbers at all where nothing diverged; runs that lived in a mean with those that did
     not.
     """
-    assert len(claims_epsilon.before(found(500, None).epsilon[0])) == 4
+    assert len(claims.before(found(500, None).epsilon[0])) == 4
     mixed = found(500, 450)
     mixed = replace(
         mixed, epsilon=[*mixed.epsilon, run(UNCHANGED, 9, None, measures=looks(9.0, 9.0))]
     )
-    assert {r.seed for r in claims_epsilon.runs_of(mixed)} == set(range(5))
-    assert claims_epsilon.judged(Found(trained={}), QUICK) == []
+    assert {r.seed for r in claims.runs_of(mixed)} == set(range(5))
+    assert list(claims.epsilon(Found(scale=QUICK))) == []

@@ -3,17 +3,25 @@ shams.
 """
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from roundscope.experiments.framework import counts
 from roundscope.experiments.framework.counts import at_least, counted, share
+from roundscope.experiments.framework.estimates import ratio
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.microscaling_2506_20752 import claims, claims_arms
-from roundscope.experiments.papers.microscaling_2506_20752.found import Found, limit_ratio, limits
-from roundscope.experiments.papers.microscaling_2506_20752.outcomes import Effect, outcome, outcomes
-from roundscope.experiments.train.student.presets import UNCHANGED
+from roundscope.experiments.papers.microscaling_2506_20752 import claims, interventions
+from roundscope.experiments.papers.microscaling_2506_20752.claims import limits
+from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
+from roundscope.experiments.papers.microscaling_2506_20752.interventions import (
+    Effect,
+    outcome,
+    outcomes,
+)
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
+from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.results import paired
 from tests.experiments.papers.microscaling_2506_20752.made import run
 
@@ -96,7 +104,7 @@ def test_limits_leave_out_what_the_rates_do_not_bracket():
     ]
     exact = [run("fp32", seed, 9 if lr == 0.4 else None, lr=lr) for seed in table for lr in rates]
     assert limits(own) == {0: 0.2, 3: 0.4}
-    e = limit_ratio(own, exact)
+    e = ratio(limits(own), limits(exact))
     assert e.mean == pytest.approx(math.sqrt(0.5 * 1.0)) and e.seeds == 2
 
 
@@ -163,13 +171,12 @@ def test_verdicts_on_arms():
         "RCEIL": [500] * 5,
         "backward BF16": [400] * 5,
     }
-    found = Found(trained={}, parted=parting(table))
-    scale = type("S", (), {"leads": (100, 20), "mx": "mxfp4"})()
+    found = Found(scale=replace(QUICK, leads=(100, 20)), parted=parting(table))
     rows = {
         v.case.partition(",")[0] if "," in v.case else v.case: v
-        for v in claims_arms.judged(found, scale)
+        for v in interventions.judged(found)
     }
-    words = {v.case: v.word for v in claims_arms.judged(found, scale)}
+    words = {v.case: v.word for v in interventions.judged(found)}
     assert words["LN in FP32 (no_ln_q), 20 steps before"] is Word.AGREES
     assert words["activations BF16, LN in FP32, 20 steps before"] is Word.CONTRADICTS
     assert (
@@ -177,4 +184,4 @@ def test_verdicts_on_arms():
         and words["backward BF16 (no_bp_quant), 20 steps before"] is Word.CONTRADICTS
     )
     assert rows["shams"].word is Word.AGREES and "20 of 20" not in rows["shams"].measured
-    assert [v.word for v in claims_arms.judged(Found(trained={}), scale)] == [Word.NOT_TESTABLE]
+    assert [v.word for v in interventions.judged(Found(scale=QUICK))] == [Word.NOT_TESTABLE]

@@ -16,8 +16,7 @@ from roundscope.experiments.framework import command
 from roundscope.experiments.framework.loop import measure
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.mxfp8_2506_08027 import audit, claims, launches, study
-from roundscope.experiments.papers.mxfp8_2506_08027.answer import answer
+from roundscope.experiments.papers.mxfp8_2506_08027 import claims, measurements, study
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     BF16,
     E5M2,
@@ -36,10 +35,10 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     settings_of,
     trials,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.results import collected
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import collected
 from roundscope.experiments.train.gpt.linear_plans import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
-from roundscope.experiments.train.mx.sites import INDEX
+from roundscope.experiments.train.mx import INDEX
 from roundscope.experiments.train.student.arms import Arm
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
@@ -145,11 +144,11 @@ def test_the_audit_is_numpy_s():
         np.random.default_rng(0).standard_normal((1, 64, 96)).astype(np.float32)
         * np.float32(2.0) ** np.arange(-40, 24).astype(np.float32)[:, None]
     )
-    own, apart = audit._measured(x, 1, 0)
-    for i, (element, rule) in enumerate(audit.CASES):
+    own, apart = measurements._measured(x, 1, 0)
+    for i, (element, rule) in enumerate(measurements.CASES):
         kept = []
         for copy, axis in enumerate((1, 0)):
-            b = emu.to_blocks(x[0], audit.ELEMENTS[element], axis=axis, rule=str(rule))
+            b = emu.to_blocks(x[0], measurements.ELEMENTS[element], axis=axis, rule=str(rule))
             scale = np.repeat(b.scales.astype(float), 32, axis=axis)
             q = b.elements.astype(float) * scale
             wanted = {
@@ -224,7 +223,7 @@ def test_what_diverges_is_judged_against_what_should_not(died, word):
     assert verdicts(made, "with the floor") == [word]
     assert (
         f"GPT: {int(FLOOR in died)} of 5 with floor, {int(RCEIL in died)} of 5 with RCEIL"
-        in answer(made)
+        in study.answer(made)
     )
 
 
@@ -263,9 +262,9 @@ def audited(step):
             "error": 0.02 if e == "E4M3" else 0.04,
             "apart": 0.01,
         }
-        for pair in audit.COPIES.values()
+        for pair in measurements.COPIES.values()
         for site in pair
-        for e, rule in audit.CASES
+        for e, rule in measurements.CASES
     ]
 
 
@@ -290,7 +289,7 @@ def faked(monkeypatch):
             if r.condition in arms
         ]
 
-    monkeypatch.setattr(launches, "launch", launch)
+    monkeypatch.setattr(measurements, "launch", launch)
     monkeypatch.setattr("roundscope.experiments.train.student.run.launch", proxied)
     return ran
 
@@ -323,7 +322,7 @@ def test_ctrl_c_leaves_what_is_done(faked, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launches, "launch", interrupted)
+    monkeypatch.setattr(measurements, "launch", interrupted)
     assert command.run(study.study(SCALE), out=tmp_path, as_json=True, command="here") == 130
     assert faked == ["proxy"] * 3 and not (tmp_path / "report.html").exists()
     assert (

@@ -14,17 +14,21 @@ import pytest
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.questions.proxy.conditions import asked
-from roundscope.experiments.questions.proxy.study import answer
-from roundscope.experiments.train.student import begins, run
+from roundscope.experiments.questions.proxy.study import answer, asked
+from roundscope.experiments.train.mx import GROUPS, INDEX, Site
+from roundscope.experiments.train.student import run
 from roundscope.experiments.train.student import step as steps
-from roundscope.experiments.train.student.arms import Arm, arm_of, groups
+from roundscope.experiments.train.student.arms import (
+    MATRICES,
+    UNCHANGED,
+    Arm,
+    arm_of,
+    groups,
+    interventions,
+    plan_of,
+)
 from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.follow import Follow
-from roundscope.experiments.train.student.plan import plan_of
-from roundscope.experiments.train.student.presets import UNCHANGED, interventions
-from roundscope.experiments.train.student.results import lone
-from roundscope.experiments.train.student.sites import GROUPS, INDEX, MATRICES, Site
+from roundscope.experiments.train.student.results import Follow, lone
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
 
@@ -127,8 +131,8 @@ def test_arms_part_from_the_same_bits(tmp_path):
             name="late", changes=((0, "site=W,G_W -> mxfp4"), (3, "site=W -> mxfp8_e4m3")), lr=1e-2
         ),
     ]
-    first = begins.begin(TINY, arms, 3, tmp_path, quiet)
-    again = begins.begin(TINY, arms, 3, tmp_path, quiet)
+    first = run.begin(TINY, arms, 3, tmp_path, quiet)
+    again = run.begin(TINY, arms, 3, tmp_path, quiet)
     assert len(list(tmp_path.glob("begin-3-*.safetensors"))) == 1
     leaves = [jax.tree.leaves(b.state) for b in (first, again)]
     assert all(

@@ -1,0 +1,287 @@
+"""What is trained and measured, launch by launch, and the stored runs by their place.
+
+Launches are trainings, epsilon, interventions and the published setting. The error epsilon of a
+gradient is measured while a run goes to its divergence, in two ways:
+
+same state   g_mx(theta) - g_32(theta): the formats' error, whole, with RCEIL in place of the
+             arm's scales, and event by event (`measure`)
+apart        g_mx(theta_mx) - g_32(theta_32), of two trainings on the same rows, which is what
+             the paper's code calls epsilon: the distance of the trainings is in it
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from roundscope.experiments.framework import student
+from roundscope.experiments.framework.store import Store
+from roundscope.experiments.framework.study import Launch, Progress
+from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
+    Scale,
+    Setting,
+    base_arm,
+    changed,
+    changes_of,
+    config_of,
+    parted,
+    trained,
+)
+from roundscope.experiments.train.mx import How
+from roundscope.experiments.train.student import model, run
+from roundscope.experiments.train.student import step as steps
+from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, groups, how_of
+from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.measure import measure
+from roundscope.tools.results.run import Run
+
+Runs = Sequence[Run[Arm]]
+Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm -> run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Arms of one executable.
+
+    first   the step at which they leave a run that they share; None if they share none
+    """
+
+    config: Config
+    arms: tuple[Arm, ...]
+    first: int | None = None
+
+
+def planned(scale: Scale, store: Store) -> list[Launch]:
+    """Return all launches in their order.
+
+    The base comes first, since it says where interventions leave it.
+    """
+
+    def launch(part: Part) -> Launch:
+        title = "student" if part.first is None else f"student, from step {part.first}"
+
+        def compute(progress: Progress) -> list[Run[Arm]]:
+            return ran(scale, part, store.path.parent, progress)
+
+        return student.launch(title, part.config, part.arms, compute)
+
+    first = [launch(part) for part in base(scale)]
+    if not store.keys().issuperset(key for each in first for key in each.keys):
+        return first
+    return [*first, *map(launch, [*interventions(scale, starts(scale, store)), *others(scale)])]
+
+
+def ran(scale: Scale, part: Part, folder: Path, progress: Progress) -> list[Run[Arm]]:
+    """Return the runs of a launch; states at which arms part are kept in the folder."""
+    config, arms = part.config, part.arms
+    if config.measure_every:
+        half = len(arms) // 2
+        return pair_up(config, arms[:half], arms[half:], changes_of(f"{scale.mx}:rceil"), progress)
+    start = None if part.first is None else run.begin(config, arms, part.first, folder, progress)
+    return run.launch(config, arms, progress, start)
+
+
+def base(scale: Scale) -> list[Part]:
+    """Return the base in all formats, which interventions need.
+
+    The runs that these leave are launched one by one, as beginnings are: other arms beside them
+    would be another executable, whose last bits move the divergence by tens of steps.
+    """
+    config, arms = config_of(scale.base), trained(scale.base, scale.formats, scale.seeds)
+    alone = [arm for arm in arms if (arm.name, arm.lr) == (scale.mx, scale.rate)]
+    beside = [arm for arm in arms if arm not in alone]
+    return [*_split(config, beside, scale.arms), *(Part(config=config, arms=(a,)) for a in alone)]
+
+
+def others(scale: Scale) -> list[Part]:
+    """Return epsilon of the base, the other settings, and the published one."""
+    added = trained(scale.at_rate, changed(scale.mx), scale.few_seeds)
+    found = [epsilon(scale), *_split(config_of(scale.base), added, scale.arms)]
+    for setting in scale.settings[1:]:
+        found += _split(config_of(setting), trained(setting, scale.few, scale.seeds), scale.arms)
+    if scale.paper is not None:
+        published, formats, seeds = scale.paper
+        found += _split(config_of(published), trained(published, formats, seeds), 1)
+    return found
+
+
+def epsilon(scale: Scale) -> Part:
+    """Return the base in format mx, and FP32 beside it."""
+    arms = [base_arm(scale, seed) for seed in scale.few_seeds]
+    exact = [Arm(name=EXACT, lr=scale.rate, seed=seed) for seed in scale.few_seeds]
+    config = replace(config_of(scale.base, scale.rate), measure_every=scale.looks)
+    return Part(config=config, arms=(*arms, *exact))
+
+
+def interventions(scale: Scale, places: Sequence[tuple[int, int, int]]) -> list[Part]:
+    """Return the arms that leave the base run of a seed at a step, as `leaving` says where."""
+    config = config_of(scale.base, scale.rate)
+    each = [(first, parted(scale, seed, first)) for seed, _, first in places]
+    return [part for first, arms in each for part in _split(config, arms, scale.arms, first)]
+
+
+def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = None) -> list[Part]:
+    """Return arms by executable, in equal parts of at most so many arms."""
+    found = []
+    for group in groups(config, arms):
+        size = math.ceil(len(group) / math.ceil(len(group) / most))
+        own = [tuple(group[i : i + size]) for i in range(0, len(group), size)]
+        found += [Part(config=config, arms=each, first=first) for each in own]
+    return found
+
+
+def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
+    """Return where interventions leave the base, as `leaving` does.
+
+    It is empty before the base and FP32 are stored, at all rates.
+    """
+    whole = [
+        student.whole(store, config_of(scale.base), trained(scale.base, [f], scale.seeds))
+        for f in (scale.mx, EXACT)
+    ]
+    own, exact = ([r for r in runs if r.condition.lr == scale.rate] for runs in whole)
+    return leaving(scale, own, exact)
+
+
+def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
+    """Return (seed, lead, step at which arms leave) of the first seeds that are fit.
+
+    Their base run diverges, long enough after its start, and their FP32 run does not.
+    """
+    alive = {r.seed for r in exact if r.diverged is None}
+    steps = {r.seed: r.diverged for r in own if r.diverged is not None and r.seed in alive}
+    fit = [seed for seed, step in steps.items() if step > max(scale.leads)][: scale.parted]
+    return [(seed, lead, steps[seed] - lead) for lead in scale.leads for seed in fit]
+
+
+def pair_up(
+    config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Changes, progress: Progress
+) -> list[Run[Arm]]:
+    """Return the results of arms and of their FP32 partners (same seeds, in the same order).
+
+    Those of the arms have what was measured every `config.measure_every` steps: the names of
+    `measure`, "zeta_apart" and "cosine_apart", and "zeta_rceil", the zeta of the changes `other` at
+    the arms' states.
+    """
+    bare, both, looks = replace(config, measure_every=0), [*arms, *exact], []
+    begin = run.fresh(bare, both)
+    for until in [*range(0, config.steps, config.measure_every), config.steps]:
+        begin = run.advance(bare, both, begin, until, progress)[0]
+        if until < config.steps:
+            looks.append((until, _look(bare, arms, both, other, begin)))
+    found = run.launch(bare, both, progress, begin)
+    for i, r in enumerate(found[: len(arms)]):
+        found[i] = replace(r, extra={**r.extra, "measures": run.of_arm(looks, i)})
+    return found
+
+
+def _look(
+    config: Config, arms: Sequence[Arm], both: Sequence[Arm], other: Changes, begin: run.Begin
+) -> dict[str, np.ndarray]:
+    how, n, (words, of) = how_of(config, both), len(arms), run.seeds_of(config, both)
+    x, y = steps.batches(config)(words, np.int32(begin.step))
+
+    def first(tree: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf[:n], tree)
+
+    own, data = first(begin.state), run.data_of(config, both, begin.step)
+    same = measure(config, how)(own, first(data), x, y, of[:n])
+    rceil = run.data_of(config, [replace(a, changes=other) for a in arms], begin.step)
+    zeta = measure(config, how)(own, rceil, x, y, of[:n])["zeta"]
+    g = _gradients(config, how)(begin.state, data, x, y, of)
+    apart = jax.vmap(_apart)(g[:n], g[n:])
+    return jax.device_get(same | {"zeta_rceil": zeta} | apart)  # type: ignore[no-any-return]
+
+
+@lru_cache(16)
+def _gradients(config: Config, how: How) -> Callable[..., Array]:
+    """Return the jitted function (state, arms, x, y, of) -> gradients (A, weights).
+
+    Each arm's gradient is at its own state and in its own arithmetic.
+    """
+    config = steps.numbers_only(config)
+
+    def one(state: steps.State, arm: steps.Arms, x: Array, y: Array) -> Array:
+        return ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, arm.table))[0]
+
+    return jax.jit(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))
+
+
+def _apart(g: Array, exact: Array) -> dict[str, Any]:
+    size = jnp.linalg.norm(exact)
+    return {
+        "zeta_apart": jnp.linalg.norm(g - exact) / size,
+        "cosine_apart": jnp.vdot(g, exact) / (size * jnp.linalg.norm(g)),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The stored runs of a scale, whole parts only, by their place in the argument.
+
+    trained  (setting, format) -> runs of all rates and seeds
+    epsilon  the base's runs with measures
+    parted   (seed, lead) -> arm -> run
+    paper    format -> runs of the published setting
+    """
+
+    scale: Scale
+    trained: Mapping[tuple[str, str], Runs] = field(default_factory=dict)
+    epsilon: Runs = ()
+    parted: Parted = field(default_factory=dict)
+    paper: Mapping[str, Runs] = field(default_factory=dict)
+
+    def of(self, setting: str, format: str, rate: float | None = None) -> Runs:
+        """Return the runs of a setting in a format, at one rate or at all; empty without any."""
+        runs = self.trained.get((setting, format), ())
+        return [r for r in runs if rate is None or r.condition.lr == rate]
+
+    def base(self, format: str) -> Runs:
+        """Return the runs of the base in a format at the rate of the interventions."""
+        return self.of(self.scale.base.name, format, self.scale.rate)
+
+    @property
+    def leads(self) -> list[int]:
+        """The leads of which interventions are there."""
+        return [lead for lead in self.scale.leads if any(at == lead for _, at in self.parted)]
+
+
+def read(scale: Scale, store: Store) -> Found | None:
+    """Return what the store holds, None if that is nothing.
+
+    A format of a setting is there if all its rates and seeds are; a parting if all its arms are.
+    """
+
+    def runs(setting: Setting, format: str, seeds: Sequence[int]) -> Runs:
+        return student.whole(store, config_of(setting), trained(setting, [format], seeds))
+
+    wanted = [(scale.base, f, scale.seeds) for f in scale.formats]
+    wanted += [(s, f, scale.seeds) for s in scale.settings[1:] for f in scale.few]
+    wanted += [(scale.at_rate, f, scale.few_seeds) for f in changed(scale.mx)]
+    by_format = {(s.name, f): own for s, f, seeds in wanted if (own := runs(s, f, seeds))}
+    watched, config = epsilon(scale), config_of(scale.base, scale.rate)
+    by_lead = {
+        (seed, lead): {r.condition.name: r for r in own}
+        for seed, lead, first in starts(scale, store)
+        if (own := student.whole(store, config, parted(scale, seed, first)))
+    }
+    paper = {}
+    if scale.paper is not None:
+        setting, formats, seeds = scale.paper
+        paper = {f: own for f in formats if (own := runs(setting, f, seeds))}
+    found = Found(
+        scale=scale,
+        trained=by_format,
+        epsilon=student.whole(store, watched.config, watched.arms),
+        parted=by_lead,
+        paper=paper,
+    )
+    return found if found.trained else None

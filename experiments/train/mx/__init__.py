@@ -1,4 +1,0 @@
-"""Linear layers whose operands and results are rounded to block-scaled formats.
-
-The proxy and the GPT share them.
-"""
