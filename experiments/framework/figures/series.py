@@ -1,10 +1,12 @@
 """How a series of conditions is drawn: seeds as faint dots, means with their 95 % t intervals."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean
@@ -26,6 +28,7 @@ __all__ = [
     "QUIET",
     "SHARE",
     "canvas",
+    "legend",
     "numbers",
     "series",
     "upwards",
@@ -88,3 +91,13 @@ def upwards(ax: Axes) -> None:
     if np.isfinite(ax.dataLim.minposy):
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(numticks=9))
+
+
+def legend(figure: Figure, ax: Axes, columns: int, **look: Any) -> None:
+    """Put the labels of one axes above the picture, each once.
+
+    `look` has arguments of `Figure.legend` that are to be others than here.
+    """
+    found = {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    usual: dict[str, Any] = {"loc": "outside upper left", "fontsize": 8.5, "frameon": False}
+    figure.legend([*found.values()], [*found], ncols=columns, **(usual | look))

@@ -43,6 +43,11 @@ SINGLES = {  # rows of the compiled code at three times the rate: what alone is 
     "q, k, v, dO in FP32": "Q,K,V,DO",
     "gradients in FP32": "DQP,DKP,DVP,DQ_OUT,DK_OUT,DV_OUT",
 }
+# the events of the scores, with the maximum and the row sum
+OF_SCORES = {
+    *(Site.S, Site.SCALED, Site.X, Site.M, Site.DM, Site.L, Site.MS, Site.LANES),
+    *(Site.S_B, Site.SCALED_B),
+}
 ROWS = {  # case -> its rows
     SLOW: (ITSELF, EXACT, CENTRED),
     FAST: (ITSELF, EXACT, OUTPUT, OTHER, CENTRED, SWAPPED),
@@ -107,51 +112,26 @@ def config_of(scale: Scale, arithmetic: str) -> Config:
 
 
 def arm(scale: Scale, c: Condition) -> Arm:
-    """Return the arm that a condition trains."""
-    changes = (*_case(c), *_row(c))
-    name = f"{c.case}, {c.row}, {c.seed}"
-    return Arm(
-        name=name, changes=changes, lr=scale.rate * (3 if c.case == FAST else 1), seed=c.seed
-    )
-
-
-def _row(c: Condition) -> tuple[str, ...]:
-    """Return what a row changes after its case."""
-    if c.row in SINGLES:
-        return (f"site={SINGLES[c.row]} -> fp32",)
-    return SWAPS[c.arithmetic] if c.row == SWAPPED else CHANGES[c.row]
-
-
-def _case(c: Condition) -> tuple[str, ...]:
-    """Return what a case changes in an arithmetic."""
+    """Return the arm that a condition trains: what its case changes, then what its row does."""
+    changes = list(CHANGES[OTHER]) if c.case == PDP else []
     if c.case == ZERO:  # the paper's mechanism alone: scores and statistics exact
-        return (
-            f"site={','.join(_scores(c.arithmetic))} -> fp32",
-            "site=PV,AO,O,OUT -> e8m5:toward-zero",
-        )
+        exact = [site for site in low(c.arithmetic) if site in OF_SCORES]
+        changes = [f"site={','.join(exact)} -> fp32", "site=PV,AO,O,OUT -> e8m5:toward-zero"]
     if c.case == FEWER:
-        return (f"site={','.join(low(c.arithmetic))} -> e8m5",)
-    return CHANGES[OTHER] if c.case == PDP else ()
+        changes = [f"site={','.join(low(c.arithmetic))} -> e8m5"]
+    if c.row in SINGLES:
+        changes.append(f"site={SINGLES[c.row]} -> fp32")
+    else:
+        changes += SWAPS[c.arithmetic] if c.row == SWAPPED else CHANGES[c.row]
+    return Arm(
+        name=f"{c.case}, {c.row}, {c.seed}",
+        changes=tuple(changes),
+        lr=scale.rate * (3 if c.case == FAST else 1),
+        seed=c.seed,
+    )
 
 
 def low(arithmetic: str) -> list[Site]:
     """Return the events that a plan has in BF16."""
     plan = Plan.preset(arithmetic)
     return [site for site in Site if plan[site] == BF16]
-
-
-def _scores(arithmetic: str) -> list[Site]:
-    """Return the BF16 events of the scores, with the maximum and the row sum."""
-    own = {
-        Site.S,
-        Site.SCALED,
-        Site.X,
-        Site.M,
-        Site.DM,
-        Site.L,
-        Site.MS,
-        Site.LANES,
-        Site.S_B,
-        Site.SCALED_B,
-    }
-    return [site for site in low(arithmetic) if site in own]

@@ -3,11 +3,12 @@
 The latter is what that code computes when it is compiled, as its training runs it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
+from matplotlib.patches import Rectangle
 
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import counted, diverged, signs, times
@@ -154,14 +155,7 @@ def fails(r: Results) -> Iterator[Verdict]:
         for name in ARITHMETICS:
             own, exact = r.get((name, case, ITSELF), []), _exact(r, name, case)
             measured = f"{counted(own)}; FP32 {times(exact)}"
-            yield Verdict(
-                figure="0",
-                claim=f"diverges: {case}",
-                case=name,
-                sizes="",
-                word=_earlier(own, exact),
-                measured=measured,
-            )
+            yield _verdict("0", f"diverges: {case}", name, _earlier(own, exact), measured)
 
 
 def repairs(r: Results) -> Iterator[Verdict]:
@@ -172,14 +166,7 @@ def repairs(r: Results) -> Iterator[Verdict]:
         own = r.get((name, case, ITSELF), [])
         word = _earlier(own, runs) if _is_killed(r, name, case) else Word.NOT_TESTABLE
         measured = f"{counted(runs)}; the case itself {times(own)}"
-        yield Verdict(
-            figure="5 to 9",
-            claim=f"{row} cures: {case}",
-            case=name,
-            sizes="",
-            word=word,
-            measured=measured,
-        )
+        yield _verdict("5 to 9", f"{row} cures: {case}", name, word, measured)
 
 
 def route(r: Results) -> Iterator[Verdict]:
@@ -193,14 +180,11 @@ def route(r: Results) -> Iterator[Verdict]:
         " repeats the scores"
     )
     measured = f"not repeated {times(apart)}; as released {times(alike)}"
-    yield Verdict(
-        figure="5",
-        claim=claim,
-        case=COMPILED,
-        sizes="",
-        word=_earlier(apart, alike),
-        measured=measured,
-    )
+    yield _verdict("5", claim, COMPILED, _earlier(apart, alike), measured)
+
+
+def _verdict(figure: str, claim: str, case: str, word: Word, measured: str) -> Verdict:
+    return Verdict(figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured)
 
 
 def answer(r: Results) -> str:
@@ -249,24 +233,18 @@ def draw(r: Results) -> Picture | None:
     if not lines:
         return None
     figure, ((ax,),) = canvas(1.2 + 0.27 * len(lines), 1, 1)
+    look: dict[str, Any] = {"va": "center", "fontsize": 8.5}
     for y, at in enumerate(lines):
         for x, name in enumerate(ARITHMETICS):
-            _cell(ax, x, y, r.get((name, *at), []))
-    last = None
+            runs = r.get((name, *at), [])
+            colour = SHARE(diverged(runs) / len(runs)) if runs else "white"
+            ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))
+            words = times(runs).replace(", step ", "  step ").partition(" [")[0]
+            ax.text(x, y, words if runs else "not run", ha="center", color=INK, **look)
     for y, (case, _) in enumerate(lines):
-        if case != last:
+        if y == 0 or case != lines[y - 1][0]:
             ax.axhline(y - 0.5, color=INK, lw=0.8)
-            ax.text(
-                -0.62,
-                y,
-                case,
-                ha="right",
-                va="center",
-                fontsize=8.5,
-                weight="bold",
-                transform=ax.transData,
-            )
-        last = case
+            ax.text(-0.62, y, case, ha="right", weight="bold", transform=ax.transData, **look)
     ax.set(xlim=(-0.5, len(ARITHMETICS) - 0.5), ylim=(len(lines) - 0.5, -0.5))
     ax.set_xticks(range(len(ARITHMETICS)), ARITHMETICS, fontsize=9)
     ax.set_yticks(range(len(lines)), [row for _, row in lines], fontsize=8.5)
@@ -274,16 +252,6 @@ def draw(r: Results) -> Picture | None:
     ax.xaxis.tick_top()
     ax.tick_params(length=0)
     return figure
-
-
-def _cell(ax: Axes, x: int, y: int, runs: Sequence[Run[Condition]]) -> None:
-    from matplotlib.patches import Rectangle
-
-    share = diverged(runs) / len(runs) if runs else 0.0
-    colour = SHARE(share) if runs else "white"
-    ax.add_patch(Rectangle((x - 0.49, y - 0.46), 0.98, 0.92, color=colour, lw=0))
-    words = times(runs).replace(", step ", "  step ").partition(" [")[0] if runs else "not run"
-    ax.text(x, y, words, ha="center", va="center", fontsize=8.5, color=INK)
 
 
 def rows(r: Results) -> list[list[str]]:

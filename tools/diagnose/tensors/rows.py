@@ -1,6 +1,6 @@
 """The sums of the rows of dS, 0 in exact arithmetic, and their part in the gradient of W_Q.
 
-They are as in `experiments.papers.failure_2510_04212`, in its module `rest`.
+They are as in `experiments.papers.failure_2510_04212`, in its module `training`.
 
     r[t] = sum_s dS[t,s];   R = sum_t r[t] X[t]^T (PK)[t];
     share = |R| / |dW_Q|,   |.| Frobenius, of every head

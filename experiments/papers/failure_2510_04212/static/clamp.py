@@ -1,40 +1,115 @@
-"""What the clamp of the released repair does, in the cases of PAPERS 1.7-A.
+"""The released repair of arXiv 2510.04212 as a plain function, and what its clamp does.
 
-They are computed with the clamp, with a smaller one, without any, and with our stabilizer. A tied
-row's maximum moves by shift = (beta - 1) r_m (by -r_m where r_m < 0), so its row sum is about 2
-e^-shift. Where that is below 1e-10, from a shift of 23.03 on, the clamp is the row sum: the row's
-output, and P in its backward, are scaled toward 0.
+The function is attention.py of the paper's repository at 30ef021 with STABLE=1 (36957f9 has beta =
+7), in binary64, so that what deviates from softmax here is due to the algorithm alone. Letters are
+as there: r_m, r_s of a tile, m, l, O of a row.
+
+The cases are those of PAPERS 1.7-A, with the clamp, with a smaller one, without any, and with our
+stabilizer. A tied row's maximum moves by shift = (beta - 1) r_m (by -r_m where r_m < 0), so its row
+sum is about 2 e^-shift. Where that is below 1e-10, from a shift of 23.03 on, the clamp is the row
+sum: the row's output, and P in its backward, are scaled toward 0.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from roundscope.attention import Plan, Stabilizer, attend
 from roundscope.experiments.framework.verdicts import Verdict, Word
-from roundscope.experiments.papers.failure_2510_04212.static.released import (
-    CLAMP,
-    GAP,
-    released,
-    softmax,
-)
+
+CLAMP = 1e-10  # EPSILON of the code: the least that a tile adds to the row sum
+BUCKET = 512  # queries and keys of a tile, as released
+GAP = 1e-3  # scores closer to the maximum than this count as equal to it
+# what a masked score is set to, minus the largest BF16 number: it takes part in maxima and ties
+MASKED = -3.3895313892515355e38
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The output (T, H), L = m + ln l (T,), and the rows (T,) that count as tied.
+
+    A row is tied if a tile counted several scores at its maximum, masked ones left out.
+    """
+
+    out: np.ndarray
+    lse: np.ndarray
+    tied: np.ndarray
+
+
+def released(
+    s: np.ndarray,
+    v: np.ndarray,
+    *,
+    beta: float,
+    clamp: float = CLAMP,
+    skip_masked: bool = False,
+    bucket: int = BUCKET,
+) -> Released:
+    """Return the forward on causal scores s (T, T) with v (T, H), float64.
+
+    skip_masked   whether to leave out tiles in which no query sees a key, as kernels do; the
+                  released code computes them
+    """
+    t = s.shape[0]
+    tiles = [slice(lo, min(lo + bucket, t)) for lo in range(0, t, bucket)]
+    seen = np.tri(t, dtype=bool)
+    s = np.where(seen, s, MASKED)
+    m, l, o = np.full(t, MASKED), np.zeros(t), np.zeros_like(v)
+    tied = np.zeros(t, dtype=bool)
+    for rows in tiles:
+        for keys in tiles:
+            if skip_masked and not seen[rows, keys].any():
+                continue
+            m[rows], l[rows], o[rows], several = _tile(
+                s[rows, keys], v[keys], m[rows], l[rows], o[rows], beta, clamp
+            )
+            tied[rows] |= several & seen[rows, keys].any(1)
+    return Released(out=o / l[:, None], lse=m + np.log(l), tied=tied)
+
+
+def _tile(
+    s: np.ndarray,
+    v: np.ndarray,
+    m_old: np.ndarray,
+    l: np.ndarray,
+    o: np.ndarray,
+    beta: float,
+    clamp: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (m, l, O, which rows have several scores at the maximum) after one tile."""
+    r_m = s.max(1)
+    several = (s >= r_m[:, None] - GAP).sum(1) > 1  # r_s > 1
+    r_m = np.where(several & (r_m > 0.0), beta * r_m, r_m)
+    r_m = np.where(several & (r_m < 0.0), 0.0, r_m)
+    m = np.maximum(r_m, m_old)
+    p, alpha = np.exp(s - m[:, None]), np.exp(m_old - m)
+    return m, alpha * l + np.maximum(p.sum(1), clamp), alpha[:, None] * o + p @ v, several
+
+
+def softmax(s: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Return causal softmax(s) v, (T, H)."""
+    s = np.where(np.tri(s.shape[0], dtype=bool), s, -np.inf)
+    p = np.exp(s - s.max(1, keepdims=True))
+    out: np.ndarray = p @ v / p.sum(1, keepdims=True)
+    return out
+
 
 FIGURE = "Alg. 1, code"
 T, FEATURES, VALUES = 1024, 64, 32
 WRONG = 1e-3  # the |error| of an output entry from which its row counts as wrong
 LIMIT = -math.log(CLAMP)  # 23.03
 CLAMPS = (CLAMP, 1e-30, 0.0)
-TIED = ((5.0, 2.0), (5.0, 7.0), (12.0, 7.0), (20.0, 2.0), (30.0, 2.0))  # (r_m, beta)
-LOW = -30.0  # the mean of all scores where nothing is planted
-# how many rows are wrong, PAPERS 1.7-A
-TABLE = {
+TIED = {  # (r_m, beta) -> how many rows are wrong, PAPERS 1.7-A
     (5.0, 2.0): 0,
     (5.0, 7.0): 1023,
     (12.0, 7.0): 1023,
     (20.0, 2.0): 1023,
     (30.0, 2.0): 1023,
 }
+LOW = -30.0  # the mean of all scores where nothing is planted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,91 +197,62 @@ def left_of(shift: np.ndarray, clamp: float = CLAMP) -> np.ndarray:
     return left
 
 
-def judged(found: list[Outcome]) -> list[Verdict]:
-    """Return verdicts on the table, on its cause, and on what it amounts to."""
+def judged(found: list[Outcome]) -> Iterator[Verdict]:
+    """Yield verdicts on the table, on its cause, and on what it amounts to."""
     planted, low = found[: len(TIED)], found[len(TIED) :]
-    return [_table(planted), _low(low), _without(found), _ours(found), _gate(planted)]
+    verdict = partial(Verdict, figure=FIGURE, sizes=f"T {T}, tiles of 512, binary64")
 
+    def word(agrees: bool) -> Word:
+        return Word.AGREES if agrees else Word.CONTRADICTS
 
-def _table(planted: list[Outcome]) -> Verdict:
-    same = all(o.wrong[CLAMP, False] == TABLE[o.top, o.beta] for o in planted)
-    shown = "; ".join(
-        f"r_m {o.top:g}, beta {o.beta:g}: {o.wrong[CLAMP, False]} wrong, {o.left:.2g} of |out| left"
-        for o in planted
+    yield verdict(
+        claim="ours: past (beta - 1) r_m = 23.03 the clamp of 1e-10 switches tied rows off",
+        case="tied in keys 0 and 1",
+        word=word(all(o.wrong[CLAMP, False] == TIED[o.top, o.beta] for o in planted)),
+        measured="; ".join(
+            f"r_m {o.top:g}, beta {o.beta:g}: {o.wrong[CLAMP, False]} wrong, {o.left:.2g} of |out|"
+            " left"
+            for o in planted
+        ),
     )
-    return _verdict(
-        "ours: past (beta - 1) r_m = 23.03 the clamp of 1e-10 switches tied rows off",
-        "tied in keys 0 and 1",
-        same,
-        shown,
-    )
-
-
-def _low(low: list[Outcome]) -> Verdict:
     skipped = max(o.wrong[CLAMP, True] for o in low)
     wrong = [o.wrong[CLAMP, False] for o in low]
-    shown = (
-        f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles are"
-        " skipped"
+    yield verdict(
+        claim="ours: a fully masked tile does so to all of the first 512 rows, tied or not",
+        case="all scores near -30",
+        word=word(all(512 <= w <= 520 for w in wrong) and skipped < 10),
+        measured=(
+            f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles are"
+            " skipped"
+        ),
+        note="masked scores are numbers to the code: they tie, below 0, and set the maximum to 0",
     )
-    agrees = all(512 <= w <= 520 for w in wrong) and skipped < 10
-    return _verdict(
-        "ours: a fully masked tile does so to all of the first 512 rows, tied or not",
-        "all scores near -30",
-        agrees,
-        shown,
-        "masked scores are numbers to the code: they tie, below 0, and set the maximum to 0",
-    )
-
-
-def _without(found: list[Outcome]) -> Verdict:
     none, small = (
         sum(o.wrong[c, skip] for o in found for skip in (False, True)) for c in (0.0, 1e-30)
     )
     which = "; ".join(
         f"r_m {o.top:g}, beta {o.beta:g}: shift above 69" for o in found if o.wrong[1e-30, False]
     )
-    return _verdict(
-        "ours: the clamp alone is to blame: without it no row is wrong",
-        "clamp 0 and 1e-30, all cases",
-        none == 0,
-        f"rows wrong: clamp 0: {none}; 1e-30: {small}" + (f" ({which})" if which else ""),
+    yield verdict(
+        claim="ours: the clamp alone is to blame: without it no row is wrong",
+        case="clamp 0 and 1e-30, all cases",
+        word=word(none == 0),
+        measured=f"rows wrong: clamp 0: {none}; 1e-30: {small}" + (f" ({which})" if which else ""),
     )
-
-
-def _ours(found: list[Outcome]) -> Verdict:
-    wrong = sum(o.ours for o in found)
-    return _verdict(
-        "ours: the stabilizer without a clamp is softmax",
-        "plan exact, all cases",
-        wrong == 0,
-        f"{wrong} rows wrong",
+    ours = sum(o.ours for o in found)
+    yield verdict(
+        claim="ours: the stabilizer without a clamp is softmax",
+        case="plan exact, all cases",
+        word=word(ours == 0),
+        measured=f"{ours} rows wrong",
     )
-
-
-def _gate(planted: list[Outcome]) -> Verdict:
-    past = [o for o in planted if (o.beta - 1.0) * o.top > LIMIT]
-    ratios = ", ".join(f"{o.to_gate:.2g}" for o in past)
-    shown = (
-        f"distance to the sham over that to softmax: {ratios}; at r_m 20, beta 2"
-        f" {planted[3].to_gate:.2g}"
-    )
-    return _verdict(
-        "ours: past it, the repaired run is a run with the tied rows' P set to 0",
-        "gate-out sham",
-        all(o.to_gate < 0.01 for o in past),
-        shown,
-    )
-
-
-def _verdict(claim: str, case: str, agrees: bool, measured: str, note: str = "") -> Verdict:
-    word = Word.AGREES if agrees else Word.CONTRADICTS
-    return Verdict(
-        figure=FIGURE,
-        claim=claim,
-        case=case,
-        sizes=f"T {T}, tiles of 512, binary64",
-        word=word,
-        measured=measured,
-        note=note,
+    past = [o.to_gate for o in planted if (o.beta - 1.0) * o.top > LIMIT]
+    yield verdict(
+        claim="ours: past it, the repaired run is a run with the tied rows' P set to 0",
+        case="gate-out sham",
+        word=word(all(x < 0.01 for x in past)),
+        measured=(
+            f"distance to the sham over that to softmax: {', '.join(f'{x:.2g}' for x in past)}; at"
+            f" r_m 20, beta 2 {planted[3].to_gate:.2g}"
+        ),
     )

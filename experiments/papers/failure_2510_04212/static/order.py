@@ -10,8 +10,6 @@ All V are negative.
                 P3 (V3 - mean) / 2, so the sign of c - 1 decides
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -19,7 +17,7 @@ from roundscope.attention import Plan, attend
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.experiments.framework.estimates import Estimate, mean
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval
-from roundscope.experiments.papers.failure_2510_04212.static.closed_claims import FIGURE
+from roundscope.experiments.papers.failure_2510_04212.static.bias import FIGURE, bars
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
 PLANS = {"qiu-yao": "rounded, then divided", "fa2-bf16": "divided, then rounded"}
@@ -29,14 +27,9 @@ NEAREST, FARTHEST = 8.0, 10.0  # gaps of the third key below the other two
 QUARTER = 0.25  # ulps: half of the sums are ties, and each of those moves by half an ulp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The mean of OUT - exact output in ulps of BF16, by plan and c.
-
-    All V are negative, so below 0 is away from zero.
-    """
-
-    found: dict[tuple[str, float], Estimate]
+# the mean of OUT - exact output in ulps of BF16, by plan and c; all V are negative, so below 0 is
+# away from zero
+Order = dict[tuple[str, float], Estimate]
 
 
 def inputs(times: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,7 +47,7 @@ def inputs(times: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def measure() -> Order:
     """Measure every plan and c; the exact output is computed from the same numbers."""
-    found = {}
+    found: Order = {}
     for times in TIMES:
         qkv = inputs(times)
         exact = attend(*qkv, plan="exact", scale=1.0)
@@ -63,74 +56,61 @@ def measure() -> Order:
                 ulp_of(exact, "bf16")
             )
             found[name, times] = mean(dict(enumerate(error.mean((0, 1, 3)).tolist())))
-    return Order(found=found)
+    return found
 
 
 def judged(o: Order) -> list[Verdict]:
     """Return verdicts on the paper's argument under both orders, and on what replaces it."""
-    return [_paper(o, "qiu-yao"), _paper(o, "fa2-bf16"), _ours(o)]
-
-
-def _paper(o: Order, plan: str) -> Verdict:
-    residual = [o.found[plan, t] for t in TIMES if t > 0.0]  # a residual of 0 is none
-    signs = {_sign(e) for e in residual}
-    word = Word.AGREES if signs == {-1} else Word.DEPENDS if -1 in signs else Word.CONTRADICTS
-    return Verdict(
-        figure=FIGURE,
-        claim="V < 0 makes the output's error negative",
-        case=f"{plan}: {PLANS[plan]}",
-        sizes=_SIZES,
-        word=word,
-        measured=_shown(o, plan),
-        estimate=o.found[plan, 2.0],
-        note=(
-            ""
-            if word is Word.AGREES
-            else "on residual V against main V: the argument holds for round-before-normalize only"
-        ),
-    )
-
-
-def _ours(o: Order) -> Verdict:
-    wanted = all(_sign(o.found["fa2-bf16", t]) == -np.sign(t - 1.0) for t in TIMES)
-    return Verdict(
+    sizes = f"{HEADS} heads x {FEATURES} features x {ROWS} rows"
+    signs = {at: 1 if e.low > 0.0 else -1 if e.high < 0.0 else 0 for at, e in o.items()}
+    shown = {
+        plan: "ulp: "
+        + ", ".join(f"c = {t:g}: {interval(o[plan, t])}" for t in TIMES if t in (0.25, 1.0, 2.0))
+        for plan in PLANS
+    }
+    verdicts = []
+    for plan, words in PLANS.items():
+        found = {signs[plan, t] for t in TIMES if t > 0.0}  # a residual of 0 is none
+        agrees = found == {-1}
+        note = "on residual V against main V: the argument holds for round-before-normalize only"
+        verdicts.append(
+            Verdict(
+                figure=FIGURE,
+                claim="V < 0 makes the output's error negative",
+                case=f"{plan}: {words}",
+                sizes=sizes,
+                word=Word.AGREES if agrees else Word.DEPENDS if -1 in found else Word.CONTRADICTS,
+                measured=shown[plan],
+                estimate=o[plan, 2.0],
+                note="" if agrees else note,
+            )
+        )
+    wanted = all(signs["fa2-bf16", t] == -np.sign(t - 1.0) for t in TIMES)
+    ours = Verdict(
         figure=FIGURE,
         claim="ours: in production order the sign is that of residual V minus main V",
         case="fa2-bf16",
-        sizes=_SIZES,
+        sizes=sizes,
         word=Word.AGREES if wanted else Word.CONTRADICTS,
-        measured=_shown(o, "fa2-bf16"),
-        estimate=o.found["fa2-bf16", 0.25],
+        measured=shown["fa2-bf16"],
+        estimate=o["fa2-bf16", 0.25],
         note=(
             "its size, a quarter of an ulp where half of the sums are ties, is the same: production"
             " kernels are not safe by their order"
         ),
     )
-
-
-_SIZES = f"{HEADS} heads x {FEATURES} features x {ROWS} rows"
-
-
-def _sign(e: Estimate) -> int:
-    return 1 if e.low > 0.0 else -1 if e.high < 0.0 else 0
-
-
-def _shown(o: Order, plan: str) -> str:
-    return "ulp: " + ", ".join(
-        f"c = {t:g}: {interval(o.found[plan, t])}" for t in TIMES if t in (0.25, 1.0, 2.0)
-    )
+    return [*verdicts, ours]
 
 
 def picture(o: Order) -> Figure:
     """Draw the bias against c, for both orders."""
     figure, ((ax,),) = canvas(3.2)
     for (name, words), colour, marker in zip(PLANS.items(), COLOURS, MARKERS, strict=False):
-        own = [o.found[name, t] for t in TIMES]
-        bars = [[e.mean - e.low for e in own], [e.high - e.mean for e in own]]
+        own = [o[name, t] for t in TIMES]
         ax.errorbar(
             range(len(TIMES)),
             [e.mean for e in own],
-            bars,
+            bars(own),
             color=colour,
             marker=marker,
             ms=5,

@@ -5,7 +5,9 @@ rounded where they are not or the reverse, rowsum(P_B) is not 1, and with delta 
 row of dS = P_B (dP - delta) sums to delta (1 - rowsum P_B), not to 0.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,11 @@ from matplotlib.figure import Figure
 
 from roundscope.attention import DeltaFrom, Plan, Record, Site, examine
 from roundscope.experiments.framework.estimates import Estimate, factor
+from roundscope.experiments.framework.figures.series import legend
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval
 from roundscope.tools.report.pictures import COLOURS, INK, canvas
 from roundscope.tools.tensors.layers import Layer, read_layers, sample_path
 
-FIGURE = "rows 5, 6"
 PLANS = {
     "qiu-yao": "BF16 scores forward, FP32 backward",
     "qiu-yao, FP32 scores": "FP32 scores both ways",
@@ -78,68 +80,47 @@ def _rows(x: Layer, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     return p.sum(-1) - 1.0, ds.sum(-1) / np.where(size > 0.0, size, np.inf)
 
 
-def judged(m: Sums) -> list[Verdict]:
-    """Return verdicts on the identity of row 5, preset by preset, and on what CENTRED does."""
-    return [*(_sum(m, name) for name in PLANS), *(_operand(m, name) for name in PLANS), _centred(m)]
-
-
-def _sum(m: Sums, name: str) -> Verdict:
-    x = m.lost[name]
-    rms, most = float(np.sqrt((x**2).mean())), float(np.abs(x).max())
-    return Verdict(
-        figure=FIGURE,
-        claim="rowsum(P) = 1 in the backward",
-        case=f"{name}: {PLANS[name]}",
-        sizes=_SIZES,
-        word=Word.AGREES if most < ONE else Word.CONTRADICTS,
-        measured=f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
-    )
-
-
-def _operand(m: Sums, name: str) -> Verdict:
-    out, p_dp = (m.rest[name, operand] for operand in (DeltaFrom.OUT, DeltaFrom.P_DP))
-    word = (
-        Word.AGREES
-        if p_dp.high < out.low
-        else Word.CONTRADICTS
-        if p_dp.low > out.high
-        else Word.UNDECIDED
-    )
-    return Verdict(
-        figure=FIGURE,
-        claim="row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
-        case=name,
-        sizes=_SIZES,
-        word=word,
-        measured=f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
-        estimate=p_dp,
-        note=(
-            ""
-            if word is Word.AGREES
-            else "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)"
-        ),
-    )
-
-
-def _centred(m: Sums) -> Verdict:
-    exact = [
-        m.rest[name, DeltaFrom.CENTRED]
-        for name in PLANS
-        if _plan(name)[Site.DS].format.precision == 24
-    ]
-    return Verdict(
-        figure=FIGURE,
+def judged(m: Sums) -> Iterator[Verdict]:
+    """Yield verdicts on the identity of row 5, preset by preset, and on what CENTRED does."""
+    sizes = f"MiniLM, 2 layers x {12 // EVERY} heads x {QUERIES} rows"
+    verdict = partial(Verdict, figure="rows 5, 6", sizes=sizes)
+    for name, words in PLANS.items():
+        x = m.lost[name]
+        rms, most = float(np.sqrt((x**2).mean())), float(np.abs(x).max())
+        yield verdict(
+            claim="rowsum(P) = 1 in the backward",
+            case=f"{name}: {words}",
+            word=Word.AGREES if most < ONE else Word.CONTRADICTS,
+            measured=f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
+        )
+    for name in PLANS:
+        out, p_dp = (m.rest[name, operand] for operand in (DeltaFrom.OUT, DeltaFrom.P_DP))
+        agrees = p_dp.high < out.low
+        note = "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)"
+        yield verdict(
+            claim="row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
+            case=name,
+            word=(
+                Word.AGREES
+                if agrees
+                else Word.CONTRADICTS
+                if p_dp.low > out.high
+                else Word.UNDECIDED
+            ),
+            measured=f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
+            estimate=p_dp,
+            note="" if agrees else note,
+        )
+    centred = {name: m.rest[name, DeltaFrom.CENTRED] for name in PLANS}
+    exact = [e for name, e in centred.items() if _plan(name)[Site.DS].format.precision == 24]
+    yield verdict(
         claim="ours: delta = rowsum(P dP) / rowsum(P) leaves nothing, whatever P sums to",
         case="all four",
-        sizes=_SIZES,
         word=Word.AGREES if all(e.high < ONE for e in exact) else Word.CONTRADICTS,
-        measured="; ".join(f"{name} {interval(m.rest[name, DeltaFrom.CENTRED])}" for name in PLANS),
-        estimate=m.rest["qiu-yao", DeltaFrom.CENTRED],
+        measured="; ".join(f"{name} {interval(e)}" for name, e in centred.items()),
+        estimate=centred["qiu-yao"],
         note="in fa2-bf16 and baseline-bf16 dS is rounded to BF16: that is what is left",
     )
-
-
-_SIZES = f"MiniLM, 2 layers x {12 // EVERY} heads x {QUERIES} rows"
 
 
 def picture(m: Sums) -> Figure:
@@ -156,35 +137,13 @@ def picture(m: Sums) -> Figure:
     for n, (operand, hatch) in enumerate(zip(OPERANDS, ("", "//", ".."), strict=True)):
         for i, (name, colour) in enumerate(zip(PLANS, COLOURS, strict=False)):
             e = m.rest[name, operand]
-            right.bar(
-                i + 0.27 * (n - 1),
-                e.mean,
-                0.25,
-                color=colour,
-                alpha=0.9 - 0.25 * n,
-                hatch=hatch,
-                edgecolor="white",
-                lw=0,
-            )
-            right.text(
-                i + 0.27 * (n - 1),
-                e.mean * 1.25,
-                operand.name,
-                rotation=90,
-                ha="center",
-                va="bottom",
-                fontsize=7.5,
-                color=INK,
-            )
+            x, look = i + 0.27 * (n - 1), {"hatch": hatch, "edgecolor": "white", "lw": 0}
+            right.bar(x, e.mean, 0.25, color=colour, alpha=0.9 - 0.25 * n, **look)
+            words = {"ha": "center", "va": "bottom", "fontsize": 7.5, "color": INK}
+            right.text(x, e.mean * 1.25, operand.name, rotation=90, **words)
     right.set_yscale("log")
     right.set_ylim(1e-8, 0.2)
     right.set_xticks(range(len(PLANS)), [name.replace(", ", ",\n") for name in PLANS])
     right.set_ylabel("rms of rowsum(dS) / rowsum |dS|")
-    figure.legend(
-        *left.get_legend_handles_labels(),
-        loc="outside upper left",
-        ncols=4,
-        fontsize=8.5,
-        frameon=False,
-    )
+    legend(figure, left, 4)
     return figure

@@ -1,4 +1,4 @@
-"""How often several P of a row are 1, by the format of P, and what that does to P V.
+"""Algorithm 1: how often several P of a row are 1, by the format of P, and what that does to P V.
 
 It is measured on real and on constructed tensors. P = exp(S - m) rounds to 1 up to a gap of -ln(1 -
 2^-(p+1)) below the maximum (PAPERS 1.5, edge case 4), which is 16 times as wide in E4M3 as in BF16.
@@ -6,10 +6,14 @@ The plans are qiu-yao with P in the format and one key tile, and the same with F
 production kernels have them.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from roundscope import emu
 from roundscope.attention import Plan, Record, Site, examine
@@ -17,10 +21,15 @@ from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.emu.api import ulp_of
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.framework.estimates import Estimate, mean
-from roundscope.experiments.papers.failure_2510_04212.static.closed import FORMATS
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.experiments.papers.failure_2510_04212.static.bias import FORMATS, bars
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, canvas
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
-SAMPLE, CONSTRUCTED = "MiniLM", ("sink", "repeated-maximum")
+SIXTEEN = (8.0, 32.0)  # "16 times": within a factor of 2
+BIASED = (0.05, 0.5)  # ulps: the range of a bias; a tie in every other sum gives 0.25
+NONE = (-0.05, 0.05)
+SAMPLE, SINK, PAIRS = "MiniLM", "sink", "repeated-maximum"
 SCORES = {"BF16": (), "FP32": (Site.S, Site.SCALED, Site.M, Site.X)}
 DRAWS, TOKENS, HEADS, FEATURES = 2, 64, 16, 64  # 64 keys: one repeated pair
 
@@ -52,6 +61,9 @@ class Ties:
     others: Estimate
 
 
+Found = dict[tuple[str, str, str], Ties]  # kind of input, format of P, format of scores
+
+
 def window(f: str) -> float:
     """Return the largest gap whose exp rounds to 1, by bisection through emu.exp."""
     low, high = 0.0, 1.0
@@ -66,7 +78,7 @@ def inputs() -> list[Input]:
         Input(name=SAMPLE, q=x.q, k=x.k, v=x.v, scale=x.scale or x.q.shape[3] ** -0.5)
         for x in read_layers(sample_path())
     ]
-    for family in CONSTRUCTED:
+    for family in (SINK, PAIRS):
         for seed in range(DRAWS):
             x = FAMILIES[family](
                 Source(
@@ -94,7 +106,7 @@ def plan(f: str, scores: str) -> Plan:
     return plan
 
 
-def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
+def measure(found: list[Input]) -> Found:
     """Return the ties by (kind of input, format of P, format of scores)."""
     names = list(dict.fromkeys(x.name for x in found))
     return {
@@ -106,16 +118,16 @@ def measure(found: list[Input]) -> dict[tuple[str, str, str], Ties]:
 
 
 def _ties(own: list[Input], plan: Plan) -> Ties:
-    heads = [head for x in own for head in _heads(x, plan)]
-
-    def by_head(part: Callable[[np.ndarray, np.ndarray], float]) -> Estimate:
-        return mean({i: part(*head) for i, head in enumerate(heads)})
-
+    heads = list(enumerate(head for x in own for head in _heads(x, plan)))
     return Ties(
-        share=by_head(lambda several, away: float(several.mean())),
-        rows=int(sum(several.sum() for several, _ in heads)),
-        tied=by_head(lambda several, away: _mean(away[several])),
-        others=by_head(lambda several, away: _mean(away[~several])),
+        share=mean({i: float(several.mean()) for i, (several, _) in heads}),
+        rows=int(sum(several.sum() for _, (several, _) in heads)),
+        tied=mean(
+            {i: float(away[several].mean()) for i, (several, away) in heads if several.any()}
+        ),
+        others=mean(
+            {i: float(away[~several].mean()) for i, (several, away) in heads if not several.all()}
+        ),
     )
 
 
@@ -131,10 +143,6 @@ def _heads(x: Input, plan: Plan) -> list[tuple[np.ndarray, np.ndarray]]:
     return list(zip(trace.ones["P"][0, :, 0] > 1, away, strict=True))
 
 
-def _mean(x: np.ndarray) -> float:
-    return float(x.mean()) if x.size else float("nan")
-
-
 def gaps(own: list[Input]) -> np.ndarray:
     """Return the sorted distances of the two largest scores of every row, in binary64."""
     distances = []
@@ -148,3 +156,136 @@ def gaps(own: list[Input]) -> np.ndarray:
 def formula(f: str) -> float:
     """Return the width of the window: -ln(1 - 2^-(p+1))."""
     return float(-np.log1p(-(2.0 ** -(format_named(f).precision + 1))))
+
+
+def ratio_of(many: Ties, few: Ties) -> Estimate:
+    """Return the ratio of two counts among the same rows.
+
+    Its 95 % interval takes rows as independent: exp(log ratio +- 1.96 sqrt(1/a + 1/b)).
+    """
+    if not (many.rows and few.rows):
+        return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
+    centre = many.rows / few.rows
+    half = math.exp(1.96 * math.sqrt(1.0 / many.rows + 1.0 / few.rows))
+    return Estimate(mean=centre, low=centre / half, high=centre * half, seeds=1)
+
+
+def judged(found: Found) -> Iterator[Verdict]:
+    """Yield verdicts on the windows, on the shares of rows, and on the bias there."""
+    verdict = partial(Verdict, figure="Alg. 1, ties")
+    sample = partial(verdict, sizes="2 layers x 12 heads x 512 rows")
+    far = max(abs(window(f) / formula(f) - 1.0) for f in FORMATS)
+    shown = ", ".join(f"{f} {window(f):.5g}" for f in FORMATS)
+    yield verdict(
+        claim="ours: P rounds to 1 up to a gap of -ln(1 - 2^-(p+1))",
+        case="bisection through exp",
+        sizes="",
+        word=Word.AGREES if far < 1e-12 else Word.CONTRADICTS,
+        measured=f"{shown}; formula within {far:.1g}",
+        note="the paper's v4 counts gaps up to 1e-3 as ties: of BF16's window it misses the upper"
+        " half",
+    )
+    for scores in SCORES:
+        rows = ", ".join(f"{f} {found[SAMPLE, f, scores].rows}" for f in FORMATS)
+        e = ratio_of(found[SAMPLE, "e4m3fn", scores], found[SAMPLE, "bf16", scores])
+        tie = "BF16 scores tie exactly, whatever P's format"
+        yield sample(
+            claim="ours: several P = 1 are 16 times as frequent with P in E4M3 as in BF16",
+            case=f"{SAMPLE}, {scores} scores",
+            word=judge(e, SIXTEEN),
+            measured=f"{interval(e, 'x')}; rows: {rows}",
+            note=tie if scores == "BF16" else "rows counted as independent",
+            estimate=e,
+        )
+    low, high = (found[SAMPLE, "bf16", scores] for scores in ("BF16", "FP32"))
+    e = ratio_of(low, high)
+    yield sample(
+        claim="ours: BF16 scores make ties common, FP32 scores rare",
+        case=f"{SAMPLE}, P in BF16",
+        word=judge(e, (2.0, math.inf)),
+        measured=f"{low.rows} rows against {high.rows}: {interval(e, 'x')}",
+        estimate=e,
+    )
+    one, two = (
+        [found[name, f, scores].share.mean for f in FORMATS for scores in SCORES]
+        for name in (SINK, PAIRS)
+    )
+    yield verdict(
+        claim="sinks raise the chance of several P = 1 (App. D)",
+        case="a sink key 10 above the rest; two 12 above",
+        sizes="all formats",
+        word=Word.AGREES
+        if min(one) > 0.0
+        else Word.DEPENDS
+        if min(two) > 0.0
+        else Word.CONTRADICTS,
+        measured=f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
+        note="one sink is one P = 1: no tie",
+    )
+    lost = (
+        "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual,"
+        " no bias"
+    )
+    for f in FORMATS:
+        e = found[PAIRS, f, "BF16"].tied
+        yield verdict(
+            claim="several P = 1 and V of one sign: P V is biased away from zero",
+            case=f"two equal sink keys, P in {f}",
+            sizes="V < 0, 64 keys",
+            word=judge(e, BIASED),
+            measured=f"{interval(e)} ulp of BF16; half of the sums tie: 0.25 less the residual",
+            note=lost if f == "e4m3fn" else "",
+            estimate=e,
+        )
+    tied, others = found[SAMPLE, "bf16", "BF16"].tied, found[SAMPLE, "bf16", "BF16"].others
+    yield sample(
+        claim="several P = 1 are enough for a bias of P V",
+        case=f"{SAMPLE}, qiu-yao",
+        word=Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, BIASED),
+        measured=(
+            f"{interval(tied)} ulp away from zero in such rows, {interval(others)} in the rest"
+        ),
+        note="there other P are not small and V has both signs: P = 1 alone does not make the bias",
+        estimate=tied,
+    )
+
+
+def picture(inputs: list[Input], found: Found) -> Figure:
+    """Draw rows by the gap of their two largest scores with the windows, and the bias of P V.
+
+    The bias is that in tied rows.
+    """
+    figure, ((left, right),) = canvas(3.7, 1, 2, width_ratios=[1.25, 1])
+    gap = gaps([x for x in inputs if x.name == SAMPLE])
+    share_below = np.arange(1, gap.size + 1) / gap.size
+    words = "rows whose top two scores are closer"
+    left.plot(np.maximum(gap, 1e-6), share_below, color=QUIET, lw=1.4, label=words)
+    for f, colour, marker in zip(FORMATS, COLOURS, MARKERS, strict=False):
+        left.axvline(formula(f), color=colour, lw=0.9, ls=":")
+        for scores, face in (("FP32", colour), ("BF16", "white")):
+            share, label = found[SAMPLE, f, scores].share.mean, f"P in {f}"
+            look: dict[str, Any] = {"color": colour, "mfc": face, "ms": 6.5}
+            look["label"] = label if scores == "FP32" else None
+            left.plot(formula(f), share, marker, **look)
+    left.plot([], [], "o", color=INK, mfc="white", label="hollow: BF16 scores")
+    left.set_xscale("log")
+    left.set_yscale("log")
+    left.set_xlim(1e-4, 1.0)
+    left.set_ylim(1e-4, 1.0)
+    left.set_xlabel("gap of the two largest scores; dotted: largest gap with P = 1")
+    left.set_ylabel("share of rows (MiniLM)")
+    left.legend(fontsize=8, framealpha=1.0, edgecolor="none", loc="lower right")
+    kinds = (PAIRS, "two equal sinks, V < 0", "o"), (SAMPLE, "MiniLM", "s")
+    for n, f in enumerate(FORMATS):
+        for k, (name, label, marker) in enumerate(kinds):
+            e = found[name, f, "BF16"].tied
+            look = {"fmt": marker, "color": COLOURS[k], "ms": 5.5, "capsize": 3}
+            look["label"] = label if n == 0 else None
+            right.errorbar(n + 0.2 * k - 0.1, e.mean, bars([e]), **look)
+    right.axhline(0.0, color=INK, lw=0.7)
+    right.set_xticks(range(len(FORMATS)), [f"P in\n{f}" for f in FORMATS])
+    right.set_ylim(-0.06, 0.36)
+    right.set_ylabel("mean error of P V away from zero, ulps")
+    right.set_title("rows with several P = 1", fontsize=9.5, loc="left")
+    right.legend(fontsize=8.5, frameon=False, loc="upper right")
+    return figure

@@ -2,23 +2,22 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from roundscope.experiments.framework.counts import times
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.failure_2510_04212.claims.controls import above, identity, within
-from roundscope.experiments.papers.failure_2510_04212.claims.table import judged
-from roundscope.experiments.papers.failure_2510_04212.conditions.heads import (
+from roundscope.experiments.papers.failure_2510_04212.conditions import FULL, cell
+from roundscope.experiments.papers.failure_2510_04212.controls import above, identity, within
+from roundscope.experiments.papers.failure_2510_04212.study import answer, judged
+from roundscope.experiments.papers.failure_2510_04212.trials import (
     LARGEST,
     RANDOM,
     SMALLEST,
+    Results,
     chosen,
     ranked,
 )
-from roundscope.experiments.papers.failure_2510_04212.conditions.rows import cell
-from roundscope.experiments.papers.failure_2510_04212.conditions.scale import FULL
-from roundscope.experiments.papers.failure_2510_04212.results import Results
-from roundscope.experiments.papers.failure_2510_04212.words import answer
 from tests.experiments.papers.failure_2510_04212.made import gathered, results, run
 
 NEVER, ALWAYS, SOME = (None, None, None), (400, 300, 500), (None, 300, None)
@@ -144,6 +143,16 @@ def test_drift_foretells_divergence() -> None:
     assert of(1.0, 1.0) is Word.CONTRADICTS  # 0.5: no relation
     assert above([3.0, 1.0], [2.0, 1.0]) == pytest.approx((1 + 1 + 0 + 0.5) / 4)
     assert math.isnan(above([], [1.0]))
+
+
+def test_probability_is_that_over_all_pairs() -> None:
+    """Catches a statistic of SciPy that is another than the share of pairs, to the last bit."""
+    rng = np.random.default_rng(0)
+    for n, m in rng.integers(1, 30, (50, 2)):
+        dead, alive = rng.integers(0, 20, n) / 8.0, rng.integers(0, 20, m) / 8.0
+        pairs = (dead[:, None] > alive) + 0.5 * (dead[:, None] == alive)
+        assert above(dead.tolist(), alive.tolist()) == pairs.mean()
+    assert above([1.0, 1.0], [1.0]) == 0.5  # all ties: no warning either
 
 
 def test_drift_between_seeds_of_one_arithmetic() -> None:

@@ -16,26 +16,32 @@ from roundscope.experiments.framework import page as pages
 from roundscope.experiments.framework.command import INTERRUPTED
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.study import Static
-from roundscope.experiments.papers.failure_2510_04212 import table
-from roundscope.experiments.papers.failure_2510_04212.claims.controls import split
-from roundscope.experiments.papers.failure_2510_04212.claims.table import judged
-from roundscope.experiments.papers.failure_2510_04212.conditions import scale as scales
-from roundscope.experiments.papers.failure_2510_04212.conditions import trials as trials_of
-from roundscope.experiments.papers.failure_2510_04212.conditions.rows import FAILS, FP32, rows
-from roundscope.experiments.papers.failure_2510_04212.conditions.scale import FULL, QUICK
-from roundscope.experiments.papers.failure_2510_04212.conditions.trials import (
+from roundscope.experiments.papers.failure_2510_04212 import (
+    conditions,
+    figures,
+    static,
+    training,
+    trials,
+)
+from roundscope.experiments.papers.failure_2510_04212.conditions import (
+    FAILS,
+    FP32,
+    FULL,
+    QUICK,
+    rows,
+)
+from roundscope.experiments.papers.failure_2510_04212.study import answer, judged, records, study
+from roundscope.experiments.papers.failure_2510_04212.study import rows as lines
+from roundscope.experiments.papers.failure_2510_04212.trials import (
+    Results,
     Trial,
     chosen_rows,
     entries,
     key,
     launches,
+    split,
+    whole,
 )
-from roundscope.experiments.papers.failure_2510_04212.figures import shares
-from roundscope.experiments.papers.failure_2510_04212.results import Results, whole
-from roundscope.experiments.papers.failure_2510_04212.static import table as static
-from roundscope.experiments.papers.failure_2510_04212.study import study
-from roundscope.experiments.papers.failure_2510_04212.training import launch as training
-from roundscope.experiments.papers.failure_2510_04212.words import answer
 from roundscope.experiments.train.config import Config
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
@@ -59,10 +65,10 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of two cases, of a model that trains in no time, and whose steps end before the
     looks at dS begin.
     """
-    monkeypatch.setattr(scales, "QUICK", TINY)
+    monkeypatch.setattr(conditions, "QUICK", TINY)
     monkeypatch.setattr(static, "static", lambda progress: Static())
     monkeypatch.setattr(
-        trials_of,
+        trials,
         "rows",
         lambda case, config: [row for row in rows(case, config) if row.name in (FAILS, FP32)],
     )
@@ -106,7 +112,7 @@ def test_killed_run_keeps_whole_launches_and_tells_them(
     next, a page of the launches done that speaks of others or does not say what is missing, and one
     that stays when they are there.
     """
-    monkeypatch.setattr(scales, "QUICK", SPLIT)
+    monkeypatch.setattr(conditions, "QUICK", SPLIT)
     calls: list[int] = []
 
     def dying(scale, group, progress):
@@ -238,7 +244,7 @@ def test_record_that_is_not_complete_draws_and_trains_nothing(
     """Catches --draw that goes on, a page that does not say what is missing, and one that tells
     half of a case.
     """
-    monkeypatch.setattr(scales, "QUICK", SPLIT)
+    monkeypatch.setattr(conditions, "QUICK", SPLIT)
     monkeypatch.setattr(training, "launch", refused)
     monkeypatch.setattr(static, "static", refused)
     first, *_, last = launches(SPLIT, [e.trial for e in entries(SPLIT)])
@@ -281,7 +287,7 @@ def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
         r, kept = study(SPLIT).results(store), store.keys()
     assert len(entries(SPLIT)) == 8 and len(kept) == 6
     assert sum(map(len, split(r))) == 6
-    changes = {(row["case"], row["row"]): row["changes"] for row in table.records(r)}
+    changes = {(row["case"], row["row"]): row["changes"] for row in records(r)}
     assert changes == {
         (e.case, e.row): list(e.trial.changes) for e in entries(SPLIT)
     }  # each as its own row words it
@@ -335,12 +341,12 @@ def test_every_picture_draws_every_row() -> None:
     ]
     r = gathered(runs)
     named = {
-        shares.line(row.name, case.bits)
+        figures.line(row.name, case.bits)
         for case in FULL.cases
         for row in chosen_rows(FULL, case)
         if row.name[0] not in "348" and "cell" not in row.name
     }
-    assert named <= set(shares.LINES)
+    assert named <= set(figures.LINES)
     about = {
         "command": "",
         "launches": 1,
@@ -354,9 +360,9 @@ def test_every_picture_draws_every_row() -> None:
     still = Static(title="Without training", figures=[("A question", None, "Its answer")])
     page = pages.html(study(FULL), r, judged(r), still, data)
     assert page.count("<svg") == 5 and "Its answer" in page
-    assert len(table.rows(r)) == len(places)
-    assert np.isfinite([row["runs"] for row in table.records(r)]).all()
-    opening = shares.opening(r)
+    assert len(lines(r)) == len(places)
+    assert np.isfinite([row["runs"] for row in records(r)]).all()
+    opening = figures.opening(r)
     boxes = [label.get_window_extent() for label in drawn_heads(opening)]
     assert all(
         left.x1 < right.x0 for left, right in itertools.pairwise(boxes)

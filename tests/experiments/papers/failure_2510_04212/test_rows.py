@@ -7,18 +7,22 @@ import pytest
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
-from roundscope.experiments.papers.failure_2510_04212.conditions.cases import (
+from roundscope.experiments.papers.failure_2510_04212.conditions import (
     AMPLIFIED,
     FASTER,
     FEWER,
+    FULL,
     NEAREST,
     PUBLISHED,
+    QUICK,
+    Scale,
+    cell,
+    factorial,
     fewer,
     isolated,
+    rows,
 )
-from roundscope.experiments.papers.failure_2510_04212.conditions.rows import cell, factorial, rows
-from roundscope.experiments.papers.failure_2510_04212.conditions.scale import FULL, QUICK, Scale
-from roundscope.experiments.papers.failure_2510_04212.conditions.trials import (
+from roundscope.experiments.papers.failure_2510_04212.trials import (
     Trial,
     config_of,
     entries,

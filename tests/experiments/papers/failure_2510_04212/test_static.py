@@ -12,18 +12,11 @@ import pytest
 from roundscope.attention import DeltaFrom
 from roundscope.experiments.framework.estimates import Estimate
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.failure_2510_04212.static import bits as static_bits
-from roundscope.experiments.papers.failure_2510_04212.static import closed as static_closed
-from roundscope.experiments.papers.failure_2510_04212.static import (
-    closed_claims as static_closed_claims,
-)
+from roundscope.experiments.papers.failure_2510_04212.static import bias as static_bias
 from roundscope.experiments.papers.failure_2510_04212.static import order as static_order
 from roundscope.experiments.papers.failure_2510_04212.static import sums as static_sums
 from roundscope.experiments.papers.failure_2510_04212.static import ties as static_ties
-from roundscope.experiments.papers.failure_2510_04212.static import (
-    ties_claims as static_ties_claims,
-)
-from roundscope.experiments.papers.failure_2510_04212.static.bits import nearest
+from roundscope.experiments.papers.failure_2510_04212.static.bias import nearest
 
 
 def rng():
@@ -53,7 +46,7 @@ def test_nearest_by_hand():
 
 def test_the_paper_s_example():
     """A residual that is dropped before the sum rounds to FP32, and v1's slip taken for a fact."""
-    words = [v.word for v in static_bits.judged()]
+    words = [v.word for v in static_bias.example()]
     assert words == [Word.AGREES, Word.CONTRADICTS, Word.AGREES]
 
 
@@ -68,7 +61,7 @@ def test_closed_form_against_all_pairs(f, bits):
     for sign in (1, 0, -1):
         exact = all_pairs(bits, sign * residual)
         assert exact == pytest.approx(sign * (0.5 - 1 / 16), abs=1e-12)
-        e = static_closed.rounded_once(sign)(f, 2, rng())
+        e = static_bias.rounded_once(sign)(f, 2, rng())
         assert e.mean() == pytest.approx(exact, abs=5 * e.std() / math.sqrt(e.size))
 
 
@@ -76,9 +69,9 @@ def test_halves_and_the_order_of_production():
     """Weights of 1/2 taken for weights that fill the significand; a sign of residual V minus main V
     the wrong way round.
     """
-    for f in static_closed.FORMATS:
-        assert static_closed.halves(f, 2, rng()).mean() == pytest.approx(0.1875, abs=0.01)
-    found = [static_closed.normalised(times)("bf16", 2, rng()).mean() for times in (1.0, 2.0, 0.25)]
+    for f in static_bias.FORMATS:
+        assert static_bias.halves(f, 2, rng()).mean() == pytest.approx(0.1875, abs=0.01)
+    found = [static_bias.normalised(times)("bf16", 2, rng()).mean() for times in (1.0, 2.0, 0.25)]
     assert found == pytest.approx([0.0, 0.203, -0.215], abs=0.012)  # PAPERS 1.8
 
 
@@ -86,7 +79,7 @@ def test_closed_form_verdicts():
     """A wrong number that is called right: measured means, then the same with e5m2 off by a tenth
     of an ulp.
     """
-    good = static_closed.measured(
+    good = static_bias.measured(
         "same-sign residual",
         lambda f, k, r: np.full(4, 0.4375) + r.normal(0, 1e-3, 4),
         lambda k: 0.4375,
@@ -95,8 +88,8 @@ def test_closed_form_verdicts():
         at: Estimate(mean=0.55, low=0.54, high=0.56, seeds=8) if at[0] == "e5m2" else e
         for at, e in good.found.items()
     }
-    bad = static_closed.Line(words=good.words, formula=good.formula, found=off)
-    words = [static_closed_claims._verdict("", line, None).word for line in (good, bad)]
+    bad = static_bias.Line(words=good.words, formula=good.formula, found=off)
+    words = [static_bias._verdict("", line, None).word for line in (good, bad)]
     assert words == [Word.AGREES, Word.DEPENDS]
 
 
@@ -148,13 +141,13 @@ def test_ratio_of_counts():
     def make(rows):
         return static_ties.Ties(share=None, rows=rows, tied=None, others=None)
 
-    e = static_ties_claims.ratio_of(make(400), make(25))
+    e = static_ties.ratio_of(make(400), make(25))
     assert (
         e.mean == 16.0
         and e.high / e.mean == pytest.approx(math.exp(1.96 * math.sqrt(1 / 400 + 1 / 25)))
         and e.low * e.high == pytest.approx(256.0)
     )
-    assert math.isnan(static_ties_claims.ratio_of(make(3), make(0)).mean)
+    assert math.isnan(static_ties.ratio_of(make(3), make(0)).mean)
 
 
 def test_order_inputs_and_verdicts():
@@ -174,12 +167,9 @@ def test_order_inputs_and_verdicts():
         return Estimate(mean=mean, low=mean - 0.01, high=mean + 0.01, seeds=9)
 
     sides = {t: e(0.0 if t == 1.0 else math.copysign(0.25, 1.0 - t)) for t in static_order.TIMES}
-    o = static_order.Order(
-        found={("qiu-yao", t): e(-0.25) for t in sides}
-        | {("fa2-bf16", t): x for t, x in sides.items()}
-    )
+    o = {("qiu-yao", t): e(-0.25) for t in sides} | {("fa2-bf16", t): x for t, x in sides.items()}
     assert [v.word for v in static_order.judged(o)] == [Word.AGREES, Word.DEPENDS, Word.AGREES]
-    same = static_order.Order(found={at: e(-0.25) for at in o.found})
+    same = {at: e(-0.25) for at in o}
     assert [v.word for v in static_order.judged(same)] == [
         Word.AGREES,
         Word.AGREES,
@@ -199,7 +189,7 @@ def test_the_order_as_measured(monkeypatch):
         (("fa2-bf16", 0.25), 0.25),
         (("fa2-bf16", 2.0), -0.25),
     ):
-        assert o.found[at].mean == pytest.approx(wanted, abs=0.03)
+        assert o[at].mean == pytest.approx(wanted, abs=0.03)
 
 
 def test_rows_of_ds_sum_to_the_identity():

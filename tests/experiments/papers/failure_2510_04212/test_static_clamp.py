@@ -7,12 +7,13 @@ import pytest
 
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.failure_2510_04212.static import clamp as static_clamp
-from roundscope.experiments.papers.failure_2510_04212.static import (
-    clamp_picture as static_clamp_picture,
-)
 from roundscope.experiments.papers.failure_2510_04212.static import shifts as static_shifts
-from roundscope.experiments.papers.failure_2510_04212.static.clamp import LIMIT, TIED
-from roundscope.experiments.papers.failure_2510_04212.static.released import released, softmax
+from roundscope.experiments.papers.failure_2510_04212.static.clamp import (
+    LIMIT,
+    TIED,
+    released,
+    softmax,
+)
 from roundscope.experiments.papers.failure_2510_04212.static.shifts import Tied
 
 
@@ -58,7 +59,7 @@ def test_what_the_clamp_leaves(shift, left):
     assert left == pytest.approx(own / (max(own, 1e-10) + 1e-10), rel=1e-4)
     assert static_clamp.left_of(np.array([shift]))[0] == pytest.approx(left, rel=1e-4)
     for beta in (2.0, 7.0):
-        assert static_clamp_picture.left_over(shift, beta) == pytest.approx(left, rel=1e-3)
+        assert static_shifts.left_over(shift, beta) == pytest.approx(left, rel=1e-3)
 
 
 def test_masked_tiles_tie():

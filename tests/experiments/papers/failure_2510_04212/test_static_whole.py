@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from roundscope.experiments.papers.failure_2510_04212 import static
+from roundscope.experiments.papers.failure_2510_04212.static import bias as static_bias
 from roundscope.experiments.papers.failure_2510_04212.static import clamp as static_clamp
-from roundscope.experiments.papers.failure_2510_04212.static import closed as static_closed
 from roundscope.experiments.papers.failure_2510_04212.static import shifts as static_shifts
 from roundscope.experiments.papers.failure_2510_04212.static import sums as static_sums
-from roundscope.experiments.papers.failure_2510_04212.static import table as static
 from roundscope.experiments.papers.failure_2510_04212.static import ties as static_ties
 from roundscope.tools.report.pictures import png
 
@@ -24,7 +24,7 @@ def test_claims_and_pictures(monkeypatch):
         x if x.name != static_ties.SAMPLE else replace(x, q=x.q[:, :16])
         for x in static_ties.inputs()
     ]
-    monkeypatch.setattr(static_closed, "DRAWS", 400)
+    monkeypatch.setattr(static_bias, "DRAWS", 400)
     monkeypatch.setattr(static_ties, "inputs", lambda: some)
     monkeypatch.setattr(static_sums, "QUERIES", 8)
     monkeypatch.setattr(static_clamp, "T", 520)

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from roundscope.experiments.papers.stability_2405_02803.drift.store import NUMBERS
-from roundscope.experiments.papers.stability_2405_02803.drift.trainings import Apart, Training
-from roundscope.experiments.papers.stability_2405_02803.results import AXES, gathered, place_of
-from roundscope.experiments.papers.stability_2405_02803.scale import Scale
+from roundscope.experiments.papers.stability_2405_02803.conditions import Scale
+from roundscope.experiments.papers.stability_2405_02803.measuring import AXES, gathered, place_of
+from roundscope.experiments.papers.stability_2405_02803.trainings import NUMBERS, Apart, Training
 from roundscope.experiments.train.config import Config
 
 SPREAD = (0.98, 1.0, 1.02, 1.01)  # of seeds

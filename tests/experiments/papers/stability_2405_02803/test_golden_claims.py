@@ -9,22 +9,30 @@ from dataclasses import replace
 import pytest
 
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.stability_2405_02803 import claims
-from roundscope.experiments.papers.stability_2405_02803.claims import (
-    bias,
-    cause,
-    formats,
-    lengths,
-    tiles,
+from roundscope.experiments.papers.stability_2405_02803 import claims, controls
+from roundscope.experiments.papers.stability_2405_02803.conditions import (
+    BASELINE,
+    CONTROLS,
+    FORMATS,
+    FULL,
+    QUICK,
+    at,
+    biased,
+    narrow,
 )
-from roundscope.experiments.papers.stability_2405_02803.conditions import CONTROLS, biased, narrow
-from roundscope.experiments.papers.stability_2405_02803.emulations import BASELINE, FORMATS, at
-from roundscope.experiments.papers.stability_2405_02803.results import gathered
-from roundscope.experiments.papers.stability_2405_02803.scale import FULL, QUICK
-from roundscope.experiments.papers.stability_2405_02803.words import answer
+from roundscope.experiments.papers.stability_2405_02803.measuring import gathered
+from roundscope.experiments.papers.stability_2405_02803.study import answer, judged
 from tests.experiments.papers.stability_2405_02803.synthetic import results, rows
 
 S = QUICK
+
+
+def one(verdicts, claim, case=""):
+    """The verdict on a claim in a case, of which the first letters are given."""
+    [found] = [v for v in verdicts if v.claim.startswith(claim) and v.case.startswith(case)]
+    return found
+
+
 YES, NO, OPEN, DEPENDS = Word.AGREES, Word.CONTRADICTS, Word.UNDECIDED, Word.DEPENDS
 
 
@@ -44,7 +52,7 @@ def test_deviation_by_format(values, seeds, word):
         rows(at(f"ops:{f}", S.bench, S.tile), seeds, vs_unfused_max=x)
         for f, x in zip(FORMATS, values, strict=True)
     ]
-    assert formats.mantissa(results(*parts), S, "ops").word is word
+    assert one(claims.figures_3_and_4(results(*parts), S), "largest", "ops").word is word
 
 
 @pytest.mark.parametrize(
@@ -59,7 +67,8 @@ def test_ten_times_unfused(over, seeds, word):
     for by_seed in r.cells.values():  # a baseline without spread: the pairs then have one
         for row in by_seed.values():
             row["unfused_max_abs"] = 1.0
-    assert formats.against_own(r, S, "ops:bf16").word is word
+    found = one(claims.figures_3_and_4(r, S), "in BF16", "ops:bf16 / unfused")
+    assert found.word is word
 
 
 def test_ten_times_against_pytorch_pairs_seeds():
@@ -67,11 +76,8 @@ def test_ten_times_against_pytorch_pairs_seeds():
     be wider.
     """
     tiled = rows(at("sums:bf16", S.bench, S.tile), max_abs=9.0, unfused_max_abs=90.0, rms=1.0)
-    found = formats.against_pytorch(
-        results(tiled, rows(at(BASELINE, S.bench, S.bench[0]), max_abs=1.0, rms=1.0)),
-        S,
-        "sums:bf16",
-    )
+    r = results(tiled, rows(at(BASELINE, S.bench, S.bench[0]), max_abs=1.0, rms=1.0))
+    found = one(claims.figures_3_and_4(r, S), "in BF16", f"sums:bf16 / {BASELINE}")
     assert (
         found.word is YES
         and found.estimate.mean == pytest.approx(9.0)
@@ -83,14 +89,14 @@ def test_anywhere_finds_the_condition_and_names_it():
     """Catches a search that passes over a condition, and no words on what it depends."""
     plain = rows(at("ops:bf16", S.many, 64), max_abs=1.2, unfused_max_abs=1.0)
     sink = rows(at("ops:bf16", S.many, 16, "sink"), max_abs=11.0, unfused_max_abs=1.0)
-    found = formats.anywhere(results(plain, sink), S)
+    found = claims.anywhere(results(plain, sink), S)
     assert (
         found.word is DEPENDS
         and "1 within" in found.measured
         and "64 key tiles, sink, to its own unfused" in found.note
     )
-    assert formats.anywhere(results(plain), S).word is NO
-    assert formats.anywhere(results(), S).word is OPEN
+    assert claims.anywhere(results(plain), S).word is NO
+    assert claims.anywhere(results(), S).word is OPEN
     assert "64 key tiles or more (a sink)" in answer(
         results(plain, sink), S
     ) and "in no condition" in answer(results(plain), S)
@@ -100,12 +106,13 @@ def test_anywhere_finds_the_condition_and_names_it():
 def test_growth_with_length(power, word):
     """Catches a growth that is judged by its ends in the wrong order."""
     parts = [rows(at("ops:bf16", (t, S.heads(t)), S.tile), max_abs=t**power) for t in S.lengths]
-    found = lengths.largest(results(*parts), S, "ops:bf16", "gaussian", relative=False)
-    assert found.word is word and found.estimate.mean == pytest.approx(power, abs=1e-12)
-    assert (
-        lengths.largest(results(*parts[:-1]), S, "ops:bf16", "gaussian", relative=False).word
-        is OPEN
-    )  # a length is missing
+
+    def of(parts):
+        verdicts = [v for v in claims.figure_5(results(*parts), S) if "output" not in v.claim]
+        return one(verdicts, "largest", "ops:bf16, gaussian")
+
+    assert of(parts).word is word and of(parts).estimate.mean == pytest.approx(power, abs=1e-12)
+    assert of(parts[:-1]).word is OPEN  # a length is missing
 
 
 def test_mean_and_spread_of_the_deviation():
@@ -115,7 +122,8 @@ def test_mean_and_spread_of_the_deviation():
         for t in S.lengths
     ]
     r = results(*parts)
-    assert lengths.spread(r, S, "ops:bf16", "gaussian", relative=False).word is YES
+    verdicts = [v for v in claims.figure_5(r, S) if "output" not in v.claim]
+    assert one(verdicts, "mean and std", "ops:bf16, gaussian").word is YES
     point = at("ops:bf16", (128, S.heads(128)), S.tile)
     assert r.values(point, "std_abs")[1] == pytest.approx(4.0 * 128) and r.values(
         point, "rel_mean_abs"
@@ -129,8 +137,8 @@ def test_growth_by_tiling():
     def whole(power):
         return [rows(at("ops:bf16", (t, S.heads(t)), t), mean_abs=t**power) for t in S.lengths]
 
-    assert lengths.by_tiling(results(*tiled, *whole(0.1)), S).word is YES
-    assert lengths.by_tiling(results(*tiled, *whole(0.5)), S).word is NO
+    assert claims.by_tiling(results(*tiled, *whole(0.1)), S).word is YES
+    assert claims.by_tiling(results(*tiled, *whole(0.5)), S).word is NO
 
 
 def test_swapped_sides_depend_on_which_was_the_keys():
@@ -139,10 +147,15 @@ def test_swapped_sides_depend_on_which_was_the_keys():
         rows(at("ops:bf16", S.many, keys, block_q=q), max_abs=x)
         for q, keys, x in ((32, 128, 1.0), (128, 32, 1.5))
     )
-    found = tiles.swapped(results(few, many), S, 32, 128)
+
+    def swapped(*parts):
+        verdicts = [v for v in claims.figure_6(results(*parts), S) if "swapping" in v.claim]
+        return verdicts[S.swaps.index((32, 128))]
+
+    found = swapped(few, many)
     assert found.word is DEPENDS and "32x128 to 128x32 (queries x keys): 1.5x" in found.measured
     same = rows(at("ops:bf16", S.many, 32, block_q=128), max_abs=1.0)
-    assert tiles.swapped(results(few, same), S, 32, 128).word is NO
+    assert swapped(few, same).word is NO
 
 
 def test_queries_per_tile_are_compared_to_the_bit():
@@ -151,11 +164,11 @@ def test_queries_per_tile_are_compared_to_the_bit():
         rows(at("ops:bf16", S.many, k, block_q=q), max_abs=1.0 / k)
         for q, k in ((32, 128), (64, 128), (128, 128))
     ]
-    assert tiles.queries_only(results(*parts), S).measured.startswith("8 of 8 cells")
+    assert claims.queries_only(results(*parts), S).measured.startswith("8 of 8 cells")
     parts[0][0][2]["max_abs"] *= 1 + 2**-52
-    found = tiles.queries_only(results(*parts), S)
+    found = claims.queries_only(results(*parts), S)
     assert found.word is NO and found.measured.startswith("7 of 8 cells")
-    assert tiles.queries_only(results(), S).word is OPEN
+    assert claims.queries_only(results(), S).word is OPEN
 
 
 @pytest.mark.parametrize(("power", "word"), [(-0.3, YES), (0.0, NO), (0.4, NO)])
@@ -164,23 +177,20 @@ def test_larger_tiles(power, word):
     agrees.
     """
     r = results(*(rows(at("qiu-yao", S.many, k), max_abs=k**power) for k in S.tiles))
-    assert tiles.area(r, S, "qiu-yao").word is word
+    assert one(claims.figure_6(r, S), "larger tiles", "qiu-yao").word is word
 
 
 def test_the_cause_is_what_removes_it():
     """Catches a control compared with the wrong base, and an effect of 2 % taken for the cause."""
     parts = [rows(narrow(S, "sink"), rms=12.0, unfused_rms=1.0, rescales=0.0)]
-    for what, rms in zip(cause.CLAIMS, (11.8, 11.9, 1.1, 0.8), strict=True):
+    for what, rms in zip(controls.CLAIMS, (11.8, 11.9, 1.1, 0.8), strict=True):
         parts.append(rows(narrow(S, "sink", **CONTROLS[what]), rms=rms, unfused_rms=0.1))
-    found = [cause.control(results(*parts), S, "sink", what) for what in cause.CLAIMS]
+    verdicts = list(controls.cause(results(*parts), S))
+    found = [one(verdicts, claim, f"{what}, sink") for what, claim in controls.CLAIMS.items()]
     assert [v.word for v in found] == [NO, NO, YES, YES]
-    assert cause.without(results(*parts), S).word is NO
-    assert (
-        cause.without(
-            results(rows(narrow(S, "sink"), rms=1.0, unfused_rms=1.0, rescales=0.0)), S
-        ).word
-        is YES
-    )
+    assert one(verdicts, "no excess without rescales").word is NO
+    alone = results(rows(narrow(S, "sink"), rms=1.0, unfused_rms=1.0, rescales=0.0))
+    assert one(controls.cause(alone, S), "no excess without rescales").word is YES
 
 
 def test_bias_and_magnitude_are_told_apart():
@@ -206,19 +216,21 @@ def test_bias_and_magnitude_are_told_apart():
         ),
     ]
     r = results(*parts)
-    assert bias.untiled(r, S).word is YES and "-0.1" in bias.untiled(r, S).measured
-    assert bias.tiled(r, S).estimate.mean == pytest.approx(4.0)
-    assert bias.removed(r, S, last).word is YES and bias.removed(r, S, 1).word is OPEN
+    found, untiled = list(controls.bias(r, S)), "the bias is there without any tiling"
+    assert one(found, untiled).word is YES and "-0.1" in one(found, untiled).measured
+    assert one(found, "tiling makes the bias larger").estimate.mean == pytest.approx(4.0)
+    removed = [v.word for v in found if v.claim == "the stabilizer removes the bias of PV"]
+    assert removed == [OPEN, YES]  # with one key tile, and with the most
     cells, _ = rows(biased(S, name, 1, "none"), mean_ulps=1.0)
     for row, x in zip(cells, (-1.0, 1.0, -1.1, 1.1), strict=True):
         row["mean_ulps"] = x
-    assert bias.untiled(gathered(cells), S).word is OPEN
+    assert one(controls.bias(gathered(cells), S), untiled).word is OPEN
 
 
 @pytest.mark.parametrize("scale", [QUICK, FULL, replace(QUICK, seeds=1, fewer=1)])
 def test_nothing_measured_decides_nothing(scale):
     """Catches a claim that fails on an empty file, or is decided by it."""
-    found = claims.judged(results(), scale)
+    found = judged(results(), scale)
     assert {v.word for v in found} == {OPEN, Word.NOT_TESTABLE}
     assert all(re.match(r"SELECT seed, ", q) for v in found for q in v.queries)
     assert answer(results(), scale)

@@ -5,14 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from roundscope.experiments.papers.stability_2405_02803 import study
-from roundscope.experiments.papers.stability_2405_02803.conditions import biased, cells, narrow
-from roundscope.experiments.papers.stability_2405_02803.drift import run as trainings
-from roundscope.experiments.papers.stability_2405_02803.emulations import at
-from roundscope.experiments.papers.stability_2405_02803.results import DERIVED, query, read
+from roundscope.experiments.papers.stability_2405_02803 import study, trainings
+from roundscope.experiments.papers.stability_2405_02803.conditions import at, biased, cells, narrow
+from roundscope.experiments.papers.stability_2405_02803.measuring import DERIVED, gathered, query
 from roundscope.tools.sweep.conditions.cell import Result
 from roundscope.tools.sweep.running import run as loop
 from roundscope.tools.sweep.running.run import Outcome
+from roundscope.tools.sweep.storage.store import read_cells, read_sites
 from tests.experiments.papers.stability_2405_02803.synthetic import TINY, straight
 from tests.tools.databases import database
 
@@ -94,7 +93,7 @@ def _launched(out, whole, ran):
 
 def _check_queries(path, data, unique):
     """Every query runs; some give what `Results.values` gives."""
-    results = read(path, unique)
+    results = gathered(read_cells(path, unique), read_sites(path, unique))
     with database(path) as c:
         for v in data["verdicts"]:
             for q in v["queries"]:

@@ -4,13 +4,15 @@ import pytest
 
 from roundscope.experiments.papers.stability_2405_02803.conditions import (
     EVENTS,
+    FORMATS,
+    FULL,
+    QUICK,
+    REAL,
     STUDIES,
     cells,
-    repeated,
+    emulation,
 )
-from roundscope.experiments.papers.stability_2405_02803.emulations import FORMATS, emulation
-from roundscope.experiments.papers.stability_2405_02803.results import place_of
-from roundscope.experiments.papers.stability_2405_02803.scale import FULL, QUICK, REAL
+from roundscope.experiments.papers.stability_2405_02803.measuring import place_of
 from roundscope.tools.sweep.conditions.condition import cell_of
 from roundscope.tools.sweep.measuring.measure import group
 from roundscope.tools.sweep.running.dry_run import work
@@ -75,10 +77,8 @@ def test_emulations():
 
 def test_real_tensors_are_one_draw():
     """Catches one draw counted as many."""
-    for study in STUDIES.values():
-        for point in study(QUICK):
-            if point["input"] == REAL:
-                assert len(repeated(point, QUICK, "numpy")) == 1
+    for study in cells(QUICK, "numpy").values():
+        assert {cell["seed"] for cell in study if cell["input"] == REAL} <= {0}
 
 
 def test_all_forward_events_are_attributed():

@@ -11,20 +11,20 @@ import pytest
 
 from roundscope.attention.sites import Site
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.stability_2405_02803.claims import drift as claims
-from roundscope.experiments.papers.stability_2405_02803.drift import run as trainings
-from roundscope.experiments.papers.stability_2405_02803.drift import store as kept
-from roundscope.experiments.papers.stability_2405_02803.drift.trainings import (
+from roundscope.experiments.papers.stability_2405_02803 import drift as claims
+from roundscope.experiments.papers.stability_2405_02803 import measuring as kept
+from roundscope.experiments.papers.stability_2405_02803 import trainings
+from roundscope.experiments.papers.stability_2405_02803.conditions import FULL, QUICK
+from roundscope.experiments.papers.stability_2405_02803.drift import draw
+from roundscope.experiments.papers.stability_2405_02803.measuring import Results
+from roundscope.experiments.papers.stability_2405_02803.trainings import (
     OTHER,
     PAIRS,
     VERSIONS,
     Apart,
+    distances,
     executables,
 )
-from roundscope.experiments.papers.stability_2405_02803.drift.weights import distances
-from roundscope.experiments.papers.stability_2405_02803.figures.drift import drift
-from roundscope.experiments.papers.stability_2405_02803.results import Results
-from roundscope.experiments.papers.stability_2405_02803.scale import FULL, QUICK
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.groups import plans_at
 from roundscope.tools.sweep.storage.store import writing
@@ -141,9 +141,9 @@ def test_what_is_kept_comes_back(tmp_path):
         **{n: np.array([math.nan, 1.0, math.inf, 3.0, 4.0]) for n in kept.NUMBERS}
     )
     with writing(file) as store:
-        assert kept.read(file, T) == {}
+        assert kept.read_drifts(file, T) == ({}, [])
         kept.save(store, T, found, "a device", {})
-    back = kept.read(file, T)
+    back, devices = kept.read_drifts(file, T)
     assert (
         back["flash"][2].loss.tolist()[3:] == [3.0, 4.0]
         and np.isnan(back["flash"][2].loss[[0, 2]]).all()
@@ -151,12 +151,12 @@ def test_what_is_kept_comes_back(tmp_path):
     assert np.array_equal(back["weights"][3].gap, found["weights"][3].gap) and set(
         back["flash"]
     ) == {0, 1, 2, 3}
-    assert kept.devices(file, T) == ["a device"] and kept.read(file, replace(T, looks=2)) == {}
+    assert devices == ["a device"] and kept.read_drifts(file, replace(T, looks=2)) == ({}, [])
 
 
 def test_verdicts_on_made_up_distances():
     """Ratios the wrong way round, a band taken for the other, a growth judged by its first half."""
-    found = claims.judged(results(flash=1.0, weights=2.0, precision=3.0, bf16=9.0), S)
+    found = list(claims.judged(results(flash=1.0, weights=2.0, precision=3.0, bf16=9.0), S))
     for metric in ("Wasserstein", "largest"):
         assert words(found, "keep growing", metric) == [YES] and words(
             found, "slope is at most", metric
@@ -164,16 +164,16 @@ def test_verdicts_on_made_up_distances():
         assert words(found, "lies above", metric) == [YES] and words(
             found, "2 to 5 times", metric
         ) == [YES, NO]
-    found = claims.judged(results(flash=3.0, weights=2.0, precision=1.0, bf16=1.0), S)
+    found = list(claims.judged(results(flash=3.0, weights=2.0, precision=1.0, bf16=1.0), S))
     assert words(found, "slope is at most", "W") == words(found, "lies above", "W") == [NO]
     assert words(found, "2 to 5 times", "W") == [NO, NO]
     still = straight(T, {"flash": 1.0})
     for apart in still["flash"].values():
         apart.wasserstein[2:] = apart.wasserstein[2]  # no growth after half of the steps
-    found = claims.judged(Results(cells={}, sites={}, drifts=still), S)
+    found = list(claims.judged(Results(cells={}, sites={}, drifts=still), S))
     assert words(found, "keep growing", "Wasserstein") == [NO]
     assert words(found, "keep growing", "largest") == [YES]
-    assert {v.word for v in claims.judged(Results(cells={}, sites={}), S)} == {OPEN}
+    assert {v.word for v in list(claims.judged(Results(cells={}, sites={}), S))} == {OPEN}
 
 
 def test_scatter_is_about_the_line():
@@ -188,6 +188,6 @@ def test_scatter_is_about_the_line():
 
 def test_the_picture_draws_pairs_that_are_there():
     """A picture that needs every pair, or draws seeds under another's name."""
-    figure = drift(S).draw(results(flash=1.0, weights=2.0))
+    figure = draw(results(flash=1.0, weights=2.0), S)
     assert [len(ax.lines) for ax in figure.axes] == [2 * (T.seeds + 1)] * 2
-    assert not drift(S).draw(Results(cells={}, sites={})).axes[0].lines
+    assert not draw(Results(cells={}, sites={}), S).axes[0].lines

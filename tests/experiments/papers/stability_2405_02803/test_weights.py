@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from roundscope.experiments.framework.estimates import mean, slope
-from roundscope.experiments.papers.stability_2405_02803.drift.weights import (
-    bands,
+from roundscope.experiments.papers.stability_2405_02803.trainings import (
     distances,
-    drift,
     max_difference,
-    relative,
     wasserstein,
 )
 
@@ -102,54 +99,3 @@ def test_slope_and_interval_by_hand():
         (2.0, 2.0 - 2.484138, 2.0 + 2.484138, 3), abs=1e-6
     )
     assert math.isnan(mean({0: 1.0}).high)  # one repeat gives none, and decides nothing
-
-
-def test_bands_and_relative():
-    """Catches the two bands swapped, and a distance put beside another tensor's band."""
-
-    def pair(shift):
-        return (
-            {"w": np.zeros(3), "b": np.zeros(2)},
-            {"w": np.full(3, shift), "b": np.full(2, 2 * shift)},
-        )
-
-    found = bands([pair(1.0), pair(3.0)], [pair(8.0), pair(8.0)])
-    assert [
-        (b.name, b.seed["wasserstein"].mean, b.precision["max_difference"].mean) for b in found
-    ] == [("w", 2.0, 8.0), ("b", 4.0, 16.0)]
-    assert found[0].precision["wasserstein"].low == 8.0 and found[0].seed["wasserstein"].seeds == 2
-    shares = relative(distances(*pair(4.0)), found)
-    assert shares["w"]["wasserstein"] == shares["b"]["max_difference"] == (2.0, 0.5)
-    with pytest.raises(ValueError, match="pairs: none given"):
-        bands([], [pair(1.0)])
-
-
-def test_drift_over_time():
-    """Catches repeats averaged before the fit, steps taken as 0, 1, 2, and runs paired wrongly."""
-
-    def run(rate):
-        return [(step, {"w": np.full(4, rate * step)}) for step in (0, 100, 400)]
-
-    (found,) = drift([run(0.0), run(1.0)], [run(0.01), run(1.03)])
-    assert found.steps.tolist() == [0.0, 100.0, 400.0]
-    assert found.distances["max_difference"] == pytest.approx(
-        np.array([[0, 1, 4], [0, 3, 12]]), abs=1e-9
-    )
-    slopes = found.slopes[
-        "wasserstein"
-    ]  # 0.01 and 0.03: mean 0.02, t(0.975, 1) = 12.7062, s / sqrt(2) = 0.01
-    assert (slopes.mean, slopes.high) == pytest.approx((0.02, 0.02 + 0.127062), abs=1e-6)
-
-
-def test_drift_of_runs_that_do_not_match():
-    """Catches a silent comparison of different steps."""
-
-    def run(*steps):
-        return [(s, {"w": np.ones(1)}) for s in steps]
-
-    with pytest.raises(ValueError, match="steps differ"):
-        drift([run(0, 1)], [run(0, 2)])
-    with pytest.raises(ValueError, match="fewer than two"):
-        drift([run(0)], [run(0)])
-    with pytest.raises(ValueError, match="every run needs its partner"):
-        drift([run(0, 1)], [])

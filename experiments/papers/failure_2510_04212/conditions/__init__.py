@@ -1,1 +1,0 @@
-"""What is trained: failing cases, rows of the ablation table, sizes, and the trainings for them."""

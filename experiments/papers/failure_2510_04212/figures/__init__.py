@@ -1,1 +1,0 @@
-"""The pictures of runs that diverged, and of what preceded it."""

@@ -1,0 +1,338 @@
+"""Section 3.3 and Claim 3: the bias of a rounded sum, in the paper's example and in closed form.
+
+The example, two unit weights and a residual, is computed in bits by emulation and with rational
+numbers. In the closed form k unit weights and a small residual are summed and rounded once, in any
+format. V are p-bit numbers drawn from [1, 2), u = ulp(V), and the residual r is drawn from
+(0, u / 8). The sum of k of V is a whole number of u, and its ulp is 2^j u with j = log2 k. One in
+2^j sums is a tie, all others cancel in pairs; r sends every tie away from zero, so
+
+    mean error = u / 2 - mean r          whatever k and whatever the format (PAPERS 1.8)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from roundscope import emu
+from roundscope.emu.api import round_to, ulp_of
+from roundscope.emu.formats.format import format_named
+from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.experiments.framework.estimates import Estimate, mean
+from roundscope.experiments.framework.figures.series import legend
+from roundscope.experiments.framework.verdicts import (
+    Verdict,
+    Word,
+    interval,
+    judge,
+    together,
+)
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
+
+V, RESIDUAL = (-2.40625, -2.296875), -0.000865459442139  # PAPERS 1.4
+SUM, ROUNDED, ERROR = -4.703990459442139, -4.71875, -0.014759540557861328  # as the paper prints
+BITS = 8  # p of BF16
+
+
+def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
+    """Return x rounded to so many significand bits, by definition, in rational numbers.
+
+    Ties go to even or away from zero.
+    """
+    ulp = Fraction(1)
+    while abs(x) >= ulp * 2**bits:
+        ulp *= 2
+    while abs(x) < ulp * 2 ** (bits - 1):
+        ulp /= 2
+    whole, rest = divmod(abs(x) / ulp, 1)
+    up = rest > Fraction(1, 2) or (rest == Fraction(1, 2) and (not even or whole % 2 == 1))
+    return (whole + up) * ulp * (1 if x > 0 else -1)
+
+
+def example() -> list[Verdict]:
+    """Return verdicts on both versions of the example, and on the tie rule."""
+    verdict = partial(Verdict, figure="3.3, bits", case="BF16", sizes="")
+    total = float(emu.sum(np.array([[*V, RESIDUAL]]))[0])
+    rounded = float(emu.round_to(total, "bf16"))
+    by_fractions = nearest(Fraction(total), BITS)
+    error = by_fractions - Fraction(total)
+    found = (total, rounded, Fraction(rounded), error)
+    with_residual = verdict(
+        claim=(
+            "two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875:"
+            " error -0.0147595"
+        ),
+        word=_agrees(found == (SUM, ROUNDED, by_fractions, Fraction(ERROR))),
+        measured=(
+            f"sum {total!r}, rounded {rounded!r}, error {float(error)!r}; the same in rational"
+            " numbers"
+        ),
+    )
+    tie = sum(map(Fraction, V), Fraction(0))
+    even, away = nearest(tie, BITS), nearest(tie, BITS, even=False)
+    assert float(emu.round_to(float(tie), "bf16")) == float(even)
+    assert float(emu.round_to(float(tie), "bf16", "ties-to-away")) == float(away)
+    without = verdict(
+        claim="v1: without a residual the sum rounds to -4.71875 too",
+        word=_agrees(even == Fraction(ROUNDED)),
+        measured=(
+            f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r} by"
+            " ties away from zero"
+        ),
+        note="v2 of the paper added the residual (issue 1 of its repository)",
+    )
+    same, opposite = (nearest(tie + s * Fraction(RESIDUAL), BITS) - tie for s in (1, -1))
+    tie_rule = verdict(
+        claim="the residual's sign decides the tie (the sticky bit)",
+        word=_agrees(same < 0 < opposite and -same == opposite == Fraction(1, 64)),
+        measured=(
+            f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp of the"
+            " result each"
+        ),
+    )
+    return [with_residual, without, tie_rule]
+
+
+def _agrees(holds: bool) -> Word:
+    return Word.AGREES if holds else Word.CONTRADICTS
+
+
+FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")
+TERMS, OTHERS = (2, 4), (3, 8)  # values of k
+LARGEST = 1 / 8  # the largest r, in u
+REST = LARGEST / 2  # the mean of r, in u
+TINY = 2.0**-10  # the largest r in ulps of the result, for weights whose products fill the ulp
+SEEDS, DRAWS = 8, 12_500
+Error = Callable[[str, int, np.random.Generator], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One case: its words, the formula's value in ulps and the measurement, by (format, k)."""
+
+    words: str
+    formula: dict[tuple[str, int], float]
+    found: dict[tuple[str, int], Estimate]
+
+
+def units(f: str, k: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return sums of k numbers of the format in [1, 2), residuals, and u."""
+    p = format_named(f).precision
+    u = 2.0 ** (1 - p)
+    total = k + u * rng.integers(0, 2 ** (p - 1), (DRAWS, k)).sum(1)
+    return total, rng.uniform(0.0, LARGEST * u, DRAWS), u
+
+
+def rounded_once(sign: int, mode: RoundingMode = RoundingMode.TIES_TO_EVEN) -> Error:
+    """Return the errors of one rounding of the sum plus sign x residual, in ulps of V."""
+
+    def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
+        total, r, u = units(f, k, rng)
+        x = total + sign * r
+        return np.asarray(round_to(x, f, mode, seed=int(rng.integers(2**31))) - x) / u
+
+    return error
+
+
+def halves(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the same with weights of 1/2, in ulps of the result: the numbers are u / 2 apart."""
+    total, r, _ = units(f, k, rng)
+    return _ulps(total / 2 + r, f)
+
+
+def fractions(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Return the errors with weights of the format, uniform in (0, 1); in ulps of the result."""
+    p = format_named(f).precision
+    u = 2.0 ** (1 - p)
+    w = np.minimum(round_to(rng.uniform(2.0**-6, 1.0, (DRAWS, k)), f), 1.0 - u / 2)
+    v = 1.0 + u * rng.integers(0, 2 ** (p - 1), (DRAWS, k))
+    total = (w * v).sum(1)
+    return _ulps(total + rng.uniform(0.0, TINY, DRAWS) * ulp_of(total, f), f)
+
+
+def normalised(times: float) -> Error:
+    """Return the errors in the order of production kernels: divided by the row sum, then rounded.
+
+    The residual's V is `times` the mean of the others.
+    """
+
+    def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
+        total, w, _ = units(f, k, rng)  # w: the residual's weight
+        return _ulps((total + w * times * total / k) / (k + w), f)
+
+    return error
+
+
+def _ulps(x: np.ndarray, f: str) -> np.ndarray:
+    return np.asarray((round_to(x, f) - x) / ulp_of(x, f))
+
+
+def measured(
+    words: str, error: Error, formula: Callable[[int], float], terms: tuple[int, ...] = TERMS
+) -> Line:
+    """Return the mean error over draws, with seeds as repeats."""
+    found = {}
+    for i, f in enumerate(FORMATS):
+        for k in terms:
+            rngs = [
+                np.random.Generator(np.random.Philox(key=[seed, 100 * i + k]))
+                for seed in range(SEEDS)
+            ]
+            found[f, k] = mean(
+                {seed: float(error(f, k, rng).mean()) for seed, rng in enumerate(rngs)}
+            )
+    return Line(
+        words=words, formula={(f, k): formula(k) for f in FORMATS for k in terms}, found=found
+    )
+
+
+def measure() -> list[Line]:
+    """Measure every case of PAPERS 1.8.
+
+    The residual moves the quotient by w (times - 1) mean V / k; `shift` is the mean of that in
+    ulps.
+    """
+
+    def normalised_form(times: float) -> Callable[[int], float]:
+        shift = REST * (times - 1.0) * 1.5 / 2
+        return lambda k: float(np.sign(times - 1.0)) / 4 - shift
+
+    return [
+        measured("same-sign residual", rounded_once(1), lambda k: 0.5 - REST),
+        measured("same-sign residual, other k", rounded_once(1), lambda k: 0.5 - REST, OTHERS),
+        measured("no residual", rounded_once(0), lambda k: 0.0),
+        measured("opposite residual", rounded_once(-1), lambda k: REST - 0.5),
+        measured("stochastic rounding", rounded_once(1, RoundingMode.STOCHASTIC), lambda k: 0.0),
+        measured("weights of 1/2", halves, lambda k: 0.25 - REST, (2,)),
+        measured("random weights below 1", fractions, lambda k: 0.0),
+        *(
+            measured(
+                f"normalized first, residual V = {t:g} mean",
+                normalised(t),
+                normalised_form(t),
+                (2,),
+            )
+            for t in (1.0, 2.0, 0.25)
+        ),
+    ]
+
+
+FIGURE = "Claim 3"
+NEAR = 0.03  # ulps: a mean within this of the formula counts as equal to it
+CLAIMS = (
+    "k unit weights and a same-sign residual: half an ulp of V, any format",
+    "and any k",
+    "without a residual no bias",
+    "an opposite residual turns the sign",
+    "stochastic rounding has no bias",
+    "Remark 1: weights below 1 have no bias (powers of two)",
+    "Remark 1: weights below 1 have no bias (random)",
+)
+NOTES = {
+    "same-sign residual, other k": (
+        "where it fails the format is too short: the low bits of such sums of its numbers are not"
+        " uniform"
+    ),
+    "no residual": (
+        "E5M2 has 4 numbers in [1, 2): the low bits of a sum of 4 of them are not uniform, and ties"
+        " to even see that"
+    ),
+    "weights of 1/2": (
+        "false for powers of two: their products have as many trailing zeros as V itself"
+    ),
+    "random weights below 1": (
+        "products of p-bit numbers have 2p bits: in FP8 one sum in 8 to 16 is still a tie"
+    ),
+}
+
+
+def judged(found: list[Line]) -> list[Verdict]:
+    """Return one verdict for each case; the last three cases are one claim."""
+    first = [
+        _verdict(claim, line, 0.0 if "Remark" in claim else None)
+        for claim, line in zip(CLAIMS, found, strict=False)
+    ]
+    several = found[len(CLAIMS) :]
+    shown = "; ".join(
+        f"{line.words.split('= ')[1]} {interval(line.found['bf16', 2])}" for line in several
+    )
+    normalized = Verdict(
+        figure=FIGURE,
+        claim="divided, then rounded: the sign is that of residual V minus main V",
+        case="k = 2, all V > 0",
+        sizes=f"{SEEDS} x {DRAWS} draws",
+        word=together([w for x in several for w in _words(x)]),
+        measured=f"ulp in BF16, residual V = {shown}; formula "
+        + ", ".join(f"{x.formula['bf16', 2]:+.3f}" for x in several),
+        estimate=several[1].found["bf16", 2],
+        note="the bias survives the order of production kernels, the paper's sign rule does not",
+    )
+    return [*first, normalized]
+
+
+def _words(line: Line, claimed: float | None = None) -> list[Word]:
+    """Return, by format and k, whether the measured mean is the formula's (or a claimed number)."""
+    wanted = {at: line.formula[at] if claimed is None else claimed for at in line.found}
+    return [judge(e, (wanted[at] - NEAR, wanted[at] + NEAR)) for at, e in line.found.items()]
+
+
+def _verdict(claim: str, line: Line, claimed: float | None) -> Verdict:
+    terms = _terms(line)
+    unit = "ulp" if "weights" in line.words else "ulp(V)"
+    shown = ", ".join(
+        f"{f} " + " ".join(f"{line.found[f, k].mean:+.3f}" for k in terms) for f in FORMATS
+    )
+    half = max(e.high - e.mean for e in line.found.values())
+    said = "" if claimed is not None else f"; formula {next(iter(line.formula.values())):+.3f}"
+    return Verdict(
+        figure=FIGURE,
+        claim=claim,
+        case=f"{line.words}; k = {', '.join(map(str, terms))}",
+        sizes=f"{SEEDS} x {DRAWS} draws",
+        word=together(_words(line, claimed)),
+        measured=f"{unit}: {shown} (each +- {half:.3f} or less){said}",
+        estimate=line.found["bf16", terms[0]],
+        note=NOTES.get(line.words, ""),
+    )
+
+
+def picture(found: list[Line]) -> Figure:
+    """Draw the formula and the measured means, by case and format."""
+    figure, ((ax,),) = canvas(4.2)
+    for y, line in enumerate(found):
+        formula = next(iter(line.formula.values()))
+        label = "formula" if y == 0 else None
+        ax.plot([formula, formula], [y - 0.36, y + 0.36], color=INK, lw=1.6, label=label)
+        for n, (f, colour, marker) in enumerate(zip(FORMATS, COLOURS, MARKERS, strict=False)):
+            own = [e for (g, _), e in line.found.items() if g == f]
+            x, place = [e.mean for e in own], [y - 0.24 + 0.16 * n] * len(own)
+            look: dict[str, Any] = {
+                "fmt": marker,
+                "color": colour,
+                "ms": 4.5,
+                "capsize": 2,
+                "lw": 1,
+            }
+            ax.errorbar(x, place, xerr=bars(own), label=f if y == 0 else None, **look)
+    ax.axvline(0.0, color=INK, lw=0.6)
+    labels = [f"{line.words}; k = {', '.join(map(str, _terms(line)))}" for line in found]
+    ax.set_yticks(range(len(found)), labels)
+    ax.invert_yaxis()
+    ax.set_xlabel(
+        "mean error, positive away from zero: ulps of V (first five), of the result (others)"
+    )
+    legend(figure, ax, 5)
+    return figure
+
+
+def _terms(line: Line) -> list[int]:
+    return list(dict.fromkeys(k for _, k in line.found))
+
+
+def bars(found: list[Estimate]) -> list[list[float]]:
+    """Return how far the intervals reach below and above the means, for `errorbar`."""
+    return [[e.mean - e.low for e in found], [e.high - e.mean for e in found]]

@@ -1,1 +1,0 @@
-"""The trainings themselves, and what is measured in them."""

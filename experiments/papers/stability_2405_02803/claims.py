@@ -1,0 +1,336 @@
+"""What the measurements say of Fig. 3 to 6: formats, the factor of 10, lengths, and tiles."""
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from roundscope.experiments.framework.estimates import Estimate, exponent, mean
+from roundscope.experiments.framework.verdicts import (
+    FALLS,
+    GROWS,
+    LARGER,
+    SAME,
+    SMALLER,
+    TENFOLD,
+    Verdict,
+    Word,
+    interval,
+    judge,
+    number,
+    together,
+)
+from roundscope.experiments.papers.stability_2405_02803.conditions import (
+    BASELINE,
+    FAMILIES,
+    FORMATS,
+    TILED,
+    Point,
+    Scale,
+    at,
+)
+from roundscope.experiments.papers.stability_2405_02803.measuring import Column, Results, queries
+from roundscope.tools.sweep.measuring.metrics import METRICS
+
+OWN = "unfused in the same formats"
+TENFOLD_CLAIM = "in BF16 tiled deviates about 10x as much as unfused"
+GROWTH = (  # of Fig. 5: emulation, input, relative to the output's size
+    ("ops:bf16", "gaussian", False),
+    ("ops:bf16", "gaussian", True),
+    ("ops:bf16", "one-signed-v", False),
+    ("ops:bf16", "sink", True),
+    ("sums:bf16", "gaussian", True),
+    ("fa2-bf16", "gaussian", True),
+    ("ops:fp32", "gaussian", True),
+)
+
+
+def unfused(point: Point, metric: str, baseline: str = OWN) -> Column:
+    """Return a deviation of unfused attention beside a point's: in its own formats, or PyTorch's.
+
+    PyTorch's BF16 attention has FP32 sums and softmax.
+    """
+    if baseline == OWN:
+        return point, f"unfused_{metric}"
+    length = int(point["T"])
+    return at(BASELINE, (length, int(point["N"])), length, str(point["input"])), metric
+
+
+def excess(r: Results, point: Point, metric: str = "max_abs", baseline: str = OWN) -> Estimate:
+    """Return a deviation over that of unfused attention."""
+    return r.ratio((point, metric), unfused(point, metric, baseline))
+
+
+def figures_3_and_4(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Yield: the deviation falls with mantissa bits, and tiled deviates 10 times as unfused."""
+    sizes = f"T {scale.bench[0]}, tile {scale.tile}, gaussian"
+    for kind in ("ops", "sums"):
+        columns = [
+            (at(f"{kind}:{form}", scale.bench, scale.tile), "vs_unfused_max") for form in FORMATS
+        ]
+        steps = [r.ratio(finer, coarser) for coarser, finer in pairwise(columns)]
+        means = [f"{mean(r.values(*column)).mean:.1e}" for column in columns]
+        yield Verdict(
+            figure="3",
+            claim="largest |tiled - unfused| falls with mantissa bits",
+            case=f"{kind}:FORMAT",
+            sizes=sizes,
+            word=together([judge(step, SMALLER) for step in steps]),
+            measured=", ".join(" ".join(each) for each in zip(FORMATS, means, strict=True)),
+            estimate=max(steps, key=lambda step: step.mean),
+            queries=queries(*columns),
+            note="the estimate is the smallest fall from one format to the next",
+        )
+    for baseline in (OWN, BASELINE):
+        for name in TILED:
+            point = at(name, scale.bench, scale.tile)
+            found, rms = (excess(r, point, metric, baseline) for metric in ("max_abs", "rms"))
+            yield Verdict(
+                figure="4",
+                claim=TENFOLD_CLAIM,
+                case=f"{name} / {baseline}",
+                sizes=sizes,
+                word=judge(found, TENFOLD),
+                measured=f"{interval(found, 'x')} (rms {interval(rms, 'x')})",
+                estimate=found,
+                queries=queries((point, "max_abs"), unfused(point, "max_abs", baseline)),
+            )
+    yield anywhere(r, scale)
+
+
+def anywhere(r: Results, scale: Scale) -> Verdict:
+    """Return every BF16 condition with its ratio of largest deviations.
+
+    Those that the claim fits are named.
+    """
+    all_of_them = candidates(r, scale)
+    fits = [c for c in all_of_them if judge(c[1], TENFOLD) is Word.AGREES]
+    known = [c for c in all_of_them if c[1].seeds > 1]
+    best = max(known, key=lambda c: c[1].mean, default=None)
+    names = list(dict.fromkeys(label for label, *_ in fits))
+    return Verdict(
+        figure="4",
+        claim=TENFOLD_CLAIM,
+        case=f"all {len(known)} in BF16 that were run",
+        sizes="T, tiles and inputs as run",
+        word=Word.UNDECIDED if not known else Word.DEPENDS if fits else Word.CONTRADICTS,
+        measured=(
+            f"{len(fits)} within 5x to 20x; the largest is {interval(best[1], 'x')}: {best[0]}"
+            if best
+            else "-"
+        ),
+        estimate=best[1] if best else None,
+        queries=best[2] if best else (),
+        note=(
+            "on number of key tiles, input, what accumulates in BF16 and the baseline; about 10x:"
+            f" {'; '.join(names) or 'none'}"
+        ),
+    )
+
+
+def candidates(r: Results, scale: Scale) -> list[tuple[str, Estimate, tuple[str, ...]]]:
+    """Return (words, ratio of largest deviations, queries) of every tiled BF16 condition.
+
+    Each that was measured is compared with both baselines.
+    """
+    long = [(t, scale.heads(t)) for t in scale.lengths]
+    sizes = {(*size, scale.tile) for size in (*long, scale.bench)} | {
+        (*scale.many, k) for k in scale.tiles
+    }
+    sizes |= {(*long[-1], scale.narrow), (*scale.bench, scale.narrow)}
+    found = []
+    for name in TILED:
+        for family in FAMILIES:
+            for t, n, k in sorted(s for s in sizes if s[2] < s[0]):
+                point = at(name, (t, n), k, family)
+                where = f"{name}, T {t}, {t // k} key tiles, {family}"
+                for baseline, words in ((OWN, "its own unfused"), (BASELINE, BASELINE)):
+                    asked = queries((point, "max_abs"), unfused(point, "max_abs", baseline))
+                    estimate = excess(r, point, "max_abs", baseline)
+                    found.append((f"{where}, to {words}", estimate, asked))
+    return [c for c in found if c[1].seeds]
+
+
+def figure_5(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Yield: deviations grow with the sequence length at a fixed tile, and it is tiling.
+
+    5a is the largest deviation, 5b the mean and the spread of |deviation|.
+    """
+    for name, family, relative in GROWTH:
+        points, metric = series(scale, name, family), "rel_max" if relative else "max_abs"
+        found = growth(r, scale, points, metric)
+        ends = [number(mean(r.values(point, metric)).mean) for point in (points[0], points[-1])]
+        yield Verdict(
+            figure="5a",
+            claim=f"largest deviation grows with T{_relative(relative)}",
+            case=f"{name}, {family}",
+            sizes=_span(scale),
+            word=judge(found, GROWS),
+            measured=f"T^{interval(found)}: {ends[0]} to {ends[1]}",
+            estimate=found,
+            queries=queries(*((point, metric) for point in points)),
+            note=_shrinks(relative, family),
+        )
+    for name, family, relative in GROWTH[:3]:
+        points = series(scale, name, family)
+        metrics = ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
+        both = [growth(r, scale, points, metric) for metric in metrics]
+        yield Verdict(
+            figure="5b",
+            claim=f"mean and std of |deviation| grow with T{_relative(relative)}",
+            case=f"{name}, {family}",
+            sizes=_span(scale),
+            word=together([judge(e, GROWS) for e in both]),
+            measured=" and ".join(f"T^{interval(e)}" for e in both),
+            estimate=both[0],
+            queries=queries(*((point, metric) for metric in metrics for point in points)),
+            note=_shrinks(relative, family),
+        )
+    yield by_tiling(r, scale)
+
+
+def series(scale: Scale, name: str, family: str, *, tiled: bool = True) -> list[Point]:
+    """Return the points along T, with the fixed tile or one as wide as T."""
+    return [
+        at(name, (t, scale.heads(t)), scale.tile if tiled else t, family) for t in scale.lengths
+    ]
+
+
+def growth(r: Results, scale: Scale, points: list[Point], metric: str) -> Estimate:
+    """Return the exponent of T."""
+    return exponent(scale.lengths, [r.values(point, metric) for point in points])
+
+
+def by_tiling(r: Results, scale: Scale) -> Verdict:
+    """Return the verdict on tiling: does the deviation grow over that of one key tile?"""
+    tiled, whole = (series(scale, "ops:bf16", "gaussian", tiled=own) for own in (True, False))
+    columns = [((a, "mean_abs"), (b, "mean_abs")) for a, b in zip(tiled, whole, strict=True)]
+    found = exponent(scale.lengths, [r.ratios(over, under) for over, under in columns])
+    alone = growth(r, scale, whole, "rel_mean_abs")
+    return Verdict(
+        figure="5",
+        claim="it grows because of tiling: over that of one key tile",
+        case="ops:bf16, gaussian",
+        sizes=_span(scale),
+        word=judge(found, GROWS),
+        measured=f"mean |deviation| over that of one key tile: T^{interval(found)}",
+        estimate=found,
+        note=f"with one key tile, relative to the output, T^{interval(alone)}",
+        queries=queries(*(column for pair in columns for column in pair)),
+    )
+
+
+def _span(scale: Scale) -> str:
+    return f"T {scale.lengths[0]} to {scale.lengths[-1]}, tile {scale.tile}"
+
+
+def _relative(relative: bool) -> str:
+    return ", relative to the output" if relative else ""
+
+
+def _shrinks(relative: bool, family: str) -> str:
+    return (
+        "the output itself shrinks as 1 / sqrt T" if not relative and family == "gaussian" else ""
+    )
+
+
+def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Yield: swapping the sides of a tile (a), square tiles (b), and larger ones (c)."""
+    case, sizes = "ops:bf16, gaussian", f"T {scale.many[0]}"
+
+    def largest(keys: int, queries: int = 64) -> Column:
+        return at("ops:bf16", scale.many, keys, block_q=queries), "max_abs"
+
+    for a, b in scale.swaps:
+        few, many = largest(b, a), largest(a, b)
+        found, back = r.ratio(many, few), r.ratio(few, many)
+        yield Verdict(
+            figure="6a",
+            claim="swapping the sides of a tile makes the deviation larger",
+            case=case,
+            sizes=sizes,
+            word=together([judge(found, LARGER), judge(back, LARGER)]),
+            measured=f"{a}x{b} to {b}x{a} (queries x keys): {interval(found, 'x')}",
+            estimate=found,
+            note="on which side was the keys': swapped the other way it shrinks by as much",
+            queries=queries(many, few),
+        )
+    yield queries_only(r, scale)
+    a, b = scale.squares[0], scale.squares[-1]
+    small, large = largest(a, a), largest(b, b)
+    wide = at("ops:bf16", scale.many, b), "max_abs"
+    shape, side = r.ratio(large, wide), r.ratio(large, small)
+    yield Verdict(
+        figure="6b",
+        claim="square tiles have no effect",
+        case=case,
+        sizes=sizes,
+        word=together(
+            [Word.AGREES if shape.mean == 1.0 else judge(shape, SAME), judge(side, SAME)]
+        ),
+        measured=(
+            f"{b}x{b} against 64x{b}: {interval(shape, 'x')}; {b}x{b} against {a}x{a}:"
+            f" {interval(side, 'x')}"
+        ),
+        estimate=side,
+        note="on what is held: being square does nothing, the number of keys per tile does",
+        queries=queries(large, wide, small),
+    )
+    for name in ("ops:bf16", "sums:bf16", "qiu-yao", "fa2-bf16", "ops:fp32"):
+        sides = scale.production_tiles if name == "fa2-bf16" else scale.tiles
+        columns = [(at(name, scale.many, side), "max_abs") for side in sides]
+        found = exponent(sides, [r.values(*column) for column in columns])
+        means = [mean(r.values(*column)).mean for column in columns]
+        best = sides[int(np.argmin(np.nan_to_num(means, nan=math.inf)))]
+        yield Verdict(
+            figure="6c",
+            claim="larger tiles make the deviation smaller",
+            case=f"{name}, gaussian",
+            sizes=f"{sizes}, block_k {scale.tiles[0]} to {scale.tiles[-1]}",
+            word=judge(found, FALLS),
+            measured=f"block_k^{interval(found)}",
+            estimate=found,
+            note="" if best == sides[-1] else f"the smallest deviation is at block_k {best}",
+            queries=queries(*columns),
+        )
+
+
+def queries_only(r: Results, scale: Scale) -> Verdict:
+    """Return the verdict on Fig. 6a and b: queries per tile decide nothing.
+
+    Every metric of every seed is compared.
+    """
+    sides = {(a, b) for s in scale.swaps for a, b in (s, s[::-1])} | {(s, s) for s in scale.squares}
+    pairs = [
+        (at("ops:bf16", scale.many, k, block_q=q), at("ops:bf16", scale.many, k))
+        for q, k in sorted(sides)
+        if q != 64
+    ]
+    count = same = 0
+    for a, b in pairs:
+        left, right = r.rows(a), r.rows(b)
+        for seed, row in left.items():
+            if seed in right and any(row.get(m) is not None for m in METRICS):
+                count += 1
+                same += all(_same(row.get(m), right[seed].get(m)) for m in METRICS)
+    return Verdict(
+        figure="6a, b",
+        claim="only the keys per tile matter: queries per tile change no bit",
+        case="ops:bf16, gaussian",
+        sizes=f"T {scale.many[0]}",
+        word=Word.UNDECIDED if not count else Word.AGREES if same == count else Word.CONTRADICTS,
+        measured=(
+            f"{same} of {count} cells have all metrics equal to those with 64 queries per tile"
+        ),
+        note=(
+            "ours, not the paper's: rows are independent, so both panels are the effect of block_k"
+        ),
+        queries=queries(*((p, "rms") for pair in pairs for p in pair)),
+    )
+
+
+def _same(a: object, b: object) -> bool:
+    return a == b or (
+        isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+    )

@@ -1,0 +1,201 @@
+"""Fig. 7 and 8: the weights of paired trainings drift apart.
+
+By how much do they, beside other first weights and lower precision?
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
+
+from roundscope.experiments.framework.estimates import (
+    Estimate,
+    Values,
+    exponent,
+    factor,
+    mean,
+    ratio,
+    slope,
+)
+from roundscope.experiments.framework.figures.series import COLOURS, QUIET, canvas, legend
+from roundscope.experiments.framework.verdicts import (
+    GROWS,
+    LARGER,
+    Range,
+    Verdict,
+    Word,
+    interval,
+    judge,
+)
+from roundscope.experiments.papers.stability_2405_02803.conditions import Scale
+from roundscope.experiments.papers.stability_2405_02803.measuring import Results, drift_query
+from roundscope.experiments.papers.stability_2405_02803.trainings import PAIRS, Training
+
+METRICS = {"wasserstein": "Wasserstein", "max_difference": "largest difference"}
+BANDS = {"precision": "FP16 against FP32", "bf16": "BF16 against FP32"}
+FEWER: Range = (2.0, 5.0)
+AT_MOST: Range = (0.0, 1.0)
+GROWING = {  # pair -> the claim of Fig. 7 on it
+    "flash": "weights drift apart and keep growing",
+    "order": "ours: so they do by nothing but the order of FP32 sums",
+    "qiu-yao": "ours: and with the FlashAttention of arXiv 2510.04212",
+}
+
+
+def judged(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Yield the verdicts on both figures, and ours."""
+    t = scale.training
+    for metric in METRICS:
+        yield grows(r, t, "flash", metric)
+    for metric in METRICS:
+        found = ratio(
+            *(_each(r, pair, metric, lambda y: slope(t.steps, y)) for pair in ("flash", "weights"))
+        )
+        yield _figure_8(
+            t,
+            "FlashAttention's slope is at most that of other first weights",
+            metric,
+            found,
+            AT_MOST,
+            f"{interval(found, 'x')} as steep",
+            ("flash", "weights"),
+        )
+    bands = "precision", "weights"
+    for metric in METRICS:
+        found = ratio(*(_at(r, t, pair, metric, t.steps[-1]) for pair in bands))
+        claim = "FP16 against FP32 lies above other first weights"
+        told = f"{interval(found, 'x')} as far at the end"
+        yield _figure_8(t, claim, metric, found, LARGER, told, bands)
+    for metric in METRICS:
+        found = ratio(*(_each(r, pair, metric, lambda y: stray(t.steps, y)) for pair in bands))
+        own = ratio(
+            *(_each(r, pair, metric, lambda y: stray(t.steps, y) / y.mean()) for pair in bands)
+        )
+        claim = "FP16 against FP32 varies more than other first weights"
+        told = (
+            f"{interval(found, 'x')} the scatter about its line; relative to its own size"
+            f" {interval(own, 'x')}"
+        )
+        yield _figure_8(t, claim, metric, found, LARGER, told, bands)
+    for band, words in BANDS.items():
+        for metric in METRICS:
+            found = ratio(*(_at(r, t, pair, metric, t.steps[-1]) for pair in (band, "flash")))
+            claim = "FlashAttention drifts 2 to 5 times less than low precision"
+            told = f"{words} is {interval(found, 'x')} FlashAttention's at the end"
+            yield _figure_8(t, claim, metric, found, FEWER, told, (band, "flash"))
+    for pair in ("order", "qiu-yao"):
+        if pair in t.pairs:
+            for metric in METRICS:
+                yield grows(r, t, pair, metric)
+
+
+def grows(r: Results, t: Training, pair: str, metric: str) -> Verdict:
+    """Return the verdict on Fig. 7: does the distance grow, and still in the second half?"""
+    middle, end = t.steps[t.looks // 2], t.steps[-1]
+    power = exponent(t.steps[1:], [_at(r, t, pair, metric, step) for step in t.steps[1:]])
+    late = ratio(_at(r, t, pair, metric, end), _at(r, t, pair, metric, middle))
+    words = judge(power, GROWS), judge(late, LARGER)  # the claim fails with either
+    last, gap = factor(_at(r, t, pair, metric, end)), mean(_at(r, t, pair, "gap", end))
+    return Verdict(
+        figure="7",
+        claim=GROWING[pair],
+        case=f"{METRICS[metric]}, {' against '.join(PAIRS[pair])}",
+        sizes=_sizes(t),
+        measured=(
+            f"steps^{interval(power)} to {interval(last)}; {interval(late, 'x')} from step"
+            f" {middle} to {end}"
+        ),
+        estimate=late,
+        word=next((w for w in (Word.CONTRADICTS, Word.UNDECIDED) if w in words), Word.AGREES),
+        note=f"the loss differs by {interval(gap)} nats at the end",
+        queries=tuple(
+            drift_query(t, pair, name, step)
+            for name, step in ((metric, end), (metric, middle), ("gap", end))
+        ),
+    )
+
+
+def _figure_8(
+    t: Training,
+    claim: str,
+    metric: str,
+    found: Estimate,
+    holds: Range,
+    told: str,
+    pairs: tuple[str, str],
+) -> Verdict:
+    return Verdict(
+        figure="8",
+        claim=claim,
+        case=METRICS[metric],
+        sizes=_sizes(t),
+        word=judge(found, holds),
+        measured=told,
+        estimate=found,
+        queries=tuple(drift_query(t, pair, metric, t.steps[-1]) for pair in pairs),
+    )
+
+
+def _sizes(t: Training) -> str:
+    c = t.config
+    return (
+        f"GPT of {c.layers} layers, width {c.width}, {c.steps} steps, lr {c.lr:g}, {t.seeds} seeds"
+    )
+
+
+def _at(r: Results, t: Training, pair: str, metric: str, step: int) -> Values:
+    """Return a column of `Apart` at a look, by seed; empty where nothing was trained."""
+    place = t.steps.index(step)
+    return _each(r, pair, metric, lambda column: column[place])
+
+
+def _each(r: Results, pair: str, metric: str, of: Callable[[np.ndarray], float]) -> Values:
+    return {seed: float(of(getattr(a, metric))) for seed, a in r.drifts.get(pair, {}).items()}
+
+
+def stray(steps: list[int], y: np.ndarray) -> float:
+    """Return the root mean square of y about its least-squares line, over n - 2 points."""
+    x = np.array(steps) - np.mean(steps)
+    left = y - y.mean() - slope(steps, y) * x
+    return math.sqrt(float(left @ left) / (len(x) - 2))
+
+
+LINES = {  # pair -> (color, line, label)
+    "weights": (QUIET, "-", "band: other first weights"),
+    "precision": (COLOURS[3], "-", "band: FP16 against FP32"),
+    "bf16": (COLOURS[4], "-", "BF16 against FP32"),
+    "flash": (COLOURS[0], "-", "fa2-bf16 against unfused BF16"),
+    "qiu-yao": (COLOURS[1], "--", "qiu-yao against unfused BF16"),
+    "order": (COLOURS[2], ":", "FP32 in tiles against FP32"),
+}
+
+
+def draw(r: Results, scale: Scale) -> Figure:
+    """Draw both metrics over steps: a thin line per seed, geometric means, intervals as bands."""
+    figure, (axes,) = canvas(4.4, 1, 2)
+    steps = np.array(scale.training.steps)
+    pairs = {pair: look for pair, look in LINES.items() if pair in r.drifts}
+    for ax, (metric, name) in zip(axes, METRICS.items(), strict=True):
+        for pair, (colour, line, label) in pairs.items():
+            seeds = [getattr(a, metric) for a in r.drifts[pair].values()]
+            for own in seeds:
+                shown = own > 0
+                ax.plot(steps[shown], own[shown], line, color=colour, lw=0.6, alpha=0.35)
+            found = [factor(dict(enumerate(map(float, look)))) for look in zip(*seeds, strict=True)]
+            low, high = [e.low for e in found], [e.high for e in found]
+            ax.fill_between(steps, low, high, color=colour, alpha=0.1, lw=0)
+            ax.plot(steps, [e.mean for e in found], line, color=colour, lw=1.8, label=label)
+        ax.set_yscale("log")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("steps")
+        ax.set_xlim(0, steps[-1])
+        ax.set_title(
+            f"{name} of weights{' (mean over all)' if metric == 'wasserstein' else ''}",
+            fontsize=9.5,
+            loc="left",
+        )
+    columns = 3 if len(pairs) > 4 else 2
+    legend(figure, axes[0], columns, loc="outside upper center", fontsize=8.5)
+    return figure

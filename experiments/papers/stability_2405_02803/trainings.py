@@ -1,0 +1,314 @@
+"""Fig. 7 and 8: trainings in pairs, and how far their weights drift apart along the way.
+
+All versions train side by side. No weights are kept: at every look they are compared, by max
+|a - b| and by the Wasserstein distance of their distributions as in the paper, and dropped.
+A small distance is no proof of stability: neither metric sees the sign or the coherence of a
+difference.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from roundscope.experiments.train.config import WORD, Config, deciding
+from roundscope.experiments.train.gpt import step as one_step
+from roundscope.experiments.train.groups import Group
+from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.settings import Arm, Settings
+
+OTHER = 2**31  # added to the seed of weights, and to nothing else
+# what baseline-bf16 keeps in BF16
+OF_FORWARD = "Q,K,V,S,SCALED,P,PV,OUT,S_B,SCALED_B,P_B"
+OF_BACKWARD = "DO,DP,DS,DQ_OUT,DK_OUT,DV_OUT"
+HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A way to train.
+
+    It has attention's plan and its changes, in tiles or in one, the linear layers' operands, and
+    first weights.
+    """
+
+    plan: str
+    matmul: str
+    changes: tuple[str, ...] = ()
+    tiled: bool = False
+    other_weights: bool = False
+
+
+UNFUSED = "unfused"
+FLASH = "fa2-bf16"
+QIU_YAO = "qiu-yao"
+OTHERS = "other weights"
+HALVES = "fp16"
+WHOLE = "fp32"
+TILED = "fp32, tiled"
+VERSIONS = {
+    UNFUSED: Version(plan="baseline-bf16", matmul="bf16"),
+    OTHERS: Version(plan="baseline-bf16", matmul="bf16", other_weights=True),
+    FLASH: Version(plan="fa2-bf16", matmul="bf16", tiled=True),
+    QIU_YAO: Version(plan="qiu-yao", matmul="bf16", tiled=True),
+    # its backward is FP32, so that no gradient is lost below FP16's smallest number
+    HALVES: Version(plan="baseline-bf16", matmul="fp16", changes=HALF),
+    WHOLE: Version(plan="fp32", matmul="fp32"),
+    TILED: Version(plan="fp32", matmul="fp32", tiled=True),
+}
+# the paper's question, its two bands, and ours: BF16 in place of FP16, another FlashAttention,
+# nothing but another order of FP32 sums
+PAIRS = {
+    "flash": (FLASH, UNFUSED),
+    "weights": (OTHERS, UNFUSED),
+    "precision": (HALVES, WHOLE),
+    "bf16": (UNFUSED, WHOLE),
+    "qiu-yao": (QIU_YAO, UNFUSED),
+    "order": (TILED, WHOLE),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What is trained.
+
+    It has a config (plan and matmul are the version's), rows and columns of a tile, the PAIRS, and
+    the number of looks after the first.
+    """
+
+    config: Config
+    tile: int
+    seeds: int
+    pairs: tuple[str, ...] = tuple(PAIRS)
+    looks: int = 20
+
+    @property
+    def steps(self) -> list[int]:
+        """The numbers of steps done at which the weights are compared, 0 first."""
+        return [round(self.config.steps * i / self.looks) for i in range(self.looks + 1)]
+
+    @property
+    def versions(self) -> list[str]:
+        """The versions that its pairs need."""
+        return [name for name in VERSIONS if any(name in PAIRS[pair] for pair in self.pairs)]
+
+    @property
+    def key(self) -> str:
+        """The key: of all that decides the result but versions and device."""
+        versions = {name: asdict(VERSIONS[name]) for name in self.versions}
+        told = [
+            asdict(self) | {"config": deciding(self.config)},
+            versions,
+            {pair: PAIRS[pair] for pair in self.pairs},
+        ]
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Two trainings of one seed at every look, each (K,).
+
+    max_difference   the largest over all weights
+    wasserstein      of the tensors' distributions, the mean over all weights
+    loss, gap        mean loss of the first since the look before, nats, and by how much it is above
+                     the second's
+    """
+
+    max_difference: np.ndarray
+    wasserstein: np.ndarray
+    loss: np.ndarray
+    gap: np.ndarray
+
+
+NUMBERS = ("max_difference", "wasserstein", "loss", "gap")  # the fields of Apart
+Drifts = Mapping[str, Mapping[int, Apart]]  # by pair and seed
+Place = tuple[str, int]  # version, seed
+# (pair, seed) -> the columns of Apart
+Look = dict[tuple[str, int], tuple[float, float, float, float]]
+
+
+def executables(t: Training) -> list[tuple[Settings, list[Place], list[int]]]:
+    """Return what runs in one executable each.
+
+    Each has settings, (version, seed) of its arms, and their seeds of weights.
+    """
+    alike: dict[tuple[str, str, bool], list[str]] = {}
+    for name in t.versions:
+        v = VERSIONS[name]
+        alike.setdefault((v.plan, v.matmul, v.tiled), []).append(name)
+    found = []
+    for (plan, matmul, tiled), names in alike.items():
+        config = replace(t.config, plan=plan, matmul=matmul, block=t.tile if tiled else None)
+        places = [(name, seed) for name in names for seed in range(t.seeds)]
+        arms = [
+            Arm(name=f"{name}/{seed}", changes=VERSIONS[name].changes, lr=config.lr, seed=seed)
+            for name, seed in places
+        ]
+        weights = [
+            (config.init_seed + seed + OTHER * VERSIONS[name].other_weights) % WORD
+            for name, seed in places
+        ]
+        found.append((Settings(config=config, arms=tuple(arms)), places, weights))
+    return found
+
+
+class Side:
+    """The arms of one executable."""
+
+    def __init__(self, settings: Settings, arms: Sequence[Place], seeds: Sequence[int]) -> None:
+        state = one_step.start(settings.config, len(arms), seeds)
+        self.arms, self.losses = arms, list[Any]()
+        self.group = Group(settings, list(range(len(arms))), state)
+
+    def advance(self, number: int, batches: dict[int, np.ndarray]) -> None:
+        """Do one step of all arms."""
+        self.losses.append(self.group.advance(number, batches)[0])
+
+    def taken(self) -> tuple[Sequence[Place], Any, list[Any]]:
+        """Return the arms, their weights now, and the losses since the last time, on the device."""
+        losses, self.losses = self.losses, []
+        return self.arms, self.group.state.params, losses
+
+
+def run(t: Training, progress: Callable[[int], None]) -> Drifts:
+    """Return how far every pair of every seed is apart at `t.steps`.
+
+    The same seed of two versions sees the same batches, and the same device gives the same numbers.
+    `progress` is called with the number of steps done. Raises UsageError for data that is not
+    there.
+    """
+    found = executables(t)
+    sides, batches = [Side(*each) for each in found], batches_of(found[0][0])
+    looks, waiting = list[Look](), [side.taken() for side in sides]
+    for first, last in pairwise(t.steps):
+        for number in range(first, last):
+            _advance(sides, number, {seed: b.batch(number) for seed, b in batches.items()})
+        looks.append(_look(waiting, t))  # meanwhile the device works on the steps sent since
+        waiting = [side.taken() for side in sides]
+        progress(last)
+    looks.append(_look(waiting, t))
+    columns = {place: np.array([look[place] for look in looks]).T for place in looks[0]}
+    return {
+        pair: {
+            seed: Apart(**dict(zip(NUMBERS, columns[pair, seed], strict=True)))
+            for seed in range(t.seeds)
+        }
+        for pair in t.pairs
+    }
+
+
+def _advance(sides: Sequence[Side], number: int, drawn: dict[int, np.ndarray]) -> None:
+    """Do one step of every side; the first step compiles, for all at the same time."""
+    with ThreadPoolExecutor() if number == 0 else nullcontext() as pool:
+        list((pool.map if pool else map)(lambda side: side.advance(number, drawn), sides))
+
+
+def _look(taken: Sequence[tuple[Sequence[Place], Any, list[Any]]], t: Training) -> Look:
+    """Compare every pair of every seed; the mean Wasserstein distance is over all weights."""
+    trees: dict[Place, Any] = {}
+    losses: dict[Place, float] = {}
+    for arms, params, seen in taken:
+        params, seen = jax.device_get((params, seen))
+        for i, arm in enumerate(arms):
+            trees[arm] = jax.tree.map(lambda leaf, i=i: leaf[i], params)
+            losses[arm] = float(np.mean([x[i] for x in seen])) if seen else np.nan
+    look: Look = {}
+    for pair in t.pairs:
+        for seed in range(t.seeds):
+            a, b = ((version, seed) for version in PAIRS[pair])
+            tensors = distances(trees[a], trees[b])
+            size = np.array([d.size for d in tensors])
+            apart = float(size @ np.array([d.wasserstein for d in tensors]) / size.sum())
+            largest = max(d.max_difference for d in tensors)
+            look[pair, seed] = largest, apart, losses[a], losses[a] - losses[b]
+    return look
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far one tensor of two trees lies apart, NaN where an entry is not finite."""
+
+    name: str
+    size: int
+    max_difference: float
+    wasserstein: float
+
+
+def distances(a: Any, b: Any) -> list[Distance]:
+    """Return the distances of every tensor of two trees of one structure, in the order of a's.
+
+    Weights are nested dicts, lists or tuples of arrays; a tensor's name is its path, joined by
+    dots. Raises ValueError naming what differs.
+    """
+    left, right = _leaves(a), _leaves(b)
+    if left.keys() != right.keys():
+        raise ValueError(
+            f"weights: only one run has {' '.join(sorted(left.keys() ^ right.keys())[:4])}; compare"
+            " runs of one model"
+        )
+    for name, x in left.items():
+        if np.shape(x) != np.shape(right[name]):
+            raise ValueError(
+                f"tensor {name}: shapes {np.shape(x)} and {np.shape(right[name])}, must be equal"
+            )
+    return [
+        Distance(
+            name=name,
+            size=int(np.size(x)),
+            max_difference=max_difference(x, right[name]),
+            wasserstein=wasserstein(x, right[name]),
+        )
+        for name, x in left.items()
+    ]
+
+
+def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return arrays by dotted path."""
+    if isinstance(tree, Mapping | list | tuple):
+        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+        return {
+            name: leaf
+            for key, part in items
+            for name, leaf in _leaves(part, (*path, str(key))).items()
+        }
+    return {".".join(path) or "weights": tree}
+
+
+def max_difference(a: Any, b: Any) -> float:
+    """Return max |a - b| of two tensors of one shape, in binary64.
+
+    It is NaN if an entry of either is not finite.
+    """
+    a, b = _pair(a, b)
+    return float(np.abs(a - b).max())
+
+
+def wasserstein(a: Any, b: Any) -> float:
+    """Return the Wasserstein-1 distance of the distributions of the entries of two tensors.
+
+    The tensors have one size. It equals scipy.stats.wasserstein_distance: for equal numbers of
+    entries it is the mean distance of sorted ones. Which entry is where does not matter, so a
+    tensor and its permutation are at distance 0. It is NaN if an entry is not finite.
+    """
+    a, b = _pair(a, b)
+    return float(np.abs(np.sort(a) - np.sort(b)).mean())
+
+
+def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return two tensors' entries in binary64, all NaN if one of them is not finite."""
+    if np.shape(a) != np.shape(b) or np.size(a) == 0:
+        raise ValueError(
+            f"tensors: shapes {np.shape(a)} and {np.shape(b)}, must be equal and not empty"
+        )
+    left, right = (np.asarray(x).astype(np.float64).reshape(-1) for x in (a, b))
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return np.full_like(left, math.nan), np.full_like(right, math.nan)
+    return left, right
