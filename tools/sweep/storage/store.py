@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.tools.errors import bad
-from roundscope.tools.results.lock import locked
+from roundscope.tools.results.file import locked
 from roundscope.tools.results.tables import (
     add_columns,
     check_start,
@@ -79,7 +79,7 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
     path = path.resolve()  # a link and its target are one file
     _check_place(path, "--out")
     with (
-        locked(path),
+        locked(path, "sweep"),
         explained(path),
         closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
     ):
