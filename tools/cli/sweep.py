@@ -80,8 +80,8 @@ def sweep(
         return
     from roundscope.tools.sweep import command
 
-    code = command.run(
-        axes or [],
+    asked = command.Asked(
+        words=axes or [],
         zips=zip_ or [],
         backward=backward,
         out=out,
@@ -92,5 +92,5 @@ def sweep(
         fresh=fresh,
         as_json=json,
     )
-    if code:
+    if code := command.run(asked):
         raise typer.Exit(code)

@@ -12,7 +12,6 @@ from roundscope.experiments.papers.stability_2405_02803.results import Results, 
 from roundscope.tools.report.progress import bar
 from roundscope.tools.results.machine import device, versions
 from roundscope.tools.sweep.conditions.cell import Cell
-from roundscope.tools.sweep.running import progress as sweep_progress
 from roundscope.tools.sweep.running import run as sweep
 from roundscope.tools.sweep.storage.store import writing
 
@@ -32,7 +31,7 @@ def measured(
     if draw and not file.exists():
         return Outcome(launches=len(cells) + _models(training), there=0, ran=0), None
     if not draw:
-        with writing(file) as store, sweep_progress.bar() as progress:
+        with writing(file) as store, sweep.bar() as progress:
             came = sweep.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
         done, interrupted = came.done, bool(came.interrupted)
     if not (draw or interrupted or kept.read(file, training)):

@@ -18,7 +18,7 @@ from roundscope.experiments.papers.stability_2405_02803.words import (
     answer,
 )
 from roundscope.tools.errors import bad
-from roundscope.tools.sweep.conditions.values import ENGINES
+from roundscope.tools.sweep.conditions.axes import ENGINES
 
 
 def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:

@@ -37,7 +37,7 @@ from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import write_json
 from roundscope.tools.results.machine import device, has_gpu, versions
 from roundscope.tools.results.tables import RESTORE, json_of
-from roundscope.tools.sweep.running.pool import local
+from roundscope.tools.sweep.running.executors import local
 
 Rows = Sequence[Row]
 RECORD = "measured.json"

@@ -17,8 +17,7 @@ from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.command import summary
 from roundscope.tools.sweep.conditions.condition import cell_of
 from roundscope.tools.sweep.measuring.measure import measure
-from roundscope.tools.sweep.report.effects import shares
-from roundscope.tools.sweep.report.idle import idle
+from roundscope.tools.sweep.report.effects import idle, shares
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.report import write
 from roundscope.tools.sweep.running.run import Outcome

@@ -17,9 +17,9 @@ from roundscope.emu.formats.format import NAMED
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.sweep.conditions.axes import ENGINES
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, lacking
 from roundscope.tools.sweep.conditions.inputs import SAMPLE
-from roundscope.tools.sweep.conditions.values import ENGINES
 from roundscope.tools.sweep.measuring.metrics import METRICS, SITE_METRICS
 
 EXAMPLE = """backward = true

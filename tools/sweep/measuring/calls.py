@@ -4,12 +4,14 @@ These are golden and unfused results, which are kept in memory. Under xla all re
 device: batches of `Arrays` with the cells, and what pads them, along the first axis.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import count
 from os import cpu_count
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,16 +19,13 @@ import numpy as np
 from roundscope.attention import Examined, Injection, Plan, Record, Site, examine
 from roundscope.attention.plans.choices import KeyOrder, RowSum
 from roundscope.attention.sites import BACKWARD, PRODUCTS, RESCALES
-from roundscope.attention.testing.families import FAMILIES
 from roundscope.emu.roundings.modes import BINARY64
 from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.compile_cache import keep_compilations
 from roundscope.tools.results.machine import has_gpu
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, entries
 from roundscope.tools.sweep.conditions.inputs import Inputs, draw
-from roundscope.tools.sweep.measuring.kept import Kept
 from roundscope.tools.sweep.measuring.sums import Arrays
-from roundscope.tools.sweep.measuring.tensors import Tensors
 
 CALLED = ("scale", "alignment", "window", "softcap", "mask", "sinks")  # of `Inputs`
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta")
@@ -35,6 +34,87 @@ EXACT = Plan.preset("exact")
 REFERENCE_ROWS = {"numpy": 32, "xla": 128}
 REFERENCES = 128  # entries of such a call at most: many cells share few
 NO_SAY = BACKWARD | RESCALES | {Site.LSE}  # events without effect on unfused attention's output
+
+
+class Kept:
+    """Values up to a total number of bytes, each under one or more keys.
+
+    When there are more, the least recently used are dropped; the newest always stays. Threads may
+    share it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.bytes, self._numbers = limit, 0, count()
+        self._kept: OrderedDict[int, tuple[Any, int, tuple[Hashable, ...]]] = OrderedDict()
+        self._number: dict[Hashable, int] = {}
+        self._lock = Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return the value under a key, or None."""
+        with self._lock:
+            if key not in self._number:
+                return None
+            self._kept.move_to_end(self._number[key])
+            return self._kept[self._number[key]][0]
+
+    def put(self, keys: Sequence[Hashable], value: Any, size: int) -> None:
+        """Keep a value of `size` bytes under these keys.
+
+        What they held before is dropped, with all its keys.
+        """
+        with self._lock:
+            for old in {self._number[key] for key in keys if key in self._number}:
+                self._drop(old)
+            number = next(self._numbers)
+            self._kept[number] = value, size, tuple(keys)
+            self._number |= dict.fromkeys(keys, number)
+            self.bytes += size
+            while self.bytes > self.limit and len(self._kept) > 1:
+                self._drop(next(iter(self._kept)))
+
+    def _drop(self, number: int) -> None:
+        _, size, keys = self._kept.pop(number)
+        self.bytes -= size
+        for key in keys:
+            del self._number[key]
+
+
+class Tensors:
+    """Inputs by cell.
+
+    Under xla each is copied to the device once, however many cells and calls share it.
+    """
+
+    def __init__(self, inputs: Sequence[Inputs]) -> None:
+        own = {id(x): x for x in inputs}
+        number = {key: n for n, key in enumerate(own)}
+        self._own, self._places = [*own.values()], np.array([number[id(x)] for x in inputs])
+        self._sent: dict[str, Any] = {}
+
+    @property
+    def first(self) -> Inputs:
+        """The inputs of the first cell: all cells share everything in it but the tensors."""
+        return self._own[0]
+
+    def of(self, role: str, chosen: Sequence[int]) -> Any:
+        """Return a tensor of the cells chosen, along the first axis.
+
+        More than one cell needs xla.
+        """
+        if len(chosen) == 1:
+            return getattr(self._own[self._places[chosen[0]]], role)
+        import jax
+
+        from roundscope.tools.sweep.measuring.on_device import taken
+
+        with jax.enable_x64(True):
+            if role not in self._sent:
+                parts = [getattr(x, role) for x in self._own]
+                # padded to a power of two: few shapes need few compilations
+                missing = (1 << (len(parts) - 1).bit_length()) - len(parts)
+                self._sent[role] = jax.device_put(np.concatenate([*parts, *parts[-1:] * missing]))
+            return taken(self._sent[role], self._places[list(chosen)])
+
 
 HOST, DEVICE = 64 << 20, 4 << 30  # bytes of one `Kept`, and of one on a GPU
 _NUMBERS = count()
@@ -87,7 +167,7 @@ def attention_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Examined
 
 def golden_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
     """Return the results of unfused attention in binary64 throughout, on the cells' engine."""
-    keys = [(_input_key(c), c["causal"]) for c in cells]
+    keys = [golden_key(c) for c in cells]
     backward = bool(cells[0]["backward"])
 
     def plans(chosen: list[int]) -> list[Plan]:
@@ -100,7 +180,7 @@ def unfused_of(cells: Sequence[Cell], tensors: Tensors, size: int) -> Arrays:
     """Return the output under `unfused_plan`, without injections and backward."""
     plans = [unfused_plan(c.plan) for c in cells]
     numbers = [_number(plan) for plan in plans]
-    keys = [(_input_key(c), c["causal"], n) for c, n in zip(cells, numbers, strict=True)]
+    keys = [(golden_key(c), n) for c, n in zip(cells, numbers, strict=True)]
 
     def chosen_plans(chosen: list[int]) -> list[Plan]:
         return [plans[i] for i in chosen]
@@ -151,8 +231,13 @@ def results_of(examined: Examined) -> Arrays:
 
 def _input_key(cell: Cell) -> Hashable:
     """Return everything that a cell's tensors depend on."""
-    drawn = cell["seed"] if cell["input"] in FAMILIES else cell.content
-    return drawn, *(cell[name] for name in ("input", "T", "S", "N", "H", "backward", *OF_CALL))
+    names = ("input", "T", "S", "N", "H", "backward", *OF_CALL)
+    return cell.content or cell["seed"], *(cell[name] for name in names)
+
+
+def golden_key(cell: Cell) -> Hashable:
+    """Return everything that a cell's golden results depend on, but for the engine."""
+    return _input_key(cell), cell["causal"]
 
 
 def _shared(
@@ -184,15 +269,11 @@ def _shared(
         places = {keys[i]: place for place, i in enumerate(some)}
         found |= dict.fromkeys(places, (arrays, places))
         kept[engine].put(list(places), (arrays, places), sum(x.nbytes for x in arrays.values()))
-    return _chosen(engine)([(found[key][0], found[key][1][key]) for key in keys], size)
-
-
-def _chosen(engine: str) -> Callable[..., Arrays]:
     if engine == "numpy":
-        from roundscope.tools.sweep.measuring.on_host import chosen
+        from roundscope.tools.sweep.measuring.sums import chosen
     else:
         from roundscope.tools.sweep.measuring.on_device import chosen
-    return chosen
+    return chosen([(found[key][0], found[key][1][key]) for key in keys], size)
 
 
 def _examine(

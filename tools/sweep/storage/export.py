@@ -11,8 +11,7 @@ from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.results.folder import storing
 from roundscope.tools.results.tables import columns_of, quoted
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, is_extra
-from roundscope.tools.sweep.storage.schema import JSON_COLUMNS, TABLES
-from roundscope.tools.sweep.storage.store import reading
+from roundscope.tools.sweep.storage.store import JSON_COLUMNS, TABLES, reading
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute
 _PIECE = 10_000  # rows in memory at a time

@@ -26,7 +26,6 @@ from roundscope.tools.sweep.conditions.cell import (
     lacking,
 )
 from roundscope.tools.sweep.measuring.metrics import METRICS
-from roundscope.tools.sweep.storage.grouping import places, together
 from roundscope.tools.sweep.storage.store import reading
 
 Row = dict[str, Any]
@@ -46,6 +45,8 @@ RATIOS = ("ratio_max", "ratio_rms", "ratio_mean_abs")
 SIGNED = ("mean", "mean_se", "mean_ulps", "mean_ulps_se")
 # what a file of tensors says, so that it is no axis if it changes with the input alone
 OF_FILE = ("T", "S", "N", "H", "causal", *OF_CALL)
+
+LARGEST = 1 << 62  # what an int64 holds, with room  # of the numbers of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,3 +374,31 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
         for part in re.split(r"(\d+)", text)
         if part
     ]
+
+
+def numbered(x: np.ndarray) -> np.ndarray:
+    """Return the rank of each number among the different ones."""
+    return np.unique(x, return_inverse=True)[1].reshape(-1)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """Return a number for each binary64, the same for those of the same bits. All NaN are one."""
+    return numbered(np.where(np.isnan(x), np.nan, x).view(np.int64))
+
+
+def places(column: np.ndarray, values: Sequence[object]) -> np.ndarray:
+    """Return the index in `values` of each value of a column of objects."""
+    place = {value: i for i, value in enumerate(values)}
+    return np.fromiter((place[value] for value in column), np.int64, len(column))
+
+
+def together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a number for each row of columns of numbers from 0, the same for equal rows."""
+    number, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        count = int(column.max(initial=0)) + 1
+        if size * count > LARGEST:  # as few numbers as there are different rows
+            number = numbered(number)
+            size = int(number.max(initial=0)) + 1
+        number, size = number * count + column, size * count
+    return numbered(number)
