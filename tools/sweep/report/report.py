@@ -106,12 +106,6 @@ def _verdict(frame: Frame, lead: str) -> str:
     )
 
 
-def uncounted(frame: Frame) -> int:
-    """Return how many cells with gradients were measured before their lost entries were counted."""
-    backward = frame.rows.column("backward") == "true"
-    return int((backward & np.isnan(frame.metric("dq_not_finite"))).sum())
-
-
 def files(frame: Frame) -> list[str]:
     """Return what the input files say of their calls, and what was asked otherwise."""
     notes = frame.rows.columns.get("note", np.empty(0, object))
@@ -132,11 +126,6 @@ def counts(frame: Frame) -> str:
         parts.append(f"{len(frame.failed)} failed")
     if infinite:
         parts.append(f"{infinite} with NaN or infinite results")
-    if earlier := uncounted(frame):
-        parts.append(
-            f"{earlier} of an earlier version, which did not count the NaN and infinities of"
-            " gradients: --fresh computes them again"
-        )
     if frame.repeated:
         parts.append(f"{frame.repeated} computed again later, of which the last result counts")
     return ", ".join(parts) + "."

@@ -37,30 +37,21 @@ def export(path: Path, out: Path, table: str = "cells", *, raw: bool = False) ->
 
 
 def lost(path: Path) -> str:
-    """Return how many cells of a results file have lost entries, in a sentence; empty for none.
-
-    Such a cell has infinite errors, unless an earlier version of Roundscope measured it.
-    """
+    """Return how many cells of a results file have lost entries, in a sentence; empty for none."""
     from roundscope.tools.sweep.measuring.metrics import NOT_FINITE
 
     with reading(path) as connection:
         names = [quoted(n) for n in columns_of(connection, "cells") if n in NOT_FINITE]
         some = " OR ".join(f"{name} > 0" for name in names) or "0"
-        both = {"not_finite", "rms"} <= columns_of(connection, "cells").keys()
-        early = f"coalesce(sum({'not_finite > 0 AND rms < 9e999' if both else '0'}), 0)"
-        [(count, older)] = connection.execute(f"SELECT count(*), {early} FROM cells WHERE {some}")
-    if not count:
-        return ""
-    text = (
-        f"{count} cells have NaN or infinite results, counted in {', '.join(names)}: their errors"
-        " are infinite and their signed means empty"
-    )
-    if older:
-        text += (
-            f"; {older} of them are of an earlier version, whose errors are over the entries that"
-            " are left: sweep them anew with --fresh"
+        [(count,)] = connection.execute(f"SELECT count(*) FROM cells WHERE {some}")
+    return (
+        ""
+        if not count
+        else (
+            f"{count} cells have NaN or infinite results, counted in {', '.join(names)}: their errors"
+            " are infinite and their signed means empty"
         )
-    return text
+    )
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:

@@ -41,8 +41,6 @@ SEVERAL = (
 PIECE = 2_000  # rows of the file in memory at a time
 # where the second equals the first in every cell, the two are one axis
 TOGETHER = {"S": "T", "block_k": "block_q"}
-RATIOS = ("ratio_max", "ratio_rms", "ratio_mean_abs")
-SIGNED = ("mean", "mean_se", "mean_ulps", "mean_ulps_se")
 # what a file of tensors says, so that it is no axis if it changes with the input alone
 OF_FILE = ("T", "S", "N", "H", "causal", *OF_CALL)
 
@@ -171,7 +169,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
         axes=axes,
         codes=codes,
         condition=condition,
-        numbers=_infinite({name: x[latest[fine]] for name, x in numbers.items()}),
+        numbers={name: x[latest[fine]] for name, x in numbers.items()},
     )
 
 
@@ -234,19 +232,6 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
     rows = Rows({name: columns[name] for name in own})
     none = np.full(len(rows), np.nan)  # a file of before this metric
     return rows, {name: columns.get(name, none) for name in METRICS}
-
-
-def _infinite(numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return metrics of which the error of a result is infinite where an entry of it is lost.
-
-    Earlier versions kept what the other entries gave, which says nothing of the whole.
-    """
-    early = (np.nan_to_num(numbers["not_finite"]) > 0) & ~np.isinf(numbers["rms"])
-    if not early.any():
-        return numbers
-    magnitudes = ("max_abs", "mean_abs", "rms", "rel_rms", "vs_unfused_max", *RATIOS)
-    values = dict.fromkeys(magnitudes, np.inf) | dict.fromkeys(SIGNED, np.nan)
-    return numbers | {name: np.where(early, x, numbers[name]) for name, x in values.items()}
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
