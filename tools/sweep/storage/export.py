@@ -44,13 +44,11 @@ def lost(path: Path) -> str:
         names = [quoted(n) for n in columns_of(connection, "cells") if n in NOT_FINITE]
         some = " OR ".join(f"{name} > 0" for name in names) or "0"
         [(count,)] = connection.execute(f"SELECT count(*) FROM cells WHERE {some}")
+    if not count:
+        return ""
     return (
-        ""
-        if not count
-        else (
-            f"{count} cells have NaN or infinite results, counted in {', '.join(names)}: their errors"
-            " are infinite and their signed means empty"
-        )
+        f"{count} cells have NaN or infinite results, counted in {', '.join(names)}: their errors"
+        " are infinite and their signed means empty"
     )
 
 

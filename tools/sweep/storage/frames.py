@@ -4,11 +4,9 @@ There are no pictures and no statistics here.
 """
 
 import re
-import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +24,18 @@ from roundscope.tools.sweep.conditions.cell import (
     lacking,
 )
 from roundscope.tools.sweep.measuring.metrics import METRICS
-from roundscope.tools.sweep.storage.store import reading
+from roundscope.tools.sweep.storage.store import reading, with_keys
 
 Row = dict[str, Any]
 # beside parameters
 OWN = ("key", "status", "error", "device", "versions", "note", "finished", "seconds")
-SEVERAL = (
-    "status",
-    "device",
-    "versions",
-    "note",
-    "finished",
-)  # of these, texts that many cells share
+# of these, texts that many cells share
+SEVERAL = ("status", "device", "versions", "note", "finished")
 PIECE = 2_000  # rows of the file in memory at a time
 # where the second equals the first in every cell, the two are one axis
 TOGETHER = {"S": "T", "block_k": "block_q"}
 # what a file of tensors says, so that it is no axis if it changes with the input alone
 OF_FILE = ("T", "S", "N", "H", "causal", *OF_CALL)
-
-LARGEST = 1 << 62  # what an int64 holds, with room  # of the numbers of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,47 +210,27 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
     """
     # a sweep that reads the cells of a part has checked the table when it began
     with reading(path, values=("cells",) if keys is None else ()) as connection:
+        connection.row_factory = None  # tuples
         held = columns_of(connection, "cells")
         own = [name for name in held if name in OWN or name in DEFAULTS or is_extra(name)]
         metrics = [name for name in METRICS if name in held]
         found: dict[str, list[np.ndarray]] = {name: [] for name in (*own, *metrics)}
         same: dict[str, dict[Any, Any]] = {name: {} for name in own if name not in OWN}
         same |= {name: {} for name in SEVERAL}
-        for piece in _pieces(connection, list(found), keys):
-            for name, values in zip(found, zip(*piece, strict=True), strict=True):
-                found[name].append(_column(name, values, same.get(name)))
-    columns = {name: _joined(found.pop(name)) for name in tuple(found)}
-    rows = Rows({name: columns[name] for name in own})
-    none = np.full(len(rows), np.nan)  # a file of before this metric
-    return rows, {name: columns.get(name, none) for name in METRICS}
-
-
-def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.empty(0, object)
-
-
-def _pieces(
-    connection: sqlite3.Connection, names: Sequence[str], keys: Set[str] | None
-) -> Iterator[list[Any]]:
-    """Yield some columns of the cells, or of those with some keys, a piece of the file at a time.
-
-    Cells with keys are looked up, so that what other sweeps put into the file is not read.
-    """
-    connection.row_factory = None  # tuples
-    query = f"SELECT {', '.join(map(quoted, names))} FROM cells"
-    if keys is None:
-        rows: Iterator[Any] = connection.execute(f"{query} ORDER BY rowid")
-    else:
-        rows = _chosen(connection, query, keys)
-    while piece := list(islice(rows, PIECE)):
-        yield piece
-
-
-def _chosen(connection: sqlite3.Connection, query: str, keys: Set[str]) -> Iterator[Any]:
-    """Yield the rows of cells with some keys, in the order of saving."""
-    number = "SELECT rowid FROM cells WHERE key = ?"
-    numbers = sorted(n for key in keys for (n,) in connection.execute(number, (key,)))
-    return (connection.execute(f"{query} WHERE rowid = ?", (n,)).fetchone() for n in numbers)
+        where, values = with_keys(keys)
+        which = f"WHERE rowid IN (SELECT rowid FROM cells{where})" if where else ""
+        query = f"SELECT {', '.join(map(quoted, found))} FROM cells {which} ORDER BY rowid"
+        rows = connection.execute(query, values)
+        while piece := rows.fetchmany(PIECE):
+            for name, column in zip(found, zip(*piece, strict=True), strict=True):
+                found[name].append(_column(name, column, same.get(name)))
+    empty = np.empty(0, object)
+    columns = {name: np.concatenate(found.pop(name) or [empty]) for name in tuple(found)}
+    none = np.full(len(columns["key"]), np.nan)  # a file of before this metric
+    return (
+        Rows({name: columns[name] for name in own}),
+        {name: columns.get(name, none) for name in METRICS},
+    )
 
 
 def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np.ndarray:
@@ -379,11 +350,7 @@ def places(column: np.ndarray, values: Sequence[object]) -> np.ndarray:
 
 def together(columns: Sequence[np.ndarray]) -> np.ndarray:
     """Return a number for each row of columns of numbers from 0, the same for equal rows."""
-    number, size = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        count = int(column.max(initial=0)) + 1
-        if size * count > LARGEST:  # as few numbers as there are different rows
-            number = numbered(number)
-            size = int(number.max(initial=0)) + 1
-        number, size = number * count + column, size * count
-    return numbered(number)
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:  # as few numbers as there are different rows, so that none is too large
+        number = numbered(number * (int(column.max(initial=0)) + 1) + column)
+    return number

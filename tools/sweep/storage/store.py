@@ -10,7 +10,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +94,20 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
 
 
 def statuses(connection: sqlite3.Connection, keys: Collection[str] | None = None) -> dict[str, str]:
-    """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys.
-
-    Those are looked up, so that what other sweeps put into the file is not read.
-    """
-    query = "SELECT key, status FROM cells"
-    if keys is None:
-        rows: Iterator[Any] = connection.execute(query)
-    else:
-        each = (connection.execute(f"{query} WHERE key = ?", (key,)) for key in keys)
-        rows = chain.from_iterable(each)
+    """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys."""
+    where, values = with_keys(keys)
+    rows = connection.execute(f"SELECT key, status FROM cells{where}", values)
     return {key: sys.intern(str(status)) for key, status in rows}
+
+
+def with_keys(keys: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
+    """Return SQL that chooses the rows of cells with some keys, and its values; of all, for None.
+
+    They are looked up, so that what other sweeps put into the file is not read.
+    """
+    if keys is None:
+        return "", ()
+    return " WHERE key IN (SELECT value FROM json_each(?))", (json.dumps([*keys]),)
 
 
 def count_cells(path: Path) -> int:
@@ -121,8 +123,9 @@ def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str
     parts, versions and plan are parsed. Needs no lock.
     """
     with reading(path, values=("cells",)) as connection:
-        rows = connection.execute("SELECT * FROM cells ORDER BY rowid")
-        return [_parsed(path, row) for row in rows if keys is None or row["key"] in keys]
+        where, chosen = with_keys(keys)
+        rows = connection.execute(f"SELECT * FROM cells{where} ORDER BY rowid", chosen)
+        return [_parsed(path, row) for row in rows]
 
 
 def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -131,8 +134,9 @@ def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str
     With `keys`, only those of these cells. Needs no lock.
     """
     with reading(path, values=("sites",)) as connection:
-        rows = connection.execute("SELECT * FROM sites ORDER BY key, site")
-        return [dict(row) for row in rows if keys is None or row["key"] in keys]
+        where, chosen = with_keys(keys)
+        rows = connection.execute(f"SELECT * FROM sites{where} ORDER BY key, site", chosen)
+        return [dict(row) for row in rows]
 
 
 @contextmanager
