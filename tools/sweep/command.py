@@ -23,14 +23,11 @@ OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a sweep was asked: the options of `roundscope sweep --help`.
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What `roundscope sweep` can be told; see its --help. axes: words, or a TOML file."""
 
-    words: the axes, or a TOML file
-    """
-
-    words: Sequence[str]
+    axes: Sequence[str]
     zips: Sequence[str] = ()
     backward: bool = False
     out: Path
@@ -39,10 +36,10 @@ class Asked:
     retry_failed: bool = False
     dry_run: bool = False
     fresh: bool = False
-    as_json: bool = False
+    json: bool = False
 
 
-def run(asked: Asked) -> int:
+def run(options: SweepOptions) -> int:
     """Run a sweep, or announce it with `dry_run`; return the exit code.
 
     The code is 0, or 1 if a cell failed, 130 after Ctrl-C, 143 after SIGTERM.
@@ -50,41 +47,41 @@ def run(asked: Asked) -> int:
     Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as
     `tools.sweep.running.run`.
     """
-    if asked.out.suffix in OTHERS:
+    if options.out.suffix in OTHERS:
         raise bad(
             "--out",
-            str(asked.out),
+            str(options.out),
             "a sweep writes SQLite; end it in .sqlite, and make tables of it with  roundscope"
             " export",
         )
-    if asked.jobs is not None and not 1 <= asked.jobs <= MOST_JOBS:
-        raise bad("--jobs", asked.jobs, f"give 1 or more, up to {MOST_JOBS}")
-    if asked.executor is not None:
+    if options.jobs is not None and not 1 <= options.jobs <= MOST_JOBS:
+        raise bad("--jobs", options.jobs, f"give 1 or more, up to {MOST_JOBS}")
+    if options.executor is not None:
         from roundscope.tools.sweep.running.executors import check_executor
 
-        check_executor(asked.executor)
+        check_executor(options.executor)
     try:
-        points, different = _cells(asked)
+        points, different = _cells(options)
         cells = without_repeats(different)
         same = len(different) - len(cells)
-        if asked.dry_run:
-            _announce(asked, points, cells, same)
+        if options.dry_run:
+            _announce(options, points, cells, same)
             return 0
-        with _tidy(asked.out):
-            return _run(asked, cells, same)
+        with _tidy(options.out):
+            return _run(options, cells, same)
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return SIGNALLED + SIGINT
 
 
-def _cells(asked: Asked) -> tuple[int, list[Cell]]:
+def _cells(options: SweepOptions) -> tuple[int, list[Cell]]:
     """Return (the number of points, their different cells)."""
     from roundscope.tools.sweep.conditions.axes import each_point, spec_of
     from roundscope.tools.sweep.conditions.condition import cell_of
 
     count = 0
     different: dict[str, Cell] = {}
-    for cell in map(cell_of, each_point(spec_of(asked.words, asked.zips, asked.backward))):
+    for cell in map(cell_of, each_point(spec_of(options.axes, options.zips, options.backward))):
         count += 1
         different[cell.key] = cell
     return count, list(different.values())
@@ -104,50 +101,50 @@ def _tidy(out: Path) -> Iterator[None]:
         raise
 
 
-def _announce(asked: Asked, points: int, cells: list[Cell], same: int) -> None:
+def _announce(options: SweepOptions, points: int, cells: list[Cell], same: int) -> None:
     import numba
 
     from roundscope.tools.sweep.running import dry_run
     from roundscope.tools.sweep.running.executors import cores
     from roundscope.tools.sweep.storage.store import count_cells, reading, statuses
 
-    out, is_there = asked.out, asked.out.exists()
+    out, is_there = options.out, options.out.exists()
     held: dict[str, str] = {}
-    if is_there and not asked.fresh:
+    if is_there and not options.fresh:
         with reading(out) as connection:
             held = statuses(connection, {cell.key for cell in cells})
-    workers = asked.jobs or (cores() if asked.executor is None else 1)
+    workers = options.jobs or (cores() if options.executor is None else 1)
     threads = numba.get_num_threads()
     numba.set_num_threads(1 if workers > 1 else threads)  # as many as one of the workers has
     try:
         preview = dry_run.preview(
-            points, cells, held, retry_failed=asked.retry_failed, workers=workers, same=same
+            points, cells, held, retry_failed=options.retry_failed, workers=workers, same=same
         )
     finally:
         numba.set_num_threads(threads)
-    if asked.as_json:
+    if options.json:
         print_json(preview)
     else:
-        lost = count_cells(out) if asked.fresh and is_there else 0
-        dry_run.show(preview, out, workers=workers, executor=asked.executor, thrown_away=lost)
+        lost = count_cells(out) if options.fresh and is_there else 0
+        dry_run.show(preview, out, workers=workers, executor=options.executor, thrown_away=lost)
 
 
-def _run(asked: Asked, cells: list[Cell], same: int) -> int:
+def _run(options: SweepOptions, cells: list[Cell], same: int) -> int:
     from roundscope.tools.sweep.running import run as loop
     from roundscope.tools.sweep.storage.store import writing
 
-    with writing(asked.out, asked.fresh) as store, loop.bar() as progress:
+    with writing(options.out, options.fresh) as store, loop.bar() as progress:
         outcome = loop.run(
             cells,
             store,
-            jobs=asked.jobs,
-            executor=asked.executor,
-            retry_failed=asked.retry_failed,
+            jobs=options.jobs,
+            executor=options.executor,
+            retry_failed=options.retry_failed,
             progress=progress,
         )
-        report = summary(cells, asked.out, outcome)
+        report = summary(cells, options.out, outcome)
         report |= {"same": same, "thrown_away": store.thrown_away}
-    if asked.as_json:
+    if options.json:
         print_json(report)
     else:
         _show(report)

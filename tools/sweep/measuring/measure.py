@@ -138,15 +138,15 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
     """
     parts: dict[str, float] = {}
     with _timed(parts, "inputs"):
-        tensors = calls.Tensors(calls.inputs_of(cells))
+        shared = calls.Group(cells, size)
     with _timed(parts, "golden"):
-        golden = calls.golden_of(cells, tensors, size)
+        golden = shared.golden()
     with _timed(parts, "attention"):
-        examined = calls.attention_of(cells, tensors, size)
+        examined = shared.attention()
         mine = calls.results_of(examined)
     with _timed(parts, "unfused"):
         own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
-        unfused = {"out": mine["out"]} if own else calls.unfused_of(cells, tensors, size)
+        unfused = {"out": mine["out"]} if own else shared.unfused()
     with _timed(parts, "metrics"):
         found = _metrics(cells, mine, golden, unfused) | metrics.softmax_events(examined.trace)
         sites = metrics.sites(examined.trace)
