@@ -126,15 +126,12 @@ def write_page(out: Path, page: str, title: str) -> None:
         StorageError: it cannot be written.
     """
     can_write_file("--out", out)
-    if out.exists() and f"<title>{title}" not in _opening(out):
-        raise bad("--out", str(out), "exists and is another file; name a new one")
+    if out.exists():
+        with out.open(encoding="utf-8", errors="replace") as file:
+            if f"<title>{title}" not in file.read(OPENING):
+                raise bad("--out", str(out), "exists and is another file; name a new one")
     with storing(out):
         write_whole(out, page)
-
-
-def _opening(path: Path) -> str:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(OPENING)
 
 
 def can_write_folder(option: str, out: Path) -> None:

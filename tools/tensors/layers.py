@@ -118,10 +118,12 @@ def each_layer(
         prefixes = _prefixes(file, str(path))
         names = {_shown(p): p for p in prefixes}
         order = _layout(layout, file)
-        overruled = _overruled(order, file)
+        said, notes = file.metadata.get("layout", order), []
+        if said.upper() != order:
+            notes.append(f"read as {order} as asked, although the file says {said}")
         for name in _chosen(layer, list(names)):
             read = _layer(file, name, names[name], order, allow_nan, overrides)
-            yield _with_notes(file, names, overruled, read)
+            yield _with_notes(file, names, notes, read)
 
 
 def without_numbers(layer: Layer) -> Layer:
@@ -143,14 +145,12 @@ def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
         return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
 
 
-def _with_notes(
-    file: TensorFile, names: dict[str, str], overruled: tuple[str, ...], layer: Layer
-) -> Layer:
+def _with_notes(file: TensorFile, names: dict[str, str], before: list[str], layer: Layer) -> Layer:
     """Return a layer with all that is to be said of it, before what it has found itself."""
     prefix = names[layer.name]
     call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
     aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
-    notes = (*overruled, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
+    notes = (*before, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
     unread = _unread(file, prefix, list(names.values()))
     return replace(layer, notes=tuple(map(printable, notes + unread)))
 
@@ -179,13 +179,6 @@ def _shown(prefix: str) -> str:
 def int_of(text: str) -> int | None:
     """Return the whole number that a text is, or None."""
     return int(text) if text.isdecimal() and len(text) <= DIGITS else None
-
-
-def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
-    said = file.metadata.get("layout", layout)
-    if said.upper() == layout:
-        return ()
-    return (f"read as {layout} as asked, although the file says {said}",)
 
 
 def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
@@ -337,12 +330,12 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
                 path,
                 f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
             )
-    return sorted(layers, key=_place)
+    return sorted(layers, key=natural)
 
 
-def _place(prefix: str) -> list[tuple[int, str]]:
-    """Return what layers are sorted by: their names, with numbers by their size."""
-    parts = re.split(r"([0-9]+)", prefix)  # text and digits in turn
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return what names are sorted by: their text, with numbers in it by their size."""
+    parts = re.split(r"([0-9]+)", text)  # text and digits in turn
     digits = [part.lstrip("0") if n % 2 else part for n, part in enumerate(parts)]
     return [(len(part) if n % 2 else 0, part) for n, part in enumerate(digits)]
 

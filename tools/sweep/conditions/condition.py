@@ -117,21 +117,14 @@ def _given(point: Mapping[str, Value]) -> dict[str, Value]:
         given["block_q"] = given["block_k"] = given.pop("tile")
     for name, value in tuple(given.items()):
         if name.partition(".")[0] == "format" and ":" in str(value):
-            given |= _two(name, str(value), given)
+            # O=bf16:stochastic is format.O=bf16 and mode.O=stochastic: one condition
+            given[name], mode = without_mode(str(value))
+            other = name.replace("format", "mode", 1)
+            if mode and given.get(other, "preset") != "preset":
+                repair = f"names a mode, and {other}={given[other]} is given too; choose one"
+                raise bad(name, str(value), repair)
+            given |= {other: mode} if mode else {}
     return given
-
-
-def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return O=bf16:stochastic as format.O=bf16 and mode.O=stochastic.
-
-    Both spellings are then one condition.
-    """
-    rounding, mode = without_mode(text)
-    other = name.replace("format", "mode", 1)
-    if mode and given.get(other, "preset") != "preset":
-        raise bad(name, text, f"names a mode, and {other}={given[other]} is given too; choose one")
-    parameters: dict[str, Value] = {name: rounding}
-    return parameters | ({other: mode} if mode else {})
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:

@@ -158,9 +158,12 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         "device": device(engine),
         "versions": versions(engine),
     }
+    none = np.full(len(cells), np.nan)
+    columns = (found.get(name, none).tolist() for name in metrics.METRICS)
+    rows = zip(*columns, strict=True)
     return [
-        Result(key=cell.key, metrics=_row(found, i), sites=sites[i], **more)
-        for i, cell in enumerate(cells)
+        Result(key=cell.key, metrics=dict(zip(metrics.METRICS, row, strict=True)), sites=of, **more)
+        for cell, row, of in zip(cells, rows, sites, strict=False)
     ]
 
 
@@ -179,11 +182,6 @@ def _metrics(
         {name: {part: x[: len(cells)] for part, x in s.items()} for name, s in found.items()},
         formats,
     )
-
-
-def _row(found: dict[str, np.ndarray], i: int) -> dict[str, float]:
-    """Return one cell's METRICS, NaN where there is none."""
-    return {name: float(found[name][i]) if name in found else np.nan for name in metrics.METRICS}
 
 
 @contextmanager

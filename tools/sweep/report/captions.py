@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from roundscope.attention.sites import Site
+from roundscope.tools.report.wording import listed
 from roundscope.tools.sweep.report.effects import LOG, Shares, center, fold, mean_interval
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.lost import sentence as lost_sentence
 from roundscope.tools.sweep.report.slices import Slice
 from roundscope.tools.sweep.report.words import fold as times
-from roundscope.tools.sweep.report.words import listed, many, number, percent, with_interval
-from roundscope.tools.sweep.storage.frames import Axis, Frame
+from roundscope.tools.sweep.report.words import many, number, percent, with_interval
+from roundscope.tools.sweep.storage.frames import Frame
 
 
 def sentence(frame: Frame, found: Shares) -> str:
@@ -35,7 +36,9 @@ def _axis(frame: Frame, found: Shares) -> str:
         return _alone(frame)
     first = found.effects[0]
     if first.share == 0.0:
-        return f"No axis matters: rms is {number(_rms(frame))} in every cell."
+        every = frame.metric("rms")
+        rms, _ = mean_interval(every[np.isfinite(every)])
+        return f"No axis matters: rms is {number(rms)} in every cell."
     if np.isnan(first.limit):
         return f"{_most(frame, found)}; without several seeds nothing tells an effect from chance."
     if not first.stands_out:
@@ -79,11 +82,6 @@ def _alone(frame: Frame) -> str:
         f"{seeds}: rms from float64 is {with_interval(*rms)} ({share} of its rms), the largest"
         f" difference {with_interval(*largest)}."
     )
-
-
-def _rms(frame: Frame) -> float:
-    rms = frame.metric("rms")
-    return mean_interval(rms[np.isfinite(rms)])[0]
 
 
 def opening(frame: Frame, found: Shares) -> str:
@@ -291,14 +289,10 @@ def signed(frame: Frame, cut: Slice, metric: str) -> str:
             " 20 does by chance)."
         )
     line = "The thin line through a dot is its own standard error over rows."
-    lost_too = int((cut.cells & (np.nan_to_num(frame.metric(_count_of(metric))) > 0)).sum())
-    if lost_too:
+    count = "delta_not_finite" if metric == "delta_bias" else "not_finite"
+    if lost_too := int((cut.cells & (np.nan_to_num(frame.metric(count)) > 0)).sum()):
         answer += f" {lost_too} cells with NaN or infinite results have no mean."
     return f"Is the error of {what} biased up or down? {answer} {_shown(frame, cut, metric)} {line}"
-
-
-def _count_of(metric: str) -> str:
-    return "delta_not_finite" if metric == "delta_bias" else "not_finite"
 
 
 def softmax(frame: Frame, cut: Slice) -> str:
@@ -358,7 +352,8 @@ def sites(
     """
     held = {} if cut is None else dict(cut.held)
     if cut is not None and cut.lines is not None:
-        held[cut.lines.label] = _only(frame, cut.lines, cells)
+        codes = np.unique(frame.code(cut.lines)[cells])
+        held[cut.lines.label] = cut.lines.word(int(codes[0])) if codes.size else "-"
     none = f" Without any error: {' '.join(quiet)}." if quiet else ""
     if n := int(lost(frame).cells[cells].sum()):
         none += (
@@ -394,8 +389,3 @@ def _sites_spread(frame: Frame, cells: np.ndarray, mapped: bool) -> str:
             " does not (1 in 20 by chance)"
         )
     return f"Means over seeds, {seeds_words(frame, cells)}; {shown}."
-
-
-def _only(frame: Frame, axis: Axis, cells: np.ndarray) -> str:
-    found = np.unique(frame.code(axis)[cells])
-    return axis.word(int(found[0])) if found.size else "-"

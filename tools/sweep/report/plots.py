@@ -152,7 +152,10 @@ def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
                 ax.set_title(
                     short(f"{cut.rows.label} = {cut.rows.word(row)}", 44), fontsize=9.5, loc="left"
                 )
-    _share_scales(axes, columns=wrap == len(metrics))
+    for column in axes.T if wrap == len(metrics) else ():  # so that rows can be compared
+        low, high = zip(*(ax.get_ylim() for ax in column), strict=True)
+        for ax in column:
+            ax.set_ylim(min(low), max(high))
     for ax in axes[-1]:
         ax.set_xlabel(AXES_LABELS.get(cut.across.label, cut.across.label))
     _legend(figure, cut)
@@ -189,7 +192,8 @@ def _line(
     The interval of the mean is a band where numbers are across, and bars where words are.
     """
     code, color = frame.code(cut.across), _color(cut, k, of)
-    _infinite(ax, frame, cut, mask & np.isinf(y), k, of)
+    infinite = [int(c) for c in np.unique(code[mask & np.isinf(y)])]
+    beyond(ax, [_place(cut, c, k, of) for c in infinite if c in cut.shown[cut.across.name]])
     usable = mask & np.isfinite(y) & ((y > 0) | (metric not in LOG))
     there = [c for c in cut.shown[cut.across.name] if (usable & (code == c)).any()]
     if not there:
@@ -220,13 +224,6 @@ def _line(
     else:
         bars = np.nan_to_num(np.stack([mean - low, high - mean]), nan=0.0)
         ax.errorbar(x, mean, bars, fmt=marker, color=color, ms=5, capsize=2.5, lw=1.2)
-
-
-def _infinite(ax: Axes, frame: Frame, cut: Slice, cells: np.ndarray, k: int, of: int) -> None:
-    """Mark cells whose number is infinite at the upper edge."""
-    codes = [int(c) for c in np.unique(frame.code(cut.across)[cells])]
-    places = [_place(cut, c, k, of) for c in codes if c in cut.shown[cut.across.name]]
-    beyond(ax, places)
 
 
 def _place(cut: Slice, code: int, k: float, of: int) -> float:
@@ -339,14 +336,6 @@ def symmetric_ticks(size: np.ndarray, most: int = 3) -> FixedLocator:
     ]
     ticks = [10.0**power for power in powers[:: -(-len(powers) // most)]]
     return FixedLocator([*(-t for t in ticks), 0.0, *ticks])
-
-
-def _share_scales(axes: Any, columns: bool) -> None:
-    """Set one scale for all panels of a metric, so that rows can be compared."""
-    for column in axes.T if columns else ():
-        low, high = zip(*(ax.get_ylim() for ax in column), strict=True)
-        for ax in column:
-            ax.set_ylim(min(low), max(high))
 
 
 def beyond(ax: Axes, places: Sequence[float]) -> None:

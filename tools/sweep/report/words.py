@@ -62,11 +62,6 @@ def fold(ratio: float) -> str:
     return f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
 
 
-def listed(words: list[str]) -> str:
-    """Return the words as "a, b and c"."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def many(count: int, what: str) -> str:
     """Return a count with its noun: "1 cell", "2 cells"."""
     return f"{count} {what}{'' if count == 1 else 's'}"

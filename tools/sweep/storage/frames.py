@@ -3,7 +3,6 @@
 There are no pictures and no statistics here.
 """
 
-import re
 from array import array
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from roundscope.tools.sweep.conditions.cell import (
 )
 from roundscope.tools.sweep.measuring.metrics import METRICS
 from roundscope.tools.sweep.storage.store import reading, with_keys
+from roundscope.tools.tensors.layers import natural
 
 Row = dict[str, Any]
 # beside parameters
@@ -270,8 +270,9 @@ def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
     ]
     axes: list[Axis] = []
     for name in (n for n in varying if n not in (*hidden, *told)):
-        twins = (i for i, axis in enumerate(axes) if _paired(columns[axis.name], columns[name]))
-        twin = next(twins, None)
+        own = columns[name]
+        pairs = ((i, columns[axis.name]) for i, axis in enumerate(axes))
+        twin = next((i for i, x in pairs if _follows(x, own) and _follows(own, x)), None)
         if twin is None:
             equal = tuple(a for a in hidden if TOGETHER[a] == name)
             label = "tile" if "block_k" in equal else name
@@ -281,22 +282,15 @@ def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
             axes.append(Axis(name=name, label=label, values=values, also=equal))
         else:
             old = axes[twin]
-            axes[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
+            # T (with N and H)
+            start = f"{old.label[:-1]} and" if old.label.endswith(")") else f"{old.label} (with"
+            axes[twin] = replace(old, label=f"{start} {name})", also=(*old.also, name))
     return tuple(axes)
-
-
-def _with(label: str, name: str) -> str:
-    """Return a label with one more name: T (with N and H)."""
-    return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
 
 
 def _follows(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether a column has one value for each of the other."""
     return len(set(b)) == len(set(zip(a, b, strict=True)))
-
-
-def _paired(a: np.ndarray, b: np.ndarray) -> bool:
-    return len(set(a)) == len(set(b)) == len(set(zip(a, b, strict=True)))
 
 
 def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
@@ -309,7 +303,7 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
         return (v != "preset", _precision(str(v)))
 
     def by_name(v: Value) -> Any:
-        return (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))
+        return (v != DEFAULTS.get(name.partition(".")[0]), natural(str(v)))
 
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(values))
@@ -322,14 +316,6 @@ def _precision(name: str) -> tuple[int, int, str]:
     name = name.partition(":")[0]
     f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
     return f.precision, f.emax - f.emin, name
-
-
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
-        for part in re.split(r"(\d+)", text)
-        if part
-    ]
 
 
 def numbered(x: np.ndarray) -> np.ndarray:
