@@ -189,11 +189,8 @@ def summary(cells: Sequence[Cell], out: Path, outcome: "Outcome") -> dict[str, A
 
 def _show(found: dict[str, Any]) -> None:
     from roundscope.tools.sweep.report.effects import changed_nothing
-    from roundscope.tools.sweep.report.words import many
+    from roundscope.tools.sweep.report.words import many, say
     from roundscope.tools.sweep.running.dry_run import said as lines_of
-
-    def say(text: str) -> None:
-        console().print(text, markup=False, soft_wrap=True)
 
     if found["answer"]:
         say(found["answer"])

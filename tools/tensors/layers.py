@@ -248,51 +248,37 @@ def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | N
     return None if text is None else number_given(f"metadata {name}", text, f"such as {example}")
 
 
-def _scale(file: TensorFile, prefix: str) -> float | None:
+def _call(file: TensorFile, prefix: str) -> dict[str, Any]:
+    """Return what the metadata of a layer say of its call, None for nothing, by fields of `Layer`.
+
+    Raises UsageError for what no call can have.
+    """
     scale = _number(file, prefix, "scale", "0.125")
     if scale == 0.0:
         raise bad("metadata scale", "0", "write a finite number other than 0, such as 0.125")
-    return scale
-
-
-def _window(file: TensorFile, prefix: str) -> int | None:
     window = keys_given("metadata window", _number(file, prefix, "window", "128"))
     if window == 0:
         raise bad("metadata window", window, "write how many keys a query sees, such as 128")
-    return window
-
-
-def _softcap(file: TensorFile, prefix: str) -> float | None:
     softcap = _number(file, prefix, "softcap", "50")
     if softcap is not None and softcap <= 0.0:
         raise bad("metadata softcap", softcap, "write a number above 0, such as 50")
-    return softcap
-
-
-def _is_causal(file: TensorFile, prefix: str) -> bool | None:
-    text = file.said(prefix, "is_causal")
-    if text is not None and text.lower() not in TRUTH:
-        raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
-    return None if text is None else TRUTH[text.lower()]
-
-
-def _alignment(file: TensorFile, prefix: str) -> Alignment | None:
-    text = file.said(prefix, "alignment")
-    found = [known for known in ALIGNMENTS if known == text]
-    if text is not None and not found:
-        raise bad("metadata alignment", text, f"write {' or '.join(ALIGNMENTS)}")
-    return found[0] if found else None
+    causal, alignment = file.said(prefix, "is_causal"), file.said(prefix, "alignment")
+    if causal is not None and causal.lower() not in TRUTH:
+        raise bad("metadata is_causal", causal, "write true or false, or give --causal or --full")
+    if alignment not in (None, *ALIGNMENTS):
+        raise bad("metadata alignment", alignment, f"write {' or '.join(ALIGNMENTS)}")
+    return {
+        "is_causal": None if causal is None else TRUTH[causal.lower()],
+        "alignment": alignment,
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+    }
 
 
 def _settled(file: TensorFile, prefix: str, layer: Layer, overrides: Overrides) -> Layer:
     """Return a layer with what its file says of its call, and what the caller says instead."""
-    said: dict[str, Any] = {
-        "is_causal": _is_causal(file, prefix),
-        "alignment": _alignment(file, prefix),
-        "scale": _scale(file, prefix),
-        "window": _window(file, prefix),
-        "softcap": _softcap(file, prefix),
-    }
+    said = _call(file, prefix)
     given = {name: getattr(overrides, name) for name in said}
     # 0 stands for none, but a call that is not causal is one
     asked = {n: x if x or x is False else None for n, x in given.items() if x is not None}

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from roundscope.tools.report.terminal import console
+
 METRIC_LABELS = {
     "rms": "rms of out − float64",
     "max_abs": "largest |out − float64|",
@@ -28,6 +30,11 @@ AXES_LABELS = {
     "H": "H, features",
     "stabiliser": "stabilizer, beta",
 }
+
+
+def say(text: str) -> None:
+    """Print a text on the terminal as it is; the terminal breaks its lines."""
+    console().print(text, markup=False, soft_wrap=True)
 
 
 def short(text: str, most: int) -> str:

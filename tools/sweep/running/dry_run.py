@@ -15,7 +15,7 @@ from roundscope.tools.sweep.conditions.cell import (
     entries,
     left_out,
 )
-from roundscope.tools.sweep.report.words import many
+from roundscope.tools.sweep.report.words import many, say
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
 SHOWN = 8  # cells that the preview lists
@@ -221,11 +221,6 @@ class _Timer:
 
 def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_away: int) -> None:
     """Print the preview on the terminal."""
-    screen = console()
-
-    def say(text: str) -> None:
-        screen.print(text, markup=False, soft_wrap=True)
-
     equal = f" ({p.points} points; equal ones are one cell)" if p.points != p.cells + p.same else ""
     say(f"{many(p.cells, 'cell')}{equal}, {p.todo} to compute")
     if p.same:
@@ -237,7 +232,7 @@ def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_aw
     elif p.ok or p.failed:
         again = " (--retry-failed runs these again)" if p.failed else ""
         say(f"{out} holds {p.ok + p.failed} of them: {p.ok} ok, {p.failed} failed{again}")
-    screen.print(_table(p))
+    console().print(_table(p))
     say(_cost(p, workers, executor))
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,10 +68,14 @@ def run(
     or kills its worker becomes a failed row. Raises StorageError if the file cannot be written,
     ExecutorError if workers cannot start or are gone, UsageError for jobs below 1 and for an
     executor that is none; what was saved stays.
+
+    On this machine engines run one after another: xla has all cores, or the GPU, in one process.
     """
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
     began, unique = time.perf_counter(), {cell.key: cell for cell in cells}
+    from roundscope.tools.sweep.measuring import measure as measuring
+
     held = store.statuses(unique)
     missing = [
         c
@@ -79,7 +83,17 @@ def run(
         if key not in held or (retry_failed and held[key] == "failed")
     ]
     tally = _Tally(store, len(missing), progress)
-    interrupted = _measured(missing, measure, tally, jobs, executor)
+    interrupted = 0
+    with stopping() as stop:
+        try:
+            for engine in ("numpy", "xla") if executor is None else (None,):
+                part = [c for c in missing if engine in (None, c["engine"])]
+                workers = 1 if engine == "xla" else jobs or cores()
+                work = measuring.batches(part, workers)
+                wanted = jobs if executor is not None else min(workers, len(work))
+                Dispatch(measure or measuring.measure, executor, wanted, tally.save, stop).all(work)
+        except KeyboardInterrupt:
+            interrupted = stop() or signal.SIGINT
     left_failed = sum(held.get(key) == "failed" for key in unique) if not retry_failed else 0
     skipped = sum(held.get(key) == "ok" for key in unique)
     return Outcome(
@@ -120,53 +134,24 @@ class _Tally:
         self.progress(self.done + self.failed, self.failed, self.total)
 
 
-def _measured(
-    missing: Sequence[Cell],
-    measure: Measure | None,
-    tally: _Tally,
-    jobs: int | None,
-    executor: str | None,
-) -> int:
-    """Measure cells; return the signal that ended it, 0 for none.
-
-    On this machine engines run one after another: xla has all cores, or the GPU, in one process.
-    """
-    from roundscope.tools.sweep.measuring import measure as measuring
-
-    engines = ("numpy", "xla") if executor is None else (None,)
-    with stopping() as stop:
-        try:
-            for engine in engines:
-                part = [c for c in missing if engine in (None, c["engine"])]
-                workers = 1 if engine == "xla" else jobs or cores()
-                work = measuring.batches(part, workers)
-                wanted = jobs if executor is not None else min(workers, len(work))
-
-                def opened(alone: bool, most: int | None = wanted) -> AbstractContextManager[Crew]:
-                    return executor_for(executor, 1 if alone and executor is None else most)
-
-                Dispatch(measure or measuring.measure, opened, tally.save, stop).all(work)
-        except KeyboardInterrupt:
-            return stop() or signal.SIGINT
-    return 0
-
-
 class Dispatch:
     """Measures batches on crews and saves each as it comes back; every cell ends as one saved row.
 
-    opened    makes a crew, a new one after each that broke; asked whether one worker is enough
-    save      is given a batch and its results
-    stop      returns a number other than 0 when no more is wanted
+    executor, workers   of crews, a new one after each that broke: as `executor_for` takes them
+    save                is given a batch and its results
+    stop                returns a number other than 0 when no more is wanted
     """
 
     def __init__(
         self,
         measure: Measure,
-        opened: Callable[[bool], AbstractContextManager[Crew]],
+        executor: str | None,
+        workers: int | None,
         save: Callable[[Batch, list[Result]], None],
         stop: Callable[[], int],
     ) -> None:
-        self.measure, self.opened, self.save, self.stop = measure, opened, save, stop
+        self.measure, self.save, self.stop = measure, save, stop
+        self.executor, self.workers = executor, workers
         self.queue: deque[Batch] = deque()
         self.suspects: deque[Batch] = deque()  # batches that were under way when a worker died
 
@@ -189,7 +174,7 @@ class Dispatch:
         What was under way then is suspect.
         """
         flying: dict[Future[list[Result]], Batch] = {}
-        with self.opened(False) as crew:
+        with executor_for(self.executor, self.workers) as crew:
             self._greet(crew)
             while self.queue or flying:
                 whole = self._send(crew, flying)
@@ -236,7 +221,7 @@ class Dispatch:
 
     def _alone(self, cells: deque[Batch]) -> None:
         """Measure one suspect cell at a time until the crew breaks, which shows who broke it."""
-        with self.opened(True) as crew:
+        with executor_for(self.executor, self.workers if self.executor else 1) as crew:
             self._greet(crew)
             while cells:
                 try:
