@@ -13,12 +13,8 @@ from typing import Any
 SIGNALLED = 128
 
 
-def _silent() -> None:
-    pass
-
-
 @contextmanager
-def stopping(tell: Callable[[], None] = _silent) -> Iterator[Callable[[], int]]:
+def stopping(tell: Callable[[], object] = lambda: None) -> Iterator[Callable[[], int]]:
     """Yield a function that returns the signal after which to stop, 0 for none.
 
     The second one acts as usual: it ends the work at once. Outside the main thread no signal comes.

@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from roundscope.tools.sweep.conditions.axes import points, spec_of
+from roundscope.tools.sweep.conditions.axes import each_point, spec_of
 from roundscope.tools.sweep.conditions.cell import Cell, Result
 from roundscope.tools.sweep.conditions.condition import cell_of
 from roundscope.tools.sweep.measuring.measure import measure
@@ -278,7 +278,7 @@ def copied(store: Path, words: Sequence[str], large: Path, more: Sequence[str]) 
 
     words, more: the axes of both, the seed last, so that the cells of a condition follow each other
     """
-    old, new = (list(map(cell_of, points(spec_of(axes)))) for axes in (words, more))
+    old, new = (list(map(cell_of, list(each_point(spec_of(axes))))) for axes in (words, more))
     few, many = len(old) // CONDITIONS, len(new) // CONDITIONS
     pairs = (
         (old[i // many * few + i % many % few].key, cell.key, i % many)
@@ -338,7 +338,7 @@ def main() -> int:
 
 def _checked(given: argparse.Namespace, store: Path) -> int:
     words = words_of(given.cells)
-    cells = {cell.key: cell for cell in map(cell_of, points(spec_of(words)))}
+    cells = {cell.key: cell for cell in map(cell_of, list(each_point(spec_of(words))))}
     print(f"roundscope sweep {' '.join(words)}: {len(cells)} cells", flush=True)
     if saved(store) != len(cells):
         watch = swept(words, store, given.every, given.seed)

@@ -25,4 +25,4 @@ def test_every_pool_of_processes_is_the_one_that_ends_with_its_parent():
     folders = [Path(__file__).parents[2] / name for name in ("tools", "experiments")]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     pools = [path.name for path in files if "ProcessPoolExecutor(" in path.read_text()]
-    assert pools == ["pool.py"]
+    assert pools == ["executors.py"]

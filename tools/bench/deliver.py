@@ -5,7 +5,6 @@ With JSON nothing else is written to stdout.
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,14 +120,10 @@ def versions() -> dict[str, str]:
     Nothing is imported, since importing some of the rivals takes seconds.
     """
     from roundscope.tools.look import doctor
+    from roundscope.tools.results.machine import installed
 
-    known = doctor.versions()
-    for name in RIVALS:
-        try:
-            known[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return known
+    found = doctor.versions() | installed(RIVALS, missing="")
+    return {name: version for name, version in found.items() if version}
 
 
 def _show_machine(facts: dict[str, Any]) -> None:

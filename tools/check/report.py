@@ -29,8 +29,7 @@ from roundscope.tools.report.model import (
     notes,
 )
 from roundscope.tools.report.terminal import plain
-from roundscope.tools.results.machine import device, has_gpu, versions
-from roundscope.tools.results.provenance import command_line
+from roundscope.tools.results.machine import command_line, device, has_gpu, versions
 
 LIBRARIES = ("jax", "jaxlib", "torch", "triton", "transformers")
 SCHEMA = "roundscope-check-1"

@@ -27,7 +27,7 @@ from roundscope.tools.report.model import (
 )
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import request_of
-from roundscope.tools.results.provenance import command_line, versions
+from roundscope.tools.results.machine import all_versions, command_line
 
 SCHEMA = "roundscope-check-cast-1"
 READ = (
@@ -87,7 +87,7 @@ def document(asked: Asked, found: CastReport) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": command_line(),
-        "versions": versions("jax" if asked.library == "jax" else "numpy"),
+        "versions": all_versions("jax" if asked.library == "jax" else "numpy"),
         "request": request_of(asked.function, asked.format, asked.library),
         "function": asked.function,
         "format": asked.format,

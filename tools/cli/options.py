@@ -14,7 +14,7 @@ from roundscope.tools.errors import UsageError, bad, shown
 
 def to_folder(ctx: Any, param: Any, out: Path | None) -> Path | None:
     """Return the folder of an option once it is known that it can be written; a callback."""
-    from roundscope.tools.results.places import can_write_folder
+    from roundscope.tools.results.folder import can_write_folder
 
     if _is_said(out, ctx, param):
         can_write_folder(_named(param), out)
@@ -34,7 +34,7 @@ def _named(param: Any) -> str:
 
 def to_file(ctx: Any, param: Any, out: Path | None) -> Path | None:
     """Return the file of an option once it is known that it can be written; a callback."""
-    from roundscope.tools.results.places import can_write_file
+    from roundscope.tools.results.folder import can_write_file
 
     if _is_said(out, ctx, param):
         can_write_file(_named(param), out)

@@ -80,8 +80,8 @@ def sweep(
         return
     from roundscope.tools.sweep import command
 
-    code = command.run(
-        axes or [],
+    options = command.SweepOptions(
+        axes=axes or [],
         zips=zip_ or [],
         backward=backward,
         out=out,
@@ -90,7 +90,7 @@ def sweep(
         retry_failed=retry_failed,
         dry_run=dry_run,
         fresh=fresh,
-        as_json=json,
+        json=json,
     )
-    if code:
+    if code := command.run(options):
         raise typer.Exit(code)

@@ -9,8 +9,8 @@ from roundscope.tools.identify.reading import Call
 from roundscope.tools.identify.search import Found
 from roundscope.tools.identify.whole import Counted
 from roundscope.tools.report.terminal import table
-from roundscope.tools.results.provenance import command_line, versions
-from roundscope.tools.results.provenance import digest as of_array
+from roundscope.tools.results.machine import all_versions, command_line
+from roundscope.tools.results.machine import digest as of_array
 
 SCHEMA = "roundscope-identify-1"
 FEW = 5  # how many further changes are shown
@@ -41,7 +41,7 @@ def document(call: Call, found: Identified) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "command": command_line(),
-        "versions": versions("numpy"),
+        "versions": all_versions("numpy"),
         "name": call.name,
         "about": call.about,
         "verdict": found.kind,

@@ -3,14 +3,14 @@
 import os
 import platform
 import sys
-from importlib import metadata
 from typing import Any
 
 from roundscope.tools.errors import one_line
 from roundscope.tools.report.model import Part, Table, Text
 from roundscope.tools.report.terminal import plain, print_json, show
+from roundscope.tools.results.machine import installed
 
-PACKAGES = ("roundscope", "numpy", "numba", "ml_dtypes", "jax", "jaxlib", "safetensors")
+PACKAGES = ("numpy", "numba", "ml_dtypes", "jax", "jaxlib", "safetensors")
 
 
 def run(as_json: bool = False) -> bool:
@@ -44,13 +44,7 @@ def examine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide bits."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "source tree" if name == "roundscope" else "not installed"
-    return found
+    return installed(("roundscope",), missing="source tree") | installed(PACKAGES)
 
 
 def devices() -> list[str]:

@@ -1,14 +1,13 @@
-"""A command's SQLite file of results: opened or created, locked, and checked to be its own."""
+"""A command's SQLite file of results: locked, opened or created, and checked to be its own."""
 
-import math
+import fcntl
+import os
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from roundscope.tools.errors import StorageError
-from roundscope.tools.results.lock import locked
 from roundscope.tools.results.tables import (
     Tables,
     check_columns,
@@ -18,6 +17,9 @@ from roundscope.tools.results.tables import (
     explained,
     is_ours,
 )
+
+# lock files that this process holds; the kernel's locks only work between processes
+_held: set[Path] = set()
 
 
 @contextmanager
@@ -44,7 +46,7 @@ def results_file(
     """
     path = (folder / name).resolve()
     check_start(path, "--out")
-    with held(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+    with locked(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
         ours = is_ours(connection, path, application)
         if ours:
             check_version(connection, path, schema, "choose another folder")
@@ -61,19 +63,50 @@ def results_file(
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a results file while the context is open.
+def locked(path: Path, what: str = "run") -> Iterator[None]:
+    """Hold PATH.lock, which contains the process number of its holder, while the context is open.
 
-    Raises StorageError if another process has the lock; its message speaks of a run, not of a
-    sweep.
+    It is a POSIX record lock on a file of its own. The kernel drops it when the process ends, even
+    after kill -9, and a forked child does not inherit it, as it would inherit a flock. The lock
+    needs a file of its own because SQLite's locks on the results are of the same kind, and a
+    process that closes a file drops all of its locks on it.
+
+    Raises StorageError if another run holds the lock; what: what a run is called.
     """
+    file = path.with_name(path.name + ".lock")
+    descriptor, holder = (None, str(os.getpid())) if file in _held else _taken(file)
+    if descriptor is None:
+        raise StorageError(
+            f"another {what} (pid {holder}) is writing {path}; wait for it or choose another --out"
+        )
+    _held.add(file)
     try:
-        with locked(path):
-            yield
-    except StorageError as error:
-        raise StorageError(str(error).replace("another sweep", "another run")) from None
+        yield
+    finally:
+        _held.discard(file)
+        # removed while we hold it, so that whoever creates a new one finds that free
+        file.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
-def number(x: Any) -> Any:
-    """Return a stored number, NaN for SQL's NULL."""
-    return math.nan if x is None else x
+def _taken(file: Path) -> tuple[int | None, str]:
+    """Return (the lock file, open and locked, our number); (None, its holder's) if it is taken."""
+    while True:
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                with os.fdopen(descriptor, encoding="utf-8", errors="replace") as taken:
+                    return None, taken.read(32).strip() or "unknown"
+            # unless its holder ended and removed it between our opening and our locking
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, f"{os.getpid()}\n".encode())
+                    return descriptor, str(os.getpid())
+            os.close(descriptor)
+        except OSError as error:
+            raise StorageError(
+                f"{file}: {error.strerror}; it must be writable: make it so or choose another --out"
+            ) from None

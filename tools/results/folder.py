@@ -1,8 +1,14 @@
-"""Folders and pages that commands write, and never those of another request without a word."""
+"""Folders and pages that commands write, and never those of another request without a word.
+
+A place is tried before the work, by writing: permissions alone do not tell whether a disk is full,
+is read-only or takes no files. The trial leaves nothing.
+"""
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -10,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.emu.plain_data import parsed
-from roundscope.emu.whole_files import is_left, read_whole, write_whole
-from roundscope.tools.errors import StorageError, bad
+from roundscope.emu.whole_files import LONGEST, is_left, read_whole, write_whole
+from roundscope.tools.errors import StorageError, UsageError, bad
 from roundscope.tools.report.terminal import console, plain
-from roundscope.tools.results.places import can_write_file, can_write_folder
 
 OPENING = 400  # characters of a page, in which its title is
 PAGE = "report.html"
@@ -121,12 +126,52 @@ def write_page(out: Path, page: str, title: str) -> None:
         StorageError: it cannot be written.
     """
     can_write_file("--out", out)
-    if out.exists() and f"<title>{title}" not in _opening(out):
-        raise bad("--out", str(out), "exists and is another file; name a new one")
+    if out.exists():
+        with out.open(encoding="utf-8", errors="replace") as file:
+            if f"<title>{title}" not in file.read(OPENING):
+                raise bad("--out", str(out), "exists and is another file; name a new one")
     with storing(out):
         write_whole(out, page)
 
 
-def _opening(path: Path) -> str:
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(OPENING)
+def can_write_folder(option: str, out: Path) -> None:
+    """Raise UsageError if no files can be written into a folder, which need not exist yet."""
+    _check_names(option, out)
+    if os.path.lexists(out) and not out.is_dir():
+        is_file = out.is_file()
+        raise bad(option, str(out), f"is {'a file' if is_file else 'no folder'}; name a folder")
+    _try(option, out, out)
+
+
+def can_write_file(option: str, out: Path) -> None:
+    """Raise UsageError if a file cannot be written, or is one that must not be replaced."""
+    _check_names(option, out)
+    if out.is_dir():
+        raise bad(option, str(out), "is a folder; name a file")
+    if out.exists() and not out.is_file():
+        raise bad(option, str(out), "is a device and no file; name a file")
+    _try(option, out, out.parent)
+
+
+def _check_names(option: str, out: Path) -> None:
+    """Raise UsageError for a name that no file system takes."""
+    if long := [part for part in out.parts if len(os.fsencode(part)) > LONGEST]:
+        size = len(os.fsencode(long[0]))
+        raise bad(option, str(out), f"a name of {size} bytes; give at most {LONGEST}")
+
+
+def _try(option: str, out: Path, folder: Path) -> None:
+    """Write a file without a name into a folder, or into the nearest one above it that exists."""
+    try:
+        there = next(f for f in (folder, *folder.absolute().parents) if os.path.lexists(f))
+        if not there.is_dir():
+            raise bad(option, str(out), f"{there} is not a directory; choose another folder")
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"\0" * 512)
+            file.flush()
+    except UsageError:
+        raise
+    except OSError as error:
+        why = (error.strerror or type(error).__name__).lower()
+        repair = f"cannot be written ({why}); choose a folder that you may write"
+        raise bad(option, str(out), repair) from None

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from roundscope.tools.errors import ExecutorError, UsageError, bad
 from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.signals import SIGNALLED
-from roundscope.tools.sweep.conditions.cell import Cell
+from roundscope.tools.sweep.conditions.cell import Cell, left_out, without_repeats
 
-if TYPE_CHECKING:  # a sweep without results need not import it
-    from roundscope.tools.sweep.storage.frames import Frame
+if TYPE_CHECKING:
+    from roundscope.tools.sweep.running.run import Outcome
 
 FAILED = 1
 MOST_JOBS = 4096
@@ -22,73 +23,68 @@ OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
 
 
-def run(
-    words: Sequence[str],
-    *,
-    zips: Sequence[str],
-    backward: bool,
-    out: Path,
-    jobs: int | None,
-    executor: str | None,
-    retry_failed: bool,
-    dry_run: bool,
-    fresh: bool,
-    as_json: bool,
-) -> int:
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """What `roundscope sweep` can be told; see its --help. axes: words, or a TOML file."""
+
+    axes: Sequence[str]
+    zips: Sequence[str] = ()
+    backward: bool = False
+    out: Path
+    jobs: int | None = None
+    executor: str | None = None
+    retry_failed: bool = False
+    dry_run: bool = False
+    fresh: bool = False
+    json: bool = False
+
+
+def run(options: SweepOptions) -> int:
     """Run a sweep, or announce it with `dry_run`; return the exit code.
 
-    The code is 0, or 1 if a cell failed, 130 after Ctrl-C, 143 after SIGTERM. Arguments are as in
-    `roundscope sweep --help`; words: the axes, or a TOML file.
+    The code is 0, or 1 if a cell failed, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as
     `tools.sweep.running.run`.
     """
-    if out.suffix in OTHERS:
+    if options.out.suffix in OTHERS:
         raise bad(
             "--out",
-            str(out),
+            str(options.out),
             "a sweep writes SQLite; end it in .sqlite, and make tables of it with  roundscope"
             " export",
         )
-    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
-        raise bad("--jobs", jobs, f"give 1 or more, up to {MOST_JOBS}")
-    if executor is not None:
+    if options.jobs is not None and not 1 <= options.jobs <= MOST_JOBS:
+        raise bad("--jobs", options.jobs, f"give 1 or more, up to {MOST_JOBS}")
+    if options.executor is not None:
         from roundscope.tools.sweep.running.executors import check_executor
 
-        check_executor(executor)
+        check_executor(options.executor)
     try:
-        count, cells, same = _asked(words, zips, backward, None if fresh else out)
-        if dry_run:
-            _announce(count, cells, same, out, jobs, executor, retry_failed, fresh, as_json)
+        points, different = _cells(options)
+        cells = without_repeats(different)
+        same = len(different) - len(cells)
+        if options.dry_run:
+            _announce(options, points, cells, same)
             return 0
-        with _tidy(out):
-            return _run(cells, same, out, jobs, executor, retry_failed, fresh, as_json)
+        with _tidy(options.out):
+            return _run(options, cells, same)
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return SIGNALLED + SIGINT
 
 
-def _asked(
-    words: Sequence[str], zips: Sequence[str], backward: bool, held: Path | None
-) -> tuple[int, list[Cell], int]:
-    """Return (the number of points, their cells, how many were left out as repeats).
-
-    held: the file that the sweep would go on with.
-    """
+def _cells(options: SweepOptions) -> tuple[int, list[Cell]]:
+    """Return (the number of points, their different cells)."""
     from roundscope.tools.sweep.conditions.axes import each_point, spec_of
     from roundscope.tools.sweep.conditions.condition import cell_of
-    from roundscope.tools.sweep.conditions.repeats import without_repeats
-    from roundscope.tools.sweep.storage.earlier import check_default
 
-    spec, count = spec_of(words, zips, backward), 0
+    count = 0
     different: dict[str, Cell] = {}
-    for cell in map(cell_of, each_point(spec)):
+    for cell in map(cell_of, each_point(spec_of(options.axes, options.zips, options.backward))):
         count += 1
         different[cell.key] = cell
-    cells = without_repeats(different.values())
-    if held is not None:
-        check_default(spec, different, held)
-    return count, cells, len(different) - len(cells)
+    return count, list(different.values())
 
 
 @contextmanager
@@ -105,92 +101,65 @@ def _tidy(out: Path) -> Iterator[None]:
         raise
 
 
-def _announce(
-    points: int,
-    cells: list[Cell],
-    same: int,
-    out: Path,
-    jobs: int | None,
-    executor: str | None,
-    retry_failed: bool,
-    fresh: bool,
-    as_json: bool,
-) -> None:
-    from roundscope.tools.sweep.measuring.measure import measure
+def _announce(options: SweepOptions, points: int, cells: list[Cell], same: int) -> None:
+    import numba
+
     from roundscope.tools.sweep.running import dry_run
     from roundscope.tools.sweep.running.executors import cores
     from roundscope.tools.sweep.storage.store import count_cells, reading, statuses
 
+    out, is_there = options.out, options.out.exists()
     held: dict[str, str] = {}
-    if out.exists() and not fresh:
+    if is_there and not options.fresh:
         with reading(out) as connection:
             held = statuses(connection, {cell.key for cell in cells})
-    workers = jobs or (cores() if executor is None else 1)
-    with _as_one_of(workers):
-        preview = dry_run.preview(
-            points,
-            cells,
-            held,
-            retry_failed=retry_failed,
-            workers=workers,
-            measure=measure,
-            same=same,
-        )
-    if as_json:
-        print_json(preview)
-    else:
-        lost = count_cells(out) if fresh and out.exists() else 0
-        dry_run.show(preview, out, workers=workers, executor=executor, thrown_away=lost)
-
-
-@contextmanager
-def _as_one_of(workers: int) -> Iterator[None]:
-    """Use as many threads as one of `workers` workers has: one, if there are several workers."""
-    import numba
-
+    workers = options.jobs or (cores() if options.executor is None else 1)
     threads = numba.get_num_threads()
-    numba.set_num_threads(1 if workers > 1 else threads)
+    numba.set_num_threads(1 if workers > 1 else threads)  # as many as one of the workers has
     try:
-        yield
+        preview = dry_run.preview(
+            points, cells, held, retry_failed=options.retry_failed, workers=workers, same=same
+        )
     finally:
         numba.set_num_threads(threads)
+    if options.json:
+        print_json(preview)
+    else:
+        lost = count_cells(out) if options.fresh and is_there else 0
+        dry_run.show(preview, out, workers=workers, executor=options.executor, thrown_away=lost)
 
 
-def _run(
-    cells: list[Cell],
-    same: int,
-    out: Path,
-    jobs: int | None,
-    executor: str | None,
-    retry_failed: bool,
-    fresh: bool,
-    as_json: bool,
-) -> int:
+def _run(options: SweepOptions, cells: list[Cell], same: int) -> int:
     from roundscope.tools.sweep.running import run as loop
-    from roundscope.tools.sweep.running.progress import bar
     from roundscope.tools.sweep.storage.store import writing
 
-    with writing(out, fresh) as store, bar() as progress:
+    with writing(options.out, options.fresh) as store, loop.bar() as progress:
         outcome = loop.run(
-            cells, store, jobs=jobs, executor=executor, retry_failed=retry_failed, progress=progress
+            cells,
+            store,
+            jobs=options.jobs,
+            executor=options.executor,
+            retry_failed=options.retry_failed,
+            progress=progress,
         )
-        report = summary(cells, out, outcome) | {"same": same, "thrown_away": store.thrown_away}
-    if as_json:
+        report = summary(cells, options.out, outcome)
+        report |= {"same": same, "thrown_away": store.thrown_away}
+    if options.json:
         print_json(report)
     else:
         _show(report)
-    return (
-        SIGNALLED + outcome.interrupted if outcome.interrupted else FAILED if outcome.failed else 0
-    )
+    if outcome.interrupted:
+        return SIGNALLED + outcome.interrupted
+    return FAILED if outcome.failed else 0
 
 
-def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
+def summary(cells: Sequence[Cell], out: Path, outcome: "Outcome") -> dict[str, Any]:
     """Return a summary of a sweep as data.
 
     It begins with what is NaN or infinite, and holds counts, how the time was spent, the axes
     without effect, and the first failure.
     """
-    from roundscope.tools.sweep.report.idle import idle
+    from roundscope.tools.sweep.report.effects import idle
     from roundscope.tools.sweep.report.lost import lost, sentence
     from roundscope.tools.sweep.running.dry_run import notes
     from roundscope.tools.sweep.storage.frames import frame_of
@@ -198,6 +167,8 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
     some = outcome.done + outcome.failed + outcome.skipped > 0
     frame = frame_of(out, {cell.key for cell in cells}) if some else None
     none = None if frame is None else lost(frame)
+    failed = {} if frame is None else frame.failed.columns
+    errors = dict(zip(failed["key"], failed["error"], strict=True)) if failed else {}
     total = sum(outcome.parts.values())
     return {
         "not_finite": 0 if none is None else int(none.cells.sum()),
@@ -209,31 +180,17 @@ def summary(cells: Sequence[Cell], out: Path, outcome: Any) -> dict[str, Any]:
         "skipped": outcome.skipped,
         "interrupted": bool(outcome.interrupted),
         "seconds": outcome.seconds,
-        "parts": (
-            {name: seconds / total for name, seconds in outcome.parts.items()} if total else {}
-        ),
+        "parts": {name: seconds / total for name, seconds in outcome.parts.items() if total},
         "notes": list(notes(cells)),
         "changed_nothing": [] if frame is None else idle(frame),
-        "first_error": None if frame is None else _first_error(frame, cells),
+        "first_error": next((errors[c.key] for c in cells if c.key in errors), None),
     }
 
 
-def _first_error(frame: "Frame", cells: Sequence[Cell]) -> str | None:
-    """Return the error of the first cell that failed, in the order of the sweep."""
-    if not frame.failed:
-        return None
-    errors = dict(zip(frame.failed.column("key"), frame.failed.column("error"), strict=True))
-    return next((errors[cell.key] for cell in cells if cell.key in errors), None)
-
-
 def _show(found: dict[str, Any]) -> None:
-    from roundscope.tools.sweep.conditions.repeats import said
-    from roundscope.tools.sweep.report.idle import said as changed_nothing
-    from roundscope.tools.sweep.report.words import many
+    from roundscope.tools.sweep.report.effects import changed_nothing
+    from roundscope.tools.sweep.report.words import many, say
     from roundscope.tools.sweep.running.dry_run import said as lines_of
-
-    def say(text: str) -> None:
-        console().print(text, markup=False, soft_wrap=True)
 
     if found["answer"]:
         say(found["answer"])
@@ -245,7 +202,7 @@ def _show(found: dict[str, Any]) -> None:
         f" (in the file already){rate}"
     )
     if found["same"]:
-        say(said(found["same"]))
+        say(left_out(found["same"]))
     for line in lines_of(found["notes"]):
         say(line)
     if found["parts"]:

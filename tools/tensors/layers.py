@@ -118,10 +118,12 @@ def each_layer(
         prefixes = _prefixes(file, str(path))
         names = {_shown(p): p for p in prefixes}
         order = _layout(layout, file)
-        overruled = _overruled(order, file)
+        said, notes = file.metadata.get("layout", order), []
+        if said.upper() != order:
+            notes.append(f"read as {order} as asked, although the file says {said}")
         for name in _chosen(layer, list(names)):
             read = _layer(file, name, names[name], order, allow_nan, overrides)
-            yield _with_notes(file, names, overruled, read)
+            yield _with_notes(file, names, notes, read)
 
 
 def without_numbers(layer: Layer) -> Layer:
@@ -143,14 +145,12 @@ def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
         return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
 
 
-def _with_notes(
-    file: TensorFile, names: dict[str, str], overruled: tuple[str, ...], layer: Layer
-) -> Layer:
+def _with_notes(file: TensorFile, names: dict[str, str], before: list[str], layer: Layer) -> Layer:
     """Return a layer with all that is to be said of it, before what it has found itself."""
     prefix = names[layer.name]
     call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
     aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
-    notes = (*overruled, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
+    notes = (*before, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
     unread = _unread(file, prefix, list(names.values()))
     return replace(layer, notes=tuple(map(printable, notes + unread)))
 
@@ -179,13 +179,6 @@ def _shown(prefix: str) -> str:
 def int_of(text: str) -> int | None:
     """Return the whole number that a text is, or None."""
     return int(text) if text.isdecimal() and len(text) <= DIGITS else None
-
-
-def _overruled(layout: str, file: TensorFile) -> tuple[str, ...]:
-    said = file.metadata.get("layout", layout)
-    if said.upper() == layout:
-        return ()
-    return (f"read as {layout} as asked, although the file says {said}",)
 
 
 def _said(file: TensorFile, prefix: str) -> tuple[str, ...]:
@@ -255,51 +248,37 @@ def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | N
     return None if text is None else number_given(f"metadata {name}", text, f"such as {example}")
 
 
-def _scale(file: TensorFile, prefix: str) -> float | None:
+def _call(file: TensorFile, prefix: str) -> dict[str, Any]:
+    """Return what the metadata of a layer say of its call, None for nothing, by fields of `Layer`.
+
+    Raises UsageError for what no call can have.
+    """
     scale = _number(file, prefix, "scale", "0.125")
     if scale == 0.0:
         raise bad("metadata scale", "0", "write a finite number other than 0, such as 0.125")
-    return scale
-
-
-def _window(file: TensorFile, prefix: str) -> int | None:
     window = keys_given("metadata window", _number(file, prefix, "window", "128"))
     if window == 0:
         raise bad("metadata window", window, "write how many keys a query sees, such as 128")
-    return window
-
-
-def _softcap(file: TensorFile, prefix: str) -> float | None:
     softcap = _number(file, prefix, "softcap", "50")
     if softcap is not None and softcap <= 0.0:
         raise bad("metadata softcap", softcap, "write a number above 0, such as 50")
-    return softcap
-
-
-def _is_causal(file: TensorFile, prefix: str) -> bool | None:
-    text = file.said(prefix, "is_causal")
-    if text is not None and text.lower() not in TRUTH:
-        raise bad("metadata is_causal", text, "write true or false, or give --causal or --full")
-    return None if text is None else TRUTH[text.lower()]
-
-
-def _alignment(file: TensorFile, prefix: str) -> Alignment | None:
-    text = file.said(prefix, "alignment")
-    found = [known for known in ALIGNMENTS if known == text]
-    if text is not None and not found:
-        raise bad("metadata alignment", text, f"write {' or '.join(ALIGNMENTS)}")
-    return found[0] if found else None
+    causal, alignment = file.said(prefix, "is_causal"), file.said(prefix, "alignment")
+    if causal is not None and causal.lower() not in TRUTH:
+        raise bad("metadata is_causal", causal, "write true or false, or give --causal or --full")
+    if alignment not in (None, *ALIGNMENTS):
+        raise bad("metadata alignment", alignment, f"write {' or '.join(ALIGNMENTS)}")
+    return {
+        "is_causal": None if causal is None else TRUTH[causal.lower()],
+        "alignment": alignment,
+        "scale": scale,
+        "window": window,
+        "softcap": softcap,
+    }
 
 
 def _settled(file: TensorFile, prefix: str, layer: Layer, overrides: Overrides) -> Layer:
     """Return a layer with what its file says of its call, and what the caller says instead."""
-    said: dict[str, Any] = {
-        "is_causal": _is_causal(file, prefix),
-        "alignment": _alignment(file, prefix),
-        "scale": _scale(file, prefix),
-        "window": _window(file, prefix),
-        "softcap": _softcap(file, prefix),
-    }
+    said = _call(file, prefix)
     given = {name: getattr(overrides, name) for name in said}
     # 0 stands for none, but a call that is not causal is one
     asked = {n: x if x or x is False else None for n, x in given.items() if x is not None}
@@ -337,12 +316,12 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
                 path,
                 f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
             )
-    return sorted(layers, key=_place)
+    return sorted(layers, key=natural)
 
 
-def _place(prefix: str) -> list[tuple[int, str]]:
-    """Return what layers are sorted by: their names, with numbers by their size."""
-    parts = re.split(r"([0-9]+)", prefix)  # text and digits in turn
+def natural(text: str) -> list[tuple[int, str]]:
+    """Return what names are sorted by: their text, with numbers in it by their size."""
+    parts = re.split(r"([0-9]+)", text)  # text and digits in turn
     digits = [part.lstrip("0") if n % 2 else part for n, part in enumerate(parts)]
     return [(len(part) if n % 2 else 0, part) for n, part in enumerate(digits)]
 

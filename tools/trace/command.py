@@ -18,7 +18,7 @@ from roundscope.tools.report.model import Report
 from roundscope.tools.report.progress import telling
 from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
-from roundscope.tools.results.provenance import command_line
+from roundscope.tools.results.machine import command_line
 from roundscope.tools.tensors.layers import (
     REPAIR,
     Layer,

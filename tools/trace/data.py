@@ -17,7 +17,7 @@ from roundscope.attention.injection import Injection
 from roundscope.emu.whole_files import whole_file
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.folder import as_word, free_folder
-from roundscope.tools.results.provenance import versions
+from roundscope.tools.results.machine import all_versions
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.tools.trace.analysis.bias import Bias, Event
@@ -53,7 +53,7 @@ def document(
         "block_q": request.block_q,
         "block_k": request.block_k,
         "inject": [_plain(i) for i in request.inject],
-        "versions": versions(request.engine),
+        "versions": all_versions(request.engine),
         "platform": platform.platform(),
         "layers": [layer(s) for s in summaries],
     }

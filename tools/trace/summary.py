@@ -14,7 +14,7 @@ from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.sites import Axes
 from roundscope.attention.trace.summary import site_of
 from roundscope.emu.stats.summary import Stats
-from roundscope.tools.results.provenance import digest
+from roundscope.tools.results.machine import digest
 from roundscope.tools.tensors.layers import Layer, without_numbers
 from roundscope.tools.trace.analysis import bias as analysis
 from roundscope.tools.trace.analysis import consequences

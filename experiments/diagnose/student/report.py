@@ -20,8 +20,7 @@ from roundscope.tools.diagnose.report.diagnosis import Diagnosis, step
 from roundscope.tools.diagnose.report.steps import replay_step, search_step
 from roundscope.tools.report.model import Picture, Section, Table, notes
 from roundscope.tools.report.pictures import DOWN, UP
-from roundscope.tools.results.machine import device, versions
-from roundscope.tools.results.provenance import command_line
+from roundscope.tools.results.machine import command_line, device, versions
 
 HOW = (
     f"{words_run.SHAM} Epsilon is measured at the same weights and rows, so it contains no"

@@ -28,7 +28,6 @@ from roundscope.tools.report.progress import bar
 from roundscope.tools.results.machine import device, versions
 from roundscope.tools.results.tables import quoted
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Cell, Value
-from roundscope.tools.sweep.running import progress as sweep_progress
 from roundscope.tools.sweep.running import run as sweep
 from roundscope.tools.sweep.storage.store import Store, read_cells, read_sites, reading, writing
 
@@ -233,7 +232,7 @@ def measured(
     if draw and not file.exists():
         return Outcome(launches=launches, there=0, ran=0), None
     if not draw:
-        with writing(file) as store, sweep_progress.bar() as progress:
+        with writing(file) as store, sweep.bar() as progress:
             came = sweep.run(cells, store, jobs=jobs, retry_failed=True, progress=progress)
         done, interrupted = came.done, bool(came.interrupted)
     if not (draw or interrupted or read_drifts(file, training)[0]):

@@ -34,8 +34,8 @@ from roundscope.experiments.papers.stability_2405_02803.conditions import (
 from roundscope.experiments.papers.stability_2405_02803.figures import figures
 from roundscope.experiments.papers.stability_2405_02803.measuring import FILE, Results, measured
 from roundscope.tools.errors import bad
+from roundscope.tools.sweep.conditions.axes import ENGINES
 from roundscope.tools.sweep.conditions.cell import Cell
-from roundscope.tools.sweep.conditions.values import ENGINES
 
 CAUTION = (
     "The paper's implementation, sizes, tiles and draws are unpublished: 'contradicts' says that"

@@ -41,7 +41,7 @@ from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.progress import bar
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.results.machine import device, has_gpu
-from roundscope.tools.sweep.running.pool import local
+from roundscope.tools.sweep.running.executors import local
 
 Rows = Sequence[Row]
 SHORT, LONG = "#d55e00", "#0072b2"

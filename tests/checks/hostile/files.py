@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from roundscope.tools.sweep.conditions import sources
+from roundscope.tools.sweep.conditions import inputs
 from roundscope.tools.tensors.files import TYPES
 from tests.checks.hostile.results import POOL
 from tests.checks.hostile.scene import run, scene, tidy
@@ -440,7 +440,7 @@ def verdicts(asked: Asked = ALL) -> Iterator[Verdict]:
 
 def _forget() -> None:
     """Forget what a sweep has read: in a process of its own no file changes meanwhile."""
-    for function in vars(sources).values():
+    for function in vars(inputs).values():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
 

@@ -37,7 +37,7 @@ FAULTS = (
         imitates="The binary64 reference of a cell sees all keys, where the cell has a window.",
         file="tools/sweep/measuring/calls.py",
         old="{name: getattr(x, name) for name in CALLED}",
-        new='{name: getattr(x, name) for name in CALLED if record or name != "window"}',
+        new='{name: getattr(x, name) for name in CALLED if options or name != "window"}',
         tests=("tests/tools/sweep/test_files.py",),
     ),
     Fault(

@@ -7,8 +7,8 @@ from roundscope.emu.blocks.format import block_format
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.tools.errors import UsageError
-from roundscope.tools.sweep.conditions.plans import plan_of
-from roundscope.tools.sweep.conditions.values import typed
+from roundscope.tools.sweep.conditions.axes import typed
+from roundscope.tools.sweep.conditions.condition import plan_of
 from roundscope.tools.trace.options import changed
 from roundscope.tools.trace.report.words import plan_changes
 

@@ -29,7 +29,7 @@ from roundscope.experiments.train.settings import settings
 from roundscope.experiments.train.student.arms import arm_of, plan_of
 from roundscope.experiments.train.student.config import Config as Student
 from roundscope.tools.errors import UsageError
-from roundscope.tools.sweep.conditions.axes import points, spec_of
+from roundscope.tools.sweep.conditions.axes import each_point, spec_of
 from roundscope.tools.sweep.conditions.condition import cell_of
 from tests.tools.trace.inputs import asked
 
@@ -51,7 +51,7 @@ def _preset(text):
 
 
 def of_sweep(text):
-    [point] = points(spec_of([*_preset(text), "backward=true", *text.split()]))
+    [point] = list(each_point(spec_of([*_preset(text), "backward=true", *text.split()])))
     return cell_of(point).plan
 
 
@@ -61,7 +61,7 @@ def of_a_sweep_s_file(text, tmp_path):
         for name, _, value in (word.partition("=") for word in [*_preset(text), *text.split()])
     ]
     (tmp_path / "axes.toml").write_text("\n".join(["backward = true", "[axes]", *lines]))
-    return cell_of(points(spec_of([str(tmp_path / "axes.toml")]))[0]).plan
+    return cell_of(next(each_point(spec_of([str(tmp_path / "axes.toml")])))).plan
 
 
 def of_training(text):
@@ -223,16 +223,20 @@ def test_places_and_ranges_are_those_of_every_verb(tmp_path):
         for seeds in ("0:3", "0-2", "0,1,2")
     ]
     assert asked_for == [(0, 1, 2)] * 3
-    assert points(spec_of(["seed=0:3", "T=8"])) == points(spec_of(["seed=0-2", "T=8"]))
+    assert list(each_point(spec_of(["seed=0:3", "T=8"]))) == list(
+        each_point(spec_of(["seed=0-2", "T=8"]))
+    )
 
 
 def test_an_axis_of_one_event_is_the_older_axis():
     """Two keys, and two cells to compute, of one condition."""
     old = {
         p["format.O"]: cell_of(p).key
-        for p in points(spec_of(["format.O=bf16,fp32", "accumulator.PV=exact"]))
+        for p in each_point(spec_of(["format.O=bf16,fp32", "accumulator.PV=exact"]))
     }
-    new = {p["format.O"]: cell_of(p).key for p in points(spec_of(["O=bf16,fp32", "PV.sum=exact"]))}
+    new = {
+        p["format.O"]: cell_of(p).key for p in each_point(spec_of(["O=bf16,fp32", "PV.sum=exact"]))
+    }
     assert old == new and len(set(new.values())) == 2
     assert (
         cell_of({"O": "bf16:stochastic"}).key
@@ -321,7 +325,7 @@ def read(words):
             record=option("--record"),
         )
     elif verb == "sweep":
-        [cell_of(p) for p in points(spec_of(plain, option("--zip"), "--backward" in rest))]
+        [cell_of(p) for p in each_point(spec_of(plain, option("--zip"), "--backward" in rest))]
     elif verb == "train":
         changes = [
             f"{step}:{change}"
@@ -357,7 +361,7 @@ def test_every_example_in_python_and_toml_of_the_page_runs(tmp_path):
     of_sweeps, of_trainings = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "axes.toml").write_text(of_sweeps)
     (tmp_path / "run.toml").write_text(of_trainings)
-    assert [cell_of(p) for p in points(spec_of([str(tmp_path / "axes.toml")]))]
+    assert [cell_of(p) for p in each_point(spec_of([str(tmp_path / "axes.toml")]))]
     found = settings([str(tmp_path / "run.toml")])
     assert all(
         plans_of(found.config, (*arm.changes, *(change for _, change in found.at)))

@@ -5,12 +5,11 @@ import pytest
 from roundscope.attention.grammar.roundings import accumulator_of, places_of
 from roundscope.emu import Accumulator, Order, rounding
 from roundscope.tools.errors import UsageError
-from roundscope.tools.sweep.conditions.axes import points, spec_of
-from roundscope.tools.sweep.conditions.values import typed
+from roundscope.tools.sweep.conditions.axes import each_point, spec_of, typed
 
 
 def of(*words, zips=(), backward=False):
-    return points(spec_of(words, zips, backward))
+    return list(each_point(spec_of(words, zips, backward)))
 
 
 def test_axes_cross_and_the_last_is_fastest():

@@ -104,31 +104,6 @@ def test_a_sweep_and_the_same_again(run, fake):
     assert "1 cell done" in run("sweep", *TINY, "seed=4")[1]
 
 
-def test_cells_of_the_default_before_are_neither_mixed_nor_lost(run, fake):
-    """Catches a command without a preset that goes on in a file of the time when qiu-yao was the
-    default: its cells would be taken for those of fa2, or those of fa2 would appear beside them.
-    """
-    fake()
-    assert run("sweep", *TINY, "seed=0:3", "preset=qiu-yao")[0] == 0
-    before = read_cells(Path("sweep.sqlite"))
-    for words in (("seed=0:4",), ("seed=1", "--dry-run")):
-        code, out, err = run("sweep", *TINY, *words)
-        assert (code, out) == (2, "") and err.count("\n") == 1
-        assert "of this sweep under preset=qiu-yao, which was the default; it is fa2 now" in err
-    assert "3 cells of this" in run("sweep", *TINY, "seed=0:4")[2]
-    assert read_cells(Path("sweep.sqlite")) == before
-    # what the message says: go on, add, start anew, or take another file; other cells are no matter
-    assert "3 skipped" in run("sweep", *TINY, "seed=0:3", "preset=qiu-yao")[1]
-    assert "1 cell done" in run("sweep", *TINY, "seed=7")[1]
-    assert "1 cell done" in run("sweep", *TINY, "seed=0", "preset=fa2")[1]
-    assert "1 skipped" in run("sweep", *TINY, "seed=0")[1]
-    assert "1 cell done" in run("sweep", *TINY, "seed=0", "--out", "other.sqlite")[1]
-    assert [row["preset"] for row in read_cells(Path("sweep.sqlite"))] == ["qiu-yao"] * 3 + [
-        "fa2"
-    ] * 2
-    assert "3 cells done" in run("sweep", *TINY, "seed=0:3", "--fresh")[1]
-
-
 def test_failures_exit_1_and_say_how_to_go_on(run, fake):
     """Catches a failure that is hidden, the wrong one shown first, and --retry-failed that is not
     passed on.

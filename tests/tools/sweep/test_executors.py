@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from roundscope.tools.errors import ExecutorError, UsageError
-from roundscope.tools.sweep.running import executors, pool
+from roundscope.tools.sweep.running import executors
 from roundscope.tools.sweep.running.executors import executor_for
 from roundscope.tools.sweep.storage.store import read_cells
 from tests.tools.sweep.fakes import INLINE, calm, cell, reference, rows, sweep
@@ -220,7 +220,7 @@ def test_ctrl_c_does_not_reach_a_worker_that_still_starts():
     """Catches the traceback of a worker that Ctrl-C met among its imports, and a parent that no
     longer hears it.
     """
-    worker = pool._Spawn().Process(target=time.sleep, args=(0.1,))
+    worker = executors._Spawn().Process(target=time.sleep, args=(0.1,))
     worker.start()
     os.kill(worker.pid, signal.SIGINT)
     worker.join()
@@ -231,7 +231,7 @@ def test_ctrl_c_does_not_reach_a_worker_that_still_starts():
 def test_workers_that_cannot_start_end_the_sweep(path, monkeypatch):
     """Catches a sweep that tries every cell on workers that never come up."""
     monkeypatch.setattr(
-        pool, "_start", os.getenv
+        executors, "_start", os.getenv
     )  # whose argument is no bool: every worker fails at once
     with pytest.raises(ExecutorError, match="workers cannot start"):
         sweep(path, [cell(i) for i in range(10)], jobs=2)

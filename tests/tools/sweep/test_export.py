@@ -117,7 +117,7 @@ def test_an_earlier_file_survives_a_failed_export(path, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_pieces", full)
+    monkeypatch.setattr(module, "_write_csv", full)
     with pytest.raises(StorageError, match=r"cells\.csv: No space left on device"):
         export(path, out)
     with pytest.raises(StorageError, match="No such file or directory"):

@@ -15,7 +15,7 @@ from roundscope.attention import Plan, examine
 from roundscope.emu.stats.comparison import relative_rms
 from roundscope.experiments.cli.main import app
 from roundscope.tools.errors import UsageError
-from roundscope.tools.sweep.conditions.axes import points, spec_of
+from roundscope.tools.sweep.conditions.axes import each_point, spec_of
 from roundscope.tools.sweep.conditions.cell import DEFAULTS
 from roundscope.tools.sweep.conditions.condition import cell_of
 from roundscope.tools.sweep.measuring.measure import measure
@@ -269,10 +269,10 @@ def test_a_file_of_several_layers_is_several_inputs(tmp_path):
     x, _ = tensors(("a.", "b."))
     path = str(tmp_path / "two.safetensors")
     save_file(x, path, metadata={"layout": "BNTH"})
-    names = [point["input"] for point in points(spec_of([f"input=gaussian,{path}"]))]
+    names = [point["input"] for point in list(each_point(spec_of([f"input=gaussian,{path}"])))]
     assert names == ["gaussian", f"{path}:a", f"{path}:b"]
-    assert [p["input"] for p in points(spec_of([f"input={path}:b"]))] == [f"{path}:b"]
-    assert [p["input"] for p in points(spec_of(["input=sample"]))] == ["sample"]
+    assert [p["input"] for p in list(each_point(spec_of([f"input={path}:b"])))] == [f"{path}:b"]
+    assert [p["input"] for p in list(each_point(spec_of(["input=sample"])))] == ["sample"]
     with pytest.raises(UsageError, match=r"has 2 layers, a, b; name one of them, as in .*:a"):
         cell_of({"input": path})
 

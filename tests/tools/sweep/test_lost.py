@@ -17,8 +17,7 @@ from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.command import summary
 from roundscope.tools.sweep.conditions.condition import cell_of
 from roundscope.tools.sweep.measuring.measure import measure
-from roundscope.tools.sweep.report.effects import shares
-from roundscope.tools.sweep.report.idle import idle
+from roundscope.tools.sweep.report.effects import idle, shares
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.report import write
 from roundscope.tools.sweep.running.run import Outcome
@@ -142,25 +141,6 @@ def test_shares_say_how_many_cells_they_are_of(tmp_path):
     assert "Left out of shares and means: 3 cells of infinite rms (red triangles)." in page
     assert "3 cells with NaN or infinite results have an infinite rms: red triangles" in page
     assert page.count("<td>3, 3 not finite<td>inf<td>inf<td>inf<td>-") == 1
-
-
-def test_results_of_an_earlier_version_are_no_mean_over_what_is_left(tmp_path):
-    """Catches a stored rms over the entries that were finite, read as the error of the result."""
-    out = tmp_path / "s.sqlite"
-    cells, results = swept(out, [{}, {"injection": f"P:set={2.0**127}:rows=1"}])
-    for name in ("max_abs", "rms", "rel_rms", "mean_abs", "mean"):
-        results[1].metrics[name] = 0.5
-    for result in results:
-        result.metrics["dq_not_finite"] = math.nan
-    with writing(out) as store:
-        store.save(list(zip(cells, results, strict=True)))
-    frame = frame_of(out)
-    assert frame.metric("rms").tolist()[1] == frame.metric("max_abs")[1] == math.inf
-    assert math.isnan(frame.metric("mean")[1]) and frame.metric("rms")[0] < 1e-6
-    page = unescape(write(out).read_text())
-    assert (
-        "2 of an earlier version, which did not count the NaN and infinities of gradients" in page
-    )
 
 
 def test_two_infinite_errors_are_no_axis_that_changed_nothing(tmp_path):

@@ -16,7 +16,7 @@ from roundscope.attention.plans.choices import KeyOrder
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Cell
 from roundscope.tools.sweep.conditions.inputs import draw
 from roundscope.tools.sweep.measuring import calls, measure, metrics
-from roundscope.tools.sweep.measuring.kept import Kept
+from roundscope.tools.sweep.measuring.calls import Kept
 
 SMALL = {"T": 24, "S": 32, "N": 2, "H": 8, "block_q": 8, "block_k": 8}
 

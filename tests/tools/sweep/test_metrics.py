@@ -12,7 +12,7 @@ from roundscope.attention import Plan, Record, Site, Trace, examine
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.stats import comparison
 from roundscope.emu.stats.summary import Stats
-from roundscope.tools.sweep.measuring import metrics, on_host
+from roundscope.tools.sweep.measuring import metrics, sums
 from roundscope.tools.trace.analysis import bias as analysis
 
 BF16, FP16 = format_named("bf16"), format_named("fp16")
@@ -23,7 +23,7 @@ def numbers(out, golden, formats=None, unfused=None, more=None, exact=None):
     lse = np.zeros(golden.shape[:3])
     formats = formats or [BF16] * len(out)
     mine = {"out": out, "lse": lse} | (more or {})
-    found = on_host.sums(
+    found = sums.sums(
         mine,
         {"out": golden, "lse": lse} | (exact or {}),
         {"out": out if unfused is None else unfused},

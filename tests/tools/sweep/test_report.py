@@ -331,7 +331,7 @@ def test_numbers_that_are_none(path):
     is marked and comes first.
     """
     cells = crossed(lambda i, j, s: 1e-3 * (1 + s))
-    cells[0][1].update(rms=np.nan, max_abs=np.nan, not_finite=12.0)
+    cells[0][1].update(rms=np.inf, max_abs=np.inf, not_finite=12.0)
     cells[1][1].update(ratio_max=np.inf, rms=0.0)
     text = page(save(path, *cells))
     wanted = (

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from roundscope.tools.errors import ExecutorError, StorageError, UsageError
-from roundscope.tools.sweep.measuring import batches as batching
-from roundscope.tools.sweep.running import progress
+from roundscope.tools.sweep.measuring.measure import batches
 from roundscope.tools.sweep.running import run as loop
 from roundscope.tools.sweep.storage.store import read_cells, writing
 from tests.tools.sweep import fakes
@@ -202,15 +201,17 @@ def test_batches_keep_equal_inputs_together(monkeypatch):
     cells = [cell(seed, block_q=q) for q in (8, 16, 32) for seed in range(40)]
     size = 7
     monkeypatch.setattr("roundscope.tools.sweep.measuring.measure.batch_size", lambda _: size)
-    made = batching.batches(cells, workers=2)
+    made = batches(cells, workers=2)
     assert sorted(c.key for b in made for c in b) == sorted(c.key for c in cells)
     assert max(map(len, made)) <= size
     assert all(sum(c["seed"] == seed for c in b) in (0, 3) for b in made for seed in range(40))
-    few = batching.batches(cells[:8], workers=2)
+    few = batches(cells[:8], workers=2)
     assert len(few) == 8  # so that both workers have something to do
-    assert [
-        len(b) for b in batching.batches([cell(i, engine="xla") for i in range(16)], workers=1)
-    ] == [7, 7, 2]
+    assert [len(b) for b in batches([cell(i, engine="xla") for i in range(16)], workers=1)] == [
+        7,
+        7,
+        2,
+    ]
 
 
 def test_progress_counts_every_cell_once(path):
@@ -228,13 +229,13 @@ def test_progress_counts_every_cell_once(path):
 
 def test_the_words_of_the_bar():
     """Catches a rate or a time left that is not that of the cells measured."""
-    assert progress._words(0, 0, 10, 3.0) == "starting"
-    assert progress._words(100, 0, 7300, 50.0) == "2 cells/s, 1:00:00 left"
-    assert progress._words(5, 2, 10, 50.0) == "0.1 cells/s, 0:00:50 left, 2 failed"
+    assert loop._words(0, 0, 10, 3.0) == "starting"
+    assert loop._words(100, 0, 7300, 50.0) == "2 cells/s, 1:00:00 left"
+    assert loop._words(5, 2, 10, 50.0) == "0.1 cells/s, 0:00:50 left, 2 failed"
 
 
 def test_no_bar_where_stderr_is_no_terminal(capsys):
     """Catches escape sequences in a log file."""
-    with progress.bar() as show:
+    with loop.bar() as show:
         show(1, 0, 2)
     assert capsys.readouterr() == ("", "")

@@ -18,7 +18,7 @@ import pytest
 from roundscope.tools.errors import StorageError, UsageError
 from roundscope.tools.sweep.conditions.cell import DEFAULTS
 from roundscope.tools.sweep.measuring import metrics
-from roundscope.tools.sweep.storage import schema
+from roundscope.tools.sweep.storage import store as results
 from roundscope.tools.sweep.storage.store import read_cells, read_sites, writing
 from tests.tools.databases import database
 from tests.tools.sweep.fakes import PLAN, cell, result
@@ -241,7 +241,7 @@ def test_another_schema(path, version, words):
     before = path.read_bytes()
     for use in (lambda: saved(path, cell(2)), lambda: read_cells(path)):
         with pytest.raises(
-            UsageError, match=rf"{words} \(schema {version}, here {schema.SCHEMA}\)"
+            UsageError, match=rf"{words} \(schema {version}, here {results.SCHEMA}\)"
         ):
             use()
     assert path.read_bytes() == before

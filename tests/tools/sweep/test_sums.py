@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from roundscope.tools.sweep.measuring import on_device, on_host
+from roundscope.tools.sweep.measuring import on_device
+from roundscope.tools.sweep.measuring import sums as on_host
 from roundscope.tools.sweep.measuring.sums import total
 
 SIZES = [1, 2, 3, 1000, 65536 + 1]

@@ -340,9 +340,9 @@ def test_names_of_layers_that_are_no_numbers(tmp_path):
     x = {f"{p}.{n}": g.standard_normal((1, 2, 1, 2)).astype("f4") for p in names for n in "qkv"}
     np.savez(tmp_path / "x.npz", **{n: a for n, a in x.items() if len(n) < 99}, layout="BTNH")
     assert [each.name for each in read_layers(tmp_path / "x.npz")] == ["x2", "x10", "x²"]
-    from roundscope.tools.tensors.layers import _place
+    from roundscope.tools.tensors.layers import natural
 
-    assert sorted(names[1:], key=_place) == ["x2", "x10", names[1]]
+    assert sorted(names[1:], key=natural) == ["x2", "x10", names[1]]
     with pytest.raises(UsageError, match="unknown layer"):
         read_layers(tmp_path / "x.npz", layer="9" * 5000)
 

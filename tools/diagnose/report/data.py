@@ -18,7 +18,7 @@ from roundscope.tools.diagnose.tensors.measured import Measured
 from roundscope.tools.diagnose.tensors.repairs import Outcome
 from roundscope.tools.report.model import Points, Section, Text, notes
 from roundscope.tools.report.terminal import plain
-from roundscope.tools.results.provenance import command_line, digest, versions
+from roundscope.tools.results.machine import all_versions, command_line, digest
 from roundscope.tools.tensors.layers import sample_path
 
 SCHEMA = "roundscope-diagnosis-1"
@@ -179,7 +179,7 @@ def _begin(file: str, m: Measured, measured: Sequence[Measured], seconds: float)
         "causal": request.causal,
         "block_q": request.block_q,
         "block_k": request.block_k,
-        "versions": versions(request.engine),
+        "versions": all_versions(request.engine),
         "platform": platform.platform(),
         "seconds": seconds,
         "digests": {x.layer.name: _digests(x.layer) for x in measured},

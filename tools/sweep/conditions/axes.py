@@ -11,23 +11,32 @@ ranges    a:b and a:b:step, as Python's range, so the stop is left out; also 0-9
           Whole numbers only
 """
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roundscope.attention.alignment import alignment_given
+from roundscope.attention.grammar.changes import ALIASES, parted
+from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.grammar.ranges import is_range, one_range
+from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.formats.format import unknown
 from roundscope.tools.errors import UsageError, bad
-from roundscope.tools.sweep.conditions.cell import PER_SITE, Value
-from roundscope.tools.sweep.conditions.sources import layers_of
-from roundscope.tools.sweep.conditions.values import RANGES, axis_named, typed
+from roundscope.tools.sweep.conditions.cell import DEFAULTS, OF_CALL, OPTIONAL, PER_SITE, Value
+from roundscope.tools.sweep.conditions.inputs import layers_of, number_words
 from roundscope.tools.toml_file import toml_of
 
 # points that one sweep may have: a stop that is a digit too long should not fill the memory
 MOST = 1_000_000
+WHOLE = ("T", "S", "N", "H", "block_q", "block_k", "tile", "seed")
+RANGES = (*WHOLE, "window", "batch")  # axes that take a:b
+ENGINES = ("numpy", "xla")
+LARGEST = 2**31 - 1  # of a size
 Axes = dict[str, Sequence[Value]]
 
 
@@ -64,23 +73,18 @@ def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = Fal
             "AXES is missing: give at least one, such as preset=qiu-yao,fa2-bf16 or a .toml file"
         )
     groups += [tuple(axis_named(name.strip()) for name in text.split(",")) for text in zips]
-    _check_tile(axes)
+    both = [name for name in ("block_q", "block_k") if name in axes]
+    if "tile" in axes and both:
+        raise UsageError(f"tile: sets block_q and block_k, and {both[0]} is given too; choose one")
     _check_zips(groups, axes)
     return Spec(axes=tuple(axes.items()), zips=tuple(groups))
 
 
-def points(spec: Spec) -> list[dict[str, Value]]:
-    """Return every combination of the axes' values, the last axis fastest.
-
-    A group of axes that advance together takes the place of the first of them.
-    """
-    return list(each_point(spec))
-
-
 def each_point(spec: Spec) -> Iterator[dict[str, Value]]:
-    """Yield the same combinations one by one, which keeps none of them in memory.
+    """Yield every combination of the axes' values one by one, the last axis fastest.
 
-    Raises UsageError, before the first one, for more than MOST.
+    A group of axes that advance together takes the place of the first of them. Raises UsageError,
+    before the first one, for more than MOST.
     """
     axes, zipped = dict(spec.axes), {name: group for group in spec.zips for name in group}
     groups = list(dict.fromkeys(zipped.get(name, (name,)) for name in axes))
@@ -192,12 +196,6 @@ def _range(name: str, text: str) -> range:
         raise UsageError(f"{name} {error}") from None
 
 
-def _check_tile(axes: Mapping[str, Any]) -> None:
-    both = [name for name in ("block_q", "block_k") if name in axes]
-    if "tile" in axes and both:
-        raise UsageError(f"tile: sets block_q and block_k, and {both[0]} is given too; choose one")
-
-
 def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[Value]]) -> None:
     """Check that a group's axes are given and equally long, and that no axis is in two groups."""
     seen: set[str] = set()
@@ -222,3 +220,162 @@ def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[V
                     text,
                     f"{group[0]} has {first} values and {name} has {here}; they advance together",
                 )
+
+
+def axis_named(name: str) -> str:
+    """Return the full name of an axis: format.O for O, accumulator.PV for PV.sum.
+
+    Raises UsageError with the nearest name.
+    """
+    if name in (*DEFAULTS, *OPTIONAL, "tile"):
+        return name
+    if name in ("plan", *ALIASES):
+        return "preset" if ALIASES.get(name, name) == "plan" else ALIASES[name]
+    try:
+        kind, site = parted(name)
+    except ValueError:
+        kind, site = "", ""
+    if kind not in PER_SITE or ("." not in name and name.upper() not in Site.__members__):
+        known = (*DEFAULTS, *OPTIONAL, "tile", *(f"{kind}.SITE" for kind in PER_SITE))
+        raise UsageError(unknown("axis", name, known, "and SITE, SITE.sum"))
+    try:
+        event = site_named(site)
+    except ValueError as error:
+        raise UsageError(f"axis '{name}': {error}") from None
+    if kind == "accumulator" and event not in PRODUCTS:
+        raise UsageError(
+            f"axis '{name}': {event} is no sum of products; those are {' '.join(PRODUCTS)}"
+        )
+    return f"{kind}.{event}"
+
+
+@functools.lru_cache(maxsize=1 << 16, typed=True)
+def typed(name: str, value: Value) -> Value:
+    """Return a value of the axis `name` in the type of its default and in one spelling.
+
+    Raises UsageError naming both and the repair.
+    """
+    kind = name.partition(".")[0]
+    try:
+        if value == "preset" and kind not in OF_CALL and DEFAULTS.get(kind, "preset") == "preset":
+            return "preset"
+        return _READERS[kind](value)
+    except ValueError as error:
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, str):
+            shown = f"'{value}'"
+        complete = f"unknown {name} {shown}" in str(error)  # the message names both
+        raise UsageError(str(error) if complete else f"{name} {shown}: {error}") from None
+
+
+def _whole(lowest: int, largest: int) -> Callable[[Value], Value]:
+    def read(value: Value) -> Value:
+        number = value
+        if isinstance(value, str) and re.fullmatch("[+-]?[0-9]{1,20}", value):
+            number = int(value)
+        if type(number) is not int or not lowest <= number <= largest:
+            raise ValueError(f"give a whole number from {lowest} to {largest}")
+        return number
+
+    return read
+
+
+def _truth(value: Value) -> Value:
+    if str(value).lower() not in ("true", "false"):
+        raise ValueError("give true or false")
+    return str(value).lower() == "true"
+
+
+def _text(read: Callable[[str], object]) -> Callable[[Value], Value]:
+    """Return a reader of text: `read` checks it, and returns its one spelling."""
+
+    def checked(value: Value) -> Value:
+        if not isinstance(value, str):
+            raise ValueError("give text, in TOML between quotation marks")
+        return str(read(value.strip()))
+
+    return checked
+
+
+def _engine(name: str) -> str:
+    if name not in ENGINES:
+        raise ValueError(unknown("engine", name, ENGINES))
+    return name
+
+
+def _of_call(
+    read: Callable[[str], str] | None = None, none: str = "none"
+) -> Callable[[Value], Value]:
+    """Return a reader of what a call has beside tensors and plan.
+
+    That is `default` (as the file says), none, 0 for the same, or what `read` returns of others.
+    """
+
+    def checked(value: Value) -> Value:
+        text = str(value).strip()
+        if text in ("default", none):
+            return text
+        if read is None:
+            raise ValueError(f"give {none}, or default for what the file has")
+        return none if text == "0" and none == "none" else read(text)
+
+    return checked
+
+
+def _count(text: str) -> str:
+    return str(_whole(1, LARGEST)(text))
+
+
+def _positive(text: str) -> str:
+    number = _real(text)
+    if number <= 0.0:
+        raise ValueError("give a number above 0, or none")
+    return number_words(number)
+
+
+def _factor(text: str) -> str:
+    number = _real(text)
+    if number == 0.0:
+        raise ValueError("give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
+    return number_words(number)
+
+
+def _real(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("give a finite number, none, or default for what the file says")
+    return number
+
+
+def _or(word: str, read: Callable[[Value], Value]) -> Callable[[Value], Value]:
+    return lambda value: word if value == word else read(value)
+
+
+_READERS: dict[str, Callable[[Value], Value]] = {
+    **{name: _whole(1, LARGEST) for name in WHOLE},
+    "seed": _whole(0, 2**32 - 1),
+    "causal": _truth,
+    "backward": _truth,
+    "unfused": _truth,
+    "preset": _text(KINDS["plan"].spell),
+    "stabiliser": stabilizer_words,
+    **{
+        kind: _text(KINDS[kind].spell)
+        for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")
+    },
+    "scale": _of_call(_factor),
+    "alignment": _of_call(lambda text: str(alignment_given(text)), none="default"),
+    "window": _of_call(_count),
+    "softcap": _of_call(_positive),
+    "mask": _of_call(),
+    "sinks": _of_call(),
+    "batch": _of_call(_count, none="1"),
+    "only": _or("all", _text(KINDS["only"].spell)),
+    "but": _or("none", _text(KINDS["but"].spell)),
+    "engine": _text(_engine),
+    "injection": _text(str),
+    "input": _text(str),
+}

@@ -1,13 +1,13 @@
 """`Cell`, one complete condition of a sweep, and `Result`, what was measured of it.
 
-Both are sent between processes.
+Both are sent between processes. Cells that differ only in a seed without effect are left out.
 """
 
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from roundscope.attention.injection import Injection
@@ -42,7 +42,6 @@ DEFAULTS: dict[str, Value] = {
     "engine": "numpy",
     "backward": False,
 }
-PRESET_BEFORE = "qiu-yao"  # the default until version 0.2
 # what a call has beside tensors and plan, and what a cell without it has: as the file says
 # (`default`), which is nothing for a drawn input
 OF_CALL = {
@@ -95,7 +94,8 @@ class Cell:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave the key out of what is sent: a worker has it from its own numeric core."""
-        return _received, (self.parameters, self.plan, self.inject, self.content, self.note)
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+        return functools.partial(Cell, **given), ()
 
     def __getitem__(self, name: str) -> Value:
         """Return the value of a parameter; None for one that this cell does not have."""
@@ -103,12 +103,11 @@ class Cell:
         return dict(self.parameters).get(name)  # type: ignore[return-value]
 
     def _hash(self) -> str:
-        fields = {
-            "content": self.content,
-            "numerics": NUMERICS,
-            "parameters": dict(self.parameters),
-        }
-        start = json.dumps(fields, sort_keys=True)
+        parameters = dict(self.parameters)
+        start = json.dumps(
+            {"content": self.content, "numerics": NUMERICS, "parameters": parameters},
+            sort_keys=True,
+        )
         # the plan comes last in the order of names
         whole = f'{start[:-1]}, "plan": {_written(_This(self.plan))}}}'
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
@@ -135,8 +134,8 @@ class _This:
 @functools.lru_cache(maxsize=4096)
 def _written(this: _This) -> str:
     """Return a plan as JSON, without its name. Most cells of a sweep share their plan."""
-    fields = {name: value for name, value in this.plan.describe().items() if name != "name"}
-    return json.dumps(fields, sort_keys=True)
+    plan = {name: value for name, value in this.plan.describe().items() if name != "name"}
+    return json.dumps(plan, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=4096, typed=True)  # typed: True is no 1 here
@@ -145,20 +144,33 @@ def _shared(name: str, value: Value) -> tuple[str, Value]:
     return name, value
 
 
-def _received(
-    parameters: Iterable[tuple[str, Value]],
-    plan: Plan,
-    inject: tuple[Injection, ...],
-    content: str,
-    note: str = "",
-) -> Cell:
-    """Return the cell that another process sent."""
-    return Cell(parameters=tuple(parameters), plan=plan, inject=inject, content=content, note=note)
-
-
 def entries(cell: Cell) -> int:
     """Return how many batch entries the tensors of a cell have."""
     return int(cell["batch"] or 1)
+
+
+def without_repeats(cells: Iterable[Cell]) -> list[Cell]:
+    """Return the cells in their order, without those that repeat one but for a seed without effect.
+
+    A file's tensors are the same for every seed, and so are results that no random number enters.
+    Of such cells the first stays. A plan with a stochastic rounding and an injection of noise
+    contain the seed, so they stay apart.
+    """
+    first: dict[Hashable, Cell] = {}
+    for cell in cells:
+        parameters = tuple(p for p in cell.parameters if p[0] != "seed")
+        same = parameters, cell.plan, cell.inject, cell.content
+        first.setdefault(same if cell.content else cell.key, cell)
+    return list(first.values())
+
+
+def left_out(count: int) -> str:
+    """Return how many cells `without_repeats` left out, and why, in words."""
+    cells = "1 cell is" if count == 1 else f"{count} cells are"
+    return (
+        f"{cells} left out: a file's tensors are the same for every seed, and nothing random enters"
+        " there"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,18 +3,23 @@
 Defaults are filled in, the plan is built, the injection is placed, and errors name the parameter.
 """
 
+import functools
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from roundscope.attention.arguments import served_given
+from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, occurs
 from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.sweep.conditions.axes import axis_named, typed
 from roundscope.tools.sweep.conditions.cell import (
     DEFAULTS,
     OF_CALL,
@@ -23,21 +28,19 @@ from roundscope.tools.sweep.conditions.cell import (
     Cell,
     Value,
 )
-from roundscope.tools.sweep.conditions.plans import (
-    Settings,
-    changes_plan,
-    plan_of,
-    settings_of,
-)
-from roundscope.tools.sweep.conditions.sources import FileSizes, check_fits, sizes_of, told
-from roundscope.tools.sweep.conditions.values import axis_named, typed
+from roundscope.tools.sweep.conditions.inputs import FileSizes, check_fits, sizes_of, told
 from roundscope.tools.trace.options import Request, check_places, injection
 
+Settings = tuple[tuple[str, Value], ...]
+# values that leave the plan as it is; but stabiliser=none changes it
+UNCHANGED = ("preset", "all", "none", False)
+# a call has these beside its plan, whatever the plan says
+ORDER = tuple(kind for kind in KINDS if kind not in OF_CALL)
 _PLACES = {site: i for i, site in enumerate(Site)}  # in the algorithm
 
 
 def cell_of(point: Mapping[str, Value]) -> Cell:
-    """Return the cell of a point of `axes.points`.
+    """Return the cell of a point of `axes.each_point`.
 
     What the point leaves out has its default. S follows T. Where the input is a file, the sizes
     and what the call had beside tensors follow the file; what the point gives comes before it, and
@@ -114,21 +117,14 @@ def _given(point: Mapping[str, Value]) -> dict[str, Value]:
         given["block_q"] = given["block_k"] = given.pop("tile")
     for name, value in tuple(given.items()):
         if name.partition(".")[0] == "format" and ":" in str(value):
-            given |= _two(name, str(value), given)
+            # O=bf16:stochastic is format.O=bf16 and mode.O=stochastic: one condition
+            given[name], mode = without_mode(str(value))
+            other = name.replace("format", "mode", 1)
+            if mode and given.get(other, "preset") != "preset":
+                repair = f"names a mode, and {other}={given[other]} is given too; choose one"
+                raise bad(name, str(value), repair)
+            given |= {other: mode} if mode else {}
     return given
-
-
-def _two(name: str, text: str, given: Mapping[str, Value]) -> dict[str, Value]:
-    """Return O=bf16:stochastic as format.O=bf16 and mode.O=stochastic.
-
-    Both spellings are then one condition.
-    """
-    rounding, mode = without_mode(text)
-    other = name.replace("format", "mode", 1)
-    if mode and given.get(other, "preset") != "preset":
-        raise bad(name, text, f"names a mode, and {other}={given[other]} is given too; choose one")
-    parameters: dict[str, Value] = {name: rounding}
-    return parameters | ({other: mode} if mode else {})
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
@@ -271,3 +267,43 @@ def _check_places(
         block_k=block_k,
     )
     check_places(request, sizes, bool(parameters["backward"]), "the cell")
+
+
+def settings_of(parameters: dict[str, Value]) -> Settings:
+    """Return the parameters that make up the plan.
+
+    The preset comes first, then those that change it, in the order in which they apply.
+    """
+    changes = [
+        (name, value)
+        for name, value in parameters.items()
+        if name.partition(".")[0] in ORDER and changes_plan(name, value)
+    ]
+    changes.sort(key=lambda c: (ORDER.index(c[0].partition(".")[0]), "." in c[0]))
+    return (("preset", parameters["preset"]), *changes)
+
+
+def changes_plan(name: str, value: Value) -> bool:
+    """Return False for a parameter whose value means "as the preset says"."""
+    return value not in UNCHANGED or (name, value) == ("stabiliser", "none")
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_of(settings: Settings, seed: int) -> Plan:
+    """Return the plan of `settings_of`, its stochastic roundings seeded with `seed`.
+
+    Raises ValueError for settings that no plan can have.
+    """
+    plan = _built(settings)
+    every = (*plan.roundings, *(a.step for a in plan.accumulators))
+    stochastic = any(r.mode == RoundingMode.STOCHASTIC for r in every)
+    return plan.seeded(seed) if stochastic else plan
+
+
+@functools.lru_cache(maxsize=4096)
+def _built(settings: Settings) -> Plan:
+    plan = preset = Plan.preset(str(settings[0][1]))
+    for name, value in settings[1:]:
+        kind, _, site = name.partition(".")
+        plan = apply(plan, kind, str(value), (site_named(site),) if site else ())
+    return plan if plan == preset else replace(plan, name=f"{preset.name}*")

@@ -17,10 +17,11 @@ from roundscope.emu.formats.format import NAMED
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.tools.report.terminal import console, print_json
+from roundscope.tools.sweep.conditions.axes import ENGINES
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, OPTIONAL, PER_SITE, lacking
 from roundscope.tools.sweep.conditions.inputs import SAMPLE
-from roundscope.tools.sweep.conditions.values import ENGINES
 from roundscope.tools.sweep.measuring.metrics import METRICS, SITE_METRICS
+from roundscope.tools.sweep.report.words import say
 
 EXAMPLE = """backward = true
 zip = [["block_q", "block_k"]]
@@ -176,8 +177,8 @@ def show(*, as_json: bool) -> None:
         _table(f"axes: {group}", ("axis", "default", "values", "meaning"), rows)
     for title, part in (("how to write them", "grammars"), ("inputs", "inputs")):
         _table(title, ("", ""), list(everything[part].items()))
-    _say("an example, axes.toml (roundscope sweep axes.toml)\n")
-    _say(EXAMPLE)
+    say("an example, axes.toml (roundscope sweep axes.toml)\n")
+    say(EXAMPLE)
     _table("metrics: columns of the table cells", ("", ""), list(METRICS.items()))
     _table("metrics of an event: columns of the table sites", ("", ""), list(SITE_METRICS.items()))
 
@@ -191,10 +192,6 @@ def _table(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) 
         table.add_column(head, no_wrap=i < len(heads) - 2 or i == 0, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    _say(title)
+    say(title)
     console().print(table)
-    _say("")
-
-
-def _say(text: str) -> None:
-    console().print(text, markup=False, soft_wrap=True)
+    say("")

@@ -1,13 +1,14 @@
-"""`measure`: the results of cells. It is the one function that executors call.
+"""`batches` of cells, and `measure`, which returns their results: what executors call.
 
 All that it needs is in the cells.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from roundscope.tools.results.machine import device, has_gpu, versions
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, Result, entries
 from roundscope.tools.sweep.measuring import calls, metrics
 from roundscope.tools.sweep.measuring.sums import Arrays
-from roundscope.tools.sweep.measuring.tensors import Tensors
+
+Batch = list[Cell]
 
 SECOND = 3e8  # scores x features that the numpy engine does in a second on one core, roughly
 COPIES = 16  # copies of a batch's tensors that are alive at once under xla (measured)
@@ -136,15 +138,15 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
     """
     parts: dict[str, float] = {}
     with _timed(parts, "inputs"):
-        tensors = Tensors(calls.inputs_of(cells))
+        shared = calls.Group(cells, size)
     with _timed(parts, "golden"):
-        golden = calls.golden_of(cells, tensors, size)
+        golden = shared.golden()
     with _timed(parts, "attention"):
-        examined = calls.attention_of(cells, tensors, size)
+        examined = shared.attention()
         mine = calls.results_of(examined)
     with _timed(parts, "unfused"):
         own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
-        unfused = {"out": mine["out"]} if own else calls.unfused_of(cells, tensors, size)
+        unfused = {"out": mine["out"]} if own else shared.unfused()
     with _timed(parts, "metrics"):
         found = _metrics(cells, mine, golden, unfused) | metrics.softmax_events(examined.trace)
         sites = metrics.sites(examined.trace)
@@ -156,9 +158,12 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         "device": device(engine),
         "versions": versions(engine),
     }
+    none = np.full(len(cells), np.nan)
+    columns = (found.get(name, none).tolist() for name in metrics.METRICS)
+    rows = zip(*columns, strict=True)
     return [
-        Result(key=cell.key, metrics=_row(found, i), sites=sites[i], **more)
-        for i, cell in enumerate(cells)
+        Result(key=cell.key, metrics=dict(zip(metrics.METRICS, row, strict=True)), sites=of, **more)
+        for cell, row, of in zip(cells, rows, sites, strict=False)
     ]
 
 
@@ -167,7 +172,7 @@ def _metrics(
 ) -> dict[str, np.ndarray]:
     """Return METRICS of results, by name: summed where the results are, finished here."""
     if cells[0]["engine"] == "numpy":
-        from roundscope.tools.sweep.measuring.on_host import sums
+        from roundscope.tools.sweep.measuring.sums import sums
     else:
         from roundscope.tools.sweep.measuring.on_device import sums
     formats = [cell.plan[Site.OUT].format for cell in cells]
@@ -179,14 +184,46 @@ def _metrics(
     )
 
 
-def _row(found: dict[str, np.ndarray], i: int) -> dict[str, float]:
-    """Return one cell's METRICS, NaN where there is none."""
-    return {name: float(found[name][i]) if name in found else np.nan for name in metrics.METRICS}
-
-
 @contextmanager
 def _timed(parts: dict[str, float], name: str) -> Iterator[None]:
     """Note the seconds of a block under its name."""
     began = time.perf_counter()
     yield
     parts[name] = time.perf_counter() - began
+
+
+def batches(cells: Sequence[Cell], workers: int) -> list[Batch]:
+    """Return batches of one group each, in order of first appearance, equal inputs together.
+
+    They hold up to `batch_size` cells. Under xla a full batch is one call, and groups of a single
+    call go a few at a time (`ABREAST`), so that they compile side by side. numpy measures cell by
+    cell: there, since a worker draws an input and computes its golden values once, a batch breaks
+    no run of equal input that fits into it, and batches are small enough that no worker waits long
+    for the last one.
+    """
+    fair = -(-len(cells) // (4 * workers))
+    every: list[Batch] = []
+    singles: list[Batch] = []
+    for members in _gathered(cells, group):
+        parts: list[Batch] = []
+        batch: Batch = []
+        for run in _gathered(members, calls.golden_key):
+            by_cell = run[0]["engine"] == "numpy"
+            size = min(batch_size(run[0]), fair) if by_cell else batch_size(run[0])
+            if by_cell and batch and len(batch) + len(run) > size:
+                parts.append(batch)
+                batch = []
+            batch += run
+            *full, batch = [batch[i : i + size] for i in range(0, len(batch), size)]
+            parts += full
+        parts.append(batch)
+        (singles if len(parts) == 1 and members[0]["engine"] == "xla" else every).extend(parts)
+    return every + [list(chain(*singles[i : i + ABREAST])) for i in range(0, len(singles), ABREAST)]
+
+
+def _gathered(cells: Iterable[Cell], by: Callable[[Cell], Hashable]) -> Iterator[list[Cell]]:
+    """Yield the cells of equal by(cell) together, in the order of each group's first cell."""
+    groups: dict[Hashable, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(by(cell), []).append(cell)
+    yield from groups.values()

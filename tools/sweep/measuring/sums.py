@@ -8,15 +8,39 @@ flushes numbers below 2^-1022: it would show only in a cell all of whose deviati
 2^-511.
 
 Arrays are binary64 with the cells along the first axis: (C, T or S, N, H), lse and delta (C, T, N).
+
+`chosen` and `sums` are those of NumPy; `tools.sweep.measuring.on_device` has those of JAX.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Array, Ops
 
 Arrays = dict[str, Any]
 Sums = dict[str, Any]  # arrays (C,), by name
 GRADIENTS = ("dq", "dk", "dv")
+
+
+def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
+    """Return the entries (arrays, place in them) as one batch."""
+    return {
+        name: np.concatenate([arrays[name][place : place + 1] for arrays, place in found])
+        for name in found[0][0]
+    }
+
+
+def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dict[str, Sums]:
+    """Return `sums_of`; arrays are in memory order, so that reshaping copies none twice."""
+    mine, golden, unfused = (
+        {name: np.ascontiguousarray(x, dtype=np.float64) for name, x in arrays.items()}
+        for arrays in (mine, golden, unfused)
+    )
+    with np.errstate(all="ignore"):  # inf - inf and the like are seen and left out
+        return sums_of(numpy_ops(), mine, golden, unfused, emin)
 
 
 def total(xp: Any, x: Array) -> Array:
@@ -109,8 +133,8 @@ def _by_row(ops: Ops, d: Array, finite: Array) -> Sums:
     xp = ops.xp
     sums, counts = total(xp, d), finite.sum(-1)
     filled = _count(counts > 0)
-    means = sums / _divisor(xp, counts)
-    center = total(xp, means) / _divisor(xp, filled)
+    means = sums / xp.maximum(counts, 1).astype(xp.float64)
+    center = total(xp, means) / xp.maximum(filled, 1).astype(xp.float64)
     spread = xp.where(counts > 0, means - center[:, None], 0.0)
     return {"sum": total(xp, sums), "filled": filled, "spread": _squares(ops, spread)}
 
@@ -128,10 +152,6 @@ def _binades(ops: Ops, golden: Array, emin: Array) -> Array:
 
 def _squares(ops: Ops, x: Array) -> Array:
     return total(ops.xp, _flat(ops.multiply(x, x)))
-
-
-def _divisor(xp: Any, counts: Array) -> Array:
-    return xp.maximum(counts, 1).astype(xp.float64)
 
 
 def _count(flags: Array) -> Array:

@@ -1,16 +1,18 @@
-"""How much of a metric each axis explains, with the seeds as the noise level.
+"""How much of a metric each axis explains, with the seeds as the noise level, and which changed
+nothing.
 
 Also: intervals of means over seeds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import fdtri, stdtrit
 
 from roundscope.tools.sweep.measuring.metrics import METRICS
-from roundscope.tools.sweep.storage.frames import Axis, Frame
-from roundscope.tools.sweep.storage.grouping import numbered, together
+from roundscope.tools.sweep.report.lost import lost
+from roundscope.tools.sweep.storage.frames import Axis, Frame, bits, numbered, together
 
 FALSE_ALARMS = 0.01  # probability that seeds alone make any axis of a report stand out
 MAGNITUDES = ("max_abs", "rms", "rel_rms", "mean_abs", "ratio_max", "ratio_rms", "vs_unfused_max")
@@ -136,6 +138,32 @@ def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.
     y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
     means = {int(c): float(np.nanmean(y[code == c])) for c in np.unique(code[np.isfinite(y)])}
     return np.array(list(means), dtype=int), np.array(list(means.values()))
+
+
+def idle(frame: Frame) -> list[str]:
+    """Return the labels of the axes that changed no bit of a metric.
+
+    That is so in every pair of cells that differ in this axis alone. Cells with NaN or infinite
+    results take no part: two infinite errors are equal, and say nothing.
+    """
+    kept = ~lost(frame).cells
+    if not frame.axes or not kept.any():
+        return []
+    results = together([bits(frame.metric(name)[kept]) for name in METRICS])
+    seeds, codes = numbered(frame.seeds()[kept]), [frame.code(axis)[kept] for axis in frame.axes]
+    found = []
+    for i, axis in enumerate(frame.axes):
+        place = together([*codes[:i], *codes[i + 1 :], seeds])
+        places, outcomes = (int(x.max()) + 1 for x in (place, together([place, results])))
+        if places == outcomes and places < len(place):
+            found.append(axis.label)
+    return found
+
+
+def changed_nothing(labels: Sequence[str], are_some_lost: bool) -> list[str]:
+    """Return one sentence for each axis; are_some_lost: whether cells had to be left out."""
+    of = " where results are finite" if are_some_lost else ""
+    return [f"{label} changed nothing: all metrics are equal, to the bit{of}" for label in labels]
 
 
 def _effect(

@@ -14,9 +14,10 @@ from roundscope.attention.sites import Site
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Overflow, Rounding
+from roundscope.tools.report.wording import listed
 from roundscope.tools.results.tables import json_of
 from roundscope.tools.sweep.measuring.metrics import NOT_FINITE
-from roundscope.tools.sweep.report.words import listed, many, number
+from roundscope.tools.sweep.report.words import many, number
 from roundscope.tools.sweep.storage.frames import Frame, Row, sites_of
 from roundscope.tools.sweep.storage.store import reading
 
@@ -128,7 +129,8 @@ def _event(frame: Frame, row: Row) -> str:
         if nan > 0.0:
             return f"{site} ({text}), with {number(nan, 6)} NaN"
         if over > 0.0 and not _saturates(event):
-            wider = "" if _is_wide(event) else f"; {site}=fp32 has room for them"
+            is_wide = isinstance(event, Rounding) and event.format.emax >= format_named("fp32").emax
+            wider = "" if is_wide else f"; {site}=fp32 has room for them"
             return f"{site} ({text}), with {number(over, 6)} beyond its largest number{wider}"
     return ""
 
@@ -140,8 +142,3 @@ def _saturates(event: Event) -> bool:
     if event.overflow is None:
         return event.format.saturates
     return event.overflow is Overflow.SATURATE
-
-
-def _is_wide(event: Event) -> bool:
-    """Return whether binary32 has no larger numbers."""
-    return isinstance(event, Rounding) and event.format.emax >= format_named("fp32").emax

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention.sites import Site
-from roundscope.tools.sweep.report import captions, lead, plots, plots_maps, plots_opening
+from roundscope.tools.sweep.report import captions, plots, plots_maps
 from roundscope.tools.sweep.report.effects import Shares, joint_share, mean_interval, shares
 from roundscope.tools.sweep.report.slices import LINES, Slice, chosen, slice_of
 from roundscope.tools.sweep.report.words import AXES_LABELS, with_interval
@@ -33,15 +33,15 @@ def opening(frame: Frame, found: Shares) -> Picture | None:
     if frame.axes and found.cells and found.effects[0].share > 0.0:
         first, rms = found.effects[0].axis, frame.metric("rms")
         usable = np.isfinite(rms) & (rms > 0)
-        figure = plots_opening.opening(found, first, (frame.code(first), rms, usable))
-        return "Share of each axis, and the first of them", figure, lead.opening(frame, found)
+        figure = plots.opening(found, first, (frame.code(first), rms, usable))
+        return "Share of each axis, and the first of them", figure, captions.opening(frame, found)
     last = "delta_bias" if np.isfinite(frame.metric("delta_bias")).any() else "mean_ulps"
     values = {
         name: frame.metric(name)[np.argsort(frame.seeds())] for name in ("rms", "max_abs", last)
     }
     if frame.axes or len(frame.rows) < 2 or not np.isfinite(values["rms"]).any():
         return None
-    return "How much do seeds differ?", plots_opening.seeds(values), lead.seeds(frame)
+    return "How much do seeds differ?", plots.seeds(values), captions.seeds(frame)
 
 
 def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:

@@ -1,5 +1,9 @@
-"""The pictures of a sweep, as matplotlib Figures."""
+"""The pictures of a sweep along one axis, as matplotlib Figures, and their scales.
 
+The first one shows which axis matters most, or the seeds where nothing else varies.
+"""
+
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -7,14 +11,122 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    NullFormatter,
+    NullLocator,
+)
 
-from roundscope.tools.report.pictures import COLOURS, MARKERS, canvas
+from roundscope.tools.report.pictures import BAND, COLOURS, DOWN, INK, MARKERS, QUIET, UP, canvas
 from roundscope.tools.sweep.measuring.metrics import METRICS
-from roundscope.tools.sweep.report import scales
-from roundscope.tools.sweep.report.effects import LOG, center
+from roundscope.tools.sweep.report.effects import LOG, Shares, center
 from roundscope.tools.sweep.report.slices import Slice
-from roundscope.tools.sweep.report.words import AXES_LABELS, METRIC_LABELS, short
-from roundscope.tools.sweep.storage.frames import Frame
+from roundscope.tools.sweep.report.words import AXES_LABELS, METRIC_LABELS, percent, short
+from roundscope.tools.sweep.storage.frames import Axis, Frame
+
+BARS, ACROSS = 8, 16  # the most that the first picture shows
+
+
+def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Figure:
+    """Draw what each axis explains of rms, and rms by value of the axis that explains most.
+
+    Lines show what seeds alone might explain. cells: (code of the axis, rms, whether it is usable)
+    of every cell.
+    """
+    names = [e.axis.label for e in found.effects[:BARS]]
+    figure, axes = canvas(max(2.9, 1.3 + 0.34 * (len(names) + 2)), 1, 2, width_ratios=[1, 1.15])
+    left, right = axes[0]
+    _bars(left, found, names)
+    _by_value(right, axis, *cells)
+    return figure
+
+
+def _bars(ax: Axes, found: Shares, names: list[str]) -> None:
+    """Draw a bar for each axis, for what they explain in combination and for the seeds.
+
+    The scale is logarithmic if all bars but one are short.
+    """
+    effects = found.effects[: len(names)]
+    bars = [
+        (short(n, 26), e.share, UP if e.stands_out else QUIET)
+        for n, e in zip(names, effects, strict=True)
+    ]
+    if found.crossed and len(found.effects) > 1:
+        rest = 1.0 - sum(e.share for e in found.effects) - np.nan_to_num(found.seeds)
+        bars.append(("combinations", max(0.0, rest), QUIET))
+    if np.isfinite(found.seeds):
+        bars.append(("seeds", found.seeds, QUIET))
+    y, share = np.arange(len(bars))[::-1], 100 * np.array([bar[1] for bar in bars])
+    wide = _share_scale(ax, share)
+    ax.barh(y, share, color=[bar[2] for bar in bars], height=0.55)
+    for place, x in zip(y, share, strict=True):
+        ax.text(
+            max(x, ax.get_xlim()[0]) * 1.15 if wide else x + 2.0,
+            place,
+            f" {percent(x / 100)}",
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    limits = np.array([min(100 * e.limit, 100.0) for e in effects])
+    ax.vlines(limits, y[: limits.size] - 0.4, y[: limits.size] + 0.4, color=DOWN, lw=1.8)
+    ax.set_yticks(y, [bar[0] for bar in bars])
+    ax.set_xlabel("share of the variance of log rms, in %")
+
+
+def _share_scale(ax: Axes, share: np.ndarray) -> bool:
+    """Set the scale of shares in %; return whether it is logarithmic."""
+    above = share[share > 1e-7]
+    if share.size < 2 or np.sort(share)[-2] > 3.0 or above.size < 2:
+        ax.set_xlim(0, 122)
+        ax.set_xticks([0, 25, 50, 75, 100])
+        return False
+    ax.set_xscale("log")
+    low = 10 ** np.floor(np.log10(above.min()) - 0.3)
+    ax.set_xlim(low, 100 * (100 / low) ** 0.28)
+    ax.set_xticks([t for t in (1e-6, 1e-4, 1e-2, 1, 100) if t >= low])
+    ax.get_xaxis().set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.get_xaxis().set_minor_locator(NullLocator())
+    return True
+
+
+def _by_value(ax: Axes, axis: Axis, code: np.ndarray, rms: np.ndarray, usable: np.ndarray) -> None:
+    """Draw every cell's rms by the axis' value, slightly apart, and the geometric mean."""
+    codes = np.unique(code[usable | np.isinf(rms)])[:ACROSS]
+    ax.set_yscale("log")
+    for place, c in enumerate(codes):
+        y = rms[usable & (code == c)]
+        if np.isinf(rms[code == c]).any():
+            beyond(ax, [place])
+        if not y.size:
+            continue
+        # the dots are spread evenly, and the same way in every run
+        aside = 0.5 * ((np.arange(y.size) * 0.618034) % 1.0 - 0.5)
+        ax.plot(place + aside, y, ".", color=DOWN, ms=4, alpha=min(0.6, 40 / y.size + 0.1), mew=0)
+        ax.plot([place - 0.32, place + 0.32], [10 ** np.log10(y).mean()] * 2, color=INK, lw=1.8)
+    names = [short(axis.word(int(c)), 18) for c in codes]
+    tilt = max(map(len, names)) * len(names) > 40
+    named(ax, names, tilt)
+    ax.set_xlabel(AXES_LABELS.get(axis.label, axis.label))
+    ax.set_ylabel(METRIC_LABELS["rms"])
+
+
+def seeds(values: dict[str, np.ndarray]) -> Figure:
+    """Draw metrics of one condition: each seed a dot, the mean a line, its interval a band."""
+    figure, axes = canvas(2.6, 1, len(values))
+    for ax, (metric, y) in zip(axes[0], values.items(), strict=True):
+        mean, low, high = center(metric, y)
+        ax.axhspan(low, high, color=BAND, lw=0)
+        ax.axhline(mean, color=INK, lw=1.4)
+        ax.plot(np.arange(y.size), y, "o", color=DOWN, ms=5, alpha=0.7, mew=0)
+        ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        ax.set_ylabel(METRIC_LABELS[metric])
+        ax.set_xlabel("seed, in ascending order")
+        ax.set_xticks(range(0, y.size, -(-y.size // 8)))
+    return figure
 
 
 def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
@@ -40,7 +152,10 @@ def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
                 ax.set_title(
                     short(f"{cut.rows.label} = {cut.rows.word(row)}", 44), fontsize=9.5, loc="left"
                 )
-    scales.share(axes, columns=wrap == len(metrics))
+    for column in axes.T if wrap == len(metrics) else ():  # so that rows can be compared
+        low, high = zip(*(ax.get_ylim() for ax in column), strict=True)
+        for ax in column:
+            ax.set_ylim(min(low), max(high))
     for ax in axes[-1]:
         ax.set_xlabel(AXES_LABELS.get(cut.across.label, cut.across.label))
     _legend(figure, cut)
@@ -52,8 +167,8 @@ def _lines(ax: Axes, frame: Frame, cut: Slice, metric: str, row: int | None) -> 
     y, mask = frame.metric(metric), cut.cells.copy()
     if cut.rows is not None and row is not None:
         mask &= frame.code(cut.rows) == row
-    scales.upward(ax, metric, y[mask])
-    scales.across(ax, cut)
+    _upward(ax, metric, y[mask])
+    _across(ax, cut)
     lines = cut.of(cut.lines)
     for k, line in enumerate(lines):
         chosen = (
@@ -77,7 +192,8 @@ def _line(
     The interval of the mean is a band where numbers are across, and bars where words are.
     """
     code, color = frame.code(cut.across), _color(cut, k, of)
-    _infinite(ax, frame, cut, mask & np.isinf(y), k, of)
+    infinite = [int(c) for c in np.unique(code[mask & np.isinf(y)])]
+    beyond(ax, [_place(cut, c, k, of) for c in infinite if c in cut.shown[cut.across.name]])
     usable = mask & np.isfinite(y) & ((y > 0) | (metric not in LOG))
     there = [c for c in cut.shown[cut.across.name] if (usable & (code == c)).any()]
     if not there:
@@ -110,13 +226,6 @@ def _line(
         ax.errorbar(x, mean, bars, fmt=marker, color=color, ms=5, capsize=2.5, lw=1.2)
 
 
-def _infinite(ax: Axes, frame: Frame, cut: Slice, cells: np.ndarray, k: int, of: int) -> None:
-    """Mark cells whose number is infinite at the upper edge."""
-    codes = [int(c) for c in np.unique(frame.code(cut.across)[cells])]
-    places = [_place(cut, c, k, of) for c in codes if c in cut.shown[cut.across.name]]
-    scales.beyond(ax, places)
-
-
 def _place(cut: Slice, code: int, k: float, of: int) -> float:
     """Return where mark k of a value of the axis across is drawn: beside its number or its rank."""
     codes, aside = cut.shown[cut.across.name], 0.6 * ((k + 0.5) / of - 0.5)
@@ -137,8 +246,6 @@ def _color(cut: Slice, k: int, of: int) -> Any:
 def _legend(figure: Figure, cut: Slice) -> None:
     if cut.lines is None:
         return
-    from matplotlib.lines import Line2D
-
     codes = cut.shown[cut.lines.name]
     names = [short(cut.lines.word(c), 34) for c in codes]
     handles = [
@@ -163,4 +270,87 @@ def _legend(figure: Figure, cut: Slice) -> None:
         title_fontsize=9.5,
         frameon=False,
         alignment="left",
+    )
+
+
+def _across(ax: Axes, cut: Slice) -> None:
+    """Set the scale across: logarithmic for numbers, each with a tick, and ranks for words."""
+    codes = cut.shown[cut.across.name]
+    if cut.across.numeric:
+        values = [float(cut.across.values[c]) for c in codes]
+        if min(values) > 0:
+            ax.set_xscale("log")
+        keep = values if len(values) <= 7 else values[:: -(-len(values) // 7)]
+        ax.set_xticks(keep, [f"{v:g}" for v in keep])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        return
+    names = [short(cut.across.word(c), 18) for c in codes]
+    tilt = max(map(len, names)) * len(names) > 24
+    named(ax, names, tilt)
+    ax.set_xlim(-0.6, len(names) - 0.4)
+    for edge in range(len(names) - 1):
+        ax.axvline(edge + 0.5, color=BAND, lw=0.7)
+
+
+def _upward(ax: Axes, metric: str, y: np.ndarray) -> None:
+    """Set the vertical scale of a metric, for the values y.
+
+    It is logarithmic for magnitudes; for signed numbers of many sizes it is linear about zero and
+    logarithmic far from it.
+    """
+    finite = y[np.isfinite(y)]
+    size = np.abs(finite[finite != 0.0])
+    if metric in LOG:
+        if size.size:
+            ax.set_yscale("log")
+            ax.yaxis.set_major_locator(LogLocator(numticks=7))
+            if size.max() > 30 * size.min():
+                ax.yaxis.set_minor_formatter(NullFormatter())
+        return
+    if (finite < 0).any():
+        ax.axhline(0.0, color=INK, lw=0.7)
+        if size.max() > 1e3 * np.median(size):
+            ax.set_yscale("symlog", **symmetric(size))
+            ax.yaxis.set_major_locator(symmetric_ticks(size))
+            return
+    ax.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+
+
+def symmetric(size: np.ndarray) -> dict[str, Any]:
+    """Return the arguments of a scale about zero for numbers of these sizes.
+
+    It is linear below a threshold and logarithmic beyond it, over four decades at most.
+    """
+    return {
+        "linthresh": max(float(np.quantile(size, 0.25)), 1e-4 * float(size.max())),
+        "linscale": 0.7,
+    }
+
+
+def symmetric_ticks(size: np.ndarray, most: int = 3) -> FixedLocator:
+    """Return ticks at zero and at a few powers of ten on either side of it that stand apart."""
+    low, high = symmetric(size)["linthresh"], float(size.max())
+    powers = list(range(int(np.ceil(np.log10(4 * low))), int(np.floor(np.log10(high))) + 1)) or [
+        int(np.floor(np.log10(high)))
+    ]
+    ticks = [10.0**power for power in powers[:: -(-len(powers) // most)]]
+    return FixedLocator([*(-t for t in ticks), 0.0, *ticks])
+
+
+def beyond(ax: Axes, places: Sequence[float]) -> None:
+    """Mark places at which a number is infinite by a triangle at the upper edge."""
+    if len(places):
+        up = ax.get_xaxis_transform()
+        ax.plot(places, [0.97] * len(places), "^", color=UP, ms=6, mew=0, transform=up, zorder=5)
+
+
+def named(ax: Axes, names: list[str], tilt: bool) -> None:
+    """Write names across at 0, 1, 2 and so on, slanted where they would touch."""
+    ax.set_xticks(
+        range(len(names)),
+        names,
+        rotation=35 if tilt else 0,
+        ha="right" if tilt else "center",
+        rotation_mode="anchor",
     )

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator
 
 from roundscope.tools.report.pictures import DOWN, INK, QUIET, canvas
 from roundscope.tools.sweep.report.effects import LOG
-from roundscope.tools.sweep.report.scales import named, symmetric, symmetric_ticks
+from roundscope.tools.sweep.report.plots import named, symmetric, symmetric_ticks
 from roundscope.tools.sweep.report.words import METRIC_LABELS, number, short
 
 

@@ -13,9 +13,8 @@ import numpy as np
 from roundscope.tools.errors import bad
 from roundscope.tools.report.page import document, figure, folded, verdict
 from roundscope.tools.results.folder import write_page
-from roundscope.tools.sweep.report import idle
-from roundscope.tools.sweep.report.effects import Shares, shares
-from roundscope.tools.sweep.report.lead import sentence
+from roundscope.tools.sweep.report.captions import sentence
+from roundscope.tools.sweep.report.effects import Shares, changed_nothing, idle, shares
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.pictures import opening, pictures
 from roundscope.tools.sweep.report.tables import conditions, failures, run
@@ -81,7 +80,8 @@ def _opening(frame: Frame, found: Shares) -> str:
     shown = "" if picture is None else figure(*picture)
     lead = sentence(frame, found)
     sub = f"{frame.path.name}: {counts(frame)}"
-    still = "".join(f"<p>{escape(text)}.</p>" for text in (*files(frame), *idle.sentences(frame)))
+    nothing = changed_nothing(idle(frame), bool(lost(frame).cells.any()))
+    still = "".join(f"<p>{escape(text)}.</p>" for text in (*files(frame), *nothing))
     return (
         f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p>"
         f"{_verdict(frame, lead)}{still}"
@@ -106,12 +106,6 @@ def _verdict(frame: Frame, lead: str) -> str:
     )
 
 
-def uncounted(frame: Frame) -> int:
-    """Return how many cells with gradients were measured before their lost entries were counted."""
-    backward = frame.rows.column("backward") == "true"
-    return int((backward & np.isnan(frame.metric("dq_not_finite"))).sum())
-
-
 def files(frame: Frame) -> list[str]:
     """Return what the input files say of their calls, and what was asked otherwise."""
     notes = frame.rows.columns.get("note", np.empty(0, object))
@@ -132,11 +126,6 @@ def counts(frame: Frame) -> str:
         parts.append(f"{len(frame.failed)} failed")
     if infinite:
         parts.append(f"{infinite} with NaN or infinite results")
-    if earlier := uncounted(frame):
-        parts.append(
-            f"{earlier} of an earlier version, which did not count the NaN and infinities of"
-            " gradients: --fresh computes them again"
-        )
     if frame.repeated:
         parts.append(f"{frame.repeated} computed again later, of which the last result counts")
     return ", ".join(parts) + "."

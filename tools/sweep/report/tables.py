@@ -44,7 +44,9 @@ def conditions(frame: Frame) -> str:
         return ""
     names = _names(frame)
     metrics = [m for m in COLUMNS if m in ALWAYS or not np.isnan(frame.metric(m)).all()]
-    members = _members(frame.condition)
+    cells = np.argsort(frame.condition, kind="stable")
+    # the numbers of the cells of each condition, in ascending order
+    members = np.split(cells, np.flatnonzero(np.diff(frame.condition[cells])) + 1)
     means = [mean_interval(frame.metric("rms")[cells])[0] for cells in members]
     order = np.argsort(-np.nan_to_num(means, nan=np.inf), kind="stable")
     failed, infinite = _failed_by_condition(frame, names), lost_of(frame).cells
@@ -85,12 +87,6 @@ def _value(frame: Frame, metric: str, cells: np.ndarray) -> str:
     return with_interval(*mean_interval(x))
 
 
-def _members(condition: np.ndarray) -> list[np.ndarray]:
-    """Return the numbers of the cells of each condition, in ascending order."""
-    order = np.argsort(condition, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(condition[order])) + 1)
-
-
 def _names(frame: Frame) -> list[str]:
     """Return the parameters of the table's columns: those that vary among cells that are ok."""
     names = []
@@ -125,8 +121,13 @@ def failures(frame: Frame) -> str:
     for row in frame.failed:
         groups[str(row["error"])].append(row)
     order = sorted(groups, key=lambda error: -len(groups[error]))
+    names = frame.names or ("preset",)
     rows = [
-        [str(len(groups[e])), _words(groups[e][0], frame.names), short(e, 300)]
+        [
+            str(len(groups[e])),
+            " ".join(f"{name}={groups[e][0][name]}" for name in names),
+            short(e, 300),
+        ]
         for e in order[:ERRORS]
     ]
     more = ""
@@ -135,10 +136,6 @@ def failures(frame: Frame) -> str:
     note = "<p class=note>To try them again, run the same command with --retry-failed.</p>"
     table = grid(["cells", "the first of them", "error"], rows)
     return f"<h2>{len(frame.failed)} cells failed</h2>{table}{note}{more}"
-
-
-def _words(row: Row, names: tuple[str, ...]) -> str:
-    return " ".join(f"{name}={row[name]}" for name in names) or f"preset={row['preset']}"
 
 
 def run(frame: Frame) -> str:
@@ -152,10 +149,9 @@ def run(frame: Frame) -> str:
     lines = [f"{name:11} {_values(rows, name)}" for name in frame.names]
     lines += ["", f"{'fixed':11} {' '.join(f'{n}={rows[0][n]}' for n in fixed)}", ""]
     lines += [f"{'device':11} {n} ({devices[n]} cells)" for n in sorted(filter(None, devices))]
-    lines += [
-        f"{'versions':11} {' '.join(f'{k} {v}' for k, v in _versions(frame, text).items())}"
-        for text in sorted(filter(None, set(rows.column("versions"))))
-    ]
+    for text in sorted(filter(None, set(rows.column("versions")))):
+        versions = json_of(frame.path, "versions", text, {str: str})
+        lines += [f"{'versions':11} {' '.join(f'{k} {v}' for k, v in versions.items())}"]
     lines += [f"{'numerics':11} {_numerics(rows)}"]
     finished = set(filter(None, rows.column("finished")))
     lines += [f"{'computed':11} {min(finished)} to {max(finished)}"] if finished else []
@@ -168,11 +164,6 @@ def run(frame: Frame) -> str:
         f"{'by event':11} roundscope export {name} sites.csv --table sites",
     ]
     return f"<h2>What was run</h2><pre>{escape(chr(10).join(lines))}</pre>"
-
-
-def _versions(frame: Frame, text: str) -> dict[str, str]:
-    found: dict[str, str] = json_of(frame.path, "versions", text, {str: str})
-    return found
 
 
 def _values(rows: Rows, name: str) -> str:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from roundscope.tools.report.terminal import console
+
 METRIC_LABELS = {
     "rms": "rms of out − float64",
     "max_abs": "largest |out − float64|",
@@ -28,6 +30,11 @@ AXES_LABELS = {
     "H": "H, features",
     "stabiliser": "stabilizer, beta",
 }
+
+
+def say(text: str) -> None:
+    """Print a text on the terminal as it is; the terminal breaks its lines."""
+    console().print(text, markup=False, soft_wrap=True)
 
 
 def short(text: str, most: int) -> str:
@@ -60,11 +67,6 @@ def fold(ratio: float) -> str:
     if ratio < 100 or ratio >= 1e6:
         return f"{number(ratio, 2)} times"
     return f"{float(f'{ratio:.2g}'):,.0f} times".replace(",", " ")
-
-
-def listed(words: list[str]) -> str:
-    """Return the words as "a, b and c"."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def many(count: int, what: str) -> str:

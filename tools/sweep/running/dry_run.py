@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.tools.report.terminal import console
-from roundscope.tools.sweep.conditions import repeats
 from roundscope.tools.sweep.conditions.cell import (
     DEFAULTS,
-    OF_CALL,
     Cell,
     Result,
     Value,
     entries,
+    left_out,
 )
-from roundscope.tools.sweep.report.words import many
+from roundscope.tools.sweep.report.words import many, say
 
 Measure = Callable[[Sequence[Cell]], list[Result]]
 SHOWN = 8  # cells that the preview lists
@@ -28,8 +27,6 @@ COMPILING = 15.0  # seconds of compiling a group of cells for xla
 GPU = 1.9e10  # operations that a GPU does in a second, once compiled (docs/notes/measurements.md)
 LARGE = 1e9  # bytes of a cell from which the preview mentions memory
 SHARED = ("inputs", "golden")  # parts of the time that cells with equal inputs spend once
-# the parameters that these depend on
-INPUTS = ("input", "seed", "T", "S", "N", "H", "causal", "backward", "engine", *OF_CALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +62,10 @@ def preview(
     *,
     retry_failed: bool,
     workers: int,
-    measure: Measure,
     same: int = 0,
 ) -> Preview:
     """Return the preview of cells; held: key -> status of what the file has."""
-    from roundscope.tools.sweep.measuring.measure import memory
+    from roundscope.tools.sweep.measuring.measure import measure, memory
 
     status = [held.get(cell.key) for cell in cells]
     todo = [
@@ -79,16 +75,14 @@ def preview(
     ]
     seconds, error = _seconds(todo, workers, measure)
     names = varying(cells)
-    first = [{name: cell[name] for name in names} for cell in cells[:SHOWN]]
-    ok, failed = status.count("ok"), status.count("failed")
     return Preview(
         points=points,
         cells=len(cells),
         same=same,
-        ok=ok,
-        failed=failed,
+        ok=status.count("ok"),
+        failed=status.count("failed"),
         todo=len(todo),
-        first=first,
+        first=[{name: cell[name] for name in names} for cell in cells[:SHOWN]],
         seconds=seconds,
         error=error,
         memory=max(map(memory, todo), default=0),
@@ -203,9 +197,11 @@ class _Timer:
     """
 
     def __init__(self, cells: Sequence[Cell], measure: Measure) -> None:
+        from roundscope.tools.sweep.measuring.calls import golden_key
+
         self.measure, self.seeds = measure, itertools.count(2**32 - 1, -1)
         # the share of cells with inputs of their own
-        self.alone = len({tuple(c[name] for name in INPUTS) for c in cells}) / len(cells)
+        self.alone = len(set(map(golden_key, cells))) / len(cells)
 
     def __call__(self, cell: Cell) -> float:
         """Return the seconds of a cell, from its second run: the first one loads and compiles."""
@@ -225,15 +221,10 @@ class _Timer:
 
 def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_away: int) -> None:
     """Print the preview on the terminal."""
-    screen = console()
-
-    def say(text: str) -> None:
-        screen.print(text, markup=False, soft_wrap=True)
-
     equal = f" ({p.points} points; equal ones are one cell)" if p.points != p.cells + p.same else ""
     say(f"{many(p.cells, 'cell')}{equal}, {p.todo} to compute")
     if p.same:
-        say(repeats.said(p.same))
+        say(left_out(p.same))
     for line in said(p.notes):
         say(line)
     if thrown_away:
@@ -241,7 +232,7 @@ def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_aw
     elif p.ok or p.failed:
         again = " (--retry-failed runs these again)" if p.failed else ""
         say(f"{out} holds {p.ok + p.failed} of them: {p.ok} ok, {p.failed} failed{again}")
-    screen.print(_table(p))
+    console().print(_table(p))
     say(_cost(p, workers, executor))
 
 

@@ -1,22 +1,32 @@
-"""The loop of a sweep: measures and saves what is missing, and returns what happened."""
+"""The loop of a sweep: measures and saves what is missing, and returns what happened.
+
+Batches are sent to workers and results to the file, and the death of a worker is handled.
+"""
 
 import signal
 import time
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from typing import Any
 
-from roundscope.tools.errors import ExecutorError, bad
+from roundscope.tools.errors import ExecutorError, bad, one_line
+from roundscope.tools.report.progress import left
+from roundscope.tools.report.terminal import console
 from roundscope.tools.signals import stopping
 from roundscope.tools.sweep.conditions.cell import Cell, Result
-from roundscope.tools.sweep.measuring.batches import Batch, batches
-from roundscope.tools.sweep.running.dispatch import Dispatch, Measure
-from roundscope.tools.sweep.running.executors import cores, executor_for
-from roundscope.tools.sweep.running.pool import Crew
-from roundscope.tools.sweep.running.progress import Progress, silent
+from roundscope.tools.sweep.running.executors import Crew, cores, executor_for, hello, is_death
 from roundscope.tools.sweep.storage.store import Store
+
+Batch = list[Cell]
+Measure = Callable[[Sequence[Cell]], list[Result]]
+# called with the number of cells measured, of failed ones among them, and of cells to measure
+Progress = Callable[[int, int, int], None]
+
+AHEAD = 2  # batches under way per worker, so that the next one is there when one is done
+_POLL = 0.5  # seconds between checks for Ctrl-C and of the workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,10 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+def silent(done: int, failed: int, total: int) -> None:
+    """Show no progress."""
+
+
 def run(
     cells: Sequence[Cell],
     store: Store,
@@ -54,10 +68,14 @@ def run(
     or kills its worker becomes a failed row. Raises StorageError if the file cannot be written,
     ExecutorError if workers cannot start or are gone, UsageError for jobs below 1 and for an
     executor that is none; what was saved stays.
+
+    On this machine engines run one after another: xla has all cores, or the GPU, in one process.
     """
     if jobs is not None and jobs < 1:
         raise bad("--jobs", jobs, "give 1 or more")
     began, unique = time.perf_counter(), {cell.key: cell for cell in cells}
+    from roundscope.tools.sweep.measuring import measure as measuring
+
     held = store.statuses(unique)
     missing = [
         c
@@ -65,7 +83,17 @@ def run(
         if key not in held or (retry_failed and held[key] == "failed")
     ]
     tally = _Tally(store, len(missing), progress)
-    interrupted = _measured(missing, measure or _default(), tally, jobs, executor)
+    interrupted = 0
+    with stopping() as stop:
+        try:
+            for engine in ("numpy", "xla") if executor is None else (None,):
+                part = [c for c in missing if engine in (None, c["engine"])]
+                workers = 1 if engine == "xla" else jobs or cores()
+                work = measuring.batches(part, workers)
+                wanted = jobs if executor is not None else min(workers, len(work))
+                Dispatch(measure or measuring.measure, executor, wanted, tally.save, stop).all(work)
+        except KeyboardInterrupt:
+            interrupted = stop() or signal.SIGINT
     left_failed = sum(held.get(key) == "failed" for key in unique) if not retry_failed else 0
     skipped = sum(held.get(key) == "ok" for key in unique)
     return Outcome(
@@ -76,12 +104,6 @@ def run(
         interrupted=interrupted,
         parts=dict(tally.parts),
     )
-
-
-def _default() -> Measure:
-    from roundscope.tools.sweep.measuring.measure import measure
-
-    return measure
 
 
 class _Tally:
@@ -112,28 +134,181 @@ class _Tally:
         self.progress(self.done + self.failed, self.failed, self.total)
 
 
-def _measured(
-    missing: Sequence[Cell], measure: Measure, tally: _Tally, jobs: int | None, executor: str | None
-) -> int:
-    """Measure cells; return the signal that ended it, 0 for none.
+class Dispatch:
+    """Measures batches on crews and saves each as it comes back; every cell ends as one saved row.
 
-    On this machine engines run one after another: xla has all cores, or the GPU, in one process.
+    executor, workers   of crews, a new one after each that broke: as `executor_for` takes them
+    save                is given a batch and its results
+    stop                returns a number other than 0 when no more is wanted
     """
-    engines = ("numpy", "xla") if executor is None else (None,)
-    with stopping() as stop:
-        try:
-            for engine in engines:
-                part = [c for c in missing if engine in (None, c["engine"])]
-                workers = 1 if engine == "xla" else jobs or cores()
-                work = batches(part, workers)
-                wanted = jobs if executor is not None else min(workers, len(work))
-                Dispatch(
-                    measure, partial(_crew, executor, wanted), tally.save, lambda: bool(stop())
-                ).all(work)
-        except KeyboardInterrupt:
-            return stop() or signal.SIGINT
-    return 0
+
+    def __init__(
+        self,
+        measure: Measure,
+        executor: str | None,
+        workers: int | None,
+        save: Callable[[Batch, list[Result]], None],
+        stop: Callable[[], int],
+    ) -> None:
+        self.measure, self.save, self.stop = measure, save, stop
+        self.executor, self.workers = executor, workers
+        self.queue: deque[Batch] = deque()
+        self.suspects: deque[Batch] = deque()  # batches that were under way when a worker died
+
+    def all(self, batches: Iterable[Batch]) -> None:
+        """Measure every cell.
+
+        Raises KeyboardInterrupt if `stop` says so, with all that has arrived saved.
+        """
+        self.queue.extend(batches)
+        while self.queue:
+            self._together()
+        alone = deque([cell] for batch in self.suspects for cell in batch)
+        self.suspects.clear()
+        while alone:
+            self._alone(alone)
+
+    def _together(self) -> None:
+        """Work on the queue until it is done or the crew breaks.
+
+        What was under way then is suspect.
+        """
+        flying: dict[Future[list[Result]], Batch] = {}
+        with executor_for(self.executor, self.workers) as crew:
+            self._greet(crew)
+            while self.queue or flying:
+                whole = self._send(crew, flying)
+                arrived, _ = wait(flying, _POLL, FIRST_COMPLETED)
+                for future in [f for f in flying if f in arrived]:  # in the order of sending
+                    self._take(future, flying.pop(future))
+                if self.stop():
+                    self._leave(flying)
+                if not whole and not flying:
+                    return
+
+    def _send(self, crew: Crew, flying: dict[Future[list[Result]], Batch]) -> bool:
+        """Keep every worker busy; return False if the crew is broken."""
+        room = AHEAD * max(1, crew.workers())  # asked each time: raises if a cluster is gone
+        while self.queue and len(flying) < room:
+            try:
+                future = crew.executor.submit(self.measure, self.queue[0])
+            except BrokenExecutor:
+                return False
+            flying[future] = self.queue.popleft()
+        return True
+
+    def _take(self, future: Future[list[Result]], batch: Batch) -> None:
+        """Save what came back.
+
+        A batch that raised is sent again cell by cell; one whose worker died is suspect.
+        """
+        error = _error_of(future)
+        if error is None:
+            self.save(batch, future.result())
+        elif is_death(error):
+            self.suspects.append(batch)
+        elif len(batch) > 1:
+            self.queue.extendleft([cell] for cell in reversed(batch))
+        else:
+            self.save(batch, [_failed(batch[0], f"{type(error).__name__}: {one_line(error)}")])
+
+    def _leave(self, flying: dict[Future[list[Result]], Batch]) -> None:
+        """Save what has arrived and cancel the rest."""
+        for future, batch in flying.items():
+            if not future.cancel() and future.done():
+                self._take(future, batch)
+        raise KeyboardInterrupt
+
+    def _alone(self, cells: deque[Batch]) -> None:
+        """Measure one suspect cell at a time until the crew breaks, which shows who broke it."""
+        with executor_for(self.executor, self.workers if self.executor else 1) as crew:
+            self._greet(crew)
+            while cells:
+                try:
+                    future = crew.executor.submit(self.measure, cells[0])
+                except BrokenExecutor:  # died idle
+                    return
+                self._await(future, crew)
+                batch, error = cells.popleft(), _error_of(future)
+                if error is None or not is_death(error):
+                    self._take(future, batch)
+                    continue
+                why = f"the worker died ({crew.death(error)}) measuring this cell alone"
+                self.save(batch, [_failed(batch[0], why)])
+                if isinstance(error, BrokenExecutor):
+                    return
+
+    def _greet(self, crew: Crew) -> None:
+        """Raise ExecutorError if no worker of the crew can start, or none finds this package."""
+        future = crew.executor.submit(hello)
+        self._await(future, crew)
+        if error := _error_of(future):
+            cause = f"{type(error).__name__}: {one_line(error)}"
+            if is_death(error):
+                cause = crew.death(error)
+            raise ExecutorError(
+                f"workers cannot start ({cause}); is roundscope installed for them?"
+            ) from error
+
+    def _await(self, future: Future[Any], crew: Crew) -> None:
+        while not wait([future], _POLL).done:
+            crew.workers()  # as above
+            if self.stop():
+                future.cancel()
+                raise KeyboardInterrupt
 
 
-def _crew(executor: str | None, wanted: int | None, alone: bool) -> AbstractContextManager[Crew]:
-    return executor_for(executor, 1 if alone and executor is None else wanted)
+def _error_of(future: Future[Any]) -> BaseException | None:
+    if future.cancelled():
+        raise ExecutorError(
+            "the executor dropped its work: did its scheduler end? What arrived is saved; run again"
+            " to go on"
+        )
+    return future.exception()
+
+
+def _failed(cell: Cell, error: str) -> Result:
+    return Result(key=cell.key, error=error)
+
+
+@contextmanager
+def bar() -> Iterator[Progress]:
+    """Show a bar with cells per second, time left and failures; it disappears when done."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield silent
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("sweep"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Bar(*columns, console=screen, transient=True) as shown:
+        task, start = shown.add_task("", total=None), time.perf_counter()
+
+        def progress(done: int, failed: int, total: int) -> None:
+            shown.update(
+                task,
+                completed=done,
+                total=total,
+                description=_words(done, failed, total, time.perf_counter() - start),
+            )
+
+        yield progress
+
+
+def _words(done: int, failed: int, total: int, seconds: float) -> str:
+    """Return the mean rate since the start, the time left at that rate, and any failures.
+
+    The start of the workers counts as time.
+    """
+    if not done:
+        return "starting"
+    rate = done / seconds
+    fails = f", {failed} failed" if failed else ""
+    return f"{rate:.3g} cells/s, {left(total - done, rate)}{fails}"

@@ -11,11 +11,14 @@ from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.results.folder import storing
 from roundscope.tools.results.tables import columns_of, quoted
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, is_extra
-from roundscope.tools.sweep.storage.schema import JSON_COLUMNS, TABLES
-from roundscope.tools.sweep.storage.store import reading
+from roundscope.tools.sweep.storage.store import JSON_COLUMNS, TABLES, reading
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that spreadsheets compute
 _PIECE = 10_000  # rows in memory at a time
+_ORDERED = {
+    "cells": "cells ORDER BY rowid",
+    "sites": "sites LEFT JOIN cells USING (key) ORDER BY sites.key, sites.site",
+}
 
 
 def export(path: Path, out: Path, table: str = "cells", *, raw: bool = False) -> int:
@@ -34,70 +37,44 @@ def export(path: Path, out: Path, table: str = "cells", *, raw: bool = False) ->
     with reading(path, values=(table,)) as connection, storing(out), whole_file(out) as unfinished:
         if next(connection.execute(f"SELECT 1 FROM {table} LIMIT 1"), None) is None:
             raise bad("file", str(path), f"holds no {table}; fill it with  roundscope sweep")
-        return write(connection, table, unfinished, raw=raw)
+        columns = _columns(connection, table)
+        names = ", ".join(f"{of}.{quoted(name)}" for of, name, _ in columns)
+        rows = connection.execute(f"SELECT {names} FROM {_ORDERED[table]}")
+        pieces = iter(lambda: rows.fetchmany(_PIECE), [])
+        return write({name: kind for _, name, kind in columns}, pieces, unfinished, raw)
 
 
 def lost(path: Path) -> str:
-    """Return how many cells of a results file have lost entries, in a sentence; empty for none.
-
-    Such a cell has infinite errors, unless an earlier version of Roundscope measured it.
-    """
+    """Return how many cells of a results file have lost entries, in a sentence; empty for none."""
     from roundscope.tools.sweep.measuring.metrics import NOT_FINITE
 
     with reading(path) as connection:
         names = [quoted(n) for n in columns_of(connection, "cells") if n in NOT_FINITE]
         some = " OR ".join(f"{name} > 0" for name in names) or "0"
-        both = {"not_finite", "rms"} <= columns_of(connection, "cells").keys()
-        early = f"coalesce(sum({'not_finite > 0 AND rms < 9e999' if both else '0'}), 0)"
-        [(count, older)] = connection.execute(f"SELECT count(*), {early} FROM cells WHERE {some}")
+        [(count,)] = connection.execute(f"SELECT count(*) FROM cells WHERE {some}")
     if not count:
         return ""
-    text = (
+    return (
         f"{count} cells have NaN or infinite results, counted in {', '.join(names)}: their errors"
         " are infinite and their signed means empty"
     )
-    if older:
-        text += (
-            f"; {older} of them are of an earlier version, whose errors are over the entries that"
-            " are left: sweep them anew with --fresh"
-        )
-    return text
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> dict[str, str]:
-    """Return the columns and their types.
+def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[str, str, str]]:
+    """Return the columns: the tables that they are of, their names and their types.
 
     The order is parameters, axes of single sites, results, and columns of JSON last. A row of sites
     has the axes of its cell behind its own columns.
     """
-    kinds = columns_of(connection, table)
-    if table == "sites":
-        return kinds | _axes(connection)
 
     def rank(name: str) -> int:
         return 0 if name in DEFAULTS else 1 if is_extra(name) else 3 if name in JSON_COLUMNS else 2
 
-    return {name: kinds[name] for name in sorted(kinds, key=rank)}
-
-
-def _axes(connection: sqlite3.Connection) -> dict[str, str]:
-    """The columns of cells that say what a cell is, and their types."""
-    kinds = columns_of(connection, "cells")
-    return {name: kind for name, kind in kinds.items() if name in DEFAULTS or is_extra(name)}
-
-
-def _pieces(connection: sqlite3.Connection, table: str) -> Iterator[list[Any]]:
+    cells = columns_of(connection, "cells")
     if table == "cells":
-        names = ", ".join(map(quoted, _columns(connection, table)))
-        rows = connection.execute(f"SELECT {names} FROM cells ORDER BY rowid")
-    else:
-        own = [f"sites.{quoted(name)}" for name in columns_of(connection, "sites")]
-        names = ", ".join(own + [f"cells.{quoted(name)}" for name in _axes(connection)])
-        rows = connection.execute(
-            f"SELECT {names} FROM sites LEFT JOIN cells USING (key) ORDER BY sites.key, sites.site"
-        )
-    while piece := rows.fetchmany(_PIECE):
-        yield piece
+        return [("cells", name, cells[name]) for name in sorted(cells, key=rank)]
+    own = [("sites", name, kind) for name, kind in columns_of(connection, "sites").items()]
+    return own + [("cells", name, kind) for name, kind in cells.items() if rank(name) < 2]
 
 
 def _as_text(cell: Any) -> Any:
@@ -115,19 +92,20 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _write_csv(connection: sqlite3.Connection, table: str, file: Path, *, raw: bool) -> int:
+def _write_csv(kinds: dict[str, str], pieces: Iterator[list[Any]], file: Path, raw: bool) -> int:
     count = 0
     with file.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
-        names = list(_columns(connection, table))
-        writer.writerow(names if raw else map(_as_text, names))
-        for piece in _pieces(connection, table):
+        writer.writerow(kinds if raw else map(_as_text, kinds))
+        for piece in pieces:
             writer.writerows(piece if raw else [[*map(_as_text, row)] for row in piece])
             count += len(piece)
     return count
 
 
-def _write_parquet(connection: sqlite3.Connection, table: str, file: Path, *, raw: bool) -> int:
+def _write_parquet(
+    kinds: dict[str, str], pieces: Iterator[list[Any]], file: Path, raw: bool
+) -> int:
     try:
         import pyarrow as pa
         import pyarrow.parquet as parquet
@@ -135,19 +113,12 @@ def _write_parquet(connection: sqlite3.Connection, table: str, file: Path, *, ra
         raise UsageError(
             "Parquet needs pyarrow: run  pip install 'roundscope[parquet]'  or end the file in .csv"
         ) from None
-    kinds: dict[str, Callable[[], Any]] = {"REAL": pa.float64, "INTEGER": pa.int64}
-    schema = pa.schema(
-        [(name, kinds.get(kind, pa.string)()) for name, kind in _columns(connection, table).items()]
-    )
+    types: dict[str, Callable[[], Any]] = {"REAL": pa.float64, "INTEGER": pa.int64}
+    schema = pa.schema([(name, types.get(kind, pa.string)()) for name, kind in kinds.items()])
     count = 0
     with parquet.ParquetWriter(file, schema) as writer:
-        for piece in _pieces(connection, table):
+        for piece in pieces:
             columns = zip(*piece, strict=True)
-            writer.write_table(
-                pa.Table.from_arrays(
-                    [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)],
-                    schema=schema,
-                )
-            )
+            writer.write_table(pa.table(dict(zip(kinds, columns, strict=True)), schema=schema))
             count += len(piece)
     return count

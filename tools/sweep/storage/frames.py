@@ -3,12 +3,9 @@
 There are no pictures and no statistics here.
 """
 
-import re
-import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +23,17 @@ from roundscope.tools.sweep.conditions.cell import (
     lacking,
 )
 from roundscope.tools.sweep.measuring.metrics import METRICS
-from roundscope.tools.sweep.storage.grouping import places, together
-from roundscope.tools.sweep.storage.store import reading
+from roundscope.tools.sweep.storage.store import reading, with_keys
+from roundscope.tools.tensors.layers import natural
 
 Row = dict[str, Any]
 # beside parameters
 OWN = ("key", "status", "error", "device", "versions", "note", "finished", "seconds")
-SEVERAL = (
-    "status",
-    "device",
-    "versions",
-    "note",
-    "finished",
-)  # of these, texts that many cells share
+# of these, texts that many cells share
+SEVERAL = ("status", "device", "versions", "note", "finished")
 PIECE = 2_000  # rows of the file in memory at a time
 # where the second equals the first in every cell, the two are one axis
 TOGETHER = {"S": "T", "block_k": "block_q"}
-RATIOS = ("ratio_max", "ratio_rms", "ratio_mean_abs")
-SIGNED = ("mean", "mean_se", "mean_ulps", "mean_ulps_se")
 # what a file of tensors says, so that it is no axis if it changes with the input alone
 OF_FILE = ("T", "S", "N", "H", "causal", *OF_CALL)
 
@@ -170,7 +160,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
         axes=axes,
         codes=codes,
         condition=condition,
-        numbers=_infinite({name: x[latest[fine]] for name, x in numbers.items()}),
+        numbers={name: x[latest[fine]] for name, x in numbers.items()},
     )
 
 
@@ -220,60 +210,27 @@ def _read(path: Path, keys: Set[str] | None) -> tuple[Rows, dict[str, np.ndarray
     """
     # a sweep that reads the cells of a part has checked the table when it began
     with reading(path, values=("cells",) if keys is None else ()) as connection:
+        connection.row_factory = None  # tuples
         held = columns_of(connection, "cells")
         own = [name for name in held if name in OWN or name in DEFAULTS or is_extra(name)]
         metrics = [name for name in METRICS if name in held]
         found: dict[str, list[np.ndarray]] = {name: [] for name in (*own, *metrics)}
         same: dict[str, dict[Any, Any]] = {name: {} for name in own if name not in OWN}
         same |= {name: {} for name in SEVERAL}
-        for piece in _pieces(connection, list(found), keys):
-            for name, values in zip(found, zip(*piece, strict=True), strict=True):
-                found[name].append(_column(name, values, same.get(name)))
-    columns = {name: _joined(found.pop(name)) for name in tuple(found)}
-    rows = Rows({name: columns[name] for name in own})
-    none = np.full(len(rows), np.nan)  # a file of before this metric
-    return rows, {name: columns.get(name, none) for name in METRICS}
-
-
-def _infinite(numbers: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return metrics of which the error of a result is infinite where an entry of it is lost.
-
-    Earlier versions kept what the other entries gave, which says nothing of the whole.
-    """
-    early = (np.nan_to_num(numbers["not_finite"]) > 0) & ~np.isinf(numbers["rms"])
-    if not early.any():
-        return numbers
-    magnitudes = ("max_abs", "mean_abs", "rms", "rel_rms", "vs_unfused_max", *RATIOS)
-    values = dict.fromkeys(magnitudes, np.inf) | dict.fromkeys(SIGNED, np.nan)
-    return numbers | {name: np.where(early, x, numbers[name]) for name, x in values.items()}
-
-
-def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(pieces) if pieces else np.empty(0, object)
-
-
-def _pieces(
-    connection: sqlite3.Connection, names: Sequence[str], keys: Set[str] | None
-) -> Iterator[list[Any]]:
-    """Yield some columns of the cells, or of those with some keys, a piece of the file at a time.
-
-    Cells with keys are looked up, so that what other sweeps put into the file is not read.
-    """
-    connection.row_factory = None  # tuples
-    query = f"SELECT {', '.join(map(quoted, names))} FROM cells"
-    if keys is None:
-        rows: Iterator[Any] = connection.execute(f"{query} ORDER BY rowid")
-    else:
-        rows = _chosen(connection, query, keys)
-    while piece := list(islice(rows, PIECE)):
-        yield piece
-
-
-def _chosen(connection: sqlite3.Connection, query: str, keys: Set[str]) -> Iterator[Any]:
-    """Yield the rows of cells with some keys, in the order of saving."""
-    number = "SELECT rowid FROM cells WHERE key = ?"
-    numbers = sorted(n for key in keys for (n,) in connection.execute(number, (key,)))
-    return (connection.execute(f"{query} WHERE rowid = ?", (n,)).fetchone() for n in numbers)
+        where, values = with_keys(keys)
+        which = f"WHERE rowid IN (SELECT rowid FROM cells{where})" if where else ""
+        query = f"SELECT {', '.join(map(quoted, found))} FROM cells {which} ORDER BY rowid"
+        rows = connection.execute(query, values)
+        while piece := rows.fetchmany(PIECE):
+            for name, column in zip(found, zip(*piece, strict=True), strict=True):
+                found[name].append(_column(name, column, same.get(name)))
+    empty = np.empty(0, object)
+    columns = {name: np.concatenate(found.pop(name) or [empty]) for name in tuple(found)}
+    none = np.full(len(columns["key"]), np.nan)  # a file of before this metric
+    return (
+        Rows({name: columns[name] for name in own}),
+        {name: columns.get(name, none) for name in METRICS},
+    )
 
 
 def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np.ndarray:
@@ -313,8 +270,9 @@ def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
     ]
     axes: list[Axis] = []
     for name in (n for n in varying if n not in (*hidden, *told)):
-        twins = (i for i, axis in enumerate(axes) if _paired(columns[axis.name], columns[name]))
-        twin = next(twins, None)
+        own = columns[name]
+        pairs = ((i, columns[axis.name]) for i, axis in enumerate(axes))
+        twin = next((i for i, x in pairs if _follows(x, own) and _follows(own, x)), None)
         if twin is None:
             equal = tuple(a for a in hidden if TOGETHER[a] == name)
             label = "tile" if "block_k" in equal else name
@@ -324,22 +282,15 @@ def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
             axes.append(Axis(name=name, label=label, values=values, also=equal))
         else:
             old = axes[twin]
-            axes[twin] = replace(old, label=_with(old.label, name), also=(*old.also, name))
+            # T (with N and H)
+            start = f"{old.label[:-1]} and" if old.label.endswith(")") else f"{old.label} (with"
+            axes[twin] = replace(old, label=f"{start} {name})", also=(*old.also, name))
     return tuple(axes)
-
-
-def _with(label: str, name: str) -> str:
-    """Return a label with one more name: T (with N and H)."""
-    return f"{label[:-1]} and {name})" if label.endswith(")") else f"{label} (with {name})"
 
 
 def _follows(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether a column has one value for each of the other."""
     return len(set(b)) == len(set(zip(a, b, strict=True)))
-
-
-def _paired(a: np.ndarray, b: np.ndarray) -> bool:
-    return len(set(a)) == len(set(b)) == len(set(zip(a, b, strict=True)))
 
 
 def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
@@ -352,7 +303,7 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
         return (v != "preset", _precision(str(v)))
 
     def by_name(v: Value) -> Any:
-        return (v != DEFAULTS.get(name.partition(".")[0]), _natural(str(v)))
+        return (v != DEFAULTS.get(name.partition(".")[0]), natural(str(v)))
 
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(values))
@@ -367,9 +318,25 @@ def _precision(name: str) -> tuple[int, int, str]:
     return f.precision, f.emax - f.emin, name
 
 
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
-        for part in re.split(r"(\d+)", text)
-        if part
-    ]
+def numbered(x: np.ndarray) -> np.ndarray:
+    """Return the rank of each number among the different ones."""
+    return np.unique(x, return_inverse=True)[1].reshape(-1)
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """Return a number for each binary64, the same for those of the same bits. All NaN are one."""
+    return numbered(np.where(np.isnan(x), np.nan, x).view(np.int64))
+
+
+def places(column: np.ndarray, values: Sequence[object]) -> np.ndarray:
+    """Return the index in `values` of each value of a column of objects."""
+    place = {value: i for i, value in enumerate(values)}
+    return np.fromiter((place[value] for value in column), np.int64, len(column))
+
+
+def together(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a number for each row of columns of numbers from 0, the same for equal rows."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:  # as few numbers as there are different rows, so that none is too large
+        number = numbered(number * (int(column.max(initial=0)) + 1) + column)
+    return number

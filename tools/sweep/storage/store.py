@@ -1,36 +1,37 @@
 """The results file: an SQLite database that no crash can damage.
 
-It has one row per cell, and one per cell and site.
+It has a table `cells`, a row per cell, and a table `sites`, a row per cell and site. None but ours
+is written or read.
 """
 
 import json
 import sqlite3
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from roundscope.tools.errors import bad
-from roundscope.tools.results.lock import locked
+from roundscope.tools.results import tables
+from roundscope.tools.results.file import locked
 from roundscope.tools.results.tables import (
     add_columns,
     check_start,
+    columns_of,
     explained,
     json_of,
     quoted,
 )
-from roundscope.tools.sweep.conditions.cell import Cell, Result, is_extra
-from roundscope.tools.sweep.storage.schema import (
-    JSON_COLUMNS,
-    check,
-    check_version,
-    is_ours,
-    prepare,
-)
+from roundscope.tools.sweep.conditions.cell import DEFAULTS, Cell, Result, is_extra
 
+APPLICATION = int.from_bytes(b"RSsw", "big")  # SQLite's application_id: whose file it is
+# SQLite's user_version; raised when a column changes its name or meaning, not when one is added
+SCHEMA = 1
+
+JSON_COLUMNS = ("parts", "versions", "plan")
+TABLES = ("cells", "sites")
 _PATIENCE = 30.0  # seconds to wait for another program's transaction
 
 
@@ -79,11 +80,11 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
     path = path.resolve()  # a link and its target are one file
     _check_place(path, "--out")
     with (
-        locked(path),
+        locked(path, "sweep"),
         explained(path),
         closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
     ):
-        is_ours(connection, path)  # before the first byte is written
+        tables.is_ours(connection, path, APPLICATION)  # before the first byte is written
         # WAL lets others read while we write; a file system that lacks it keeps its journal mode
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")  # a commit returns once it is on the disk
@@ -93,17 +94,20 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
 
 
 def statuses(connection: sqlite3.Connection, keys: Collection[str] | None = None) -> dict[str, str]:
-    """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys.
-
-    Those are looked up, so that what other sweeps put into the file is not read.
-    """
-    query = "SELECT key, status FROM cells"
-    if keys is None:
-        rows: Iterator[Any] = connection.execute(query)
-    else:
-        each = (connection.execute(f"{query} WHERE key = ?", (key,)) for key in keys)
-        rows = chain.from_iterable(each)
+    """Return key -> 'ok' or 'failed' of every cell of an open file, or of those with some keys."""
+    where, values = with_keys(keys)
+    rows = connection.execute(f"SELECT key, status FROM cells{where}", values)
     return {key: sys.intern(str(status)) for key, status in rows}
+
+
+def with_keys(keys: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
+    """Return SQL that chooses the rows of cells with some keys, and its values; of all, for None.
+
+    They are looked up, so that what other sweeps put into the file is not read.
+    """
+    if keys is None:
+        return "", ()
+    return " WHERE key IN (SELECT value FROM json_each(?))", (json.dumps([*keys]),)
 
 
 def count_cells(path: Path) -> int:
@@ -119,8 +123,9 @@ def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str
     parts, versions and plan are parsed. Needs no lock.
     """
     with reading(path, values=("cells",)) as connection:
-        rows = connection.execute("SELECT * FROM cells ORDER BY rowid")
-        return [_parsed(path, row) for row in rows if keys is None or row["key"] in keys]
+        where, chosen = with_keys(keys)
+        rows = connection.execute(f"SELECT * FROM cells{where} ORDER BY rowid", chosen)
+        return [_parsed(path, row) for row in rows]
 
 
 def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -129,8 +134,9 @@ def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str
     With `keys`, only those of these cells. Needs no lock.
     """
     with reading(path, values=("sites",)) as connection:
-        rows = connection.execute("SELECT * FROM sites ORDER BY key, site")
-        return [dict(row) for row in rows if keys is None or row["key"] in keys]
+        where, chosen = with_keys(keys)
+        rows = connection.execute(f"SELECT * FROM sites{where} ORDER BY key, site", chosen)
+        return [dict(row) for row in rows]
 
 
 @contextmanager
@@ -144,9 +150,9 @@ def reading(path: Path, *, values: Collection[str] = ()) -> Iterator[sqlite3.Con
         raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
     with explained(path), closing(_read_only(path)) as connection:
         connection.row_factory = sqlite3.Row
-        if not is_ours(connection, path, "file"):
+        if not tables.is_ours(connection, path, APPLICATION, "file"):
             raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
-        check_version(connection, path, "read it with the one that wrote it")
+        tables.check_version(connection, path, SCHEMA, "read it with the one that wrote it")
         check(connection, path, values)
         yield connection
 
@@ -231,3 +237,85 @@ def _parsed(path: Path, row: sqlite3.Row) -> dict[str, Any]:
         else row[name]
         for name in row.keys()  # noqa: SIM118
     }
+
+
+def cell_columns() -> dict[str, str]:
+    """Return the columns of `cells` and their types, in order.
+
+    Columns for axes of single sites are added when they first occur.
+    """
+    from roundscope.tools.sweep.measuring.metrics import METRICS
+
+    before = {"key": "TEXT PRIMARY KEY", "status": "TEXT NOT NULL", "error": "TEXT"}
+    parameters = {
+        name: "INTEGER" if isinstance(value, int) else "TEXT" for name, value in DEFAULTS.items()
+    }
+    after = {
+        "seconds": "REAL",
+        "parts": "TEXT",
+        "device": "TEXT",
+        "versions": "TEXT",
+        "plan": "TEXT",
+        "note": "TEXT",
+        "finished": "TEXT",
+    }
+    return before | parameters | dict.fromkeys(METRICS, "REAL") | after
+
+
+def site_columns() -> dict[str, str]:
+    """Return the columns of `sites` and their types, in order."""
+    from roundscope.tools.sweep.measuring.metrics import SITE_METRICS
+
+    return {"key": "TEXT NOT NULL", "site": "TEXT NOT NULL", **dict.fromkeys(SITE_METRICS, "REAL")}
+
+
+def check(connection: sqlite3.Connection, path: Path, values: Collection[str] = ()) -> None:
+    """Raise StorageError for a file of ours that lacks a table or a column of every version.
+
+    values: the tables of which all values are checked too, which reads all of their rows.
+    """
+    from roundscope.tools.sweep.measuring.metrics import METRICS, SITE_METRICS
+
+    wanted = {"cells": cell_columns(), "sites": site_columns()}
+    tables.check_columns(connection, path, wanted, later=(*METRICS, *SITE_METRICS, "note"))
+    full = dict.fromkeys(DEFAULTS, " NOT NULL")
+    wanted["cells"] = {name: kind + full.get(name, "") for name, kind in cell_columns().items()}
+    tables.check_values(connection, path, {table: wanted[table] for table in values})
+
+
+def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
+    """Make the tables of a new file, or add the columns that an older one lacks.
+
+    `fresh` makes all tables anew. Returns how many cells that deletes. It must be called in a
+    transaction. Raises UsageError for a file that is not ours or of another schema.
+    """
+    ours = tables.is_ours(connection, path, APPLICATION)
+    if ours and not fresh:
+        repair = "give --fresh to start over, or choose another --out"
+        tables.check_version(connection, path, SCHEMA, repair)
+        check(connection, path, ("cells",))
+    lost = 0
+    if ours and fresh and columns_of(connection, "cells"):
+        [(lost,)] = connection.execute("SELECT count(*) FROM cells")
+    if fresh or not ours:
+        _create(connection)
+    add_columns(connection, "cells", cell_columns())
+    add_columns(connection, "sites", site_columns())
+    # this is always written, so that a file that cannot be written raises now
+    connection.execute(f"PRAGMA user_version = {SCHEMA}")
+    return lost
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    for table in TABLES:
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+    connection.execute(f"CREATE TABLE cells ({_declared(cell_columns())})")
+    # without row numbers: the long key is then stored once per row and not twice
+    connection.execute(
+        f"CREATE TABLE sites ({_declared(site_columns())}, PRIMARY KEY (key, site)) WITHOUT ROWID"
+    )
+    connection.execute(f"PRAGMA application_id = {APPLICATION}")
+
+
+def _declared(columns: Mapping[str, str]) -> str:
+    return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
