@@ -25,7 +25,7 @@ MOVED = {
     **{f"diagnose.{n}": f"tools.diagnose.{n}" for n in ("replay", "report", "search", "tensors")},
     "diagnose.command": "tools.diagnose.command",
     "kernels": "tools.identify",
-    "cli.options": "tools.cli.options",
+    "cli.options": "tools.options",
     "studies.failure": "experiments.papers.failure_2510_04212",
     "studies.released": "experiments.papers.released_2510_04212",
     "studies.stability": "experiments.papers.stability_2405_02803",

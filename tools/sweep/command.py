@@ -11,6 +11,7 @@ from roundscope.tools.errors import ExecutorError, UsageError, bad
 from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.signals import SIGNALLED
 from roundscope.tools.sweep.conditions.cell import Cell
+from roundscope.tools.sweep.options import SweepOptions
 
 if TYPE_CHECKING:  # a sweep without results need not import it
     from roundscope.tools.sweep.storage.frames import Frame
@@ -22,27 +23,15 @@ OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
 
 
-def run(
-    words: Sequence[str],
-    *,
-    zips: Sequence[str],
-    backward: bool,
-    out: Path,
-    jobs: int | None,
-    executor: str | None,
-    retry_failed: bool,
-    dry_run: bool,
-    fresh: bool,
-    as_json: bool,
-) -> int:
+def run(options: SweepOptions) -> int:
     """Run a sweep, or announce it with `dry_run`; return the exit code.
 
-    The code is 0, or 1 if a cell failed, 130 after Ctrl-C, 143 after SIGTERM. Arguments are as in
-    `roundscope sweep --help`; words: the axes, or a TOML file.
+    The code is 0, or 1 if a cell failed, 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises UsageError for bad usage before anything is written, StorageError and ExecutorError as
     `tools.sweep.running.run`.
     """
+    out, jobs, executor = options.out, options.jobs, options.executor
     if out.suffix in OTHERS:
         raise bad(
             "--out",
@@ -57,37 +46,32 @@ def run(
 
         check_executor(executor)
     try:
-        count, cells, same = _asked(words, zips, backward, None if fresh else out)
-        if dry_run:
-            _announce(count, cells, same, out, jobs, executor, retry_failed, fresh, as_json)
+        count, cells, same = _asked(options)
+        if options.dry_run:
+            _announce(count, cells, same, options)
             return 0
         with _tidy(out):
-            return _run(cells, same, out, jobs, executor, retry_failed, fresh, as_json)
+            return _run(cells, same, options)
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return SIGNALLED + SIGINT
 
 
-def _asked(
-    words: Sequence[str], zips: Sequence[str], backward: bool, held: Path | None
-) -> tuple[int, list[Cell], int]:
-    """Return (the number of points, their cells, how many were left out as repeats).
-
-    held: the file that the sweep would go on with.
-    """
+def _asked(options: SweepOptions) -> tuple[int, list[Cell], int]:
+    """Return (the number of points, their cells, how many were left out as repeats)."""
     from roundscope.tools.sweep.conditions.axes import each_point, spec_of
     from roundscope.tools.sweep.conditions.condition import cell_of
     from roundscope.tools.sweep.conditions.repeats import without_repeats
     from roundscope.tools.sweep.storage.earlier import check_default
 
-    spec, count = spec_of(words, zips, backward), 0
+    spec, count = spec_of(options.axes, options.zips, options.backward), 0
     different: dict[str, Cell] = {}
     for cell in map(cell_of, each_point(spec)):
         count += 1
         different[cell.key] = cell
     cells = without_repeats(different.values())
-    if held is not None:
-        check_default(spec, different, held)
+    if not options.fresh:
+        check_default(spec, different, options.out)
     return count, cells, len(different) - len(cells)
 
 
@@ -105,41 +89,32 @@ def _tidy(out: Path) -> Iterator[None]:
         raise
 
 
-def _announce(
-    points: int,
-    cells: list[Cell],
-    same: int,
-    out: Path,
-    jobs: int | None,
-    executor: str | None,
-    retry_failed: bool,
-    fresh: bool,
-    as_json: bool,
-) -> None:
+def _announce(points: int, cells: list[Cell], same: int, options: SweepOptions) -> None:
     from roundscope.tools.sweep.measuring.measure import measure
     from roundscope.tools.sweep.running import dry_run
     from roundscope.tools.sweep.running.executors import cores
     from roundscope.tools.sweep.storage.store import count_cells, reading, statuses
 
+    out, executor = options.out, options.executor
     held: dict[str, str] = {}
-    if out.exists() and not fresh:
+    if out.exists() and not options.fresh:
         with reading(out) as connection:
             held = statuses(connection, {cell.key for cell in cells})
-    workers = jobs or (cores() if executor is None else 1)
+    workers = options.jobs or (cores() if executor is None else 1)
     with _as_one_of(workers):
         preview = dry_run.preview(
             points,
             cells,
             held,
-            retry_failed=retry_failed,
+            retry_failed=options.retry_failed,
             workers=workers,
             measure=measure,
             same=same,
         )
-    if as_json:
+    if options.json:
         print_json(preview)
     else:
-        lost = count_cells(out) if fresh and out.exists() else 0
+        lost = count_cells(out) if options.fresh and out.exists() else 0
         dry_run.show(preview, out, workers=workers, executor=executor, thrown_away=lost)
 
 
@@ -156,26 +131,25 @@ def _as_one_of(workers: int) -> Iterator[None]:
         numba.set_num_threads(threads)
 
 
-def _run(
-    cells: list[Cell],
-    same: int,
-    out: Path,
-    jobs: int | None,
-    executor: str | None,
-    retry_failed: bool,
-    fresh: bool,
-    as_json: bool,
-) -> int:
+def _run(cells: list[Cell], same: int, options: SweepOptions) -> int:
     from roundscope.tools.sweep.running import run as loop
     from roundscope.tools.sweep.running.progress import bar
     from roundscope.tools.sweep.storage.store import writing
 
-    with writing(out, fresh) as store, bar() as progress:
+    with writing(options.out, options.fresh) as store, bar() as progress:
         outcome = loop.run(
-            cells, store, jobs=jobs, executor=executor, retry_failed=retry_failed, progress=progress
+            cells,
+            store,
+            jobs=options.jobs,
+            executor=options.executor,
+            retry_failed=options.retry_failed,
+            progress=progress,
         )
-        report = summary(cells, out, outcome) | {"same": same, "thrown_away": store.thrown_away}
-    if as_json:
+        report = summary(cells, options.out, outcome) | {
+            "same": same,
+            "thrown_away": store.thrown_away,
+        }
+    if options.json:
         print_json(report)
     else:
         _show(report)

@@ -80,6 +80,14 @@ def sample_path() -> Path:
     return Path(str(data / "minilm_attention.safetensors"))
 
 
+def path_given(argument: str, path: Path | None, sample: bool) -> Path:
+    """Return the file of tensors that was named, or else that of --sample. Raises UsageError."""
+    if (path is None) == (not sample):
+        problem = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"{argument} {problem or 'is missing: give one, or --sample'}")
+    return sample_path() if path is None else path
+
+
 def read_layers(
     path: str | Path,
     layout: str | None = None,

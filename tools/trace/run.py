@@ -42,7 +42,7 @@ from roundscope.tools.trace.focus import (
     of_heads,
     ones_of,
 )
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.served import options, settled, visible
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)

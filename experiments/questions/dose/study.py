@@ -10,9 +10,11 @@ from functools import partial
 from typing import Any
 
 from roundscope.emu.formats.format import unknown
+from roundscope.experiments.framework import command
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
 from roundscope.experiments.framework.words import NAMED, seeds_of
+from roundscope.experiments.options import DoseOptions
 from roundscope.experiments.questions.dose import claims, pictures, points, words
 from roundscope.experiments.questions.dose.arms import Dose, doses, key, launches
 from roundscope.experiments.questions.dose.results import Results
@@ -26,6 +28,16 @@ from roundscope.tools.results.run import Run
 
 TOPICS = {"bias": bias, "scaling": scaling, "conditions": conditions, "identity": identity}
 PAIRED = "mean [95 % t interval] over seeds, pairs of one seed"
+
+
+def run(options: DoseOptions) -> int:
+    """Write dose.sqlite, and the study's page and data; as `framework.command.run`."""
+    study = asked(options.words, name=options.study, quick=options.quick, seeds=options.seeds)
+    said = ["--study", options.study] if options.study else []
+    said += ["--quick"] if options.quick else []
+    said += ["--seeds", options.seeds] if options.seeds else []
+    line = " ".join(["roundscope dose", *said, *options.words])
+    return command.run(study, out=options.out, command=line, as_json=options.json)
 
 
 def asked(

@@ -20,6 +20,7 @@ from roundscope.emu.whole_files import read_whole
 from roundscope.experiments.catalogue import KERNELS
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
+from roundscope.experiments.options import KernelsOptions
 from roundscope.experiments.questions.kernels.families import NAMES, SAMPLE, TOKENS, inputs
 from roundscope.experiments.questions.kernels.figure import CLEAR, picture, shown
 from roundscope.experiments.questions.kernels.measure import (
@@ -64,21 +65,13 @@ CAVEATS = (
 )
 
 
-def run(
-    *,
-    out: Path,
-    as_json: bool,
-    draw: bool,
-    released: Path | None,
-    tutorial: Path | None,
-    only: str | None,
-    timeout: float | None = None,
-) -> int:
-    """Write report.html, kernels.json and measured.json to `out`; return the exit code.
+def run(options: KernelsOptions) -> int:
+    """Write report.html, kernels.json and measured.json; return the exit code.
 
     Raises:
         UsageError: a kernel is not known, or there is no code at a path.
     """
+    released, tutorial, only = options.released, options.tutorial, options.only
     if released is not None and not (released / "attention.py").is_file():
         raise bad(
             "--released",
@@ -107,13 +100,13 @@ def run(
     for name in wanted:
         if name.partition(":")[0] not in (*ADAPTERS, *OF_FILES):
             _checked(name)
-    check_timeout(timeout)
+    check_timeout(options.timeout)
     return command.run(
-        study(wanted, timeout=timeout),
-        out=out,
+        study(wanted, timeout=options.timeout),
+        out=options.out,
         command=f"roundscope {KERNELS.command}",
-        as_json=as_json,
-        draw=draw,
+        as_json=options.json,
+        draw=options.draw,
     )
 
 

@@ -1,9 +1,9 @@
 """`roundscope train`: runs, continues or branches a training, and prints a summary."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from roundscope.experiments.options import TrainOptions
 from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
@@ -12,56 +12,36 @@ from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.signals import SIGNALLED, stopping
 
 
-def run(
-    words: Sequence[str],
-    *,
-    out: Path | None,
-    resume: Path | None,
-    first: int | None,
-    at: Sequence[str],
-    arms: Sequence[str],
-    seeds: str | None,
-    as_json: bool,
-) -> int:
+def run(options: TrainOptions) -> int:
     """Train; return the exit code: 0, 130 after Ctrl-C, or 143 after SIGTERM.
 
-    The arguments are those of `roundscope train --help`. Raises UsageError before anything is
-    written, StorageError for a disk or a folder that cannot be used now.
+    Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be
+    used now.
     """
     from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
+    out, resume = options.out, options.resume
     if resume is None:
-        if first is not None:
-            raise bad("--from", first, "a step of which run? Name it with --resume DIR")
-        origin = origins.new(words, arms=arms, at=at, seeds=seeds)
+        if options.first is not None:
+            raise bad("--from", options.first, "a step of which run? Name it with --resume DIR")
+        origin = origins.new(options)
     else:
-        origin = origins.earlier(
-            resume,
-            words,
-            first=first,
-            arms=arms,
-            at=at,
-            seeds=seeds,
-            is_branch=_differ(out, resume),
-        )
+        is_branch = out is not None and out.resolve() != resume.resolve()
+        origin = origins.earlier(resume, options, is_branch=is_branch)
         out = out or resume
-    out = _place(out, origin, resume)
+    out = _place(out, origin)
     for note in origin.notes:
         console(stderr=True).print(note, markup=False, soft_wrap=True)
     result, ended_by = _train(origin, out)
-    if as_json:
+    if options.json:
         print_json(result)
     else:
         _show(result, emulated=origin.settings.config.plan != JAX)
     return SIGNALLED + ended_by if result["interrupted"] else 0
 
 
-def _differ(out: Path | None, resume: Path) -> bool:
-    return out is not None and out.resolve() != resume.resolve()
-
-
-def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
+def _place(out: Path | None, origin: Origin) -> Path:
     if out is None:
         raise UsageError("--out is missing: name the folder of the run, as in  --out run1")
     if out.exists() and not out.is_dir():

@@ -31,7 +31,7 @@ from roundscope.tools.sweep.conditions.plans import (
 )
 from roundscope.tools.sweep.conditions.sources import FileSizes, check_fits, sizes_of, told
 from roundscope.tools.sweep.conditions.values import axis_named, typed
-from roundscope.tools.trace.options import Request, check_places, injection
+from roundscope.tools.trace.request import Request, check_places, injection
 
 _PLACES = {site: i for i, site in enumerate(Site)}  # in the algorithm
 
