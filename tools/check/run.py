@@ -30,7 +30,7 @@ from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refus
 from roundscope.tools.check.cases import BITS, of_comparison, of_search
 from roundscope.tools.check.findings import MARGINS, Findings
 from roundscope.tools.check.options import CheckOptions
-from roundscope.tools.errors import bad, one_line
+from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.identify import identify
 from roundscope.tools.identify.reading import (
@@ -96,9 +96,7 @@ def kernel_asked(asked: CheckOptions) -> Kernel:
         )
         return in_time(own, asked.timeout)
     except (ValueError, TypeError, ImportError) as error:
-        words = one_line(error).removeprefix(f"kernel={asked.source}: ")
-        words = words.removeprefix("kernel: ")
-        raise bad("KERNEL", asked.source, words) from None
+        raise bad("KERNEL", asked.source, why(error)) from None
 
 
 def kinds(is_causal: bool | None) -> list[str]:
@@ -199,7 +197,7 @@ def _running(function: Kernel, asked: CheckOptions) -> bool:
     try:
         return function(x).dq is not None
     except Unavailable as error:
-        raise bad("KERNEL", asked.source, one_line(error).removeprefix("kernel: ")) from None
+        raise bad("KERNEL", asked.source, why(error)) from None
     except Exception as error:  # whatever a library raises
         if isinstance(error, ForeignError) and not error.is_refusal:
             raise

@@ -12,9 +12,9 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.attention.testing.foreign.user import Unavailable, in_time
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.testing.foreign import ForeignError, check_timeout
-from roundscope.tools.errors import UsageError, bad, one_line
+from roundscope.tools.errors import UsageError, bad, one_line, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.tensors.files import open_tensors
@@ -95,7 +95,7 @@ def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
         check_timeout(options.timeout)
         outputs = in_time(kernel(name), options.timeout)(x)
     except Unavailable as error:
-        raise bad("KERNEL", name, one_line(error).removeprefix("kernel: ")) from None
+        raise bad("KERNEL", name, why(error)) from None
     except ForeignError as error:
         raise bad("KERNEL", name, f"failed: it {error.words}") from None
     except ImportError as error:
@@ -106,7 +106,7 @@ def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
         )
         raise bad("KERNEL", name, repair) from None
     except (ValueError, TypeError) as error:
-        raise bad("KERNEL", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
+        raise bad("KERNEL", name, why(error)) from None
     except RuntimeError as error:
         repair = (
             f"does not run here ({one_line(error)[:200]}); run it on its machine and give a file of"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundscope.attention.alignment import ALIGNMENTS, Alignment
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.options import CallOptions
 

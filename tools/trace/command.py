@@ -18,8 +18,8 @@ from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
 from roundscope.tools.results.provenance import command_line
 from roundscope.tools.tensors.layers import (
-    REPAIR,
     Layer,
+    NotFiniteError,
     each_layer,
     path_given,
     without_numbers,
@@ -50,10 +50,8 @@ def run(options: TraceOptions) -> None:
 
     try:  # all of the file is read and checked before the first layer runs
         read = [without_numbers(each) for each in layers()]
-    except UsageError as error:
-        raise UsageError(
-            str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
-        ) from None
+    except NotFiniteError as error:
+        raise UsageError(f"{error} or give --allow-nan to go on") from None
     asked = request(options, plan_for(read, options.plan), plan_for(read, options.beside))
     for each in read:
         _check(settled(asked, each), each)

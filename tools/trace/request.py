@@ -16,8 +16,8 @@ from roundscope.attention.injection import Injection
 from roundscope.attention.places import Sizes, check_place, check_record
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BACKWARD, PRODUCTS
-from roundscope.emu.formats.format import unknown
-from roundscope.tools.errors import UsageError, bad
+from roundscope.emu.errors import Problem, unknown
+from roundscope.tools.errors import UsageError, bad, why
 from roundscope.tools.trace.options import TraceOptions
 
 
@@ -121,8 +121,8 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
     try:
         return plan.changed(text, seed=seed)
     except ValueError as error:
-        why = str(error).removeprefix(f"'{text}': ")
-        raise UsageError(f"--set '{text}': {why}") from None
+        is_of_text = isinstance(error, Problem) and error.value == text
+        raise UsageError(f"--set '{text}': {why(error) if is_of_text else error}") from None
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
@@ -156,15 +156,15 @@ def recording(texts: list[str]) -> tuple[Record, bool]:
     return record, rows
 
 
-def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
+def check_places(req: Request, sizes: Sizes, has_do: bool) -> None:
     """Raise UsageError for injections and records that a layer has no place for.
 
     These are injections at entries or events that it lacks, and a record of such events alone.
-    sizes: those of the layer; has_do: whether it has a backward; owner: what the message calls it.
+    sizes: those of the layer; has_do: whether it has a backward
     """
     for each in req.inject:
         try:
-            check_place(each, sizes, owner)
+            check_place(each, sizes, "the layer")
         except ValueError as error:
             raise UsageError(f"--inject {error}") from None
         if not has_do and each.site in BACKWARD:

@@ -30,7 +30,7 @@ from roundscope.experiments.questions.kernels.measure import (
     measured,
     twin_outputs,
 )
-from roundscope.tools.errors import StorageError, bad, one_line, printable
+from roundscope.tools.errors import StorageError, bad, printable, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.claims import CLAIMS
 from roundscope.tools.report.progress import bar
@@ -115,7 +115,7 @@ def _checked(name: str) -> None:
     try:
         kernel(name)
     except (ValueError, TypeError) as error:
-        raise bad("--only", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
+        raise bad("--only", name, why(error)) from None
 
 
 def study(names: Sequence[str] = tuple(ADAPTERS), **sizes: Any) -> Study[Rows]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from roundscope.emu.blocks.format import BLOCK_NAMED
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.framework.words import pairs, seeds_of
 from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, arm_of
 from roundscope.experiments.train.student.config import Config

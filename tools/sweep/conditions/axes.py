@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.attention.grammar.ranges import is_range, one_range
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.cell import PER_SITE, Value
 from roundscope.tools.sweep.conditions.sources import layers_of

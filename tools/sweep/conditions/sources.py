@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Value, lacking
 from roundscope.tools.sweep.conditions.values import number_words

@@ -9,7 +9,7 @@ from roundscope.attention.alignment import alignment_given
 from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.conditions.cell import (
     DEFAULTS,
