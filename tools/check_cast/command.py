@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from roundscope.emu.testing.casts.examine import examine_cast
 from roundscope.emu.testing.casts.records import Function
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
 from roundscope.tools.check_cast.options import CheckCastOptions
-from roundscope.tools.check_cast.report import Asked, report
+from roundscope.tools.check_cast.report import report
 from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import deliver
 from roundscope.tools.report.junit import failed
@@ -43,8 +44,8 @@ def run(options: CheckCastOptions) -> int:
             raise
         return failed(options.junit, name, function, error)
     seconds = time.perf_counter() - began
-    asked = Asked(function=function, format=options.format, library=chosen, seconds=seconds)
-    deliver(report(asked, found), out, RECORD, as_json=options.json, junit_file=options.junit)
+    told = report(replace(options, library=chosen), found, seconds)
+    deliver(told, out, RECORD, as_json=options.json, junit_file=options.junit)
     return 0 if found.passed else 1
 
 
