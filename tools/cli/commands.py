@@ -20,14 +20,15 @@ def verb(function: Callable[[Any], int | None]) -> Callable[..., None]:
     It ends with the exit code that the function returns.
     """
     record = next(iter(get_type_hints(function).values()))
+    parameters = list(_parameters(record))
 
     def command(**words: Any) -> None:
         if code := function(_filled(record, words)):
             raise typer.Exit(code)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__signature__ = Signature(list(_parameters(record)))  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in _parameters(record)}
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command
 
 
