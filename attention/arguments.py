@@ -18,13 +18,33 @@ from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BACKWARD
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import as_float, check_array, is_known_number, is_known_whole
 from roundscope.emu.shown import shown
 
 ROWS = 2**31  # of a tile, at most
 WIDEST = 8  # bytes of a number that enters exactly
 ENGINES = ("numpy", "xla", "pallas")
+
+
+class NotFused(ValueError):
+    """The fused kernels do not run a call, which the XLA engine runs.
+
+    Attributes:
+        reason: What they do not run.
+        joint: What stands between the reason and the other engine.
+    """
+
+    def __init__(self, reason: str, joint: str = "; ") -> None:
+        super().__init__(reason, joint)
+        self.reason, self.joint = reason, joint
+
+    def __str__(self) -> str:
+        return self.spelled("engine='xla'")
+
+    def spelled(self, other: str) -> str:
+        """Return the message, with the other engine as it is written where the caller is."""
+        return f"{self.reason}{self.joint}use {other}, which gives the same bits"
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:

@@ -7,7 +7,7 @@ plans, calls or tiles.
 
 from enum import StrEnum
 
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 
 
 class Axes(StrEnum):

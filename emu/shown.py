@@ -1,12 +1,9 @@
 """Values of a user as an error message shows them: one short line that prints."""
 
-import functools
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 LONG = re.compile(r"\S{300,}")  # no path or word that somebody meant to be read
 
 MOST = 80  # characters
@@ -33,9 +30,17 @@ def shown(x: Any) -> str:
     if text.startswith("<") and not isinstance(x, str):
         return f"the type {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__}"
     text = "".join(c if c.isprintable() else " " if c == "\n" else ascii(c)[1:-1] for c in text)
-    if len(text) <= 2 * MOST:
-        return text
-    return f"{text[:MOST]}... ({len(text):,} characters)"
+    return cut(text)
+
+
+def cut(text: str, most: int = MOST) -> str:
+    """Return a text as an error shows it: of a long one the beginning, and how long it is.
+
+    Example:
+        >>> cut("x" * 100_000, 4)
+        'xxxx... (100,000 characters)'
+    """
+    return text if len(text) <= 2 * most else f"{text[:most]}... ({len(text):,} characters)"
 
 
 def _of_array(x: Any) -> str:
@@ -62,18 +67,3 @@ def tidy(text: str) -> str:
     """
     short = LONG.sub(lambda found: f"{found[0][:MOST]}... ({len(found[0]):,} characters)", text)
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
-
-
-def tidy_errors(function: Function) -> Function:
-    """Return a function that reads texts, whose messages show them tidily."""
-
-    @functools.wraps(function)
-    def reading(*given: Any, **named: Any) -> Any:
-        try:
-            return function(*given, **named)
-        except ValueError as error:
-            if (plain := tidy(str(error))) == str(error):
-                raise
-            raise ValueError(plain) from None
-
-    return cast(Function, reading)

@@ -213,7 +213,7 @@ def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> E
 
     Raises UsageError, which suggests the nearest name.
     """
-    from roundscope.emu.formats.format import unknown
+    from roundscope.emu.errors import unknown
 
     by_name = {entry.name: entry for entry in known}
     if name not in by_name:

@@ -7,7 +7,6 @@ import importlib
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -25,7 +24,7 @@ MOVED = {
     **{f"diagnose.{n}": f"tools.diagnose.{n}" for n in ("replay", "report", "search", "tensors")},
     "diagnose.command": "tools.diagnose.command",
     "kernels": "tools.identify",
-    "cli.options": "tools.cli.options",
+    "cli.options": "tools.options",
     "studies.failure": "experiments.papers.failure_2510_04212",
     "studies.released": "experiments.papers.released_2510_04212",
     "studies.stability": "experiments.papers.stability_2405_02803",
@@ -54,13 +53,13 @@ def new_name(name: str) -> str | None:
     return None
 
 
-class _Moved(MetaPathFinder, Loader):
-    """Finds a module by its old name."""
+class _Moved:
+    """Finds a module by its old name: a finder and loader, without importlib.abc, which is slow."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return None if new_name(name) is None else ModuleSpec(name, self)
+        return None if new_name(name) is None else ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         name = str(new_name(spec.name))

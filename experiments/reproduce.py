@@ -16,37 +16,26 @@ from roundscope.experiments.catalogue import (
     TWO_LEVEL,
     named,
 )
+from roundscope.experiments.options import ReproduceOptions
 
 if TYPE_CHECKING:
     from roundscope.experiments.framework.study import Study
 
 
-def run(
-    paper: str,
-    *,
-    quick: bool,
-    out: Path | None,
-    engine: str,
-    jobs: int | None,
-    as_json: bool,
-    draw: bool = False,
-) -> int:
+def run(options: ReproduceOptions) -> int:
     """Reproduce a paper. The exit code and the errors are those of `framework.command.run`.
-
-    engine, jobs  how the cells of the study `golden` are measured; other studies ignore them
-    draw          whether to train nothing and to show what the folder's results file holds
 
     Raises UsageError for a paper that is not known.
     """
     from roundscope.experiments.framework import command
 
-    entry = named(paper, PAPERS, "paper")
-    study = study_of(entry.name, quick=quick, engine=engine, jobs=jobs)
-    chosen = [f"--{name}" for name, given in {"quick": quick, "draw": draw}.items() if given]
+    entry = named(options.paper, PAPERS, "paper")
+    study = study_of(entry.name, quick=options.quick, engine=options.engine, jobs=options.jobs)
+    chosen = [f"--{name}" for name in ("quick", "draw") if getattr(options, name)]
     words = " ".join(["roundscope", entry.command, *chosen])
-    line = f"{words} --engine {engine}" if entry is GOLDEN else words
-    folder = out or Path(entry.name)
-    return command.run(study, out=folder, command=line, as_json=as_json, draw=draw)
+    line = f"{words} --engine {options.engine}" if entry is GOLDEN else words
+    folder = options.out or Path(entry.name)
+    return command.run(study, out=folder, command=line, as_json=options.json, draw=options.draw)
 
 
 def study_of(

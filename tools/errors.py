@@ -4,17 +4,35 @@ import os
 
 
 class UsageError(ValueError):
-    """Bad usage; the command line prints the message as one line and exits with code 2."""
+    """Bad usage; the command line prints the message as one line and exits with code 2.
+
+    Attributes:
+        repair: What is wrong with the value and what to give instead, without the argument and the
+            value; "" if the message is not in these parts.
+    """
+
+    repair = ""
 
 
 def bad(argument: str, value: object, repair: str) -> UsageError:
     """Return the error 'argument value: repair', as in  layout 'NHTB': use BNTH or BTNH."""
-    return UsageError(f"{argument} {shown(value)}: {repair}")
+    error = UsageError(f"{argument} {shown(value)}: {repair}")
+    error.repair = repair
+    return error
+
+
+def why(error: BaseException) -> str:
+    """Return what is wrong with a value, on one line, for a layer that names the argument itself.
+
+    Of an error in parts (`bad`, `emu.errors.Problem`) it is the repair, of others the message.
+    """
+    repair = getattr(error, "repair", "")
+    return one_line(ValueError(repair) if repair else error)
 
 
 def shown(value: object) -> str:
     """Return a value as an error shows it: a text in quotes, and of a long one its beginning."""
-    from roundscope.emu.formats.format import cut  # which numpy comes with
+    from roundscope.emu.shown import cut  # which numpy comes with
 
     return repr(cut(value)) if isinstance(value, str) else cut(str(value))
 

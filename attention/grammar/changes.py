@@ -18,9 +18,9 @@ from roundscope.attention.grammar.edits import KINDS, apply
 from roundscope.attention.places import occurs
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import OF_KERNELS, PRODUCTS, Site, site_named
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.shown import shown, tidy_errors
+from roundscope.emu.shown import shown
 
 PLACES = ("layer", "head", "site", "matrix")
 STAGES = ("inputs", "forward", "backward")
@@ -187,7 +187,7 @@ def _what(word: str) -> tuple[str, str]:
     """Return the name and the value of a word NAME=VALUE, or "" and the word."""
     name, given, value = word.partition("=")
     if given and not (name and value):
-        raise ValueError(f"'{word}': {HOW}")
+        raise Problem("", word, HOW)
     return (name, value) if given else ("", word)
 
 

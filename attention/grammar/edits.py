@@ -38,7 +38,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.plan import Event, Plan, event_to
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY64, mode_named
 from roundscope.emu.sums.accumulator import Accumulator
 

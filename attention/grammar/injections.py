@@ -25,9 +25,10 @@ from roundscope.attention.injection import (
 )
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import site_named
-from roundscope.emu.formats.format import Format, unknown
+from roundscope.emu.errors import tidy_errors, unknown
+from roundscope.emu.formats.format import Format
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.shown import shown, tidy_errors
+from roundscope.emu.shown import shown
 
 WHATS: dict[str, type[What]] = {
     "exact": Exact,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from roundscope.attention.plans.plan import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.roundings.words import parted
 from roundscope.emu.sums.accumulator import Accumulator, Order

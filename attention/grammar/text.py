@@ -15,8 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.plan import Plan
+from roundscope.emu.errors import tidy_errors
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.emu.shown import tidy_errors
 
 
 @lru_cache(4096)

@@ -14,7 +14,8 @@ from roundscope.attention.plans.half import SUFFIX, half
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, PRODUCTS, Site
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
-from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.errors import unknown
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth
 
 Tensors = dict[str, np.ndarray]

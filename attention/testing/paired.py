@@ -21,7 +21,7 @@ from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.reference import reference
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_count, check_real, check_truth
 from roundscope.emu.shown import shown
 

@@ -20,7 +20,7 @@ from roundscope.attention.testing.invariance import KINDS, changes, check_invari
 from roundscope.attention.testing.margins import Margins, check_margins
 from roundscope.attention.testing.paired import name_of
 from roundscope.attention.testing.reference import reference
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_count, check_truth, listed
 from roundscope.emu.shown import shown, tidy
 from roundscope.emu.testing.arrays import assert_bit_equal

@@ -34,7 +34,7 @@ from roundscope.attention.testing import words
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.families import FAMILIES, draw
 from roundscope.attention.testing.foreign.user import TYPES
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 
 Count = int | st.SearchStrategy[int] | None
 """A number, a strategy of numbers, or None for the usual one."""

@@ -20,7 +20,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.errors import tidy_errors, unknown
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import check_count, check_truth
 from roundscope.emu.roundings.modes import (
     E4M3,
@@ -31,7 +32,7 @@ from roundscope.emu.roundings.modes import (
     member,
     rounding,
 )
-from roundscope.emu.shown import shown, tidy_errors
+from roundscope.emu.shown import shown
 
 
 class ScaleRule(StrEnum):

@@ -5,8 +5,9 @@ import re
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
+from roundscope.emu.errors import tidy_errors
 from roundscope.emu.numbers import as_float, is_known_number
-from roundscope.emu.shown import shown, tidy_errors
+from roundscope.emu.shown import shown
 
 _FRACTION = re.compile(r"\s*([+-]?\d+)/(\d+)\s*")
 _REPAIR = "write a decimal (-4.7), a fraction (1/3), a hexadecimal float (0x1.8p3), inf or nan"

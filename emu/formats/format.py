@@ -7,14 +7,13 @@ that at 2^emin. Sources: IEEE 754-2019 (bf16's layout is the top half of binary3
 e2m1fn, e8m0fnu).
 """
 
-import difflib
 import functools
 import math
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import check_real, check_text, check_truth, check_whole
 from roundscope.emu.shown import shown
 
@@ -320,24 +319,3 @@ def _format_named(name: str) -> Format:
             " emu.round_blocks rounds an array to it"
         )
     raise ValueError(unknown("format", name, NAMED, "or any e<x>m<y>, such as e5m10"))
-
-
-def cut(text: str, most: int = 80) -> str:
-    """Return a text as an error shows it: of a long one the beginning, and how long it is.
-
-    Example:
-        >>> cut("x" * 100_000, 4)
-        'xxxx... (100,000 characters)'
-    """
-    return text if len(text) <= 2 * most else f"{text[:most]}... ({len(text):,} characters)"
-
-
-def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:
-    """Return one line for an unknown name, with the known names and the nearest of them."""
-    names, like = [str(k) for k in known], cut(name) if isinstance(name, str) else ""
-    near = difflib.get_close_matches(like.lower(), [n.lower() for n in names], n=1, cutoff=0.5)
-    hint = next((f"; did you mean '{n}'?" for n in names if near and n.lower() == near[0]), "")
-    return (
-        f"unknown {what} {shown(name)}{hint or '.'} Known:"
-        f" {' '.join(names)}{' ' + repair if repair else ''}"
-    )

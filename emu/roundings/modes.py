@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.errors import tidy_errors, unknown
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.shown import shown, tidy_errors
+from roundscope.emu.shown import shown
 
 Member = TypeVar("Member", bound=StrEnum)
 

@@ -7,7 +7,7 @@ read them here.
 from collections.abc import Mapping
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 
 _WORDS = {"mode": tuple(RoundingMode), "overflow": tuple(Overflow), "rule": tuple(ScaleRule)}

@@ -15,7 +15,8 @@ on Blackwell. mma.sync with FP8 factors on Hopper computes differently and is no
 
 from typing import NamedTuple
 
-from roundscope.emu.formats.format import format_named, unknown
+from roundscope.emu.errors import unknown
+from roundscope.emu.formats.format import format_named
 from roundscope.emu.numbers import check_text
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.shown import shown

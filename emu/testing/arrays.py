@@ -6,7 +6,8 @@ import numpy as np
 
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.arrays import ArrayLike
-from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.errors import unknown
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import as_float
 from roundscope.emu.roundings.modes import Rounding, without_saturation
 from roundscope.emu.shown import shown

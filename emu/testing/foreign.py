@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from roundscope.emu.errors import Problem
+
 SHOWN = 160  # characters of a foreign message that are shown
 AGAIN = 1.0  # seconds after which a function that passed over the end of its time is told again
 OURS = Path(__file__).resolve().parents[2]
@@ -29,7 +31,7 @@ OURS = Path(__file__).resolve().parents[2]
 Restore = Callable[[Any], object]
 
 
-class ForeignError(ValueError):
+class ForeignError(Problem):
     """A function that is not ours gave no result, or did what no kernel or cast may do.
 
     Attributes:
@@ -39,7 +41,7 @@ class ForeignError(ValueError):
     """
 
     def __init__(self, what: str, words: str, is_refusal: bool = False) -> None:
-        super().__init__(f"{what}: {words}")
+        super().__init__(what, None, words)
         self.words, self.is_refusal = words, is_refusal
 
 

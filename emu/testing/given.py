@@ -9,7 +9,8 @@ import numpy as np
 
 from roundscope.emu.api import _array
 from roundscope.emu.blocks.codes import DTYPES, NUMPY
-from roundscope.emu.formats.format import Format, format_named, unknown
+from roundscope.emu.errors import unknown
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.numbers import check_array
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.tensors import is_tensor

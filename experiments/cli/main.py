@@ -15,23 +15,9 @@ from typing import IO, Annotated
 import typer
 
 from roundscope import __version__
-from roundscope.experiments.cli import bench as cli_bench
-from roundscope.experiments.cli import diagnose as cli_diagnose
-from roundscope.experiments.cli import questions as cli_questions
-from roundscope.experiments.cli import results as cli_results
-from roundscope.experiments.cli import train as cli_train
-from roundscope.tools.cli import casts as cli_casts
-from roundscope.tools.cli import check as cli_check
-from roundscope.tools.cli import look as cli_look
-from roundscope.tools.cli import sweep as cli_sweep
-from roundscope.tools.cli import trace as cli_trace
-from roundscope.tools.cli.options import (
-    Command,
-    NumberCommand,
-    TrainCommand,
-    WordsCommand,
-    usage_line,
-)
+from roundscope.experiments.cli import verbs as experiments
+from roundscope.tools.cli import verbs as tools
+from roundscope.tools.cli.commands import Command, NumberCommand, TrainCommand, usage_line
 from roundscope.tools.errors import ExecutorError, StorageError, one_line, printable
 
 DEBUG = "--debug"
@@ -65,28 +51,31 @@ def _options(
     """A microscope for low-precision arithmetic in attention."""
 
 
-app.command(cls=Command)(cli_look.formats)
-app.command(cls=NumberCommand)(cli_look.explain)
-app.command(cls=Command)(cli_look.sites)
-app.command(cls=WordsCommand)(cli_trace.trace)
-app.command(cls=WordsCommand)(cli_diagnose.diagnose)
-app.command(cls=WordsCommand)(cli_trace.identify)
-app.command(cls=WordsCommand)(cli_check.check)
-app.command(cls=WordsCommand)(cli_sweep.sweep)
-app.command(cls=Command)(cli_questions.reproduce)
-app.command(cls=Command)(cli_questions.studies)
-app.command(cls=Command)(cli_questions.accumulators)
-app.command(cls=Command)(cli_questions.kernels)
-app.command(cls=Command)(cli_look.watch)
-app.command("check-cast", cls=Command)(cli_casts.check_cast)
-app.command(cls=Command)(cli_train.prepare)
-app.command(cls=TrainCommand)(cli_train.train)
-app.command(cls=Command)(cli_train.dose)
-app.command(cls=TrainCommand)(cli_train.proxy)
-app.command(cls=Command)(cli_results.export)
-app.command(cls=Command)(cli_results.report)
-app.command(cls=Command)(cli_bench.bench)
-app.command(cls=Command)(cli_look.doctor)
+for _name, _function, _class in (  # in the order of the help
+    ("formats", tools.formats, Command),
+    ("explain", tools.explain, NumberCommand),
+    ("sites", tools.sites, Command),
+    ("trace", tools.trace, Command),
+    ("diagnose", experiments.diagnose, Command),
+    ("identify", tools.identify, Command),
+    ("check", tools.check, Command),
+    ("sweep", tools.sweep, Command),
+    ("reproduce", experiments.reproduce, Command),
+    ("studies", experiments.studies, Command),
+    ("accumulators", experiments.accumulators, Command),
+    ("kernels", experiments.kernels, Command),
+    ("watch", tools.watch, Command),
+    ("check-cast", tools.check_cast, Command),
+    ("prepare", experiments.prepare, Command),
+    ("train", experiments.train, TrainCommand),
+    ("dose", experiments.dose, Command),
+    ("proxy", experiments.proxy, TrainCommand),
+    ("export", experiments.export, Command),
+    ("report", experiments.report, Command),
+    ("bench", experiments.bench, Command),
+    ("doctor", tools.doctor, Command),
+):
+    app.command(_name, cls=_class)(_function)
 
 
 def main(args: list[str] | None = None) -> None:

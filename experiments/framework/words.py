@@ -6,7 +6,7 @@ Here is also which fields of a training a study decides itself.
 from collections.abc import Sequence
 
 from roundscope.attention.grammar.ranges import numbers
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 
 NAMED = (  # fields of a GPT's Config that a condition names, or that decide no result

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from roundscope.experiments.options import TrainOptions
 from roundscope.experiments.train import checkpoint, devices, groups, loop
 from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt import injected, linear_plans
@@ -57,14 +58,12 @@ class Origin:
     notes: tuple[str, ...] = ()  # what the user should know before it runs
 
 
-def new(
-    words: Sequence[str], *, arms: Sequence[str], at: Sequence[str], seeds: str | None
-) -> Origin:
+def new(options: TrainOptions) -> Origin:
     """Return a run from its first weights.
 
     Raises UsageError for all that is wrong with the request, data included.
     """
-    asked = settings(words, arms=arms, at=at, seeds=seeds)
+    asked = settings(options.words, arms=options.arms, at=options.at, seeds=options.seeds)
     # with decay_steps given, a later steps= leaves the schedule as it is
     asked = replace(asked, config=replace(asked.config, decay_steps=asked.config.cosine_end))
     if asked.config.parts is None:  # kept, so that the run goes on with the same bits elsewhere
@@ -74,20 +73,12 @@ def new(
     return Origin(settings=asked, beginning=partial(_first, asked), in_place=False, words={})
 
 
-def earlier(
-    folder: Path,
-    words: Sequence[str],
-    *,
-    first: int | None,
-    arms: Sequence[str],
-    at: Sequence[str],
-    seeds: str | None,
-    is_branch: bool,
-) -> Origin:
+def earlier(folder: Path, options: TrainOptions, *, is_branch: bool) -> Origin:
     """Return a run that continues from a checkpoint of `folder`, in place or as a branch.
 
     Raises UsageError.
     """
+    first, arms, at = options.first, options.arms, options.at
     known = [s for s in checkpoint.steps(folder) if first is None or s <= first]
     if first is not None and checkpoint.steps(folder) and not known:
         raise bad(
@@ -96,9 +87,9 @@ def earlier(
     state, meta = checkpoint.load(folder, known[-1] if known else None)
     before = settings_of(meta)
     step = meta["step"] if first is None else first
-    if seeds:
-        raise bad("--seeds", seeds, "a branch keeps the seeds of its run; leave it out")
-    asked = settings(words, arms=arms, at=at, before=plain(before.config))
+    if options.seeds:
+        raise bad("--seeds", options.seeds, "a branch keeps the seeds of its run; leave it out")
+    asked = settings(options.words, arms=arms, at=at, before=plain(before.config))
     # a run that went on has more steps than its early checkpoints say
     last = max(before.config.steps, *checkpoint.steps(folder))
     if step > last:

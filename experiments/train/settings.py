@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.attention.grammar.ranges import numbers
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.train.config import WORD, Config
 from roundscope.experiments.train.gpt.interventions import changes_of
 from roundscope.tools.errors import UsageError, bad

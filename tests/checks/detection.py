@@ -30,7 +30,7 @@ from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
-from roundscope.tools.check.asked import Asked
+from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check.run import drawn as of_check
 from roundscope.tools.check.run import edge_cases, kinds, taken_kinds
 from tests.checks.detection_table import table
@@ -38,7 +38,7 @@ from tests.checks.mutants import faults_kernel
 from tests.checks.mutants import reference as good
 from tests.checks.public_bugs import causal_tiles, fp8_clipping, split_kv
 
-ASKED = Asked(source="", claims="fa2-bf16")  # the sizes of the calls of a check
+ASKED = CheckOptions(source="", claims="fa2-bf16")  # the sizes of the calls of a check
 TOKENS = ASKED.tokens
 FEWER = (16, 32, 64, 128)  # tokens of the comparisons that look for the least number
 CALIBRATED = 96  # tokens of a calibration: two key tiles of the reference kernel

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from roundscope.emu.formats.format import format_named, unknown
+from roundscope.emu.errors import unknown
+from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import rounding, without_saturation
 
 REFERENCES: dict[str, type] = {

@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from roundscope.tools.check.asked import Asked, claims_of
+from roundscope.tools.check.options import CheckOptions, claims_of
 
 REFERENCE = "reference"
 SOURCES = {REFERENCE: ("tests.checks.mutants.reference:attention", "fa2-bf16")}
@@ -63,7 +63,9 @@ def run(name: str, seed: int, tokens: int, batch: int) -> Run:
     from roundscope.tools.check.run import comparison, kernel_asked, kinds
 
     source, claims = SOURCES.get(name, (name, claims_of(name)))
-    asked = Asked(source=source, claims=claims, tokens=tokens, batch=batch, seed=(seed + 1) * APART)
+    asked = CheckOptions(
+        source=source, claims=claims, tokens=tokens, batch=batch, seed=(seed + 1) * APART
+    )
     began = time.perf_counter()
     about = {"kernel": name, "claims": claims, "seed": seed, "tokens": tokens}
     try:

@@ -75,7 +75,7 @@ def models() -> None:
 def captured(out: Path) -> None:
     """Check that capture changes no bit of a model on any back end of SDPA, and identify each."""
     from roundscope.tools.identify.command import run as identify
-    from roundscope.tools.identify.reading import Options
+    from roundscope.tools.identify.options import IdentifyOptions
 
     backends = {
         "flash": SDPBackend.FLASH_ATTENTION,
@@ -105,7 +105,7 @@ def captured(out: Path) -> None:
         same = all(map(torch.equal, before, during))
         told(f"capture, {name}: no bit changes", same or not is_steady,
              "" if is_steady else "(the step itself is not reproducible)")  # fmt: skip
-        identify(str(path), Options(layer="layers.0"), budget=8.0, out=out / name, as_json=False)
+        identify(IdentifyOptions(source=str(path), layer="layers.0", out=out / name))
 
 
 def watched() -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
 from roundscope.tools.bench.device import bench_device
 from roundscope.tools.bench.round import THREADS, Row, bench_round

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison
-from roundscope.tools.check.asked import Asked
+from roundscope.attention.testing.margins import Margins
+from roundscope.tools.check.options import CheckOptions
 
+MARGINS = Margins()  # how much worse than its plan a kernel may be
 MANY = 3  # further inputs with numbers that are not finite, which the sentence names
 QUESTIONS = {
     "envelope": "Is it as exact as the plan?",
@@ -31,7 +33,7 @@ class Findings:
 
     name: str
     about: str
-    asked: Asked
+    asked: CheckOptions
     cases: list[Case] = field(default_factory=list)
     compared: Comparison | None = None
     notes: list[str] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """What `roundscope check` reports: the answer, the reasons, a picture, and every question."""
 
-import hashlib
 import math
 import sys
+from dataclasses import fields, replace
 from shlex import quote
 from typing import Any
 
@@ -10,8 +10,8 @@ from roundscope.attention.testing import cases
 from roundscope.attention.testing.cases import Answer
 from roundscope.attention.testing.comparison import Comparison, Finding
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.tools.check.asked import Asked, command_of
-from roundscope.tools.check.findings import QUESTIONS, Findings
+from roundscope.tools.check.findings import MARGINS, QUESTIONS, Findings
+from roundscope.tools.check.options import CheckOptions, command_of
 from roundscope.tools.report.model import (
     Case,
     Cell,
@@ -29,9 +29,12 @@ from roundscope.tools.report.model import (
     notes,
 )
 from roundscope.tools.report.terminal import plain
+from roundscope.tools.results.folder import request_of
 from roundscope.tools.results.machine import command_line, device, has_gpu, versions
 
 LIBRARIES = ("jax", "jaxlib", "torch", "triton", "transformers")
+# options that the record has in another form, or that say where and how results are written
+WRITTEN = ("call", "forward", "out", "junit", "json")
 SCHEMA = "roundscope-check-1"
 MANY = 6  # reasons that are shown
 READ = (
@@ -52,7 +55,7 @@ def report(found: Findings) -> Report:
     used_here = ", ".join(f"{name} {version}" for name, version in used().items())
     measured = notes(READ, *said, f"{used_here}; {where()}.", f"{found.seconds:.0f} s.")
     compared = found.compared if found.compared and found.compared.findings else None
-    drawn = [] if compared is None else [picture(compared, found.asked.margins)]
+    drawn = [] if compared is None else [picture(compared, MARGINS)]
     return Report(
         title=f"check {found.name} against {found.asked.plan}",
         heading=f"{found.name} against {found.asked.plan}",
@@ -97,9 +100,22 @@ def _is_told(case: cases.Case) -> bool:
     return case.test == "explanation" and case.answer is Answer.PASS
 
 
-def request(asked: Asked) -> str:
+def request(options: CheckOptions) -> str:
     """Return a digest of what was asked, which tells whose folder a report is in."""
-    return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    return request_of(asked(options))
+
+
+def asked(options: CheckOptions) -> dict[str, Any]:
+    """Return what was asked as data: the options, but for where results are written."""
+    given = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in WRITTEN}
+    return given | {
+        "claims": options.claimed,
+        "is_causal": options.is_causal,
+        "backward": options.backward,
+        "only": options.tests,
+        "margins": MARGINS,
+        "overrides": replace(options.overrides, is_causal=None),
+    }
 
 
 def document(found: Findings) -> dict[str, Any]:
@@ -114,7 +130,7 @@ def document(found: Findings) -> dict[str, Any]:
             "device": where(),
             "name": found.name,
             "about": found.about,
-            "asked": found.asked,
+            "asked": asked(found.asked),
             "passed": found.is_fine,
             "sentence": found.sentence,
             "notes": found.notes,
@@ -254,9 +270,9 @@ def next_step(found: Findings) -> tuple[str, str]:
     )
 
 
-def _assertion(asked: Asked) -> str:
+def _assertion(asked: CheckOptions) -> str:
     """Return the call in Python that asks the same, with all that differs from its defaults."""
-    plan = f'"{asked.claims}"'
+    plan = f'"{asked.claimed}"'
     if asked.changes:
         plan = f"Plan.preset({plan}).changed({', '.join(map(repr, asked.changes))})"
     words = ["kernel", plan]
@@ -264,7 +280,7 @@ def _assertion(asked: Asked) -> str:
         words.append("is_causal=True")
     words += ["backward=False"] if not asked.backward else []
     words += ["strict=True"] if asked.is_strict else []
-    usual = Asked(source="", claims="")
+    usual = CheckOptions(source="")
     for name in ("tokens", "features", "batch", "heads", "dtype", "block_q", "block_k"):
         value = getattr(asked, name)
         if value != getattr(usual, name):
@@ -272,7 +288,7 @@ def _assertion(asked: Asked) -> str:
     return f"assert_as_good_as({', '.join(words)})"
 
 
-def _mode(asked: Asked) -> str:
+def _mode(asked: CheckOptions) -> str:
     """Return the options of `identify` that say which call is meant."""
     causal = {None: "", True: " --causal", False: " --full"}[asked.is_causal]
     layout = f" --layout {asked.layout}" if asked.layout and ":" not in asked.source else ""
@@ -302,7 +318,7 @@ def number(found: Findings) -> str:
 
 def how(found: Findings) -> list[str]:
     """Return how the answers were found, in sentences."""
-    m = found.asked.margins
+    m = MARGINS
     lines = [f"{found.about}."]
     if found.compared is not None:
         c = found.compared

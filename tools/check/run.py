@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,15 +27,14 @@ from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
-from roundscope.tools.check.asked import Asked
 from roundscope.tools.check.cases import BITS, of_comparison, of_search
-from roundscope.tools.check.findings import Findings
-from roundscope.tools.errors import bad, one_line
+from roundscope.tools.check.findings import MARGINS, Findings
+from roundscope.tools.check.options import CheckOptions
+from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.identify import identify
 from roundscope.tools.identify.reading import (
     SAMPLE,
-    Options,
     is_kernel,
     unknown_source,
     whole_of_file,
@@ -54,7 +53,7 @@ SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
 REAL = "real tensors"
 
 
-def check(asked: Asked, tell: Tell) -> Findings:
+def check(asked: CheckOptions, tell: Tell) -> Findings:
     """Return what a check finds of a kernel or on a file.
 
     Raises:
@@ -66,7 +65,7 @@ def check(asked: Asked, tell: Tell) -> Findings:
     if path.is_file():
         found = _of_file(path, asked, tell)
     elif is_kernel(asked.source):
-        if asked.overrides != AS_THE_FILE:
+        if replace(asked.overrides, is_causal=None) != AS_THE_FILE:
             repair = "is no file, whose calls alone --alignment, --scale, --window and so on change"
             raise bad("KERNEL", asked.source, repair)
         found = _of_kernel(asked, tell)
@@ -78,7 +77,7 @@ def check(asked: Asked, tell: Tell) -> Findings:
     return found
 
 
-def kernel_asked(asked: Asked) -> Kernel:
+def kernel_asked(asked: CheckOptions) -> Kernel:
     """Return the kernel that was asked for.
 
     Raises:
@@ -97,9 +96,7 @@ def kernel_asked(asked: Asked) -> Kernel:
         )
         return in_time(own, asked.timeout)
     except (ValueError, TypeError, ImportError) as error:
-        words = one_line(error).removeprefix(f"kernel={asked.source}: ")
-        words = words.removeprefix("kernel: ")
-        raise bad("KERNEL", asked.source, words) from None
+        raise bad("KERNEL", asked.source, why(error)) from None
 
 
 def kinds(is_causal: bool | None) -> list[str]:
@@ -108,7 +105,7 @@ def kinds(is_causal: bool | None) -> list[str]:
     return [f"{family}, {mode}" for mode in modes for family in FAMILIES]
 
 
-def drawn(asked: Asked, kind: str, look: int) -> Inputs:
+def drawn(asked: CheckOptions, kind: str, look: int) -> Inputs:
     """Return the inputs of a kind."""
     family, mode = kind.split(", ")[:2]
     sizes = {"tokens": asked.tokens, "heads": asked.heads} | OTHER.get(kind, {})
@@ -123,7 +120,7 @@ def drawn(asked: Asked, kind: str, look: int) -> Inputs:
     )
 
 
-def taken_kinds(function: Kernel, asked: Asked) -> tuple[list[str], list[str]]:
+def taken_kinds(function: Kernel, asked: CheckOptions) -> tuple[list[str], list[str]]:
     """Return the kinds of calls of other sizes that a kernel takes, and those that it does not."""
     modes = {None: ("causal", "full"), True: ("causal",), False: ("full",)}[asked.is_causal]
     taken: list[str] = []
@@ -138,7 +135,7 @@ def taken_kinds(function: Kernel, asked: Asked) -> tuple[list[str], list[str]]:
 
 
 def comparison(
-    function: Kernel, asked: Asked, of_kinds: Sequence[str], tell: Tell = lambda text: None
+    function: Kernel, asked: CheckOptions, of_kinds: Sequence[str], tell: Tell = lambda text: None
 ) -> Comparison:
     """Return the comparison of a kernel with its plan on some kinds of inputs, to their end.
 
@@ -154,7 +151,7 @@ def comparison(
         of_kinds,
         partial(drawn, asked),
         draws=asked.draws,
-        margins=asked.margins,
+        margins=MARGINS,
         unit=UNITS[asked.dtype],
         false_alarm=asked.false_alarm,
         stop=False,
@@ -162,34 +159,34 @@ def comparison(
     )
 
 
-def _of_kernel(asked: Asked, tell: Tell) -> Findings:
+def _of_kernel(asked: CheckOptions, tell: Tell) -> Findings:
     function, plan = kernel_asked(asked), asked.reference(asked.features)
     tell("first call")
     runs = _running(function, asked)
     found = Findings(name=plain_name(asked.source), about=_about(asked), asked=asked)
     if not runs and asked.backward:
         found.notes.append("It returns no gradients, so that only the output was checked.")
-    if {"envelope", "bias"} & set(asked.only):
+    if {"envelope", "bias"} & set(asked.tests):
         others, refused = taken_kinds(function, asked)
         if refused:
             found.notes.append(f"It does not take these calls: {'; '.join(refused)}.")
         found.compared = comparison(function, asked, [*kinds(asked.is_causal), *others], tell)
         found.cases += _compared(found.compared, asked)
-    if "explanation" in asked.only:
+    if "explanation" in asked.tests:
         found.cases.append(_explained(function, asked, tell, found.notes))
     modes = (True, False) if asked.is_causal is None else (asked.is_causal,)
-    if "invariance" in asked.only:
+    if "invariance" in asked.tests:
         tell("invariance")
         x = replace(drawn(asked, "gaussian, causal", 0), is_causal=modes[0])
-        found.cases += check_invariance(function, plan, x, margins=asked.margins, dtype=asked.dtype)
-    if "edges" in asked.only:
+        found.cases += check_invariance(function, plan, x, margins=MARGINS, dtype=asked.dtype)
+    if "edges" in asked.tests:
         tell("edges")
         found.cases += edge_cases(function, plan, asked, modes)
         found.cases.append(_real_tensors(function, asked, modes[0]))
     return found
 
 
-def _running(function: Kernel, asked: Asked) -> bool:
+def _running(function: Kernel, asked: CheckOptions) -> bool:
     """Return whether a kernel gives gradients.
 
     Raises:
@@ -200,7 +197,7 @@ def _running(function: Kernel, asked: Asked) -> bool:
     try:
         return function(x).dq is not None
     except Unavailable as error:
-        raise bad("KERNEL", asked.source, one_line(error).removeprefix("kernel: ")) from None
+        raise bad("KERNEL", asked.source, why(error)) from None
     except Exception as error:  # whatever a library raises
         if isinstance(error, ForeignError) and not error.is_refusal:
             raise
@@ -216,7 +213,7 @@ def _running(function: Kernel, asked: Asked) -> bool:
         raise bad("KERNEL", asked.source, repair) from None
 
 
-def _about(asked: Asked) -> str:
+def _about(asked: CheckOptions) -> str:
     mode = {None: "causal and full", True: "causal", False: "full"}[asked.is_causal]
     return (
         f"calls of {asked.batch} x {asked.heads} heads, {asked.tokens} tokens, {asked.features}"
@@ -224,14 +221,14 @@ def _about(asked: Asked) -> str:
     )
 
 
-def _compared(compared: Comparison, asked: Asked) -> Iterator[Case]:
+def _compared(compared: Comparison, asked: CheckOptions) -> Iterator[Case]:
     seconds = compared.seconds / 2
     for test in ("envelope", "bias"):
-        if test in asked.only:
+        if test in asked.tests:
             yield from of_comparison(compared, test, seconds)
 
 
-def _real(asked: Asked, is_causal: bool) -> Inputs:
+def _real(asked: CheckOptions, is_causal: bool) -> Inputs:
     """Return a layer of the shipped tensors, its first tokens."""
     [layer] = read_layers(sample_path(), layer=SAMPLE)
     assert layer.do is not None
@@ -242,7 +239,7 @@ def _real(asked: Asked, is_causal: bool) -> Inputs:
     return Inputs(q=q, k=k, v=v, do=do, scale=scale, is_causal=is_causal)
 
 
-def _explained(function: Kernel, asked: Asked, tell: Tell, notes: list[str]) -> Case:
+def _explained(function: Kernel, asked: CheckOptions, tell: Tell, notes: list[str]) -> Case:
     """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones.
 
     An error on the real tensors becomes a note.
@@ -269,7 +266,7 @@ def _explained(function: Kernel, asked: Asked, tell: Tell, notes: list[str]) -> 
     return _searched(x, outputs, asked, tell)
 
 
-def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
+def _searched(x: Inputs, outputs: Outputs, asked: CheckOptions, tell: Tell) -> Case:
     with np.errstate(all="ignore"):
         return of_search(
             identify(
@@ -283,7 +280,7 @@ def _searched(x: Inputs, outputs: Outputs, asked: Asked, tell: Tell) -> Case:
 
 
 def edge_cases(
-    function: Kernel, plan: Reference, asked: Asked, modes: tuple[bool, ...]
+    function: Kernel, plan: Reference, asked: CheckOptions, modes: tuple[bool, ...]
 ) -> Iterator[Case]:
     """Yield the answers of a kernel at every edge, in every mode.
 
@@ -300,35 +297,34 @@ def edge_cases(
             plan,
             features=asked.features,
             is_causal=is_causal,
-            margins=asked.margins,
+            margins=MARGINS,
             dtype=asked.dtype,
         ):
             yield replace(case, name=f"{case.name}, full") if is_further else case
 
 
-def _real_tensors(function: Kernel, asked: Asked, is_causal: bool) -> Case:
+def _real_tensors(function: Kernel, asked: CheckOptions, is_causal: bool) -> Case:
     x = _real(asked, is_causal)
     began = time.perf_counter()
     try:
         real = asked.reference(x.q.shape[-1])
-        verdict = judged(function, real, x, asked.margins, asked.dtype)
+        verdict = judged(function, real, x, MARGINS, asked.dtype)
     except Exception as error:  # a kernel may not take 32 features
         return not_run("edges", REAL, error, began)
     seconds = time.perf_counter() - began
     return Case(test="edges", name=REAL, seconds=seconds, **verdict._asdict())
 
 
-def _of_file(path: Path, asked: Asked, tell: Tell) -> Findings:
+def _of_file(path: Path, asked: CheckOptions, tell: Tell) -> Findings:
     """Check the calls in a file: every layer of it is a draw of the same kind."""
-    said = replace(asked.overrides, is_causal=asked.is_causal)
+    said = asked.overrides
     layers = read_layers(path, asked.layout, asked.layer, overrides=said)
     if is_half := all(fitting("", each.types) for each in layers):
         asked = replace(asked, dtype="float16")
     calls = []
     for each in layers:
         layer = None if each.name == BARE else each.name
-        options = Options(layout=asked.layout, layer=layer, **asdict(said))
-        calls.append(whole_of_file(path, options))
+        calls.append(whole_of_file(path, asked.layout, layer, said))
     inputs, outputs = [c[2] for c in calls], [c[3] for c in calls]
     features = inputs[0].q.shape[-1]
     heads = sum(x.q.shape[0] * x.q.shape[2] for x in inputs)
@@ -345,7 +341,7 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Findings:
             f"The file has {heads} heads: an alarm from means over heads needs {needed} at"
             f" --false-alarm {asked.false_alarm:g}, so only single heads can fail."
         )
-    if {"envelope", "bias"} & set(asked.only):
+    if {"envelope", "bias"} & set(asked.tests):
         answers = iter(outputs)
         found.compared = compare(
             lambda x: _comparable(x, next(answers)),
@@ -353,7 +349,7 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Findings:
             ["the file"],
             lambda kind, look: inputs[look],
             draws=len(calls),
-            margins=asked.margins,
+            margins=MARGINS,
             unit=UNITS[asked.dtype],
             false_alarm=asked.false_alarm,
             stop=False,
@@ -361,11 +357,11 @@ def _of_file(path: Path, asked: Asked, tell: Tell) -> Findings:
             tell=tell,
         )
         found.cases += _compared(found.compared, asked)
-    if "explanation" in asked.only:
+    if "explanation" in asked.tests:
         found.cases.append(_searched(inputs[0], outputs[0], asked, tell))
     sentence = "A file has no kernel to call."
     for test in ("invariance", "edges"):
-        if test in asked.only:
+        if test in asked.tests:
             found.cases.append(
                 Case(test=test, name="all", answer=Answer.NOT_RUN, sentence=sentence)
             )

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from roundscope.attention.testing.foreign.user import LIBRARIES, function_named,
 from roundscope.emu.testing.casts.examine import examine_cast
 from roundscope.emu.testing.casts.records import Function
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
-from roundscope.tools.check_cast.report import Asked, report
+from roundscope.tools.check_cast.options import CheckCastOptions
+from roundscope.tools.check_cast.report import report
 from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import deliver
 from roundscope.tools.report.junit import failed
@@ -22,37 +23,29 @@ from roundscope.tools.results.folder import checked_folder
 RECORD = "check-cast.json"
 
 
-def run(
-    function: str,
-    *,
-    format: str,
-    library: str | None,
-    out: Path | None,
-    junit: Path | None,
-    timeout: float | None,
-    as_json: bool,
-) -> int:
+def run(options: CheckCastOptions) -> int:
     """Check a cast, print the report and write the files. Return 1 if a row fails, and else 0.
 
     Raises:
         ValueError: for a format or a function that is not known.
     """
+    function, out = options.function, options.out
     if out is not None:
         checked_folder(out, RECORD)
-    rounding = event_of(format)
-    check_timeout(timeout)
-    cast, chosen = cast_named(function, library)
+    rounding = event_of(options.format)
+    check_timeout(options.timeout)
+    cast, chosen = cast_named(function, options.library)
     began = time.perf_counter()
-    name = f"check-cast {function} {format}"
+    name = f"check-cast {function} {options.format}"
     try:
-        found = examine_cast(partial(_in_time, cast, timeout), rounding)
+        found = examine_cast(partial(_in_time, cast, options.timeout), rounding)
     except ForeignError as error:
         if error.is_refusal:
             raise
-        return failed(junit, name, function, error)
+        return failed(options.junit, name, function, error)
     seconds = time.perf_counter() - began
-    asked = Asked(function=function, format=format, library=chosen, seconds=seconds)
-    deliver(report(asked, found), out, RECORD, as_json=as_json, junit_file=junit)
+    told = report(replace(options, library=chosen), found, seconds)
+    deliver(told, out, RECORD, as_json=options.json, junit_file=options.junit)
     return 0 if found.passed else 1
 
 

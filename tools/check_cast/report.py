@@ -3,7 +3,6 @@ known ways to round that would explain them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from roundscope.emu.blocks.format import BlockFormat
@@ -11,6 +10,7 @@ from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.testing.casts.records import Agreement, CastReport, Example, Row, Status
 from roundscope.emu.testing.differences import bits_of
+from roundscope.tools.check_cast.options import CheckCastOptions
 from roundscope.tools.report.model import (
     Case,
     Cell,
@@ -42,30 +42,19 @@ MOODS: dict[Status, Mood] = {Status.PASS: "good", Status.FAIL: "bad", Status.SKI
 FEW = 5  # how many known behaviors and exceptions the terminal shows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a user asked the command to check.
+def report(asked: CheckCastOptions, found: CastReport, seconds: float) -> Report:
+    """Return the report on a cast: the page, what the terminal shows, JSON and test cases.
 
-    Attributes:
-        function: the function, as module:function.
-        format: the format in words.
-        library: the library whose arrays the function was given.
-        seconds: how long the check took.
+    Args:
+        asked: what was asked, with the library whose arrays the function was given.
+        found: the answers.
+        seconds: how long they took.
     """
-
-    function: str
-    format: str
-    library: str
-    seconds: float
-
-
-def report(asked: Asked, found: CastReport) -> Report:
-    """Return the report on a cast: the page, what the terminal shows, JSON and test cases."""
     return Report(
         title=f"check-cast {asked.function} {asked.format}",
         heading=f"{asked.function} against {asked.format}",
         about=f"It returns {found.returned}, and was given arrays of {asked.library}."
-        f" {asked.seconds:.1f} s.",
+        f" {seconds:.1f} s.",
         opening=_opening(asked, found),
         parts=[
             Folded("How to read this page", notes(READ)),
@@ -77,12 +66,12 @@ def report(asked: Asked, found: CastReport) -> Report:
             Section("What was run", [Code(" ".join(command_line()))]),
         ],
         brief=_brief(asked, found),
-        data=document(asked, found),
+        data=document(asked, found, seconds),
         cases=[_case(row, found.asked) for row in found.rows],
     )
 
 
-def document(asked: Asked, found: CastReport) -> dict[str, Any]:
+def document(asked: CheckCastOptions, found: CastReport, seconds: float) -> dict[str, Any]:
     """Return the contents of check-cast.json as data."""
     return {
         "schema": SCHEMA,
@@ -101,7 +90,7 @@ def document(asked: Asked, found: CastReport) -> dict[str, Any]:
         "behaviors": plain(found.behaviors),
         "scale_rules": plain(found.scales),
         "exceptions": [*map(_data, found.exceptions)],
-        "seconds": round(asked.seconds, 1),
+        "seconds": round(seconds, 1),
     }
 
 
@@ -112,7 +101,7 @@ def _data(example: Example) -> dict[str, object]:
     return data | {f"{name}_hex": hexed(float(getattr(example, name))) for name in numbers}
 
 
-def _opening(asked: Asked, found: CastReport) -> Opening:
+def _opening(asked: CheckCastOptions, found: CastReport) -> Opening:
     ran = [row for row in found.rows if row.status is not Status.SKIPPED]
     number = f"{len(found.failed) or 'None'} of {len(ran)} questions failed. {found.sentence}"
     if found.passed:
@@ -143,7 +132,7 @@ def _explained(found: CastReport) -> str:
     return f"roundscope explain {hexed(examples[0].given)} --to {r.format.name}{mode}"
 
 
-def _brief(asked: Asked, found: CastReport) -> list[Part]:
+def _brief(asked: CheckCastOptions, found: CastReport) -> list[Part]:
     """Return what the terminal shows, the sentence on the first line."""
     parts: list[Part] = [
         Text(found.sentence, "good" if found.passed else "bad"),

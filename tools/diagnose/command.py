@@ -3,17 +3,19 @@
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay.store import NAME
 from roundscope.tools.diagnose.report.diagnosis import RECORD
 from roundscope.tools.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
-from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import write
 from roundscope.tools.report.progress import every
 from roundscope.tools.report.terminal import console, print_json, show
@@ -23,64 +25,46 @@ from roundscope.tools.results.folder import (
     request_of,
     tell_replaced,
 )
-from roundscope.tools.tensors.layers import read_layers, sample_path
-from roundscope.tools.tensors.overrides import Overrides, words
-from roundscope.tools.trace import options
+from roundscope.tools.tensors.layers import path_given, read_layers
+from roundscope.tools.tensors.overrides import Overrides, overrides_of
+from roundscope.tools.trace.options import TraceOptions
+from roundscope.tools.trace.request import request
 from roundscope.tools.trace.served import USUAL, noted, plan_for
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
-OF_RUNS = ("--arm", "--from", "--until")
 INTERRUPTED = 130
 # (run, arm, first step, last step, folder for what is kept, progress) -> findings, or a report
 OfRun = Callable[[Path, str | None, int | None, int | None, Path, Progress], Any]
 SELDOM = 30.0  # seconds between two lines where there is no terminal
 
 
-def run(
-    source: Path | None,
-    *,
-    sample: bool,
-    layer: str | None,
-    plan: str | None,
-    said: Mapping[str, Any],
-    arm: str | None,
-    first: int | None,
-    until: int | None,
-    out: Path | None,
-    as_json: bool,
-    of_run: OfRun,
-) -> None:
-    """Diagnose a file's layers, or an arm of a run.
+def run(options: DiagnoseOptions, of_run: OfRun) -> None:
+    """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage.
 
-    The other arguments are those of `roundscope diagnose --help`. Raises UsageError for bad usage.
-
-    Args:
-        said: What overrules the file, the arguments of `tools.tensors.overrides.words`.
-        of_run: Diagnoses a run, which is a folder: called with it, its arm, first and last step,
-            the folder for what is kept, and `progress`.
+    of_run: diagnoses a run, which is a folder: called with it, its arm, first and last step, the
+    folder for what is kept, and `progress`
     """
-    if (source is None) == (not sample):
-        problem = "and --sample are both given: choose one" if sample else ""
-        raise UsageError(f"RUN_OR_TENSORS {problem or 'is missing: give one, or --sample'}")
-    path = sample_path() if source is None else source
+    path = path_given("RUN_OR_TENSORS", options.source, options.sample)
     is_run = path.is_dir()
-    overrides = Overrides(**words(**said))
-    of_tensors: dict[str, Any] = {"--layer": layer, "--plan": plan}
-    of_tensors |= {f"--{name}": value for name, value in said.items() if name != "causal"}
-    if overrides.is_causal is not None:
-        of_tensors["--causal" if overrides.is_causal else "--full"] = True
-    of_runs = dict(zip(OF_RUNS, (arm, first, until), strict=True))
+    overrides = overrides_of(options.call)
+    layer, plan, out = options.layer, options.plan, options.out
+    arm, first, until = options.arm, options.first, options.until
+    said = {f"--{name}": x for name, x in asdict(options.call).items() if name != "causal"}
+    if options.call.causal is not None:
+        said["--causal" if options.call.causal else "--full"] = True
+    of_tensors: dict[str, Any] = {"--layer": layer, "--plan": plan} | said
+    of_runs = {"--arm": arm, "--from": first, "--until": until}
     for name, value in (of_tensors | of_runs).items():
         if value is not None and (name in of_tensors) == is_run:
             repair = "is for a run's folder; leave it out"
             if is_run:
                 repair = "is for tensors: a run has its own plan"
             raise bad(name, value, repair)
-    request = request_of(str(path.resolve()), layer, plan, overrides, arm, first, until)
+    digest = request_of(str(path.resolve()), layer, plan, overrides, arm, first, until)
     if out is not None:
         checked_folder(out, RECORD)
-    folder = out or free_folder(_named(path, plan, arm), request, RECORD, NAME)
-    tell_replaced(folder, request, RECORD)
+    folder = out or free_folder(_named(path, plan, arm), digest, RECORD, NAME)
+    tell_replaced(folder, digest, RECORD)
     from roundscope.tools.diagnose.report import data, diagnosis
 
     start = time.perf_counter()
@@ -96,7 +80,7 @@ def run(
             progress(LAST, "report")
             if isinstance(found, Findings | Stopped):
                 found = data.diagnosis(found, time.perf_counter() - start)
-            report = diagnosis.report(found, request)
+            report = diagnosis.report(found, digest)
             written = write(report, folder, RECORD)
     except KeyboardInterrupt:
         kept = "nothing is kept"
@@ -104,7 +88,7 @@ def run(
             kept = "replays that were done are kept, and the same command goes on"
         console(stderr=True).print(f"interrupted; {kept}")
         raise SystemExit(INTERRUPTED) from None
-    if as_json:
+    if options.json:
         print_json(report.data)
     else:
         show(report.brief)
@@ -125,23 +109,9 @@ def _of_file(
     path: Path, layer: str | None, plan: str | None, overrides: Overrides, progress: Progress
 ) -> Findings | Stopped:
     layers = read_layers(path, layer=layer, overrides=overrides)
-    asked = _request(plan_for(layers, plan))
+    asked = request(TraceOptions(budget=False), plan_for(layers, plan), "none")
     layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
     return diagnose(layers, asked, path.name, progress)
-
-
-def _request(plan: str) -> options.Request:
-    return options.request(
-        plan=plan,
-        against="exact",
-        sets=[],
-        inject=[],
-        record=[],
-        engine="numpy",
-        seed=0,
-        block_q=128,
-        block_k=128,
-    )
 
 
 @contextmanager

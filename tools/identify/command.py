@@ -4,13 +4,12 @@ The kernel is called, or its numbers are read from a file; the answer is printed
 identify.json.
 """
 
-from pathlib import Path
-
 import numpy as np
 
 from roundscope.tools.identify import shown
 from roundscope.tools.identify.identify import identify
-from roundscope.tools.identify.reading import Call, Options, read
+from roundscope.tools.identify.options import IdentifyOptions
+from roundscope.tools.identify.reading import Call, read
 from roundscope.tools.identify.search import check_budget
 from roundscope.tools.report.progress import telling
 from roundscope.tools.report.terminal import console, plain, print_json
@@ -25,32 +24,25 @@ from roundscope.tools.results.folder import (
 RECORD = "identify.json"
 
 
-def run(source: str, options: Options, *, budget: int, out: Path | None, as_json: bool) -> None:
+def run(options: IdentifyOptions) -> None:
     """Identify the arithmetic of a kernel, or of the outputs in a file.
-
-    Args:
-        source: the name of a kernel, module:function, or a file.
-        options: what was said of the call.
-        budget: plans that the search of the forward tries; that of the backward a sixteenth.
-        out: the folder of identify.json; None for identify-NAME.
-        as_json: whether to print the JSON rather than text.
 
     Raises:
         UsageError: bad usage.
     """
-    check_budget(budget)
-    checked_folder(out, RECORD)
+    check_budget(options.budget)
+    checked_folder(options.out, RECORD)
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
-        call = read(source, options)
-        found = identify(call.given, call.returned, tell, budget, call.head)
-    digest = shown.digest(source, call)
-    folder = out if out is not None else free_folder(f"identify-{_word(call)}", digest, RECORD)
+        call = read(options)
+        found = identify(call.given, call.returned, tell, options.budget, call.head)
+    digest = shown.digest(options.source, call)
+    folder = options.out or free_folder(f"identify-{_word(call)}", digest, RECORD)
     data = plain(shown.document(call, found) | {"request": digest})
     tell_replaced(folder, digest, RECORD)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / RECORD, data)
-    if as_json:
+    if options.json:
         print_json(data)
     else:
         shown.show(call, found, console())

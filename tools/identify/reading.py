@@ -12,13 +12,14 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.attention.testing.foreign.user import Unavailable, in_time
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.testing.foreign import ForeignError, check_timeout
-from roundscope.tools.errors import UsageError, bad, one_line
+from roundscope.tools.errors import UsageError, bad, one_line, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
+from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.tensors.files import open_tensors
 from roundscope.tools.tensors.layers import BARE, SHOWN, Layer, read_layers, sample_path
-from roundscope.tools.tensors.overrides import Overrides
+from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides, overrides_of
 
 GRADIENTS = ("dq", "dk", "dv")
 SAMPLE = "layer4"  # the layer of the shipped tensors on which kernels are called
@@ -44,28 +45,20 @@ class Call:
     head: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Overrides):
-    """What the command line says of the call; None: as the file says, or the default."""
-
-    layout: str | None = None
-    layer: str | None = None
-    head: int = 0
-    timeout: float | None = None
-
-
-def read(source: str, options: Options) -> Call:
+def read(options: IdentifyOptions) -> Call:
     """Return the call that a kernel's name or a file stands for.
 
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
-    path = Path(source)
+    path, overrides = Path(options.source), overrides_of(options.call)
     if path.is_file():
-        return one_head(*whole_of_file(path, options), options.head)
-    if is_kernel(source):
-        return _of_kernel(source, options)
-    raise unknown_source(source)
+        return one_head(
+            *whole_of_file(path, options.layout, options.layer, overrides), options.head
+        )
+    if is_kernel(options.source):
+        return _of_kernel(options, overrides)
+    raise unknown_source(options.source)
 
 
 def is_kernel(source: str) -> bool:
@@ -88,20 +81,21 @@ def unknown_source(source: str) -> UsageError:
     )
 
 
-def _of_kernel(name: str, options: Options) -> Call:
+def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
+    name = options.source
     for option, value in (("--layout", options.layout), ("--layer", options.layer)):
         if value is not None:
             raise bad(
                 option, value, f"is for a file; a kernel runs on {SAMPLE} of the shipped tensors"
             )
-    [layer] = read_layers(sample_path(), layer=SAMPLE, overrides=options)
+    [layer] = read_layers(sample_path(), layer=SAMPLE, overrides=overrides)
     assert layer.do is not None
-    x = _inputs(layer, bool(options.is_causal))
+    x = _inputs(layer, bool(overrides.is_causal))
     try:
         check_timeout(options.timeout)
         outputs = in_time(kernel(name), options.timeout)(x)
     except Unavailable as error:
-        raise bad("KERNEL", name, one_line(error).removeprefix("kernel: ")) from None
+        raise bad("KERNEL", name, why(error)) from None
     except ForeignError as error:
         raise bad("KERNEL", name, f"failed: it {error.words}") from None
     except ImportError as error:
@@ -112,7 +106,7 @@ def _of_kernel(name: str, options: Options) -> Call:
         )
         raise bad("KERNEL", name, repair) from None
     except (ValueError, TypeError) as error:
-        raise bad("KERNEL", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
+        raise bad("KERNEL", name, why(error)) from None
     except RuntimeError as error:
         repair = (
             f"does not run here ({one_line(error)[:200]}); run it on its machine and give a file of"
@@ -122,30 +116,37 @@ def _of_kernel(name: str, options: Options) -> Call:
     return one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
 
 
-def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outputs]:
+def whole_of_file(
+    path: Path,
+    layout: str | None = None,
+    layer: str | None = None,
+    overrides: Overrides = AS_THE_FILE,
+) -> tuple[str, str, Inputs, Outputs]:
     """Return the name, the words, the inputs and the outputs of the call in a file.
+
+    layout, layer, overrides: as `read_layers` has them
 
     Raises:
         UsageError: one line that names the argument, its value and the repair.
     """
-    layers = read_layers(path, options.layout, options.layer, overrides=options)
+    layers = read_layers(path, layout, layer, overrides=overrides)
     if len(layers) > 1:
         names = ", ".join(each.name for each in layers[:SHOWN])
         more = f" and {len(layers) - SHOWN} more" if len(layers) > SHOWN else ""
         problem = f"has {len(layers)} layers, {names}{more}; choose one with --layer"
         raise bad("FILE", str(path), problem)
-    [layer] = layers
-    prefix = "" if layer.name == BARE else f"{layer.name}."
+    [own] = layers
+    prefix = "" if own.name == BARE else f"{own.name}."
     with open_tensors(path) as file:
-        layout = (options.layout or file.metadata["layout"]).upper()
+        order = (layout or file.metadata["layout"]).upper()
         given = {
-            n: _btnh(file[prefix + n], layout)
+            n: _btnh(file[prefix + n], order)
             for n in ("out", "lse", *GRADIENTS)
             if prefix + n in file.names
         }
-        dropout = file.said(layer.name, "dropout")
+        dropout = file.said(own.name, "dropout")
         names = ", ".join(sorted(file.names)[:12])
-    is_causal = layer.is_causal
+    is_causal = own.is_causal
     if is_causal is None:
         raise bad("is_causal", None, "the file's metadata has none; give --causal or --full")
     if dropout is not None:
@@ -158,31 +159,31 @@ def whole_of_file(path: Path, options: Options) -> tuple[str, str, Inputs, Outpu
         raise bad(
             "FILE", str(path), f"no {prefix}out, what the kernel returned; it has {names}; add it"
         )
-    if layer.do is None and (extra := [n for n in GRADIENTS if n in given]):
+    if own.do is None and (extra := [n for n in GRADIENTS if n in given]):
         raise bad(
             "FILE",
             str(path),
             f"has {', '.join(extra)}, but no {prefix}do, the gradient of the output; add it, or"
             " leave them out",
         )
-    if (lse := given.get("lse")) is not None and lse.shape != _of_rows(layer.q):
+    if (lse := given.get("lse")) is not None and lse.shape != _of_rows(own.q):
         del given["lse"]  # of another layout than the one that is compared
     shapes = {
-        "out": (*layer.q.shape[:3], layer.v.shape[3]),
-        "lse": _of_rows(layer.q),
-        "dq": layer.q.shape,
-        "dk": layer.k.shape,
-        "dv": layer.v.shape,
+        "out": (*own.q.shape[:3], own.v.shape[3]),
+        "lse": _of_rows(own.q),
+        "dq": own.q.shape,
+        "dk": own.k.shape,
+        "dv": own.v.shape,
     }
     for name, array in given.items():
         if array.shape != shapes[name]:
             repair = (
                 f"must be {shapes[name]}, (batch, tokens, heads, features), by q, k and v; is the"
-                f" layout {layout}?"
+                f" layout {order}?"
             )
             raise bad(f"tensor {prefix}{name}", array.shape, repair)
-    x = replace(_inputs(layer, is_causal), sinks=layer.sinks, mask=layer.mask)
-    about = ", ".join((path.name, *([] if layer.name == BARE else [layer.name]), *layer.notes))
+    x = replace(_inputs(own, is_causal), sinks=own.sinks, mask=own.mask)
+    about = ", ".join((path.name, *([] if own.name == BARE else [own.name]), *own.notes))
     return path.stem, about, x, Outputs(**given)
 
 

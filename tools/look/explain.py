@@ -6,27 +6,20 @@ from roundscope.emu.explanation.addition import Addition, add
 from roundscope.emu.explanation.drawing import lines
 from roundscope.emu.explanation.one_rounding import Explanation, explain
 from roundscope.emu.roundings.modes import rounding
+from roundscope.tools.look.options import ExplainOptions
 from roundscope.tools.report.terminal import console, plain, print_json
 
 
-def run(
-    value: str,
-    to: str,
-    *,
-    mode: str | None,
-    overflow: str | None,
-    seed: int,
-    plus: str | None,
-    as_json: bool,
-) -> None:
-    """Explain VALUE, or VALUE + plus, rounded to a format.
+def run(options: ExplainOptions) -> None:
+    """Explain a value, or its sum with another one, rounded to a format.
 
     Raises ValueError for a number, format or mode that is not known.
     """
-    r = rounding(to, mode, overflow=overflow, seed=seed)
+    value, plus = options.value, options.plus
+    r = rounding(options.to, options.mode, overflow=options.overflow, seed=options.seed)
     addition = add(value, plus, r.format) if plus is not None else None
     e = explain(addition.total if addition else value, r)
-    if as_json:
+    if options.json:
         print_json(document(e, addition))
         return
     out = console()

@@ -3,7 +3,6 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from roundscope.tools.errors import ExecutorError, UsageError, bad
 from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.signals import SIGNALLED
 from roundscope.tools.sweep.conditions.cell import Cell, left_out, without_repeats
+from roundscope.tools.sweep.options import SweepOptions
 
 if TYPE_CHECKING:
     from roundscope.tools.sweep.running.run import Outcome
@@ -21,22 +21,6 @@ MOST_JOBS = 4096
 # endings of files that a sweep does not write
 OTHERS = (".csv", ".tsv", ".parquet", ".json", ".html", ".xlsx")
 PARTS = {"golden": "binary64 reference", "unfused": "unfused reference"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """What `roundscope sweep` can be told; see its --help. axes: words, or a TOML file."""
-
-    axes: Sequence[str]
-    zips: Sequence[str] = ()
-    backward: bool = False
-    out: Path
-    jobs: int | None = None
-    executor: str | None = None
-    retry_failed: bool = False
-    dry_run: bool = False
-    fresh: bool = False
-    json: bool = False
 
 
 def run(options: SweepOptions) -> int:

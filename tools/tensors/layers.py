@@ -18,8 +18,8 @@ import numpy as np
 
 from roundscope.attention.alignment import ALIGNMENTS, Alignment, note_on
 from roundscope.attention.models.capture_file import FORMAT
-from roundscope.emu.formats.format import unknown
-from roundscope.tools.errors import UsageError, bad, printable
+from roundscope.emu.errors import unknown
+from roundscope.tools.errors import UsageError, bad, printable, shown
 from roundscope.tools.tensors import scales
 from roundscope.tools.tensors.files import TEXTS, TensorFile, open_tensors
 from roundscope.tools.tensors.overrides import (
@@ -37,6 +37,10 @@ DIGITS = 18  # of a number of a layer, at most
 SHOWN = 8  # how many names a message lists
 REPAIR = "repair the tensors"  # what a reader can do about NaN; a verb may add an option of its own
 BARE = "attention"  # the layer's name in a file that says q, not <layer>.q
+
+
+class NotFiniteError(UsageError):
+    """There are NaN or infinities in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,14 @@ def sample_path() -> Path:
     """Return the path of the real tensors that Roundscope ships (experiments/data/README.md)."""
     data = resources.files("roundscope.experiments") / "data"
     return Path(str(data / "minilm_attention.safetensors"))
+
+
+def path_given(argument: str, path: Path | None, sample: bool) -> Path:
+    """Return the file of tensors that was named, or else that of --sample. Raises UsageError."""
+    if (path is None) == (not sample):
+        problem = "and --sample are both given: choose one" if sample else ""
+        raise UsageError(f"{argument} {problem or 'is missing: give one, or --sample'}")
+    return sample_path() if path is None else path
 
 
 def read_layers(
@@ -352,7 +364,7 @@ def _layer(
         counts["sinks"] = int(sinks.size - (np.isfinite(sinks) | np.isneginf(sinks)).sum())
     if any(counts.values()) and not allow_nan:
         where = ", ".join(f"{n} in {r}" for r, n in counts.items() if n)
-        raise bad("layer", name, f"NaN or infinity: {where}; {REPAIR}")
+        raise NotFiniteError(f"layer {shown(name)}: NaN or infinity: {where}; {REPAIR}")
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
     shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
     layer = Layer(

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from roundscope.attention.alignment import ALIGNMENTS, Alignment
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.options import CallOptions
 
 MOST_KEYS = 2**31 - 1  # of a window
 NONE = "none"
@@ -41,40 +41,35 @@ class Overrides:
 AS_THE_FILE = Overrides()
 
 
-def words(
-    *,
-    causal: bool | None = None,
-    alignment: str | None = None,
-    scale: str | float | None = None,
-    window: str | int | None = None,
-    softcap: str | float | None = None,
-    sinks: str | None = None,
-    mask: str | None = None,
-    scales: str | None = None,
-) -> dict[str, Any]:
-    """Return the fields of `Overrides` that the words of the command line are.
+def overrides_of(said: CallOptions) -> Overrides:
+    """Return what the words of the command line put in place of what a file says.
 
     Raises UsageError naming the option, its value and the repair.
     """
-    for option, text in (("--sinks", sinks), ("--mask", mask), ("--scales", scales)):
-        if text not in (None, NONE):
-            raise bad(option, text, "leaves those of the file out; write none")
-    if alignment is not None and alignment not in ALIGNMENTS:
-        raise UsageError(
-            f"--alignment '{alignment}': {unknown('alignment', alignment, ALIGNMENTS)}"
-        )
-    return {
-        "is_causal": causal,
-        "alignment": alignment,
-        "scale": _number("--scale", scale, "such as 0.125, or none for 1 / sqrt(H)", is_any=True),
-        "window": keys_given(
-            "--window", _number("--window", window, "such as 128, or none for all keys")
-        ),
-        "softcap": _number("--softcap", softcap, "such as 50, or none for no bound"),
-        "has_sinks": sinks is None,
-        "has_mask": mask is None,
-        "has_scales": scales is None,
-    }
+    for option in ("sinks", "mask", "scales"):
+        if getattr(said, option) not in (None, NONE):
+            repair = "leaves those of the file out; write none"
+            raise bad(f"--{option}", getattr(said, option), repair)
+    window = _number("--window", said.window, "such as 128, or none for all keys")
+    return Overrides(
+        is_causal=said.causal,
+        alignment=_alignment(said.alignment),
+        scale=_number("--scale", said.scale, "such as 0.125, or none for 1 / sqrt(H)", is_any=True),
+        window=keys_given("--window", window),
+        softcap=_number("--softcap", said.softcap, "such as 50, or none for no bound"),
+        has_sinks=said.sinks is None,
+        has_mask=said.mask is None,
+        has_scales=said.scales is None,
+    )
+
+
+def _alignment(word: str | None) -> Alignment | None:
+    for known in ALIGNMENTS:
+        if word == known:
+            return known
+    if word is not None:
+        raise UsageError(f"--alignment '{word}': {unknown('alignment', word, ALIGNMENTS)}")
+    return None
 
 
 def number_given(name: str, text: object, repair: str) -> float:

@@ -1,11 +1,9 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -20,76 +18,48 @@ from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
 from roundscope.tools.results.machine import command_line
 from roundscope.tools.tensors.layers import (
-    REPAIR,
     Layer,
+    NotFiniteError,
     each_layer,
-    sample_path,
+    path_given,
     without_numbers,
 )
-from roundscope.tools.tensors.overrides import Overrides, words
+from roundscope.tools.tensors.overrides import overrides_of
 from roundscope.tools.trace import data as trace_json
 from roundscope.tools.trace.data import RECORD, RECORDS, folder_for, records
 from roundscope.tools.trace.data import digest as request_digest
-from roundscope.tools.trace.options import Request, check_places, request
+from roundscope.tools.trace.options import TraceOptions
+from roundscope.tools.trace.request import Request, check_places, request
 from roundscope.tools.trace.run import Progress, check_engine, memory_note, observe, slower
 from roundscope.tools.trace.served import noted, plan_for, settled
 from roundscope.tools.trace.summary import Summary, summarise
 
 
-def run(
-    file: Path | None,
-    *,
-    sample: bool = False,
-    layer: str | None = None,
-    layout: str | None = None,
-    allow_nan: bool = False,
-    out: Path | None = None,
-    as_json: bool = False,
-    png: bool = False,
-    said: Mapping[str, Any] = MappingProxyType({}),
-    plan: str | None = None,
-    beside: str | None = None,
-    **options: Any,
-) -> None:
-    """Trace a file's layers, and write and print the results.
-
-    file       the tensors; None, with `sample`, for those that come with Roundscope
-    layer      the layers to trace, as in `read_layers`; None for all
-    layout     BNTH or BTNH; None for what the file's metadata say
-    allow_nan  accept NaN and infinities in the file
-    out        the folder for the files; None for a name made of file and plan
-    as_json    print the data of trace.json instead of a table
-    png        write the page's pictures as PNG files too
-    said       what overrules the file, the arguments of `tools.tensors.overrides.words`
-    plan       the plan; None for fa2, or fa2-fp16 for tensors in FP16
-    beside     the plan that stands beside; None for as of `plan`
-    options    the other arguments of `tools.trace.options.request`
-
-    Raises UsageError for bad usage.
-    """
-    if (file is None) == (not sample):
-        problem = "and --sample are both given: choose one" if sample else ""
-        raise UsageError(f"FILE {problem or 'is missing: give one, or --sample'}")
-    overrides = Overrides(**words(**said))
-    path = sample_path() if file is None else file
+def run(options: TraceOptions) -> None:
+    """Trace a file's layers, and write and print the results. Raises UsageError for bad usage."""
+    path, overrides = path_given("FILE", options.file, options.sample), overrides_of(options.call)
 
     def layers() -> Iterator[Layer]:
-        return each_layer(path, layout, layer, allow_nan=allow_nan, overrides=overrides)
+        return each_layer(
+            path,
+            options.layout,
+            options.layer,
+            allow_nan=options.allow_nan,
+            overrides=overrides,
+        )
 
     try:  # all of the file is read and checked before the first layer runs
         read = [without_numbers(each) for each in layers()]
-    except UsageError as error:
-        raise UsageError(
-            str(error).replace(REPAIR, f"{REPAIR} or give --allow-nan to go on")
-        ) from None
-    asked = request(plan=plan_for(read, plan), beside=plan_for(read, beside), **options)
+    except NotFiniteError as error:
+        raise UsageError(f"{error} or give --allow-nan to go on") from None
+    asked = request(options, plan_for(read, options.plan), plan_for(read, options.beside))
     for each in read:
         _check(settled(asked, each), each)
     for note in filter(None, (slower(asked), memory_note(read, asked))):
         print(f"roundscope: {note}", file=sys.stderr)
-    digest = request_digest(asked, path, layer, layout, overrides)
-    checked_folder(out, RECORD)
-    folder = out or folder_for(path, asked, digest)
+    digest = request_digest(asked, path, options.layer, options.layout, overrides)
+    checked_folder(options.out, RECORD)
+    folder = options.out or folder_for(path, asked, digest)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (
@@ -100,7 +70,7 @@ def run(
             with records(folder / RECORDS, asked) as keep:
                 summaries = [
                     _traced(
-                        noted(each, asked.plan, is_asked=plan is not None),
+                        noted(each, asked.plan, is_asked=options.plan is not None),
                         asked,
                         progress,
                         partial(keep, name),
@@ -109,12 +79,12 @@ def run(
                 ]
             found = _report(summaries, asked, path, digest, progress)
             written = write(found, folder, RECORD)
-            if png:
+            if options.png:
                 _drawn(summaries, names, folder)
     except KeyboardInterrupt:
         print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
         raise SystemExit(130) from None
-    if as_json:
+    if options.json:
         print_json(found.data)
     else:
         show(found.brief)

@@ -24,8 +24,8 @@ from roundscope.tools.trace.analysis.bias import Bias, Event
 from roundscope.tools.trace.analysis.consequences import Gain
 from roundscope.tools.trace.analysis.running_error import Running, tied
 from roundscope.tools.trace.costs import cost
-from roundscope.tools.trace.options import Request
 from roundscope.tools.trace.report.words import plan_changes, sentence
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, score
 from roundscope.tools.trace.run import blocks
 from roundscope.tools.trace.summary import Summary, share_of_rows

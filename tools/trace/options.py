@@ -1,196 +1,113 @@
-"""The request of `roundscope trace`, as its options give it: `Request`.
+"""The options of `roundscope trace`."""
 
-The words of --set and --inject are `attention.grammar`'s (docs/reference/grammar.md).
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 
---record  rows | events:SITE,SITE | steps:SITE,SITE
-"""
+import typer
 
-import math
-from dataclasses import dataclass, field, replace
-
-from roundscope.attention.alignment import Alignment
-from roundscope.attention.arguments import ENGINES, check_forward_record
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.grammar.changes import sites_of
-from roundscope.attention.grammar.injections import check_injection, injection_of
-from roundscope.attention.injection import Injection
-from roundscope.attention.places import Sizes, check_place, check_record
-from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import BACKWARD, PRODUCTS
-from roundscope.emu.formats.format import unknown
-from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.options import CallOptions, Json, Layers, Sample, to_folder
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Everything besides the tensors that decides the numbers of a trace.
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """What `roundscope trace` can be told; see the texts of the fields."""
 
-    plan, against     the plan, and the plan with whose results it is compared
-    beside            the plan whose results stand beside those of the plan; None for none
-    budget            whether to measure which event makes how much of the error
-    budget_heads      on how many query heads; None for as many as are quick
-    block_q, block_k  queries and keys of a tile
-    causal            whether query t sees the keys s <= t only; None for as the layer's file says
-    alignment         whether t and s are counted from the first or the last, as the layer has it
-    scale             that of the scores; None for the layer's own, or 1 / sqrt(H)
-    inject            the errors to add;  record: the events and steps to keep
-    rows              whether to write each row's sum of errors
-    engine, seed      what runs it; the seed of stochastic rounding and noise
-    """
-
-    plan: Plan
-    against: Plan
-    beside: Plan | None = None
-    budget: bool = False
-    budget_heads: int | None = None
-    block_q: int = 128
-    block_k: int = 128
-    causal: bool | None = None
-    alignment: Alignment | None = None
-    scale: float | None = None
-    inject: tuple[Injection, ...] = ()
-    record: Record = field(default_factory=Record)
-    rows: bool = False
-    engine: str = "numpy"
-    seed: int = 0
-
-    @property
-    def depends_on_head_number(self) -> bool:
-        """Return whether random bits or injections depend on the number of a head.
-
-        If so, a call must not be split by heads.
-        """
-        steps = [a.step for a in self.plan.accumulators]
-        stochastic = any(r.mode == "stochastic" for r in (*self.plan.roundings, *steps))
-        return stochastic or bool(self.inject)
-
-
-def request(
-    *,
-    plan: str,
-    against: str,
-    beside: str = "none",
-    budget: bool = False,
-    budget_heads: int | None = None,
-    sets: list[str],
-    inject: list[str],
-    record: list[str],
-    engine: str,
-    seed: int,
-    block_q: int,
-    block_k: int,
-    scale: float | None = None,
-    causal: bool | None = None,
-) -> Request:
-    """Return the request that these words of the command line make.
-
-    Raises UsageError naming argument, value and repair.
-    """
-    for name, size in (("--block-q", block_q), ("--block-k", block_k)):
-        if size < 1:
-            raise bad(name, size, "a tile has at least one row; 128 is usual")
-    if budget_heads is not None and not 1 <= budget_heads < 2**31:
-        raise bad("--budget-heads", budget_heads, "give 1 or more, such as 12")
-    if engine not in ENGINES:
-        raise UsageError(f"--engine '{engine}': {unknown('engine', engine, ENGINES)}")
-    if not 0 <= seed < 2**32:
-        raise bad("--seed", seed, "a seed is a whole number from 0 to 2^32 - 1")
-    if scale is not None and not (math.isfinite(scale) and scale):
-        raise bad("--scale", scale, "give a finite number other than 0, such as 0.125")
-    chosen = _preset("--plan", plan)
-    for text in sets:
-        chosen = changed(chosen, text, seed)
-    recorded, rows = recording(record)
-    try:
-        check_record(recorded, chosen)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from None
-    if engine == "pallas" and recorded.steps:
-        raise bad("--engine", engine, "fused kernels keep no steps; give --engine xla")
-    return Request(
-        plan=chosen,
-        against=_preset("--against", against),
-        beside=None if beside == "none" else _preset("--beside", beside),
-        budget=budget,
-        budget_heads=budget_heads,
-        block_q=block_q,
-        block_k=block_k,
-        causal=causal,
-        scale=scale,
-        inject=tuple(injection(text, chosen, seed) for text in inject),
-        record=recorded,
-        rows=rows,
-        engine=engine,
-        seed=seed,
-    )
-
-
-def _preset(argument: str, name: str) -> Plan:
-    try:
-        return Plan.preset(name)
-    except ValueError as error:
-        raise UsageError(f"{argument} '{name}': {error}") from None
-
-
-def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
-    """Return the plan after one --set. Raises UsageError."""
-    try:
-        return plan.changed(text, seed=seed)
-    except ValueError as error:
-        why = str(error).removeprefix(f"'{text}': ")
-        raise UsageError(f"--set '{text}': {why}") from None
-
-
-def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
-    """Return the injection of one --inject.
-
-    Raises UsageError also where the plan lacks its event, or the event's format the bit or value.
-    """
-    try:
-        parsed = injection_of(text, seed)
-        check_injection(parsed, plan)
-    except ValueError as error:
-        raise UsageError(f"--inject '{text}': {error}") from None
-    return parsed
-
-
-def recording(texts: list[str]) -> tuple[Record, bool]:
-    """Return (what a trace keeps, whether the rows' sums are written) for the texts of --record."""
-    record, rows = Record(), False
-    for text in texts:
-        kind, _, names = text.partition(":")
-        if kind not in ("rows", "events", "steps") or (kind == "rows") == bool(names):
-            raise bad("--record", text, "write rows, events:SITE,SITE or steps:SITE,SITE")
-        try:
-            sites = sites_of(names) if names else ()
-        except ValueError as error:
-            raise UsageError(f"--record '{text}': {error}") from None
-        if kind == "steps" and any(s not in PRODUCTS for s in sites):
-            raise bad("--record", text, f"steps are of sums of products: {' '.join(PRODUCTS)}")
-        rows = rows or kind == "rows"
-        record = replace(record, **{kind: getattr(record, kind) + sites}) if sites else record
-    return record, rows
-
-
-def check_places(req: Request, sizes: Sizes, has_do: bool, owner: str = "the layer") -> None:
-    """Raise UsageError for injections and records that a layer has no place for.
-
-    These are injections at entries or events that it lacks, and a record of such events alone.
-    sizes: those of the layer; has_do: whether it has a backward; owner: what the message calls it.
-    """
-    for each in req.inject:
-        try:
-            check_place(each, sizes, owner)
-        except ValueError as error:
-            raise UsageError(f"--inject {error}") from None
-        if not has_do and each.site in BACKWARD:
-            raise bad(
-                "--inject",
-                str(each.site),
-                "the file has no do, so there is no backward; add do or choose a forward site",
-            )
-    if not has_do:
-        try:
-            check_forward_record(req.record)
-        except ValueError as error:
-            raise UsageError(f"--{error}") from None
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="safetensors or npz with q, k, v and optionally do, mask, sinks, per layer, as"
+            " roundscope.torch.capture writes; layout and scale are metadata, of npz entries."
+        ),
+    ] = None
+    sample: Sample = False
+    layer: Layers = None
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="{presets} or all:FORMAT; with -fp16 at its end in FP16 in place of BF16; with"
+            " @ARCHITECTURE on its tensor cores: {architectures}. By default fa2, or fa2-fp16"
+            " for tensors in FP16."
+        ),
+    ] = None
+    block_q: Annotated[int, typer.Option(help="Queries per tile.")] = 128
+    block_k: Annotated[int, typer.Option(help="Keys per tile.")] = 128
+    call: CallOptions = field(default_factory=CallOptions)
+    layout: Annotated[
+        str | None,
+        typer.Option(help="Order of the axes: BNTH or BTNH; by default as in the file's metadata."),
+    ] = None
+    changes: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            metavar="CHANGE",
+            help="Change the plan: SITE=FORMAT[:MODE[:OVERFLOW]], SITE.sum=ACCUMULATOR or"
+            " {of_plans}, for example O=bf16:stochastic; repeatable."
+            " docs/reference/grammar.md explains every word.",
+        ),
+    ] = field(default_factory=list)
+    inject: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SITE:WHAT[:WHERE]...",
+            help="Add an error to an event, for example O:ulps=0.5:rows=0:64:heads=3, PV:exact or"
+            " P:flip=3:rows=5,9; repeatable. WHAT is exact, ulps=X, bias=X (in value, not in"
+            " ulps), set=X, flip=BIT or noise=ULPS. WHERE is {wheres} with numbers, lists and"
+            " ranges; 0:64 leaves 64 out.",
+        ),
+    ] = field(default_factory=list)
+    record: Annotated[
+        list[str],
+        typer.Option(
+            metavar="WHAT",
+            help="Keep more: rows or events:SITE,SITE (written to records.npz), or steps:SITE;"
+            " repeatable.",
+        ),
+    ] = field(default_factory=list)
+    against: Annotated[
+        str, typer.Option(help="The plan with whose results to compare; exact is binary64.")
+    ] = "exact"
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            help="The plan whose errors stand beside those of the plan, by default fa2; or none."
+        ),
+    ] = None
+    budget: Annotated[
+        bool,
+        typer.Option(
+            "--budget/--no-budget",
+            help="Whether to measure which event makes how much of the error, which takes longer.",
+        ),
+    ] = True
+    budget_heads: Annotated[
+        int | None,
+        typer.Option(
+            help="Heads on which the error budget is measured; by default as many as have a million"
+            " scores together, evenly chosen."
+        ),
+    ] = None
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="numpy, xla, or pallas (fused kernels on a GPU); all give the same bits. On a CPU"
+            " numpy is the fastest for a single trace, since xla compiles first."
+        ),
+    ] = "numpy"
+    seed: Annotated[int, typer.Option(help="Seed of stochastic rounding and noise.")] = 0
+    allow_nan: Annotated[
+        bool, typer.Option("--allow-nan", help="Accept NaN and infinities in the file.")
+    ] = False
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            callback=to_folder,
+            help="Folder for report.html and trace.json; by default trace-<file>-<plan>, with -2"
+            " added if that holds another request.",
+        ),
+    ] = None
+    png: Annotated[
+        bool, typer.Option("--png", help="Write the page's pictures as PNG files too.")
+    ] = False
+    json: Json = False

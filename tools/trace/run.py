@@ -22,6 +22,7 @@ from roundscope.attention import (
     examine,
 )
 from roundscope.attention.alignment import shift_of
+from roundscope.attention.arguments import NotFused
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.origin import not_finite
 from roundscope.attention.places import in_traces
@@ -42,7 +43,7 @@ from roundscope.tools.trace.focus import (
     of_heads,
     ones_of,
 )
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.served import options, settled, visible
 
 FOCUS = (Site.P, Site.PV, Site.O, Site.OUT)
@@ -170,7 +171,7 @@ def check_engine(layer: Layer, request: Request) -> None:
     try:
         jax.eval_shape(fused, q, k, v)
     except (ValueError, NotImplementedError) as error:
-        reason = str(error).replace("engine='xla'", "--engine xla")
+        reason = error.spelled("--engine xla") if isinstance(error, NotFused) else error
         raise UsageError(f"--engine pallas, {layer.name}: {reason}") from None
 
 

@@ -11,7 +11,7 @@ from roundscope.attention.arguments import served_given
 from roundscope.attention.plans.half import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.tools.tensors.layers import Layer
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 
 USUAL = "fa2"  # the plan that is taken if none is asked for
 

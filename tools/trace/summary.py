@@ -22,7 +22,7 @@ from roundscope.tools.trace.analysis.bias import Event
 from roundscope.tools.trace.analysis.consequences import DeltaDrift, Share
 from roundscope.tools.trace.analysis.running_error import Running, running
 from roundscope.tools.trace.focus import Distinct, Histogram
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import Result, results
 from roundscope.tools.trace.run import Observed, shared_arguments
 

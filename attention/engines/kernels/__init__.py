@@ -11,10 +11,13 @@ cannot run.
 
 import jax
 
+from roundscope.attention.arguments import NotFused
+
 try:
     import jax.experimental.pallas.triton
 except ImportError:
-    raise ValueError(
+    raise NotFused(
         f"engine='pallas': jax {jax.__version__} has no Triton backend of Pallas, which jax 0.10 to"
-        " 0.12 have; install one of those, or use engine='xla', which gives the same bits"
+        " 0.12 have; install one of those",
+        ", or ",
     ) from None

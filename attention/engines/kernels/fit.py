@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from roundscope.attention.arguments import NotFused
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
 from roundscope.attention.plans.choices import (
     BackwardExponent,
@@ -60,7 +61,6 @@ RUNS = {  # field of a plan -> the values that a fused kernel has; it has all va
     "dp_from_delta": (False,),
     "saved_p": (False,),
 }
-ELSEWHERE = "; use engine='xla', which gives the same bits"
 
 
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
@@ -71,23 +71,23 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
     traced  whether the call is inside jit or grad
     """
     if setup.record is not None and setup.record.steps:
-        raise ValueError("record: the fused kernel keeps no steps" + ELSEWHERE)
+        raise NotFused("record: the fused kernel keeps no steps")
     if setup.record is not None and setup.record.events and setup.every > 1:
-        raise ValueError(
+        raise NotFused(
             f"record: events are whole, and with every={setup.every} the fused kernel has those of"
-            f" a sample{ELSEWHERE}"
+            f" a sample"
         )
     if setup.record is not None and setup.plan.is_of_kernel:
-        raise ValueError(
+        raise NotFused(
             f"record: the fused kernel has no traces of {setup.plan.name}, a plan with the events"
-            f" of a real kernel{ELSEWHERE}"
+            f" of a real kernel"
         )
     if mask is not None and setup.record is not None:
-        raise ValueError(f"record: the fused kernel has no traces of calls with a mask{ELSEWHERE}")
+        raise NotFused("record: the fused kernel has no traces of calls with a mask")
     if setup.is_causal and setup.shift:
-        raise ValueError(
+        raise NotFused(
             f"alignment='bottom-right': with {setup.queries} queries and {setup.keys} keys, the"
-            f" fused kernel counts both from the first{ELSEWHERE}"
+            f" fused kernel counts both from the first"
         )
     check_plan(setup.plan)
     for injection in setup.inject:
@@ -98,9 +98,9 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
             " jax.enable_x64(True)"
         )
     if setup.block_q * setup.block_k > SCORES and jax.default_backend() == "gpu":
-        raise ValueError(
+        raise NotFused(
             f"block_q, block_k: {setup.block_q} x {setup.block_k}, a GPU has no room for tiles of"
-            f" over {SCORES} scores{ELSEWHERE}"
+            f" over {SCORES} scores"
         )
     named = {
         "block_q": setup.block_q,
@@ -110,9 +110,7 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
     }
     for name, size in named.items():
         if size < 16 or not is_power_of_two(size):
-            raise ValueError(
-                f"{name}: {size}, a kernel's tiles are powers of two from 16 on{ELSEWHERE}"
-            )
+            raise NotFused(f"{name}: {size}, a kernel's tiles are powers of two from 16 on")
 
 
 def check_plan(plan: Plan) -> None:
@@ -120,32 +118,32 @@ def check_plan(plan: Plan) -> None:
     if plan.normalise_first:
         raise ValueError(
             f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not"
-            f" have{ELSEWHERE}"
+            f" have"
         )
     for name, kept in RUNS.items():
         if (own := getattr(plan, name)) not in kept:
             told = f"the fused kernel has {name} {' or '.join(str(x) for x in kept)}, not {own}"
-            raise ValueError(f"plan={plan.name}: {told}{ELSEWHERE}")
+            raise NotFused(f"plan={plan.name}: {told}")
     if plan.query_order is QueryOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
         raise ValueError(
             f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is"
-            f" ascending{ELSEWHERE}"
+            f" ascending"
         )
     for site, block in plan.blocks:
         if site.axes is Axes.TS:
-            raise ValueError(
+            raise NotFused(
                 f"plan={plan.name}: {site} in blocks of {block}, which the fused kernel does not"
-                f" make{ELSEWHERE}"
+                f" make"
             )
     for site in FUSED:
         acc, first = plan.accumulator(site), plan.first_term(site)
         if acc.alignment is not None and first is not None and not plan[first].format.fits_binary32:
-            raise ValueError(
+            raise NotFused(
                 f"accumulator of {site}: its first term, {first} in {plan[first]}, is no binary32"
-                f" number{ELSEWHERE}"
+                f" number"
             )
         if problem := _unfit(acc, site):
-            raise ValueError(f"accumulator of {site}: {problem}{ELSEWHERE}")
+            raise NotFused(f"accumulator of {site}: {problem}")
 
 
 def _check_injection(plan: Plan, injection: Injection) -> None:
@@ -165,7 +163,7 @@ def _check_injection(plan: Plan, injection: Injection) -> None:
                 f"inject at {injection.site}: {injection.what} may leave the numbers that the"
                 f" tensor cores of {site} read"
             )
-            raise ValueError(told + ELSEWHERE)
+            raise NotFused(told)
 
 
 def _stays(what: object, r: Rounding) -> bool:

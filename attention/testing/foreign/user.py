@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_truth
-from roundscope.emu.shown import shown, tidy_errors
+from roundscope.emu.shown import shown
 from roundscope.emu.testing.foreign import ForeignError, call_foreign, ends, limited, raised
 
 Kernel = Callable[[Inputs], Outputs]
@@ -49,7 +49,15 @@ NO_DEVICE = (  # what libraries say, in lower case, where a kernel finds no devi
 
 
 class Unavailable(unittest.SkipTest):
-    """A kernel needs a GPU or a library that is not here; pytest and unittest skip the test."""
+    """A kernel needs a GPU or a library that is not here; pytest and unittest skip the test.
+
+    Attributes:
+        repair: What it needs, and what to do.
+    """
+
+    def __init__(self, repair: str) -> None:
+        super().__init__(f"kernel: {repair}")
+        self.repair = repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +159,7 @@ def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
     except ForeignError as error:
         cause = error.__cause__
         if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
-            raise Unavailable(f"kernel: {reason}") from cause
+            raise Unavailable(reason) from cause
         raise
     shapes = {"out": (*x.q.shape[:3], x.v.shape[3])}
     shapes |= {f"d{n}": getattr(x, n).shape for n in "qkv"}
@@ -267,16 +275,14 @@ def function_named(name: str, argument: str = "kernel") -> Any:
         for part in function.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{argument}={name}: {error}; name a module and a function of it, as module:function"
+        raise Problem(
+            argument, name, f"{error}; name a module and a function of it, as module:function"
         ) from error
     except SystemExit as error:
-        raise ValueError(
-            f"{argument}={name}: importing it {ends(error)}; put what runs under"
-            ' if __name__ == "__main__"'
-        ) from error
+        repair = f'importing it {ends(error)}; put what runs under if __name__ == "__main__"'
+        raise Problem(argument, name, repair) from error
     except Exception as error:  # whatever the module raises
-        raise ValueError(f"{argument}={name}: importing it raised {raised(error)}") from error
+        raise Problem(argument, name, f"importing it raised {raised(error)}") from error
     finally:
         sys.path.pop(0)
     return found
@@ -298,5 +304,5 @@ def _names(function: Callable[..., Any], what: str) -> dict[str, str]:
     if takes_all:
         return {**USUAL, **names}
     if missing:
-        raise ValueError(f"kernel={what}: takes no {' or '.join(missing)}; add the keyword")
+        raise Problem("kernel", what, f"takes no {' or '.join(missing)}; add the keyword")
     return names

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.diagnose.gpt.units import is_random, units_of
 from roundscope.experiments.train import checkpoint, origins, record
 from roundscope.experiments.train.config import JAX, XLA

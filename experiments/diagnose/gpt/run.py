@@ -36,7 +36,7 @@ from roundscope.tools.diagnose.tensors.measured import Measured, Subject
 from roundscope.tools.diagnose.tensors.repairs import SHAM
 from roundscope.tools.diagnose.tensors.rows import shares
 from roundscope.tools.tensors.layers import Layer
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 
 TOKENS = 1024  # tokens of a head that are examined
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.diagnose.gpt.case import LONGEST, MARGIN
 from roundscope.experiments.diagnose.student.rows import Row, read
 from roundscope.experiments.train.student.arms import EXACT, Arm, Plan, key, plan_of

@@ -12,15 +12,17 @@ from functools import partial
 from typing import Any
 
 from roundscope.attention.sites import Site
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.catalogue import DOSE
+from roundscope.experiments.framework import command
 from roundscope.experiments.framework.counts import Time, time_of
 from roundscope.experiments.framework.estimates import Estimate, factor
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
 from roundscope.experiments.framework.words import NAMED, seeds_of
+from roundscope.experiments.options import DoseOptions
 from roundscope.experiments.questions.dose import results, training
 from roundscope.experiments.questions.dose.doses import (
     EVEN,
@@ -52,6 +54,16 @@ LEFT_OUT = (
     " after the warm-up, so that a time to divergence does not depend on the number of steps. Sums"
     " are native: numbers repeat on one kind of device only."
 )
+
+
+def run(options: DoseOptions) -> int:
+    """Write dose.sqlite, and the study's page and data; as `framework.command.run`."""
+    study = asked(options.words, name=options.study, quick=options.quick, seeds=options.seeds)
+    said = ["--study", options.study] if options.study else []
+    said += ["--quick"] if options.quick else []
+    said += ["--seeds", options.seeds] if options.seeds else []
+    line = " ".join(["roundscope dose", *said, *options.words])
+    return command.run(study, out=options.out, command=line, as_json=options.json)
 
 
 def asked(

@@ -21,6 +21,7 @@ from roundscope.emu.testing.foreign import check_timeout
 from roundscope.experiments.catalogue import KERNELS
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.study import Figure, Outcome, Study, Table
+from roundscope.experiments.options import KernelsOptions
 from roundscope.experiments.questions.kernels.measure import (
     NAMES,
     RECORD,
@@ -34,7 +35,7 @@ from roundscope.experiments.questions.kernels.measure import (
     twin_outputs,
     write,
 )
-from roundscope.tools.errors import bad, one_line
+from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.claims import CLAIMS
 from roundscope.tools.report.pictures import INK, QUIET, canvas
@@ -61,21 +62,13 @@ CAVEATS = (
 )
 
 
-def run(
-    *,
-    out: Path,
-    as_json: bool,
-    draw: bool,
-    released: Path | None,
-    tutorial: Path | None,
-    only: str | None,
-    timeout: float | None = None,
-) -> int:
-    """Write report.html, kernels.json and measured.json to `out`; return the exit code.
+def run(options: KernelsOptions) -> int:
+    """Write report.html, kernels.json and measured.json; return the exit code.
 
     Raises:
         UsageError: a kernel is not known, or there is no code at a path.
     """
+    released, tutorial, only = options.released, options.tutorial, options.only
     if released is not None and not (released / "attention.py").is_file():
         repair = "has no attention.py; give a checkout of ucker/why-low-precision-training-fails"
         raise bad("--released", str(released), repair)
@@ -95,15 +88,24 @@ def run(
             raise bad("--only", name, repair)
     wanted = [name + names.get(name, "") for name in wanted]
     for name in wanted:
-        if name.partition(":")[0] in (*ADAPTERS, *OF_FILES):
-            continue
-        try:
-            kernel(name)
-        except (ValueError, TypeError) as error:  # a user's kernel that is none
-            raise bad("--only", name, one_line(error).removeprefix(f"kernel={name}: ")) from None
-    check_timeout(timeout)
-    line, asked = f"roundscope {KERNELS.command}", study(wanted, timeout=timeout)
-    return command.run(asked, out=out, command=line, as_json=as_json, draw=draw)
+        if name.partition(":")[0] not in (*ADAPTERS, *OF_FILES):
+            _checked(name)
+    check_timeout(options.timeout)
+    return command.run(
+        study(wanted, timeout=options.timeout),
+        out=options.out,
+        command=f"roundscope {KERNELS.command}",
+        as_json=options.json,
+        draw=options.draw,
+    )
+
+
+def _checked(name: str) -> None:
+    """Raise UsageError for a user's kernel that is none."""
+    try:
+        kernel(name)
+    except (ValueError, TypeError) as error:
+        raise bad("--only", name, why(error)) from None
 
 
 def study(names: Sequence[str] = tuple(ADAPTERS), timeout: float | None = None) -> Study[Rows]:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.framework import command, student
 from roundscope.experiments.framework.counts import times
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
 from roundscope.experiments.framework.words import pairs, seeds_of
+from roundscope.experiments.options import ProxyOptions
 from roundscope.experiments.questions.proxy import figures
 from roundscope.experiments.train.student import run as runner
 from roundscope.experiments.train.student.arms import (
@@ -186,30 +187,21 @@ def _later(config: Config, arm: Arm, at: Sequence[str]) -> Arm:
     return changed
 
 
-def run(
-    words: Sequence[str],
-    *,
-    name: str,
-    own: Sequence[str],
-    first: int | None,
-    at: Sequence[str],
-    seeds: str | None,
-    quick: bool,
-    out: Path,
-    as_json: bool,
-    draw: bool = False,
-) -> int:
-    """Write proxy.sqlite, and the study's page and data, to `out`.
+def run(options: ProxyOptions) -> int:
+    """Write proxy.sqlite, and the study's page and data.
 
     With `draw` nothing is trained. The exit code and the errors are those of `command.run`.
     """
-    wanted = asked(words, name=name, own=own, first=first, at=at, seeds=seeds, quick=quick)
-    options = ["--study", name, *(["--quick"] if quick else []), *(["--draw"] if draw else [])]
-    options += ["--seeds", seeds] if seeds else []
-    options += ["--from", str(first)] if first is not None else []
-    options += [f"--arm {text!r}" for text in own] + [f"--at {text!r}" for text in at]
-    text = " ".join(["roundscope proxy", *options, *words])
-    return command.run(study(wanted), out=out, command=text, as_json=as_json, draw=draw)
+    o = options
+    wanted = asked(
+        o.words, name=o.study, own=o.arms, first=o.first, at=o.at, seeds=o.seeds, quick=o.quick
+    )
+    said = ["--study", o.study, *(f"--{name}" for name in ("quick", "draw") if getattr(o, name))]
+    said += ["--seeds", o.seeds] if o.seeds else []
+    said += ["--from", str(o.first)] if o.first is not None else []
+    said += [f"--arm {text!r}" for text in o.arms] + [f"--at {text!r}" for text in o.at]
+    text = " ".join(["roundscope proxy", *said, *o.words])
+    return command.run(study(wanted), out=o.out, command=text, as_json=o.json, draw=o.draw)
 
 
 def study(wanted: Asked) -> Study[Runs]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.backends.kept import cache_folder, writing_fails
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.train.run import prepare
 from roundscope.tools.errors import UsageError, bad
 

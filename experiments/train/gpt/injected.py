@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import OFFSET, Change, changes_of, places
 from roundscope.experiments.train.gpt.offset import KINDS, Wrong, Wrongs, readable

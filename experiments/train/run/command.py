@@ -1,67 +1,55 @@
 """`roundscope train`: runs, continues or branches a training, and prints a summary."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from roundscope.experiments.options import TrainOptions
 from roundscope.experiments.train import checkpoint, origins
 from roundscope.experiments.train.config import JAX
 from roundscope.experiments.train.origins import Origin
+from roundscope.experiments.train.run.training import View
 from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.progress import SECONDS, every, left
 from roundscope.tools.report.terminal import console, print_json
 from roundscope.tools.signals import SIGNALLED, stopping
 
+MOST = 20  # arms that are shown
 
-def run(
-    words: Sequence[str],
-    *,
-    out: Path | None,
-    resume: Path | None,
-    first: int | None,
-    at: Sequence[str],
-    arms: Sequence[str],
-    seeds: str | None,
-    as_json: bool,
-) -> int:
+
+def run(options: TrainOptions) -> int:
     """Train; return the exit code: 0, 130 after Ctrl-C, or 143 after SIGTERM.
 
-    The arguments are those of `roundscope train --help`. Raises UsageError before anything is
-    written, StorageError for a disk or a folder that cannot be used now.
+    Raises UsageError before anything is written, StorageError for a disk or a folder that cannot be
+    used now.
     """
     from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
+    out, resume = options.out, options.resume
     if resume is None:
-        if first is not None:
-            raise bad("--from", first, "a step of which run? Name it with --resume DIR")
-        origin = origins.new(words, arms=arms, at=at, seeds=seeds)
+        if options.first is not None:
+            raise bad("--from", options.first, "a step of which run? Name it with --resume DIR")
+        origin = origins.new(options)
     else:
-        origin = origins.earlier(
-            resume,
-            words,
-            first=first,
-            arms=arms,
-            at=at,
-            seeds=seeds,
-            is_branch=_differ(out, resume),
-        )
+        is_branch = out is not None and out.resolve() != resume.resolve()
+        origin = origins.earlier(resume, options, is_branch=is_branch)
         out = out or resume
-    out = _place(out, origin, resume)
+    out = _place(out, origin)
     for note in origin.notes:
         console(stderr=True).print(note, markup=False, soft_wrap=True)
     result, ended_by = _train(origin, out)
-    if as_json:
+    if options.json:
         print_json(result)
     else:
         _show(result, emulated=origin.settings.config.plan != JAX)
     return SIGNALLED + ended_by if result["interrupted"] else 0
 
 
-def _differ(out: Path | None, resume: Path) -> bool:
-    return out is not None and out.resolve() != resume.resolve()
-
-
-def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
+def _place(out: Path | None, origin: Origin) -> Path:
     if out is None:
         raise UsageError("--out is missing: name the folder of the run, as in  --out run1")
     if out.exists() and not out.is_dir():
@@ -79,7 +67,6 @@ def _place(out: Path | None, origin: Origin, resume: Path | None) -> Path:
 def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
     """Return a summary of the run, and the signal that ended it, 0 for none."""
     from roundscope.experiments.train.record import writing
-    from roundscope.experiments.train.run.live import screen
     from roundscope.experiments.train.run.training import Run
 
     out.mkdir(parents=True, exist_ok=True)
@@ -147,3 +134,57 @@ def _show(found: dict[str, Any], *, emulated: bool) -> None:
         say(
             f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}"
         )
+
+
+@contextmanager
+def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[View], None]]:
+    """Yield a function that shows where the run is.
+
+    What it drew on a terminal disappears at the end.
+    """
+    where = console(stderr=True)
+    if not where.is_terminal:
+        tell = every(SECONDS, lambda text: where.print(text, markup=False, soft_wrap=True), clock)
+        yield lambda view: tell(lambda: line(view))
+        return
+    from rich.console import Group
+    from rich.live import Live
+
+    with Live(console=where, transient=True, auto_refresh=False) as live:
+        yield lambda view: live.update(Group(headline(view), table(view)), refresh=True)
+
+
+def line(view: View) -> str:
+    """Return the headline, and how many arms have an alarm."""
+    alarms = sum(alarm for *_, alarm in view.arms)
+    return headline(view) + (f"; {alarms} of {len(view.arms)} arms with an alarm" if alarms else "")
+
+
+def table(view: View) -> Any:
+    """Return the arms as rich's table, those with an alarm first."""
+    from rich.table import Table
+
+    found = Table(box=None)
+    for name in ("arm", "loss", "lr", ""):
+        found.add_column(name, justify="left" if name in ("arm", "") else "right")
+    arms = sorted(view.arms, key=lambda arm: not arm[3])
+    for name, loss, lr, alarm in arms[:MOST]:
+        found.add_row(
+            name,
+            "-" if math.isnan(loss) and not alarm else f"{loss:.4f}",
+            f"{lr:.2e}",
+            "alarm" if alarm else "",
+        )
+    if len(arms) > MOST:
+        found.add_row(f"and {len(arms) - MOST} more", "", "", "")
+    return found
+
+
+def headline(view: View) -> str:
+    """Return the steps done, the steps per second and the time left at that rate."""
+    if not view.rate > 0.0:
+        return f"step {view.step} of {view.steps}, compiling"
+    return (
+        f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s,"
+        f" {left(view.steps - view.step, view.rate)}"
+    )

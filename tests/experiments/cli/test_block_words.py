@@ -9,8 +9,8 @@ from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.conditions.axes import typed
 from roundscope.tools.sweep.conditions.condition import plan_of
-from roundscope.tools.trace.options import changed
 from roundscope.tools.trace.report.words import plan_changes
+from roundscope.tools.trace.request import changed
 
 SMALL = Config(layers=2, heads=2, width=32, context=32, batch=8, plan="fa2-bf16")
 

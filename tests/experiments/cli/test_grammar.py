@@ -43,7 +43,7 @@ def of_python(text):
 
 
 def of_trace(text):
-    return asked(plan=PRESET, sets=[text]).plan
+    return asked(plan=PRESET, changes=[text]).plan
 
 
 def _preset(text):
@@ -320,7 +320,7 @@ def read(words):
     if verb == "trace":
         asked(
             plan=(option("--plan") or [PRESET])[0],
-            sets=option("--set"),
+            changes=option("--set"),
             inject=option("--inject"),
             record=option("--record"),
         )

@@ -7,7 +7,7 @@ from roundscope.attention import Plan, Site
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.tools.sweep.conditions.condition import cell_of
-from roundscope.tools.trace.options import changed
+from roundscope.tools.trace.request import changed
 
 SMALL = Config(layers=1, heads=1, width=4)
 NAMES = ("e4m3fn", "e5m2", "e4m3fnuz", "e3m2fn", "e2m1fn", "fp16", "bf16", "e5m10")

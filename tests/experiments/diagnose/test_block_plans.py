@@ -12,7 +12,7 @@ from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, res
 from roundscope.tools.diagnose.tensors.accounts import SITES_OF, accounts, head_events
 from roundscope.tools.diagnose.tensors.changes import changes, production_order, stochastic
 from roundscope.tools.diagnose.tensors.measured import Subject, measure
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from tests.tools.diagnose.inputs import layer
 
 MX = preset("mxfp8-attention")

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from roundscope.experiments.options import TrainOptions
 from roundscope.experiments.train import devices, groups, origins, state
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, step
@@ -119,9 +120,9 @@ def test_a_new_run_has_a_part_for_each_device(monkeypatch):
     assert [parts(8, f"batch={n}") for n in (7, 12, 64)] == [1, 4, 8]
     assert (parts(2, arms=two), parts(4, arms=two)) == (1, 4)
     monkeypatch.undo()
-    new = origins.new(["data=repeat", "plan=jax"], arms=[], at=[], seeds=None)
+    new = origins.new(TrainOptions(words=["data=repeat", "plan=jax"]))
     assert new.settings.config.parts == 1
-    given = origins.new(["data=repeat", "plan=jax", "parts=4"], arms=[], at=[], seeds=None)
+    given = origins.new(TrainOptions(words=["data=repeat", "plan=jax", "parts=4"]))
     assert given.settings.config.parts == 4
 
 

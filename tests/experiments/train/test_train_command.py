@@ -16,7 +16,7 @@ import pytest
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, origins, record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.run import live
+from roundscope.experiments.train.run import command as live
 from roundscope.experiments.train.run.training import View
 from roundscope.experiments.train.settings import plain, settings
 from tests.tools.databases import database

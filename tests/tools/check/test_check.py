@@ -14,8 +14,8 @@ from roundscope.attention.testing.cases import Answer, Case, strict
 from roundscope.attention.testing.edges import edge_names
 from roundscope.attention.testing.families import FAMILIES
 from roundscope.tools.check import report, run
-from roundscope.tools.check.asked import TESTS, Asked
 from roundscope.tools.check.findings import Findings
+from roundscope.tools.check.options import TESTS, CheckedCalls, CheckOptions
 from roundscope.tools.check.run import OTHER, drawn, edge_cases, kinds
 from roundscope.tools.report.html import page
 
@@ -111,7 +111,7 @@ def stored(tmp_path, change=lambda out: out, heads=40, layers=1):
 
     tensors = {}
     for layer in range(layers):
-        asked = Asked(source="", claims="fa2-bf16", tokens=40, features=16, seed=layer)
+        asked = CheckOptions(source="", claims="fa2-bf16", tokens=40, features=16, seed=layer)
         x = drawn(replace(asked, batch=1, heads=heads), "gaussian, causal", 0)
         out, dq, dk, dv = attention(x.q, x.k, x.v, x.do, scale=x.scale, is_causal=True)
         arrays = {"q": x.q, "k": x.k, "v": x.v, "do": x.do, "dq": dq, "dk": dk, "dv": dv}
@@ -181,7 +181,7 @@ def test_a_kernel_that_misbehaves_fails_the_check(roundscope, tmp_path):
 
 def test_kinds_of_inputs():
     """A kind that is drawn with the sizes of another."""
-    asked = Asked(source="", claims="fa2", tokens=32, features=8)
+    asked = CheckOptions(source="", claims="fa2", tokens=32, features=8)
     assert drawn(asked, "sink, full", 0).is_causal is False
     many = drawn(asked, "gaussian, full, many keys", 0)
     assert many.q.shape[1] == 16 and many.k.shape[1] == 1100
@@ -192,7 +192,7 @@ def test_kinds_of_inputs():
 
 def test_reasons_are_of_every_test_that_failed():
     """A page that opens with six reasons of one test and hides another test's."""
-    asked = Asked(source="k:f", claims="fa2")
+    asked = CheckOptions(source="k:f", claims="fa2")
     cases = [
         Case(test=test, name=f"{i}", answer=Answer.FAIL, sentence="Wrong.")
         for test in ("envelope", "edges")
@@ -230,8 +230,9 @@ def test_numbers_that_are_not_finite_come_first(check, tmp_path):
 
 def test_the_next_command_asks_the_same():
     """A command that forgets what was said, and fails where the first one passed."""
-    asked = Asked(source="k:f", claims="fa2", backward=False, is_causal=True, tokens=64, head=2)
-    asked = replace(asked, is_strict=True, only=("edges",), block_q=32)
+    asked = CheckOptions(source="k:f", claims="fa2", forward=True, tokens=64, head=2)
+    causal = CheckedCalls(causal=True)
+    asked = replace(asked, call=causal, is_strict=True, only="edges", block_q=32)
     again = "roundscope check k:f --claims fa2 --causal --forward --strict --tokens 64"
     found = Findings(name="f", about="calls", asked=asked)
     why, command = report.next_step(found)
@@ -249,14 +250,16 @@ def test_a_headline_names_the_notes():
         Case(test="edges", name=name, answer=answer, sentence="Said.")
         for name, answer in (("one", Answer.PASS), ("two", Answer.PASS), ("blind", Answer.NOTE))
     ]
-    found = Findings(name="f", about="", asked=Asked(source="k:f", claims="fa2"), cases=edges)
+    found = Findings(
+        name="f", about="", asked=CheckOptions(source="k:f", claims="fa2"), cases=edges
+    )
     assert found.sentence == ("f is as good as fa2: right at 2 edges, and with a note at 1: blind.")
 
 
 def test_every_family_and_every_edge_is_asked_in_both_kinds_of_calls(monkeypatch):
     """Extreme inputs of causal calls alone, so that a fault of full calls passes."""
     assert set(kinds(None)) == {f"{f}, {mode}" for f in FAMILIES for mode in ("causal", "full")}
-    asked = Asked(source="", claims="fa2-bf16", tokens=8, features=8)
+    asked = CheckOptions(source="", claims="fa2-bf16", tokens=8, features=8)
 
     def recorded(kernel, plan, *, features, is_causal, margins, dtype, names=None):
         for name in edge_names(is_causal):

@@ -7,9 +7,10 @@ import numpy as np
 
 from roundscope.attention import Plan
 from roundscope.attention.testing.families import FAMILIES, Source
-from roundscope.tools.diagnose.command import _request
 from roundscope.tools.diagnose.tensors.measured import Subject, measure
 from roundscope.tools.tensors.layers import Layer
+from roundscope.tools.trace import request as of_trace
+from roundscope.tools.trace.options import TraceOptions
 
 
 @cache
@@ -27,7 +28,8 @@ def request(plan="qiu-yao", causal=False, **changes):
     """A request; plan: a preset or a Plan."""
     from dataclasses import replace
 
-    made = replace(_request(plan if isinstance(plan, str) else "fp32"), causal=causal)
+    name = plan if isinstance(plan, str) else "fp32"
+    made = replace(of_trace.request(TraceOptions(budget=False), name, "none"), causal=causal)
     return replace(made, **({} if isinstance(plan, str) else {"plan": plan}), **changes)
 
 

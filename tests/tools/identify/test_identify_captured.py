@@ -9,7 +9,8 @@ from roundscope.attention import Plan, examine
 from roundscope.attention.models.capture_file import Captured, write_captures
 from roundscope.tools.errors import UsageError
 from roundscope.tools.identify.identify import Kind, identify
-from roundscope.tools.identify.reading import Options, read
+from roundscope.tools.identify.options import IdentifyOptions
+from roundscope.tools.identify.reading import read
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
 T = 96
@@ -44,7 +45,7 @@ def path(tmp_path):
 
 
 def found(path, **options):
-    call = read(str(path), Options(**options))
+    call = read(IdentifyOptions(source=str(path), **options))
     return call, identify(call.x, call.outputs, lambda text: None)
 
 
@@ -109,21 +110,21 @@ def test_what_cannot_be_identified_is_refused(path):
     made = returned(Plan.preset("baseline-bf16"), is_causal=True)
     write_captures(path, [replace(made, dropout=0.1)], {})
     with pytest.raises(UsageError, match=r"metadata dropout '0\.1'.*model\.eval\(\)"):
-        read(str(path), Options())
+        read(IdentifyOptions(source=str(path)))
     write_captures(path, [replace(made, mask=np.zeros((T, T), np.float32))], {})
     with pytest.raises(UsageError, match=r"mask 'float32'.*a bias"):
-        read(str(path), Options())
+        read(IdentifyOptions(source=str(path)))
     write_captures(path, [replace(made, mask=np.zeros((T, T), bool))], {})
     with pytest.raises(UsageError, match="no query sees a key"):
-        read(str(path), Options())
+        read(IdentifyOptions(source=str(path)))
 
 
 def test_one_layer_is_chosen_from_many(path):
     made = returned(Plan.preset("baseline-bf16"), is_causal=True)
     write_captures(path, [replace(made, number=n) for n in range(10)], {})
     with pytest.raises(UsageError, match=r"has 10 layers, layers.0, .* and 2 more; choose one"):
-        read(str(path), Options())
-    assert "layers.7, h.2" in read(str(path), Options(layer="7")).about
+        read(IdentifyOptions(source=str(path)))
+    assert "layers.7, h.2" in read(IdentifyOptions(source=str(path), layer="7")).about
 
 
 @pytest.mark.parametrize(

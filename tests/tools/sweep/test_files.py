@@ -22,7 +22,7 @@ from roundscope.tools.sweep.measuring.measure import measure
 from roundscope.tools.sweep.report.report import write
 from roundscope.tools.sweep.storage.frames import frame_of
 from roundscope.tools.tensors.layers import read_layers
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.run import observe
 
 B, T, N, G, H = 2, 20, 4, 2, 8

@@ -11,11 +11,12 @@ from safetensors.torch import save_file as save_torch
 
 from roundscope.attention import Plan, attend, error_budget, examine
 from roundscope.tools.errors import UsageError
-from roundscope.tools.identify.reading import Options, whole_of_file
+from roundscope.tools.identify.reading import whole_of_file
+from roundscope.tools.options import CallOptions
 from roundscope.tools.sweep.conditions.cell import Cell
 from roundscope.tools.tensors.files import TYPES, open_tensors
 from roundscope.tools.tensors.layers import read_layers
-from roundscope.tools.tensors.overrides import Overrides, words
+from roundscope.tools.tensors.overrides import Overrides, overrides_of
 
 B, N, T, S, H = 2, 2, 3, 5, 4
 # codes of one byte and their values, by hand from the formats' definitions: 1.0, 0.5, the largest
@@ -95,7 +96,7 @@ def test_every_type_in_every_reader(tmp_path, kind):
     want = np.resize(values, (B, N, S, H)).swapaxes(1, 2).astype(np.float32)
     (layer,) = read_layers(path)
     np.testing.assert_array_equal(layer.k, want)
-    np.testing.assert_array_equal(whole_of_file(path, Options())[2].k, want)
+    np.testing.assert_array_equal(whole_of_file(path)[2].k, want)
     from roundscope.tools.sweep.conditions import inputs
 
     sizes = {"input": str(path), "T": T, "S": S, "N": N, "H": H, "backward": False}
@@ -363,9 +364,9 @@ def test_everything_can_be_overruled(tmp_path, roundscope):
     assert (own.window, own.softcap, own.scale, own.is_causal) == (2, 30.0, 0.25, True)
     assert own.alignment == "bottom-right" and own.mask is not None and own.sinks is not None
     none = {"window": "0", "softcap": "none", "scale": "none", "sinks": "none", "mask": "none"}
-    given = words(causal=False, alignment="top-left", **none)
-    (layer,) = read_layers(path, overrides=Overrides(**given))
-    x = whole_of_file(path, Options(**given))[2]
+    given = overrides_of(CallOptions(causal=False, alignment="top-left", **none))
+    (layer,) = read_layers(path, overrides=given)
+    x = whole_of_file(path, overrides=given)[2]
     for each in (layer, x):
         assert (each.window, each.softcap, each.mask, each.sinks) == (None,) * 4
         assert (each.is_causal, each.alignment) == (False, "top-left")
@@ -373,7 +374,8 @@ def test_everything_can_be_overruled(tmp_path, roundscope):
     text = "; ".join(layer.notes)
     for what in ("window none", "softcap none", "scale none", "is_causal false", "no mask"):
         assert f"{what} as asked, although the file" in text
-    (other,) = read_layers(path, overrides=Overrides(**words(window=4, softcap=1, scale=2.0)))
+    given = overrides_of(CallOptions(window="4", softcap="1", scale="2.0"))
+    (other,) = read_layers(path, overrides=given)
     assert (other.window, other.softcap, other.scale) == (4, 1.0, 2.0)
     flags = [f"--{name}={value}" for name, value in none.items()] + ["--full"]
     for verb, more in {"trace": ["--no-budget"], "identify": ["--budget=0"]}.items():
@@ -406,7 +408,7 @@ def test_everything_can_be_overruled(tmp_path, roundscope):
 def test_wrong_overruling(option, value, message):
     """Catches a value that is taken for another one."""
     with pytest.raises(UsageError, match=rf"--{option} .*({message})"):
-        words(**{option: value})
+        overrides_of(CallOptions(**{option: value}))
 
 
 @pytest.mark.parametrize(

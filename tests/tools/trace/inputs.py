@@ -1,27 +1,18 @@
 """Options, tensors and files of the tests of `roundscope trace`."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from roundscope.tools.trace.options import request
+from roundscope.tools.trace.options import TraceOptions
+from roundscope.tools.trace.request import request
 
 PRESETS = ("exact", "fp32", "qiu-yao", "fa2-bf16", "fa3-fp8", "baseline-bf16", "all:e4m3fn")
-OPTIONS = {
-    "plan": "qiu-yao",
-    "against": "exact",
-    "sets": [],
-    "inject": [],
-    "record": [],
-    "engine": "numpy",
-    "seed": 0,
-    "block_q": 16,
-    "block_k": 16,
-    "scale": None,
-    "causal": False,
-}
 
 
-def asked(**changes):
-    return request(**(OPTIONS | changes))
+def asked(causal=False, scale=None, plan="qiu-yao", beside="none", **changes):
+    options = TraceOptions(**({"budget": False, "block_q": 16, "block_k": 16} | changes))
+    return replace(request(options, plan, beside), causal=causal, scale=scale)
 
 
 def tensors(layers=("a",), b=2, t=24, s=40, n=4, g=2, h=8, hv=4, do=True):

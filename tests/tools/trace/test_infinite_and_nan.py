@@ -37,7 +37,7 @@ def overflow():
     """O in FP16, over a channel of V with a mean: outputs infinite, dq and dk NaN."""
     v = tensors()[2]
     v[..., 3] += 3e4
-    return layer(v=v), asked(plan="fa2-bf16", sets=["O=fp16"], block_k=4), "infinite"
+    return layer(v=v), asked(plan="fa2-bf16", changes=["O=fp16"], block_k=4), "infinite"
 
 
 def large():

@@ -29,7 +29,7 @@ def summary(heads=4, tokens=64, **changes):
 @pytest.fixture(scope="module")
 def cut():
     """A summary of a run whose P is cut toward zero, which makes every output too short."""
-    return summary(sets=["P=bf16:toward-zero"])
+    return summary(changes=["P=bf16:toward-zero"])
 
 
 def shown(s, width=100):
@@ -51,7 +51,7 @@ def test_an_output_that_is_too_short_is_said_although_its_own_rounding_is_even(c
 @pytest.mark.parametrize("sets", [[], ["O=fp16"]])
 def test_a_plan_with_splits_of_the_keys_has_a_trace(sets):
     """An error of its last part, which records an event that every split has."""
-    text = "\n".join(shown(summary(heads=1, tokens=16, plan="fa2-split", sets=sets)))
+    text = "\n".join(shown(summary(heads=1, tokens=16, plan="fa2-split", changes=sets)))
     assert text.startswith("a: fa2-split")
 
 

@@ -37,7 +37,7 @@ def summary(layer=None, **changes):
 @pytest.fixture(scope="module")
 def cut():
     """A plan whose P is cut toward zero, with its budget."""
-    return summary(sets=["P=bf16:toward-zero"], budget=True, beside="fa2")
+    return summary(changes=["P=bf16:toward-zero"], budget=True, beside="fa2")
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ class TestVerdict:
         v, out = verdict(plain), plain.results[0]
         times = f"{out.error / out.least:.2g} times as much as rounding the exact output to bf16"
         assert times in v.accuracy and re.fullmatch(r"0\.\d+ %", v.number)
-        best = verdict(summary(plan="fp32", sets=["OUT=bf16"]))
+        best = verdict(summary(plan="fp32", changes=["OUT=bf16"]))
         assert "hardly more than rounding the exact output to bf16 once" in best.accuracy
 
     def test_the_step_can_be_run(self, plain):
         v = verdict(plain)
         name = v.buys.removeprefix("the error of ").partition(" ")[0]
-        better = summary(sets=[v.step.removeprefix("--set ")])
+        better = summary(changes=[v.step.removeprefix("--set ")])
         old, new = (next(r for r in s.results if r.name == name) for s in (plain, better))
         assert new.error < 0.8 * old.error
 
@@ -104,8 +104,8 @@ class TestResults:
     def test_casts_of_the_inputs_are_set_apart(self):
         """float32 inputs, most of whose error is not attention's; BF16 ones, which are not cast."""
         sets = ["Q=bf16", "K=bf16", "V=bf16", "DO=bf16"]
-        assert summary(sets=sets).results[0].cast is None
-        out = summary(made(narrow=False), sets=sets).results[0]
+        assert summary(changes=sets).results[0].cast is None
+        out = summary(made(narrow=False), changes=sets).results[0]
         assert out.cast > 0.0 and out.computed > 0.0
         assert out.error == pytest.approx(np.hypot(out.cast, out.computed), rel=0.1)
 

@@ -7,7 +7,7 @@ import pytest
 
 from roundscope.attention import AddUlps, Exact, FlipBit, Injection, Plan, Site
 from roundscope.tools.tensors.layers import Layer, sample_path
-from roundscope.tools.trace.options import changed, injection
+from roundscope.tools.trace.request import changed, injection
 from roundscope.tools.trace.run import check_engine
 from tests.tools.trace.inputs import asked, change
 

@@ -38,7 +38,7 @@ def test_injections_and_plans_in_the_words_of_the_command_line():
         "S:noise=0.5",
         "S:bias=0.001",
     ]
-    req = asked(inject=texts, sets=["P=e4m3fn"])
+    req = asked(inject=texts, changes=["P=e4m3fn"])
     assert [injection_words(i) for i in req.inject] == texts
     assert (
         trace_words.plan_words(req)

@@ -28,7 +28,7 @@ from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Verdict, eff
 from roundscope.tools.errors import bad
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.bias import FALSE_ALARMS
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.served import settled
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from roundscope.attention.plans.presets import exact as exact_plan
 from roundscope.tools.errors import bad
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.analysis.consequences import DeltaDrift, delta_drift
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.run import Progress, call, lost_numbers
 
 # the roundings between P V and the output as delta reads it, in order

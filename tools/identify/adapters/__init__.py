@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.attention.testing.foreign.user import Kernel, kernel_of
+from roundscope.emu.errors import Problem
 from roundscope.emu.testing.foreign import call_foreign
 
 ADAPTERS = {  # name -> module here, function
@@ -57,10 +58,8 @@ def kernel(name: str) -> Kernel:
     if head in OF_FILES:
         module, function, file = OF_FILES[head]
         if not path or not (Path(path) / file).is_file():
-            raise ValueError(
-                f"kernel={name}: no {file or 'file'} there; give"
-                f" {head}:{'FOLDER' if file else 'FILE'}"
-            )
+            place = "FOLDER" if file else "FILE"
+            raise Problem("kernel", name, f"no {file or 'file'} there; give {head}:{place}")
         of_path: Callable[[Path], Kernel] = getattr(_adapter(module), function)
         return partial(call_foreign, of_path(Path(path)))
     if name in ADAPTERS:
@@ -69,10 +68,8 @@ def kernel(name: str) -> Kernel:
         return partial(call_foreign, adapter)
     if path:
         return kernel_of(name)
-    raise ValueError(
-        f"kernel={name}: must be one of {', '.join(ADAPTERS)},"
-        f" {', '.join(f'{n}:PATH' for n in OF_FILES)}, or module:function"
-    )
+    known = ", ".join([*ADAPTERS, *(f"{n}:PATH" for n in OF_FILES)])
+    raise Problem("kernel", name, f"must be one of {known}, or module:function")
 
 
 def _adapter(module: str) -> Any:

@@ -25,7 +25,7 @@ from roundscope.attention.grammar.changes import ALIASES, parted
 from roundscope.attention.grammar.edits import KINDS, stabilizer_words
 from roundscope.attention.grammar.ranges import is_range, one_range
 from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, OF_CALL, OPTIONAL, PER_SITE, Value
 from roundscope.tools.sweep.conditions.inputs import layers_of, number_words

@@ -11,9 +11,10 @@ import numpy as np
 
 from roundscope.attention.arguments import served_given
 from roundscope.attention.grammar.edits import KINDS, apply
+from roundscope.attention.grammar.injections import check_injection, injection_of
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
-from roundscope.attention.places import Sizes, occurs
+from roundscope.attention.places import Sizes, check_place, occurs
 from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
@@ -29,7 +30,6 @@ from roundscope.tools.sweep.conditions.cell import (
     Value,
 )
 from roundscope.tools.sweep.conditions.inputs import FileSizes, check_fits, sizes_of, told
-from roundscope.tools.trace.options import Request, check_places, injection
 
 Settings = tuple[tuple[str, Value], ...]
 # values that leave the plan as it is; but stabiliser=none changes it
@@ -224,16 +224,17 @@ def _injections(
     if text == "none":
         return ()
     try:
-        placed = injection(text, plan, int(parameters["seed"]))
-        _check_places(placed, parameters, plan, file)
-    except UsageError as error:
+        placed = injection_of(text, int(parameters["seed"]))
+        check_injection(placed, plan)
+    except ValueError as error:
         hint = ""
         if ":" not in text:
             hint = (
                 " (on the command line a comma ends a value; one with commas goes into a .toml"
                 " file)"
             )
-        raise UsageError(str(error).replace("--inject", "injection", 1) + hint) from None
+        raise UsageError(f"injection '{text}': {error}{hint}") from None
+    _check_places(placed, parameters, plan, file)
     if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
         raise bad(
             "injection",
@@ -252,8 +253,6 @@ def _check_places(
         raise bad("injection", str(parameters["injection"]), str(error)) from None
     queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
     block_k = keys if plan.normalise_first else int(parameters["block_k"])
-    block_q = int(parameters["block_q"])
-    request = Request(plan=plan, against=plan, block_q=block_q, block_k=block_k, inject=(placed,))
     groups = 1 if file is None else file.N // file.key_heads
     sizes = Sizes(
         batch=int(parameters.get("batch", 1)),
@@ -263,10 +262,13 @@ def _check_places(
         key_heads=max(1, heads // groups),
         features=features,
         value_features=features if file is None else file.width,
-        block_q=request.block_q,
+        block_q=int(parameters["block_q"]),
         block_k=block_k,
     )
-    check_places(request, sizes, bool(parameters["backward"]), "the cell")
+    try:
+        check_place(placed, sizes, "the cell")
+    except ValueError as error:
+        raise UsageError(f"injection {error}") from None
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:

@@ -15,7 +15,7 @@ import numpy as np
 
 from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.testing.families import FAMILIES, Source
-from roundscope.emu.formats.format import unknown
+from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, Value, entries, lacking
 from roundscope.tools.tensors.layers import REPAIR, Layer, layer_names, read_layers, sample_path

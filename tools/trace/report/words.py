@@ -8,7 +8,7 @@ from roundscope.emu.roundings.modes import Overflow
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import Event, Lean, threshold
 from roundscope.tools.trace.analysis.consequences import DeltaDrift
-from roundscope.tools.trace.options import Request
+from roundscope.tools.trace.request import Request
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
 from roundscope.tools.trace.verdict import culprit, line_words, too

@@ -12,11 +12,12 @@ from roundscope.emu.testing.casts.records import (
     Status,
     with_whole,
 )
-from roundscope.tools.check_cast import page as cast_page
-from roundscope.tools.check_cast.report import Asked, document
+from roundscope.tools.check_cast import report as told
+from roundscope.tools.check_cast.options import CheckCastOptions
+from roundscope.tools.report.html import page
 
 OWN, OTHER = "e4m3fn:ties-to-even:saturate", "e4m3fn:toward-zero:saturate"
-ASKED = Asked(function="m:f", format="e4m3fn", library="numpy", seconds=0.0)
+ASKED = CheckCastOptions(function="m:f", format="e4m3fn", library="numpy")
 
 
 def report(statuses: tuple[Status, ...], agree: int, best: str | None, noun: str) -> CastReport:
@@ -55,9 +56,9 @@ def test_all_say_the_same(agree: int, best: str | None, noun: str) -> None:
             named = row.name in found.sentence
             assert named or "differ" in found.sentence, (row, found.sentence)
         assert ("differ" in found.sentence) is (agree < 9)
-        html = cast_page.html(ASKED, found)
+        html = page(told.report(ASKED, found, 0.0))
         assert ("in every question asked." in html) is found.passed
         assert ("does not round as e4m3fn does" in html) is (not found.passed)
         assert f"it behaves as {OWN}" not in html
-        data = document(ASKED, found)
+        data = told.document(ASKED, found, 0.0)
         assert data["passed"] is found.passed and data["sentence"] == found.sentence

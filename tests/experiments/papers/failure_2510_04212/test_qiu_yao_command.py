@@ -16,6 +16,7 @@ from roundscope.experiments.framework import page as pages
 from roundscope.experiments.framework.command import INTERRUPTED
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.study import Static
+from roundscope.experiments.options import ReproduceOptions
 from roundscope.experiments.papers.failure_2510_04212 import (
     conditions,
     figures,
@@ -101,8 +102,8 @@ def called(out, capsys, *options):
 
 def reproduced(out, **options):
     """The exit code of the command."""
-    asked = {"quick": True, "engine": "numpy", "jobs": None, "as_json": True} | options
-    return reproduce.run("qiu-yao", out=out, **asked)
+    asked = ReproduceOptions(paper="qiu-yao", out=out, quick=True, json=True, **options)
+    return reproduce.run(asked)
 
 
 def test_killed_run_keeps_whole_launches_and_tells_them(

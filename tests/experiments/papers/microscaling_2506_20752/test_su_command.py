@@ -10,6 +10,7 @@ import pytest
 from roundscope.experiments import reproduce
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.framework.command import INTERRUPTED
+from roundscope.experiments.options import ReproduceOptions
 from roundscope.experiments.papers.microscaling_2506_20752 import code, study
 from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK, Setting, varied
@@ -159,10 +160,8 @@ def test_interrupted_run_tells_what_is_there(tiny, tmp_path, monkeypatch, capsys
     assert code == INTERRUPTED and part["run"]["there"] == 9
     assert words(part, "1") and not words(part, "epsilon") and "No interventions" in part["answer"]
     assert "Not complete" in (tmp_path / "report.html").read_text()
-    drawn = {"quick": True, "engine": "numpy", "jobs": None, "as_json": True, "draw": True}
-    assert (
-        reproduce.run("su", out=tmp_path, **drawn) == 0 and len(calls) == 10
-    )  # --draw trains nothing
+    drawn = ReproduceOptions(paper="su", out=tmp_path, quick=True, json=True, draw=True)
+    assert reproduce.run(drawn) == 0 and len(calls) == 10  # --draw trains nothing
     again = json.loads(capsys.readouterr().out)
     assert again["run"] == part["run"] | {
         n: again["run"][n] for n in ("command", "interrupted", "ran", "seconds")

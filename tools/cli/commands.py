@@ -1,126 +1,60 @@
-"""What the commands share: options, places to write that are tried before the work, and parsers of
-words that typer would misread.
-"""
+"""Commands made of verbs, and how their words are parsed where typer would misread them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard
+from typing import Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from roundscope.tools.errors import UsageError, bad, shown
+from roundscope.tools.options import named
 
 
-def to_folder(ctx: Any, param: Any, out: Path | None) -> Path | None:
-    """Return the folder of an option once it is known that it can be written; a callback."""
-    from roundscope.tools.results.folder import can_write_folder
+def verb(function: Callable[[Any], int | None]) -> Callable[..., None]:
+    """Return the command of a function whose argument is a dataclass of options.
 
-    if _is_said(out, ctx, param):
-        can_write_folder(_named(param), out)
-    return out
-
-
-def _is_said(out: Path | None, ctx: Any, param: Any) -> TypeGuard[Path]:
-    """Return whether a place was named; what a command chooses itself it tries itself."""
-    return out is not None and ctx.get_parameter_source(param.name).name != "DEFAULT"
-
-
-def _named(param: Any) -> str:
-    """Return an option as it is written, and an argument as the help shows it."""
-    written: str = param.opts[0]
-    return written if written.startswith("-") else param.metavar or written
-
-
-def to_file(ctx: Any, param: Any, out: Path | None) -> Path | None:
-    """Return the file of an option once it is known that it can be written; a callback."""
-    from roundscope.tools.results.folder import can_write_file
-
-    if _is_said(out, ctx, param):
-        can_write_file(_named(param), out)
-    return out
-
-
-Causal = Annotated[
-    bool | None,
-    typer.Option(
-        "--causal/--full",
-        help=(
-            "Whether query t sees keys s <= t only; by default as in the file's metadata, else"
-            " full."
-        ),
-    ),
-]
-Alignment = Annotated[
-    str | None,
-    typer.Option(
-        metavar="top-left|bottom-right",
-        help=(
-            "Of causal and windowed calls with other numbers of queries and keys: whether they are"
-            " counted from the first, as in PyTorch's SDPA, or from the last, as in FlashAttention"
-            " since 2.1; by default as in the file's metadata, else top-left, with a note."
-        ),
-    ),
-]
-Scale = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NUMBER|none",
-        help="Factor of the scores; by default the file's; none, and else, is 1 / sqrt(H).",
-    ),
-]
-Window = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEYS|none",
-        help="Number of nearest keys that a query sees; by default the file's, else all.",
-    ),
-]
-Softcap = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NUMBER|none",
-        help="Scores are softcap tanh(score / softcap); by default the file's, else without.",
-    ),
-]
-Sinks = Annotated[
-    str | None, typer.Option(metavar="none", help="none leaves the file's sinks out.")
-]
-Mask = Annotated[str | None, typer.Option(metavar="none", help="none leaves the file's mask out.")]
-OVERRULING = ("causal", "alignment", "scale", "window", "softcap", "sinks", "mask", "scales")
-Scales = Annotated[
-    str | None,
-    typer.Option(
-        metavar="none", help="none takes q, k and v as they are stored, without the file's scales."
-    ),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="A call of a kernel or cast that takes longer fails; by default any time. It cannot"
-        " end a call of C or of a GPU before that returns.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-
-
-def said(
-    causal: bool | None,
-    alignment: str | None,
-    scale: str | None,
-    window: str | None,
-    softcap: str | None,
-    sinks: str | None,
-    mask: str | None,
-    scales: str | None,
-) -> dict[str, Any]:
-    """Return the options that overrule a file, as `tools.tensors.overrides.words` takes them.
-
-    Those that were not given are left out.
+    The command has an argument or option for each field, and the function's docstring as its help.
+    It ends with the exit code that the function returns.
     """
-    given = (causal, alignment, scale, window, softcap, sinks, mask, scales)
-    return {name: x for name, x in zip(OVERRULING, given, strict=True) if x is not None}
+    record = next(iter(get_type_hints(function).values()))
+    parameters = list(_parameters(record))
+
+    def command(**words: Any) -> None:
+        if code := function(_filled(record, words)):
+            raise typer.Exit(code)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def _parameters(record: Any) -> Iterator[Parameter]:
+    """Yield the fields of a record as parameters; those of records in it stand in their places."""
+    for field in fields(record):
+        if is_dataclass(field.type):
+            yield from _parameters(field.type)
+            continue
+        default = field.default if field.default_factory is MISSING else None
+        yield Parameter(
+            field.name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if default is MISSING else default,
+            annotation=field.type,
+        )
+
+
+def _filled(record: Any, words: dict[str, Any]) -> Any:
+    """Return a record of the words that were given; of lists that were not, an empty one."""
+    values = {
+        field.name: _filled(field.type, words) if is_dataclass(field.type) else words[field.name]
+        for field in fields(record)
+    }
+    missing = {f.name for f in fields(record) if f.default_factory is not MISSING}
+    return record(**{n: x for n, x in values.items() if x is not None or n not in missing})
 
 
 class Command(TyperCommand):
@@ -150,8 +84,18 @@ class Command(TyperCommand):
                     and path.exists()
                     and not (path.is_file() or path.is_dir())
                 ):
-                    raise bad(_named(param), str(path), "is a device or a pipe; name a file")
+                    raise bad(named(param), str(path), "is a device or a pipe; name a file")
         return super().invoke(ctx)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help; the lists that it names in braces are filled in from our tables."""
+        texts = {param: getattr(param, "help", None) or "" for param in self.params}
+        lists = _lists() if any("{" in text for text in texts.values()) else {}
+        for param, text in texts.items():
+            for name, words in lists.items():
+                text = text.replace(f"{{{name}}}", words)
+            param.help = text  # type: ignore[attr-defined]
+        super().format_help(ctx, formatter)
 
 
 def usage_line(error: Exception, args: Sequence[str]) -> str | None:
@@ -172,23 +116,6 @@ def _given(options: Sequence[str], args: Sequence[str]) -> str:
         if name in options and name.startswith("-"):
             found = joined if sign else value
     return found
-
-
-class WordsCommand(Command):
-    """A command whose help names lists in braces.
-
-    They are filled in from our tables when the help is asked for.
-    """
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help as the parent does, with the lists filled in."""
-        lists = _lists()
-        for param in self.params:
-            if text := getattr(param, "help", None):
-                for name, words in lists.items():
-                    text = text.replace(f"{{{name}}}", words)
-                param.help = text  # type: ignore[attr-defined]
-        super().format_help(ctx, formatter)
 
 
 def _lists() -> dict[str, str]:
@@ -239,7 +166,7 @@ class NumberCommand(Command):
         return super().parse_args(ctx, rest)
 
 
-class TrainCommand(WordsCommand):
+class TrainCommand(Command):
     """A command whose --at takes two words, STEP and CHANGE.
 
     They are joined to one, STEP:CHANGE, since typer has no repeated option of two words.

@@ -1,0 +1,127 @@
+"""The verbs of the tools: what each is called, its help, and where its work is done.
+
+Nothing but the records of options is imported before a verb runs.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roundscope.tools.check.options import CheckOptions
+from roundscope.tools.check_cast.options import CheckCastOptions
+from roundscope.tools.cli.commands import verb
+from roundscope.tools.identify.options import IdentifyOptions
+from roundscope.tools.look.options import ExplainOptions
+from roundscope.tools.options import Json, to_file
+from roundscope.tools.sweep.options import SweepOptions
+from roundscope.tools.trace.options import TraceOptions
+
+
+def formats(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Formats, also e<x>m<y>; by default all.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print a table of number formats: range, epsilon, tie window."""
+    from roundscope.tools.look import formats as formats_view
+
+    formats_view.show(names or (), as_json=json)
+
+
+@verb
+def explain(options: ExplainOptions) -> None:
+    """Draw one rounding in bits: what is kept and why."""
+    from roundscope.tools.look import explain as command
+
+    command.run(options)
+
+
+def sites(
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="List only the events of this plan, and how each of them rounds."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List every rounding event with its formula; with --plan, how a plan rounds it."""
+    from roundscope.tools.look import sites as sites_view
+
+    sites_view.show(as_json=json, plan=plan)
+
+
+@verb
+def trace(options: TraceOptions) -> None:
+    """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""
+    from roundscope.tools.trace.garbage import few_collections
+
+    with few_collections():
+        from roundscope.tools.trace import command
+
+        command.run(options)
+
+
+@verb
+def identify(options: IdentifyOptions) -> None:
+    """Find the plan that gives a kernel's numbers to the bit, or the nearest plans."""
+    from roundscope.tools.identify import command
+
+    command.run(options)
+
+
+@verb
+def check(options: CheckOptions) -> int:
+    """Test a kernel: as exact as its plan? biased? explained? invariant? right at the edges?"""
+    from roundscope.tools.check import command
+
+    return command.run(options)
+
+
+@verb
+def sweep(options: SweepOptions) -> int:
+    """Compute attention under many conditions and store the results in an SQLite file."""
+    if options.names:
+        from roundscope.tools.sweep.conditions import names_view
+
+        names_view.show(as_json=options.json)
+        return 0
+    from roundscope.tools.sweep import command
+
+    return command.run(options)
+
+
+def watch(
+    log: Annotated[
+        Path, typer.Argument(metavar="LOG", help="What watch(model, log=...) has written.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(callback=to_file, help="The picture, a PNG file; by default beside the log."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Draw the log of a watched training: drift over steps, by layer, and the alarm."""
+    from roundscope.tools.watch import command
+
+    command.run(log, out=out, as_json=json)
+
+
+@verb
+def check_cast(options: CheckCastOptions) -> int:
+    """Test a cast or a quantizer: ties, subnormals, overflow, NaN, scales of blocks, bias."""
+    from roundscope.tools.check_cast import command
+
+    return command.run(options)
+
+
+def doctor(json: Json = False) -> None:
+    """Print versions, devices, known problems of this machine, its caches and settings with what to
+    do about each, and run a self-check.
+    """
+    from roundscope.tools.look import doctor as doctor_command
+
+    if not doctor_command.run(as_json=json):
+        raise typer.Exit(1)
