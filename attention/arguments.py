@@ -8,10 +8,11 @@ import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from roundscope.attention.engines.protocol import Name
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.injections import check_held
 from roundscope.attention.injection import Injection
@@ -24,7 +25,7 @@ from roundscope.emu.shown import shown
 
 ROWS = 2**31  # of a tile, at most
 WIDEST = 8  # bytes of a number that enters exactly
-ENGINES = ("numpy", "xla", "pallas")
+ENGINES = get_args(Name)
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:

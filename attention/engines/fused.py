@@ -17,7 +17,13 @@ import numpy as np
 from roundscope.attention.engines.heads import Heads, apart, count, of_head, on_threads, together
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import SPECIAL_IF_MISSING, Site
-from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
+from roundscope.attention.tiles.loops import (
+    PROGRAMS_FROM,
+    Setup,
+    Step,
+    TileArrays,
+    computed,
+)
 from roundscope.attention.tiles.tile import Tile
 from roundscope.attention.trace.summary import summaries
 from roundscope.emu.backends.fused.graph import Untraceable
@@ -27,31 +33,30 @@ from roundscope.emu.backends.ops import Ops
 from roundscope.emu.stats.summary import records_type
 
 EXISTING = ("mask", "rows", "rescaled", "keys")  # which entries of a tile's events exist
-SCORES = 2**18  # with fewer scores, a call ends before a program is compiled
-_LEAST: list[float] = [SCORES]
 
 
 @contextmanager
 def from_scores(least: float) -> Iterator[None]:
     """Use programs in calls with at least so many scores: 0 for all, `math.inf` for none.
 
-    Tests and benchmarks compare calls with and without programs. It holds for the whole process.
+    By default it is `PROGRAMS_FROM`: with fewer scores, a call ends before a program is compiled.
+    Tests and benchmarks compare calls with and without programs.
     """
-    before, _LEAST[0] = _LEAST[0], least
+    token = PROGRAMS_FROM.set(least)
     try:
         yield
     finally:
-        _LEAST[0] = before
+        PROGRAMS_FROM.reset(token)
 
 
 def as_for(scores: float) -> AbstractContextManager[None]:
     """Use programs in all calls if they are used in calls with so many scores."""
-    return from_scores(0 if scores >= _LEAST[0] else _LEAST[0])
+    return from_scores(0 if scores >= (least := PROGRAMS_FROM.get()) else least)
 
 
 def is_covered(setup: Setup, scores: int) -> bool:
     """Return whether programs may cover the tiles of a call with so many scores."""
-    if scores < _LEAST[0]:
+    if scores < setup.programs_from:
         return False
     record = setup.record
     recorded = record is None or (record.every == 1 and not record.steps)

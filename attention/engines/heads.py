@@ -13,6 +13,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from roundscope.emu.backends.numba.ops import stack
+from roundscope.emu.backends.ops import mapped, rebuilt
 from roundscope.emu.backends.threads import thread_count
 
 Result = TypeVar("Result")
@@ -131,7 +132,7 @@ def apart(x: Any) -> Any:
             else:
                 found[name] = apart(part)
         return found
-    return type(x)(map(apart, x)) if isinstance(x, tuple) else x
+    return rebuilt(x, map(apart, x)) if isinstance(x, tuple) else x
 
 
 def _fields(x: Any) -> tuple[np.ndarray, ...]:
@@ -149,12 +150,3 @@ def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
 
     with ThreadPoolExecutor(min(count, thread_count())) as pool:
         return list(pool.map(quietly, range(count)))
-
-
-def mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """Return a structure of tuples, lists and dicts with a function's results as its parts."""
-    if isinstance(x, dict):
-        return {name: mapped(function, part) for name, part in x.items()}
-    if isinstance(x, (tuple, list)):
-        return type(x)(mapped(function, part) for part in x)
-    return function(x)

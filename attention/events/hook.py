@@ -13,7 +13,7 @@ from roundscope.attention.events.streams import random_bits
 from roundscope.attention.injection import Exact, Injection
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Site
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Ops
 from roundscope.emu.blocks.format import BlockFormat

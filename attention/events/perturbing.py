@@ -14,7 +14,7 @@ from roundscope.attention.injection import (
     Where,
 )
 from roundscope.attention.sites import Axes
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.formats.codes import decode, encode

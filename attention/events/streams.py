@@ -7,7 +7,7 @@ The streams from number 64 on share the counters of the first 64 and start at a 
 from types import ModuleType
 
 from roundscope.attention.sites import Axes, Site
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.roundings.random import event_bits

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.tiles.index import Index
-from roundscope.emu.backends.ops import Array
+from roundscope.attention.tiles.records import Index
+from roundscope.emu.backends.ops import Array, mapped
 
 Bounds: TypeAlias = tuple[Index, Index]  # of a tile: its first row and the row after its last
 Flag: TypeAlias = bool | Array
@@ -98,13 +98,13 @@ def merged(xp: ModuleType, taken: Array, new: Any, old: Any) -> Any:
     """Return what was recorded of all tiles: `new` for those that the last pass took, else `old`.
 
     taken     (key tiles, query tiles) of bool
-    new, old  what was recorded in the last pass and before it: dicts or tuples of arrays whose
-              first axes are those of `taken`; None stands for zeros
+    new, old  what was recorded in the last pass and before it: structures of arrays whose first
+              axes are those of `taken`; None stands for zeros
     """
-    if old is None or new is None:
-        return new if old is None else old
-    if isinstance(new, dict):
-        return {name: merged(xp, taken, part, old[name]) for name, part in new.items()}
-    if isinstance(new, tuple):
-        return tuple(merged(xp, taken, *pair) for pair in zip(new, old, strict=True))
-    return xp.where(taken.reshape(*taken.shape, *(1,) * (new.ndim - taken.ndim)), new, old)
+
+    def one(new: Array | None, old: Array | None) -> Array | None:
+        if old is None or new is None:
+            return new if old is None else old
+        return xp.where(taken.reshape(*taken.shape, *(1,) * (new.ndim - taken.ndim)), new, old)
+
+    return mapped(one, new, old)

@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -186,6 +185,33 @@ def _own(x: Any) -> pl.BlockSpec:
     return pl.BlockSpec((None, None, *x.shape[2:]), lambda h, i: (h, i, *(0 for _ in x.shape[2:])))
 
 
+class _Given(NamedTuple):
+    """The arrays that a kernel reads, or what a program sees of each.
+
+    zero     an int64 0 that no compiler knows, (1,)
+    numbers  the numbers of own tiles and of samples (`Recorder.numbers`); None without a recorder
+    """
+
+    inputs: list[Any]
+    masks: list[Any]
+    zero: Any
+    numbers: Any
+
+
+class _Made(NamedTuple):
+    """The arrays that a kernel writes, or what a program sees of each.
+
+    buffers  memory of programs through which sums pass
+    scratch  memory of programs through which events pass; None without a recorder
+    kept     what is recorded
+    """
+
+    results: list[Any]
+    buffers: list[Any]
+    scratch: Any
+    kept: list[Kept]
+
+
 def run(
     kernel: Kernel,
     call: Call,
@@ -206,18 +232,23 @@ def run(
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
     by_row = watch is not None and watch[0].summarizes
-    own_memory = _buffers(call, passed, grid, inputs), watch and watch[0].scratch(grid)
-    buffers, memory = jax.tree.flatten(own_memory)
     zero = (
         jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
     )  # the interpreter is XLA, which would fold constants
-    kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
-    own = [watch[0].numbers(watch[1])] if watch else []
     masks = mask.inputs if mask else []
-    _check_counts(
-        [*(x for x, _ in (*inputs, *masks)), *shapes, *buffers, *kept], grid[0], watch is not None
+    given = _Given(
+        inputs=[x for x, _ in inputs],
+        masks=[x for x, _ in masks],
+        zero=zero[None],
+        numbers=watch and watch[0].numbers(watch[1]),
     )
-    parts = len(inputs), len(masks), 1, len(own), len(shapes), len(buffers), len(kept)
+    made = _Made(
+        results=shapes,
+        buffers=_buffers(call, passed, grid, inputs),
+        scratch=watch and watch[0].scratch(grid),
+        kept=watch[0].shapes(grid) if watch else [],
+    )
+    _check_counts(jax.tree.leaves((given.inputs, given.masks, made)), grid[0], watch is not None)
 
     rows, features = shapes[0].shape[1] // grid[1], shapes[0].shape[-1]
     warps = _warps(call, kernel, rows, features, is_watched=watch is not None)
@@ -231,26 +262,28 @@ def run(
     written = [
         _by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes
     ]
+    given = given._replace(inputs=[x for x, _ in read])
+    made = made._replace(results=[x for x, _ in written])
+    seen = given._replace(
+        inputs=[spec for _, spec in read],
+        masks=[spec for _, spec in masks],
+        zero=_all(given.zero),
+        numbers=jax.tree.map(_own, given.numbers),
+    )
+    filled = jax.tree.map(_own, made)._replace(results=[spec for _, spec in written])
+    tree = jax.tree.structure((given, made))
     found = pl.pallas_call(
-        _program(
-            kernel, call, passed, LANES * warps, parts, (memory, tree), watch and watch[0], mask
-        ),
+        _program(kernel, call, passed, LANES * warps, tree, watch and watch[0], mask),
         grid=grid,
-        in_specs=[
-            *(spec for _, spec in (*read, *masks)),
-            _all(zero[None]),
-            *map(_own, own),
-        ],
-        out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
-        out_shape=[*(x for x, _ in written), *buffers, *kept],
+        in_specs=jax.tree.leaves(seen),
+        out_specs=jax.tree.leaves(filled),
+        out_shape=jax.tree.leaves(made),
         compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
         interpret=not call.on_gpu,
         name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in (*read, *masks)), zero[None], *own)
-    made, _, seen = _split(found, parts[4:])
-    return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(
-        tree, seen
-    ) or []
+    )(*jax.tree.leaves(given))
+    made = jax.tree.unflatten(jax.tree.structure(made), found)
+    return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made.results], made.kept
 
 
 def _program(
@@ -258,25 +291,22 @@ def _program(
     call: Call,
     passed: list[str],
     threads: int,
-    parts: Sequence[int],
-    trees: tuple[Any, Any],
+    tree: Any,
     recorder: Recorder | None,
     mask: Reader | None,
 ) -> Callable[..., None]:
     """Return what Pallas traces: the kernel's body, given what it sees of the arrays.
 
-    parts  how many arrays there are of each kind
-    trees  the trees whose leaves are the memory of a program, and the arrays of kept events
+    tree: the tree of (`_Given`, `_Made`), whose leaves are the arrays
     """
 
     def program(*refs: Any) -> None:
-        given, masks, (zero,), number, to_write, *own = _split(refs, parts)
-        (buffers, own_scratch), kept = map(jax.tree.unflatten, trees, own)
-        exps = table(zero[0], threads) if _has_table(call, kernel) else None
-        memory = Memory(kept, own_scratch, call.on_gpu, {})
-        watch = (recorder, number[0][1], memory) if recorder else None
-        tile = number[0][0] if recorder else pl.program_id(1)
-        machine = _machine(call, kernel, passed, zero, buffers, exps)
+        given, made = jax.tree.unflatten(tree, refs)
+        exps = table(given.zero[0], threads) if _has_table(call, kernel) else None
+        memory = Memory(made.kept, made.scratch, call.on_gpu, {})
+        watch = (recorder, given.numbers[1], memory) if recorder else None
+        tile = given.numbers[0] if recorder else pl.program_id(1)
+        machine = _machine(call, kernel, passed, given.zero, made.buffers, exps)
         kernel.body(
             call,
             Work(
@@ -285,10 +315,10 @@ def _program(
                 head=pl.program_id(0),
                 own=tile,
                 watch=watch,
-                exists=reading(mask, masks),
+                exists=reading(mask, given.masks),
             ),
-            given,
-            to_write,
+            given.inputs,
+            made.results,
         )
 
     return program
@@ -302,12 +332,6 @@ def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
 def wide(x: Array) -> Array:
     """Return an array in binary64, the type of all engines."""
     return x.astype(jnp.float64)
-
-
-def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-    """Return a sequence cut into parts of these sizes."""
-    ends = list(accumulate(sizes))
-    return [x[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:

@@ -127,9 +127,10 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
             y: Array,
             z: Array,
             exists: Exists | None,
-        ) -> tuple[algorithm.State, Seen]:
+        ) -> tuple[algorithm.AnyState, Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf, exists)
-            return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), at.seen()
+            state = algorithm.State(m, l, o)
+            return algorithm.forward_tile(at, setup.scale, state, x, y, z), at.seen()
 
         def computed() -> tuple[Array, ...]:
             factors = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
@@ -152,7 +153,7 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i, seeing[0][...] != 0 if seeing else None)
         is_apart = jnp.full(setup.block_q, i == 0) if has_first_tile_apart(setup) else None
-        out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o), is_apart)
+        out, wide, lse = algorithm.finish(at, setup.scale, algorithm.State(m, l, o), is_apart)
         if seeing or setup.queries % setup.block_q:
             out, wide, lse = algorithm.without_rows_of_no_key(at, out, wide, lse)
         return (out, lse, wide)[: len(results)], at.seen()

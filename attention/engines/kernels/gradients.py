@@ -28,6 +28,7 @@ from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Operands
 from roundscope.attention.trace.summary import site_of
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.ops import DEPTH
@@ -54,7 +55,7 @@ def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> 
             z: Array,
         ) -> tuple[tuple[Array], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
-            _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            _, ds = algorithm.score_gradients(at, setup.scale, Operands(x, y, z, do, lse, delta))
             return (algorithm.query_gradients(at, ds, y, total),), at.seen()
 
         keys = pl.ds(j * setup.block_k, setup.block_k)
@@ -86,15 +87,9 @@ def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
             exists: Exists | None,
         ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
-            return (
-                tuple(
-                    map(
-                        at.ops.transposed,
-                        algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta),
-                    )
-                ),
-                at.seen(),
-            )
+            given = Operands(x, y, z, do, lse, delta)
+            scores = algorithm.score_gradients(at, setup.scale, given)
+            return tuple(map(at.ops.transposed, scores)), at.seen()
 
         def computed() -> None:
             queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
@@ -207,7 +202,7 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
             exists: Exists | None,
         ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
-            p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            p, ds = algorithm.score_gradients(at, setup.scale, Operands(x, y, z, do, lse, delta))
             totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
             own = {
                 name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)

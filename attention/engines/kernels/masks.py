@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Index
 
 State = TypeVar("State")
 

@@ -17,8 +17,8 @@ from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.kernels.ops import kernel_ops
 

@@ -14,8 +14,8 @@ from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.kernels.record import Memory, Recorder
 from roundscope.attention.engines.kernels.tiles import walk
 from roundscope.attention.events.recorder import Record
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.kernels.held import Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed
 

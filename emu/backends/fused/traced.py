@@ -9,7 +9,7 @@ import numpy as np
 from roundscope.emu.backends.fused.graph import F32, F64, I1, I64, Graph, Node
 from roundscope.emu.backends.fused.narrow import graph_ops
 from roundscope.emu.backends.fused.program import Program
-from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.ops import Ops, mapped, rebuilt
 
 _made: WeakValueDictionary[Any, Program] = WeakValueDictionary()  # by all operations of a graph
 
@@ -37,15 +37,11 @@ def program(
         inputs.append(node)
         return graph.unary("narrow", node, F32) if is_narrow and kind == F64 else node
 
-    args = tuple(
-        tuple(entered(x, n) for x, n in zip(xs, ns, strict=True))
-        for xs, ns in zip(like, narrow, strict=True)
-    )
     ops: Ops = graph_ops(graph)
-    result = function(ops, *args)
+    result = function(ops, *mapped(entered, like, narrow))
     leaves: list[tuple[Node, ...]] = []
     form = _form(graph, result, leaves)
-    return _of(graph, inputs, leaves), lambda arrays: _filled(form, arrays)
+    return _of(graph, inputs, leaves), lambda arrays: mapped(lambda n: arrays[n], form)
 
 
 def _of(graph: Graph, inputs: Sequence[Node], outputs: Sequence[tuple[Node, ...]]) -> Program:
@@ -67,7 +63,7 @@ def _form(graph: Graph, x: Any, leaves: list[tuple[Node, ...]]) -> Any:
         leaves.append(tuple(part for name in names for part in x[name]))
         return {names: len(leaves) - 1} | others
     if isinstance(x, tuple):
-        return tuple(_form(graph, part, leaves) for part in x)
+        return rebuilt(x, (_form(graph, part, leaves) for part in x))
     leaves.append((graph.of(x),))
     return len(leaves) - 1
 
@@ -76,11 +72,3 @@ def _is_summary(graph: Graph, x: Any) -> bool:
     """Return whether a result is a tuple of the parts of a summary, and nothing else."""
     first = x[0] if isinstance(x, tuple) and x else None
     return isinstance(first, Node) and graph.parts.get(first.number) == x
-
-
-def _filled(form: Any, arrays: list[Any]) -> Any:
-    if isinstance(form, dict):
-        return {name: _filled(part, arrays) for name, part in form.items()}
-    if isinstance(form, tuple):
-        return tuple(_filled(part, arrays) for part in form)
-    return arrays[form]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.backends.numpy_rounding import in_binary32
-from roundscope.emu.backends.ops import Event, Ops
+from roundscope.emu.backends.ops import Event, Ops, mapped, rebuilt
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.sums.aligned import Factors
@@ -66,10 +66,10 @@ def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
     )
 
 
-def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
+def _scan(body: Any, carry: Any, xs: tuple[Any, ...]) -> tuple[Any, Any]:
     ys = []
     for k in range(xs[0].shape[0]):
-        carry, y = body(carry, k, tuple(x[k] for x in xs))
+        carry, y = body(carry, k, rebuilt(xs, (None if x is None else x[k] for x in xs)))
         ys.append(y)
     return carry, stack(ys)
 
@@ -79,16 +79,16 @@ def stack(ys: list[Any]) -> Any:
 
     All structures have the same form; an entry None is replaced by zeros.
     """
-    like = next((y for y in ys if y is not None), None)
-    if like is None:
-        return None
-    if isinstance(like, dict):
-        return {key: stack([None if y is None else y[key] for y in ys]) for key in like}
-    if isinstance(like, tuple):
-        return tuple(
-            stack([None if y is None else y[part] for y in ys]) for part in range(len(like))
+
+    def stacked(*parts: Any) -> Any:
+        like = next((y for y in parts if y is not None), None)
+        return (
+            like
+            if like is None
+            else np.stack([np.zeros_like(like) if y is None else y for y in parts])
         )
-    return np.stack([np.zeros_like(like) if y is None else y for y in ys])
+
+    return mapped(stacked, *ys)
 
 
 def _when(active: Any, compute: Any, state: Any) -> tuple[Any, Any]:

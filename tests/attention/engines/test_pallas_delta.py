@@ -12,6 +12,7 @@ from roundscope.attention.engines.kernels.delta import deltas, fits
 from roundscope.attention.grammar.injections import injection_of
 from roundscope.attention.tiles import backward
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Inputs, Residuals, Results
 from roundscope.emu import Accumulator, Order, round_to, rounding
 from roundscope.emu.backends.numba.ops import numpy_ops
 
@@ -58,8 +59,8 @@ def test_every_bit_is_that_of_the_equations(plan, features):
     with jax.enable_x64(True):
         found = np.asarray(deltas(setup, jnp.asarray(do), jnp.asarray(out), on_gpu=False))
     for h in range(HEADS):
-        unread = (do[h],) * 3, (None, out[h], out[h], do[h, :, 0], do[h])
-        wanted, _ = backward.deltas(numpy_ops(), setup, h, *unread[0], *unread[1])
+        given = Residuals(Inputs(*(do[h],) * 3), Results(out[h], out[h], do[h, :, 0]))
+        wanted, _ = backward.deltas(numpy_ops(), setup, h, given, do[h])
         np.testing.assert_array_equal(found[h], wanted)
         np.testing.assert_array_equal(np.signbit(found[h]), np.signbit(wanted))
 

@@ -89,7 +89,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     queries = factor(q, call.format(Site.Q))
     start = algorithm.start(np, setup.plan, ROWS, features)
-    seen = [x.shape for x in start]
+    seen = [x.shape for x in start[:3]]
 
     def key_tile(tile: Tile, state: tuple[Array, ...]) -> tuple[Array, ...]:
         def softmax_done() -> None:
@@ -117,7 +117,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
             m: Array, l: Array, o: Array, x: Array, y: Array, z: Array, exists: Any
         ) -> Any:
             at = events(setup, ROWS, setup.block_k, exists)
-            return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), ()
+            return algorithm.forward_tile(at, setup.scale, algorithm.State(m, l, o), x, y, z), ()
 
         own = held(state, formats, seen)
         return narrowed(machine, computed, formats)(*own, queries, k, v, exists)[0]
@@ -126,7 +126,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
 
     def finished(m: Array, l: Array, o: Array, apart: Any) -> Any:
         at = events(setup, ROWS, setup.block_k)
-        out, *_ = algorithm.finish(at, setup.scale, (m, l, o), apart)
+        out, *_ = algorithm.finish(at, setup.scale, algorithm.State(m, l, o), apart)
         return (out, m, algorithm.kept_row_sum(at, l)), ()
 
     names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]

@@ -25,7 +25,7 @@ from roundscope.attention.engines.kernels.hopper.memory import (
     of_tiles,
     shared,
 )
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.kernels.warpgroups import ROWS
 
 REGISTERS, FEW = 240, 24  # of a thread that computes, and of one that copies
