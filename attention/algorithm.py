@@ -47,11 +47,12 @@ from roundscope.attention.softmax.exponents import (
 from roundscope.attention.softmax.flushed import Kept, all_of, empty, flushed
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite, less_maximum
-from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
 from roundscope.attention.softmax.row_sums import (
     added_lanes,
     inverse,
     new_row_sum,
+    quotient_gradient,
+    quotient_terms,
     rescaled_sum,
     whole_row_sum,
 )

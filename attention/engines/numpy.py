@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.engines import fused
-from roundscope.attention.engines.heads import Heads, arrays, on_threads
+from roundscope.attention.engines.fused import Heads, arrays, on_threads
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
@@ -74,7 +74,7 @@ def has_programs(setup: Setup, heads: int) -> bool:
 
 
 def _runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
-    """Return whether so many heads run in step (`engines.heads`): if programs compute all of them.
+    """Return whether so many heads run in step (`Heads`): if programs compute all of them.
 
     own: what a head or a batch entry has of its own: a mask, a sink, a plan; or None.
     """

@@ -25,8 +25,7 @@ from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.backends.xla.rounding import round_wide
-from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.backends.xla.rounding import narrow, round_wide, widen
 from roundscope.emu.formats.codes import encode
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.algorithm import AnyState, FlushedState
+from roundscope.attention.algorithm import AnyState, FlushedState, State
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Seen, merged
 from roundscope.attention.plans.choices import KeyOrder, Sinks
@@ -151,7 +151,7 @@ def has_first_tile_apart(setup: Setup) -> bool:
 
 
 def _combined(
-    ops: Ops, setup: Setup, head: Index, mask: Array | None, at: Events, states: list[AnyState]
+    ops: Ops, setup: Setup, head: Index, mask: Array | None, at: Events, states: list[State]
 ) -> tuple[Results, Seen]:
     """Return the combined results of all splits of the keys, and what was recorded.
 

@@ -31,7 +31,7 @@ class Ops:
         xp: the namespace, numpy or jax.numpy.
         round: (x, rounding, random) -> x rounded once; `random` is int32 in [0, 2^31), or None.
         round_blocks: (x, block format, axis, random) -> x rounded in blocks along an axis, and the
-            scale of each number (`emu.blocks.ops`).
+            scale of each number (`emu.blocks.layout`).
         transposed: the transpose of a matrix, (T, K) -> (K, T).
         odd_sum: a + b in binary64, rounded to odd (`emu.sums.odd`). A constant a must be `hidden`
             first, since XLA simplifies (b + 1) - 1 to b.

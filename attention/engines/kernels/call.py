@@ -17,16 +17,15 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from roundscope.attention.engines.kernels.masks import Reader, reading
 from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
+from roundscope.attention.engines.kernels.tiles import Reader, reading
 from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
 from roundscope.attention.plans.choices import Exponential, GradientsApart, RowSum
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.exp import AT_ONCE
-from roundscope.emu.backends.kernels.exp_table import BYTES, table
+from roundscope.emu.backends.kernels.exp import AT_ONCE, BYTES, table
 from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
 from roundscope.emu.backends.kernels.ops import COLUMNS, kernel_machine, types
 from roundscope.emu.backends.xla.ops import opaque_zero

@@ -15,8 +15,9 @@ from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 
 from roundscope.attention.engines import xla
-from roundscope.attention.engines.kernels import delta as delta_kernel
 from roundscope.attention.engines.kernels.backward import backward as run_backward
+from roundscope.attention.engines.kernels.backward import delta_fits
+from roundscope.attention.engines.kernels.backward import deltas as run_deltas
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.kernels.several import (
@@ -175,8 +176,8 @@ def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None
 
     number, own, axis = per_head(each, heads)
     is_plain = jax.default_backend() == "gpu" and several is None and mask is None
-    if is_plain and delta_kernel.fits(setup, v.shape[2]):
-        delta, seen_delta = _kernels(delta_kernel.deltas, setup)(do, out), {}
+    if is_plain and delta_fits(setup, v.shape[2]):
+        delta, seen_delta = _kernels(run_deltas, setup)(do, out), {}
     else:
         of_keys = {n: jnp.repeat(getattr(given.inputs, n), group, axis=0) for n in ("k", "v")}
         mine = given._replace(inputs=given.inputs._replace(**of_keys))

@@ -15,12 +15,16 @@ from jax.experimental import pallas as pl
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, Input, Kernel, held, run, wide
 from roundscope.attention.engines.kernels.hopper.fit import ahead_in_forward
-from roundscope.attention.engines.kernels.masks import Exists, Masks, by_query, if_any, masks
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
+    Exists,
+    Masks,
+    by_query,
     events_of_rows,
     events_of_tile,
+    if_any,
+    masks,
     seen_tiles,
     whole_tiles,
 )

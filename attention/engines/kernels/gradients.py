@@ -17,9 +17,10 @@ from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, held
-from roundscope.attention.engines.kernels.masks import Exists, if_any
 from roundscope.attention.engines.kernels.tiles import (
+    Exists,
     events_of_tile,
+    if_any,
     seen_tiles,
     walk_queries,
     whole_tiles,

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias, TypeVar
 import jax.numpy as jnp
 from jax import Array, lax
 
-from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.kernels.record import Memory, Recorder
-from roundscope.attention.engines.kernels.tiles import walk
+from roundscope.attention.engines.kernels.tiles import Exists, walk
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Index

@@ -49,7 +49,7 @@ def _round_blocks(
     x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     from roundscope.emu.blocks.kernels import quantise  # compiled only for those who use it
-    from roundscope.emu.blocks.ops import round_blocks
+    from roundscope.emu.blocks.layout import round_blocks
 
     return round_blocks(np, quantise, np.float64, np.asarray(x, dtype=np.float64), f, axis, random)
 

@@ -9,11 +9,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.emu.backends.ops import EXACT_PRODUCT, Event, Ops
-from roundscope.emu.backends.xla.rounding import round_wide
+from roundscope.emu.backends.xla.rounding import round_wide, widen
 from roundscope.emu.backends.xla.traced import TracedRounding
-from roundscope.emu.backends.xla.widths import widen
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.blocks.ops import round_blocks
+from roundscope.emu.blocks.layout import round_blocks
 from roundscope.emu.blocks.xla import quantise
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
 from roundscope.emu.roundings.nearest import nearest_even, takes_nearest_even

@@ -18,7 +18,7 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.traced import SEED, is_even, row_of
 from roundscope.emu.formats.format import unknown
 from roundscope.emu.roundings.modes import BF16, BINARY32, Rounding, RoundingMode
-from roundscope.emu.roundings.threefry import threefry2x32
+from roundscope.emu.roundings.random import threefry2x32
 from roundscope.experiments.train.mx.sites import GROUPS, INDEX, Site
 
 Kept = BlockFormat | Rounding

@@ -16,7 +16,6 @@ from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import APPROXIMATE
 from roundscope.attention.engines.kernels.hopper.memory import Given
-from roundscope.attention.engines.kernels.hopper.spans import over_keys
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
     factor,
@@ -24,7 +23,7 @@ from roundscope.attention.engines.kernels.hopper.tile import (
     numbered,
     scores_by_query,
 )
-from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, run
+from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, over_keys, run
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.plans.plan import Plan

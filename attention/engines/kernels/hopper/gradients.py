@@ -18,7 +18,6 @@ from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import ahead_of_scores
 from roundscope.attention.engines.kernels.hopper.memory import Given
-from roundscope.attention.engines.kernels.hopper.spans import is_cut, over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import (
     events,
     exists_by_key,
@@ -27,8 +26,15 @@ from roundscope.attention.engines.kernels.hopper.tile import (
     held,
     rows_by_query,
 )
-from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, run
-from roundscope.attention.engines.kernels.masks import Exists
+from roundscope.attention.engines.kernels.hopper.walk import (
+    Tile,
+    hidden_zero,
+    is_cut,
+    over_keys,
+    over_queries,
+    run,
+)
+from roundscope.attention.engines.kernels.tiles import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from roundscope.attention.engines.kernels.masks import Exists
+from roundscope.attention.engines.kernels.tiles import Exists
 from roundscope.attention.events.hook import Events
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup, events_at, tile_at
