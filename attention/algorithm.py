@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import (
@@ -44,7 +44,7 @@ from roundscope.attention.softmax.exponents import (
     exponents,
     exponents_again,
 )
-from roundscope.attention.softmax.flushed import Kept, all_of, empty, flushed
+from roundscope.attention.softmax.flushed import all_of, empty, flushed
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite, less_maximum
 from roundscope.attention.softmax.row_sums import (
@@ -58,38 +58,15 @@ from roundscope.attention.softmax.row_sums import (
 )
 from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
-from roundscope.attention.tiles.records import Operands, Results, Sums
+from roundscope.attention.tiles.records import (
+    AnyState,
+    Operands,
+    Results,
+    State,
+    Sums,
+    state_of,
+)
 from roundscope.emu.backends.ops import Array
-
-
-class State(NamedTuple):
-    """The state of a query tile, which each key tile updates.
-
-    m  the maximum, (bq,)
-    l  the row sum, (bq,) or its lanes (bq, 4)
-    o  O, (bq, Hv)
-    """
-
-    m: Array
-    l: Array
-    o: Array
-
-
-class FlushedState(NamedTuple):
-    """The state in plans with `flushed_tiles`; kept: the second sum of O."""
-
-    m: Array
-    l: Array
-    o: Array
-    kept: Kept
-
-
-AnyState: TypeAlias = State | FlushedState
-
-
-def state_of(m: Array, l: Array, o: Array, *kept: Kept) -> AnyState:
-    """Return a state of these parts."""
-    return FlushedState(m, l, o, *kept) if kept else State(m, l, o)
 
 
 def start(

@@ -303,15 +303,13 @@ def apart(x: Any) -> Any:
         found: dict[Any, Any] = {}
         for name, part in x.items():
             if isinstance(name, tuple):
-                found |= {own: _fields(part[str(n)]) for n, own in enumerate(name)}
+                for n, own in enumerate(name):
+                    fields = (part[str(n)][of] for of in part[str(n)].dtype.names)
+                    found[own] = tuple(np.ascontiguousarray(x).reshape(x.shape) for x in fields)
             else:
                 found[name] = apart(part)
         return found
     return rebuilt(x, map(apart, x)) if isinstance(x, tuple) else x
-
-
-def _fields(x: Any) -> tuple[np.ndarray, ...]:
-    return tuple(np.ascontiguousarray(x[name]).reshape(x[name].shape) for name in x.dtype.names)
 
 
 def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:

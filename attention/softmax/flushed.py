@@ -9,20 +9,12 @@ multiply-add of beta A + O.
 """
 
 from types import ModuleType
-from typing import NamedTuple
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
+from roundscope.attention.tiles.records import Kept
 from roundscope.emu.backends.ops import Array
-
-
-class Kept(NamedTuple):
-    """The second sum A (rows, Hv), beta (rows,), and how many tiles there were so far."""
-
-    a: Array
-    beta: Array
-    tiles: Array
 
 
 def empty(xp: ModuleType, rows: int, features: int) -> Kept:

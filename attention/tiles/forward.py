@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.algorithm import AnyState, FlushedState, State
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Seen, merged
 from roundscope.attention.plans.choices import KeyOrder, Sinks
@@ -30,7 +29,14 @@ from roundscope.attention.tiles.loops import (
     whole_events,
 )
 from roundscope.attention.tiles.orders import cut_by
-from roundscope.attention.tiles.records import Index, Inputs, Results
+from roundscope.attention.tiles.records import (
+    AnyState,
+    FlushedState,
+    Index,
+    Inputs,
+    Results,
+    State,
+)
 from roundscope.emu.backends.ops import Array, Ops, mapped
 
 _STATE = (Site.M, Site.L, Site.O)  # the events whose results a state has

@@ -63,34 +63,16 @@ def cut_by(is_causal: bool, window: int) -> Cells | None:
     return lambda rows, keys: behind(rows, keys) | ahead(rows, keys)
 
 
-def _others(cells: Cells) -> Cells:
-    """Return the test that takes the tiles that `cells` does not take."""
-    return lambda rows, keys: cells(rows, keys) == False  # noqa: E712
-
-
-def _is_reached(rows: Bounds, keys: Bounds) -> Flag:
-    """Return whether a score of the tile is on the diagonal or below it."""
-    return keys[0] < rows[1]
-
-
-def _is_beyond(rows: Bounds, keys: Bounds) -> Flag:
-    """Return whether all scores of the tile are above the diagonal."""
-    return keys[0] >= rows[1]
-
-
 def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
     """Return the passes of a plan's backward in their order."""
     cut = cut_by(is_causal, plan.window)
     match plan.query_order:
         case QueryOrder.MASKED_FIRST if cut is not None:
-            return Pass(cut), Pass(_others(cut))
+            return Pass(cut), Pass(lambda rows, keys: cut(rows, keys) == False)  # noqa: E712
         case QueryOrder.WRAPPED:
-            up_to_the_diagonal = Pass(_is_reached, keys_down=True)
-            return (
-                (up_to_the_diagonal,)
-                if is_causal
-                else (up_to_the_diagonal, Pass(_is_beyond, keys_down=True))
-            )
+            up_to_the_diagonal = Pass(lambda rows, keys: keys[0] < rows[1], keys_down=True)
+            beyond = Pass(lambda rows, keys: keys[0] >= rows[1], keys_down=True)
+            return (up_to_the_diagonal,) if is_causal else (up_to_the_diagonal, beyond)
     return (Pass(queries_down=plan.query_order is QueryOrder.DESCENDING),)
 
 

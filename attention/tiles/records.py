@@ -30,6 +30,49 @@ class Inputs(NamedTuple):
     sink: Array | None = None
 
 
+class Kept(NamedTuple):
+    """O in two sums (`softmax.flushed`): the second sum and its state.
+
+    a      A, (rows, Hv)
+    beta   the factor of A at the next flush, (rows,)
+    tiles  how many tiles there were so far
+    """
+
+    a: Array
+    beta: Array
+    tiles: Array
+
+
+class State(NamedTuple):
+    """The state of a query tile, which each key tile updates.
+
+    m  the maximum, (bq,)
+    l  the row sum, (bq,) or its lanes (bq, 4)
+    o  O, (bq, Hv)
+    """
+
+    m: Array
+    l: Array
+    o: Array
+
+
+class FlushedState(NamedTuple):
+    """The state in plans with `flushed_tiles`; kept: the second sum of O."""
+
+    m: Array
+    l: Array
+    o: Array
+    kept: Kept
+
+
+AnyState: TypeAlias = State | FlushedState
+
+
+def state_of(m: Array, l: Array, o: Array, *kept: Kept) -> AnyState:
+    """Return a state of these parts."""
+    return FlushedState(m, l, o, *kept) if kept else State(m, l, o)
+
+
 class Results(NamedTuple):
     """What a forward returns.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, Input, Kernel, run, wide
+from roundscope.attention.engines.kernels.call import Call, Input, wide
 from roundscope.attention.engines.kernels.fit import is_power_of_two
 from roundscope.attention.engines.kernels.gradients import (
     add_keys,
@@ -22,6 +22,7 @@ from roundscope.attention.engines.kernels.gradients import (
 )
 from roundscope.attention.engines.kernels.hopper.fit import gradients_fit, wants_scores
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
+from roundscope.attention.engines.kernels.running import Kernel, run
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
     Masks,

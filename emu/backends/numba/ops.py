@@ -55,15 +55,11 @@ def _round_blocks(
 
 
 def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
-    from roundscope.emu.backends.numba import aligned as numba_aligned
-    from roundscope.emu.sums import aligned
+    from roundscope.emu.backends.numba import sums
+    from roundscope.emu.sums.aligned import aligned
 
-    finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
-    return (
-        numba_aligned.aligned(a, b, init, acc)
-        if finite
-        else aligned.aligned(numpy_ops(), a, b, init, acc)
-    )
+    is_finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
+    return sums.aligned(a, b, init, acc) if is_finite else aligned(numpy_ops(), a, b, init, acc)
 
 
 def _scan(body: Any, carry: Any, xs: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -91,10 +87,6 @@ def stack(ys: list[Any]) -> Any:
     return mapped(stacked, *ys)
 
 
-def _when(active: Any, compute: Any, state: Any) -> tuple[Any, Any]:
-    return compute() if active else (state, None)
-
-
 @cache
 def numpy_ops() -> Ops:
     """Return the `Ops` record for NumPy arrays."""
@@ -110,7 +102,7 @@ def numpy_ops() -> Ops:
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
         scan=_scan,
-        when=_when,
+        when=lambda active, compute, state: compute() if active else (state, None),
         call=lambda function, x: function(numpy_ops(), x),
         native=np.matmul,
         aligned=_aligned,

@@ -299,7 +299,7 @@ OF_TILES = (
         kind="tiles",
         imitates="A second pass of the backward adds dV of tiles that the first one had.",
         file="attention/tiles/orders.py",
-        old="return Pass(cut), Pass(_others(cut))",
+        old="return Pass(cut), Pass(lambda rows, keys: cut(rows, keys) == False)",
         new="return Pass(cut), Pass()",
         tests=("tests/attention/test_tile_orders.py",),
     ),

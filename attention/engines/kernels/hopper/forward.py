@@ -30,6 +30,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.forward import has_first_tile_apart
 from roundscope.attention.tiles.loops import Setup, whole_events
+from roundscope.attention.tiles.records import State
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.warpgroups import ROWS
@@ -116,7 +117,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
             m: Array, l: Array, o: Array, x: Array, y: Array, z: Array, exists: Any
         ) -> Any:
             at = events(setup, ROWS, setup.block_k, exists)
-            return algorithm.forward_tile(at, setup.scale, algorithm.State(m, l, o), x, y, z), ()
+            return algorithm.forward_tile(at, setup.scale, State(m, l, o), x, y, z), ()
 
         own = held(state, formats, seen)
         return narrowed(machine, computed, formats)(*own, queries, k, v, exists)[0]
@@ -125,7 +126,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
 
     def finished(m: Array, l: Array, o: Array, apart: Any) -> Any:
         at = events(setup, ROWS, setup.block_k)
-        out, *_ = algorithm.finish(at, setup.scale, algorithm.State(m, l, o), apart)
+        out, *_ = algorithm.finish(at, setup.scale, State(m, l, o), apart)
         return (out, m, algorithm.kept_row_sum(at, l)), ()
 
     names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]
