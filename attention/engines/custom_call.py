@@ -297,7 +297,6 @@ def _run(frame: Any) -> None:
 
 
 def _arrays(buffers: Any) -> list[np.ndarray]:
-    """Return arrays in the memory of a program."""
     return [_array(buffers.each[n].contents) for n in range(buffers.count)]
 
 

@@ -139,17 +139,14 @@ def backward(
 
 
 def _step(at: Events, setup: Setup, operands: Operands, sums: Sums) -> Sums:
-    """Return dQ, dK and dV after a tile."""
     return algorithm.backward_tile(at, setup.of_scores, operands, sums)
 
 
 def _last(at: Events, setup: Setup, sums: tuple[Array, ...]) -> Array:
-    """Return the final dQ of a head from the sums dQ."""
     return round_query_gradients(at, setup, *sums)
 
 
 def _delta(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Array:
-    """Return delta of a head from its dO and O."""
     return algorithm.delta(at, *operands)
 
 

@@ -149,7 +149,6 @@ def head_number(setup: Setup, h: Array) -> Array:
 
 
 def _heads(setup: Setup) -> int:
-    """Return how many heads a batch entry of the call has."""
     return setup.heads if setup.some is None else setup.some.heads
 
 
@@ -209,7 +208,6 @@ def whole_tiles(setup: Setup, i: Array, at_once: bool = False) -> Index:
 
 
 def _are_whole(setup: Setup) -> bool:
-    """Return whether all tiles of a call are whole."""
     tails = setup.queries % setup.block_q, setup.keys % setup.block_k
     return not setup.is_causal and not any(tails)
 

@@ -104,7 +104,6 @@ class Work:
     def _numbers(
         self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Any, ...]
     ) -> tuple[Array, ...]:
-        """Return the numbers of a tile without recording it."""
         return narrowed(self.machine, partial(f, self.setup), formats)(*args)[0]
 
     def _watched(

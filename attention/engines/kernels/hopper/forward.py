@@ -15,8 +15,8 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import APPROXIMATE
-from roundscope.attention.engines.kernels.hopper.memory import Given
 from roundscope.attention.engines.kernels.hopper.tile import (
+    Given,
     events,
     factor,
     held,

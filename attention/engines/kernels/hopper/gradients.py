@@ -17,8 +17,8 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import ahead_of_scores
-from roundscope.attention.engines.kernels.hopper.memory import Given
 from roundscope.attention.engines.kernels.hopper.tile import (
+    Given,
     events,
     exists_by_key,
     exists_by_query,

@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import GROUPS, OWNED
-from roundscope.attention.engines.kernels.hopper.memory import (
+from roundscope.attention.engines.kernels.hopper.tile import (
     Given,
     Memory,
     is_sixteen,
@@ -202,7 +202,6 @@ def _head(walk: Walk, of_keys: bool) -> Array:
 
 
 def _first_row(group: Any) -> Array:
-    """Return the first row of a warp group."""
     row: Array = (lax.axis_index("part") * GROUPS + group) * ROWS
     return row
 
