@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import (
@@ -47,24 +47,31 @@ from roundscope.attention.softmax.exponents import (
 from roundscope.attention.softmax.flushed import all_of, empty, flushed
 from roundscope.attention.softmax.logarithm import combined_lse, log_sum_exp, weight
 from roundscope.attention.softmax.maximum import finite, less_maximum
-from roundscope.attention.softmax.quotient import quotient_gradient, quotient_terms
 from roundscope.attention.softmax.row_sums import (
     added_lanes,
     inverse,
     new_row_sum,
+    quotient_gradient,
+    quotient_terms,
     rescaled_sum,
     whole_row_sum,
 )
 from roundscope.attention.softmax.sinks import sink_logit, with_sink
 from roundscope.attention.softmax.softcap import BACKWARD, capped, factor, uncapped
+from roundscope.attention.tiles.records import (
+    AnyState,
+    Operands,
+    Results,
+    State,
+    Sums,
+    state_of,
+)
 from roundscope.emu.backends.ops import Array
 
-# the state of a query tile, which each key tile updates: m (bq,), l (bq,) or its lanes (bq, 4), O
-# (bq, Hv), and in plans with `flushed_tiles` a `softmax.flushed.Kept`
-State = tuple[Any, ...]
 
-
-def start(xp: ModuleType, plan: Plan, rows: int, features: int, sink: Array | None = None) -> State:
+def start(
+    xp: ModuleType, plan: Plan, rows: int, features: int, sink: Array | None = None
+) -> AnyState:
     """Return the state before the first key tile: m = -inf, l = 0 and O = 0.
 
     In a plan that adds up a row in four lanes, l is (rows, 4).
@@ -79,11 +86,13 @@ def start(xp: ModuleType, plan: Plan, rows: int, features: int, sink: Array | No
     if sink is not None:
         whole = 2.0**plan.offset  # exp(0)
         m, l = sink, l + whole * (xp.arange(4) == 0) if in_lanes else l + whole
-        return m, l, xp.zeros((rows, features)), *kept
-    return xp.full((rows,), -math.inf), l, xp.zeros((rows, features)), *kept
+        return state_of(m, l, xp.zeros((rows, features)), *kept)
+    return state_of(xp.full((rows,), -math.inf), l, xp.zeros((rows, features)), *kept)
 
 
-def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: Array) -> State:
+def forward_tile(
+    at: Events, scale: float, state: AnyState, q: Array, k: Array, v: Array
+) -> AnyState:
     """Return the state after one key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10.
 
     Line 10 is computed with alpha as the factor of O, not with its inverse as the paper prints it.
@@ -118,14 +127,14 @@ def forward_tile(at: Events, scale: float, state: State, q: Array, k: Array, v: 
     else:
         pv = at.product(Site.PV, p, v)
         o = at(Site.O, rescaled_sum(at, ao, pv, (Site.AO, Site.O)))
-    return m, l, o, *kept
+    return state_of(m, l, o, *kept)
 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
     """Return the state of rows that are one tile: P is normalized first, and then O = P V."""
     l = at(Site.L, whole_row_sum(at, al, e))
     p = at(Site.P, _normalized(at, e, l))
-    return m, l, at(Site.O, at.product(Site.PV, p, v))
+    return State(m, l, at(Site.O, at.product(Site.PV, p, v)))
 
 
 def _normalized(at: Events, e: Array, l: Array) -> Array:
@@ -134,8 +143,12 @@ def _normalized(at: Events, e: Array, l: Array) -> Array:
 
 
 def finish(
-    at: Events, scale: float, state: State, apart: Array | None = None, sink: Array | None = None
-) -> tuple[Array, Array, Array]:
+    at: Events,
+    scale: float,
+    state: AnyState,
+    apart: Array | None = None,
+    sink: Array | None = None,
+) -> Results:
     """Return the output, the output before its last rounding, and L, for all rows of a head.
 
     For a row without a key these are 0, 0 and -inf, unless V is infinite
@@ -157,7 +170,7 @@ def finish(
         else _divided(at, o, l if apart is None else at.ops.xp.where(apart, as_it_is, l))
     )
     out = at(Site.OUT, wide)
-    return out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l))
+    return Results(out, wide, at(Site.LSE, log_sum_exp(at, scale, m, l)))
 
 
 def log_of_row_sum(at: Events, scale: float, m: Array, l: Array) -> Array:
@@ -177,16 +190,14 @@ def _divided(at: Events, o: Array, l: Array) -> Array:
     return register(at, Site.OI, at.ops.multiply(o, at(Site.INV, inverse(at, l))[:, None]))
 
 
-def without_rows_of_no_key(
-    at: Events, out: Array, wide: Array, lse: Array
-) -> tuple[Array, Array, Array]:
+def without_rows_of_no_key(at: Events, out: Array, wide: Array, lse: Array) -> Results:
     """Return the results of `finish` with 0, 0 and L = -inf in rows that see no key.
 
     Without this, 0 times an infinite V would make them NaN. In a call with sinks every row sees its
     sink, so nothing changes.
     """
     xp, rows = at.ops.xp, at.tile.rows
-    return (
+    return Results(
         xp.where(rows[:, None], out, 0.0),
         xp.where(rows[:, None], wide, 0.0),
         xp.where(rows, lse, -math.inf),
@@ -200,9 +211,7 @@ def finish_split(at: Events, scale: float, state: State) -> tuple[Array, Array]:
     return _divided(at, o, l), log_of_row_sum(at, scale, m, l)
 
 
-def combine(
-    at: Events, splits: Sequence[tuple[Events, Array, Array]]
-) -> tuple[Array, Array, Array]:
+def combine(at: Events, splits: Sequence[tuple[Events, Array, Array]]) -> Results:
     """Return the results of `finish` from those of the splits of the keys.
 
     Each split i has the results O_i and L_i. With M the largest L_i, L is M + ln sum_i exp(L_i -
@@ -216,7 +225,7 @@ def combine(
     for own, o_i, l_i in splits:
         w = own(Site.SW, weight(ops, l_i - finite(xp, lse)))
         o = own(Site.SO, ops.odd_sum(ops.multiply(w[:, None], o_i), o), kept=o)
-    return at(Site.OUT, o), o, lse
+    return Results(at(Site.OUT, o), o, lse)
 
 
 def delta(at: Events, do: Array, o: Array) -> Array:
@@ -282,25 +291,14 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     return Again(_normalized(at, e, l), s, e, l, x, share)
 
 
-def backward_tile(
-    at: Events,
-    scale: float,
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    lse: Array,
-    delta: Array,
-    dq: Array,
-    dk: Array,
-    dv: Array,
-) -> tuple[Array, Array, Array]:
+def backward_tile(at: Events, scale: float, x: Operands, sums: Sums) -> Sums:
     """Return dQ, dK and dV after one tile: arXiv 2307.08691, Algorithm 2, lines 10 to 16.
 
-    dq, dk and dv are the sums so far, to which the tile adds. The scale is applied at the end, or
+    `sums` are the sums so far, to which the tile adds. The scale is applied at the end, or
     where the plan's `gradient_scale` says. At a masked score P = 0, and DP and DPD are not rounded.
     Rows and keys without a visible score in this tile keep their sums unchanged.
     """
+    (q, k, v, do, lse, delta), (dq, dk, dv) = x, sums
     again = probabilities(at, scale, q, k, lse)
     p, ds = _score_gradients(at, scale, again, v, do, delta)
     of_queries = (
@@ -308,14 +306,13 @@ def backward_tile(
         if at.plan.dp_from_delta
         else ds
     )
-    return query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv)
+    return Sums(query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv))
 
 
-def score_gradients(
-    at: Events, scale: float, q: Array, k: Array, v: Array, do: Array, lse: Array, delta: Array
-) -> tuple[Array, Array]:
+def score_gradients(at: Events, scale: float, x: Operands) -> tuple[Array, Array]:
     """Return P, as the operand of dV, and dS = P (dP - delta), the operand of dQ and dK."""
-    return _score_gradients(at, scale, probabilities(at, scale, q, k, lse), v, do, delta)
+    again = probabilities(at, scale, x.q, x.k, x.lse)
+    return _score_gradients(at, scale, again, x.v, x.do, x.delta)
 
 
 def _score_gradients(

@@ -6,68 +6,52 @@ a multiple of G.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from roundscope.attention.alignment import (
-    Alignment,
-    alignment_given,
-    note_on,
-    shift_of,
-)
+from roundscope.attention.alignment import Alignment
 from roundscope.attention.arguments import (
-    block_given,
-    causal_given,
     check_forward_record,
     check_held_values,
     check_like_output,
     check_numbers,
     check_shapes,
-    engine_given,
-    injections_given,
-    is_of_jax,
     is_traced,
-    mask_given,
     plan_given,
     plans_given,
-    record_given,
-    scale_given,
     served_given,
 )
-from roundscope.attention.engines.layout import SIXTEEN_BITS
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.injection import FlipBit, Injection
-from roundscope.attention.places import (
-    Sizes,
-    check_forward,
-    check_injection,
-    check_place,
-    check_record,
-)
+from roundscope.attention.engines.protocol import Name as Engine
+from roundscope.attention.engines.protocol import differentiable, examining
+from roundscope.attention.events.recorder import Record, Seen
+from roundscope.attention.injection import Injection
+from roundscope.attention.places import check_forward
 from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.choices import DeltaFrom, Log2E
-from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.settings import (
+    Options,
+    check_delta_error,
+    check_many,
+    fused_heads,
+    heads_given,
+    mask_to_heads,
+    notes_of,
+    output_type,
+    plan_of_heads,
+    result_type,
+    setup_of,
+)
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles.blocks import check_blocks
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.attention.trace.summary import Part, Trace, trace_of
 from roundscope.emu.arrays import Array, Result
+from roundscope.emu.backends.ops import Array as CarrierArray
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans
 
-Engine = Literal["numpy", "xla", "pallas"]
-ENGINES = {
-    "numpy": "roundscope.attention.engines.numpy",
-    "xla": "roundscope.attention.engines.xla",
-    "pallas": "roundscope.attention.engines.kernels.engine",
-}
 _SUMMARIES = Record()
 
 
@@ -219,53 +203,48 @@ def attend(
         >>> bool((out[0, 0] == v[0, 0].astype(ml_dtypes.bfloat16)).all())
         True
     """
-    heads = _head_plans(plan)
+    heads = heads_given(plan)
     check_numbers(q=q, k=k, v=v)
     check_shapes(q, k, v)
-    like = plan_given(plan) if heads is None else _of_heads(heads, q, k, v, engine)
+    like = plan_given(plan) if heads is None else plan_of_heads(heads, q, k, v, engine)
     like = served_given(like, window, softcap, sinks, q.shape[2])
-    is_fused, asked = heads is not None and engine == "pallas", engine
-    setup, engine = _setup(
-        q,
-        k,
-        v,
-        like,
-        block_q,
-        block_k,
-        scale,
-        is_causal,
-        mask,
-        inject,
-        None,
-        engine if heads is None else "xla",
+    options = Options(
+        block_q=block_q,
+        block_k=block_k,
+        scale=scale,
+        is_causal=is_causal,
+        mask=mask,
+        inject=inject,
+        engine=engine if heads is None else "xla",
         alignment=alignment,
     )
+    setup, name = setup_of(q, k, v, like, options)
     if heads is not None:
         setup = replace(setup, scale=setup.whole_scale)
-        if is_fused:
-            engine = _fused_heads(setup, heads, q, k, v, mask)
+        if engine == "pallas":
+            name = fused_heads(setup, heads, q, k, v, mask)
     else:
         check_factors(setup.plan)
         check_held_values(setup.inject, setup.plan)
     if delta_error is not None:
-        _check_delta_error(delta_error, setup, engine, q, v)
+        check_delta_error(delta_error, setup, name, q, v)
     dtype = (
         result_type(q, k, v)
         if heads is not None
         else output_type(setup.plan, setup.inject, q, k, v)
     )
-    if engine == "numpy" and not any(map(is_traced, (q, k, v, mask, sinks))):
-        return _examine(setup, engine, q, k, v, None, mask, sinks).out.astype(dtype, copy=False)
+    inputs = Inputs(q, k, v, mask, sinks)
+    if name == "numpy" and not any(map(is_traced, inputs)):
+        return _examine(setup, name, inputs, None).out.astype(dtype, copy=False)
     from roundscope.attention.differentiable import attend_jax
     from roundscope.attention.engines import host
 
-    is_open, has_heads = asked is None and delta_error is None, heads is not None
-    if engine == "numpy":
+    is_open, has_heads = engine is None and delta_error is None, heads is not None
+    if name == "numpy":
         host.check()
     elif is_open and host.is_faster(setup, q.shape[0], has_head_plans=has_heads):
-        engine = "numpy"
-    run = host if engine == "numpy" else _engine(engine)
-    return attend_jax(run, setup, heads, dtype, q, k, v, mask, delta_error, sinks)
+        name = "numpy"
+    return attend_jax(differentiable(name), setup, heads, dtype, inputs, delta_error)
 
 
 def examine(
@@ -328,346 +307,94 @@ def examine(
     """
     check_numbers(q=q, k=k, v=v, do=do)
     check_shapes(q, k, v)
-    plans, many, asked = plans_given(plan), not isinstance(plan, (Plan, str)), engine
+    plans, many = plans_given(plan), not isinstance(plan, (Plan, str))
     plans = [served_given(p, window, softcap, sinks, q.shape[2]) for p in plans]
+    options = Options(
+        block_q=block_q,
+        block_k=block_k,
+        scale=scale,
+        is_causal=is_causal,
+        mask=mask,
+        inject=inject,
+        record=record,
+        engine=engine,
+        alignment=alignment,
+    )
     batch = 1 if many else None  # a batch entry with its own plan is a separate call
-    setups = [
-        _setup(
-            q,
-            k,
-            v,
-            p,
-            block_q,
-            block_k,
-            scale,
-            is_causal,
-            mask,
-            inject,
-            record,
-            engine,
-            batch=batch,
-            alignment=alignment,
-        )
-        for p in plans
-    ]
+    setups = [setup_of(q, k, v, p, options, batch) for p in plans]
     for p in plans:
         check_factors(p)
         check_held_values(setups[0][0].inject, p)
-    setup, engine = setups[0]
+    setup, name = setups[0]
     notes = notes_of(setup, alignment, (q, k, v))
     if do is None:
         check_forward_record(setup.record)
-    inside = any(map(is_traced, (q, k, v, do, mask, sinks)))
-    if engine == "numpy" and inside:
+    inputs = Inputs(q, k, v, mask, sinks)
+    inside = any(map(is_traced, (*inputs, do)))
+    if name == "numpy" and inside:
         raise ValueError(
             "engine='numpy': examine has no numbers inside jit, grad or vmap; call it outside, or"
             " attend, which NumPy computes there too"
         )
     if many:
-        _check_many(q, plans, setup.inject, engine)
+        check_many(q, plans, setup.inject, name)
     if do is not None:
         check_like_output("do", do, (*q.shape[:3], v.shape[3]))
-    if engine == "xla" and asked is None and not (many or inside):
+    if name == "xla" and engine is None and not (many or inside):
         from roundscope.attention.engines import host
 
         if host.is_faster(setup, q.shape[0]):
-            found = host.of_jax(_examine(setup, "numpy", q, k, v, do, mask, sinks))
-            return replace(found, notes=notes)
-    found = _examine(
-        tuple(s for s, _ in setups) if many else setup, engine, q, k, v, do, mask, sinks
-    )
+            return replace(host.of_jax(_examine(setup, "numpy", inputs, do)), notes=notes)
+    found = _examine(tuple(s for s, _ in setups) if many else setup, name, inputs, do)
     return replace(found, notes=notes)
 
 
-def _head_plans(plan: Any) -> HeadPlans | None:
-    """The argument if it is `attention.plans.traced.HeadPlans`: who has made any has imported
-    them.
-    """
-    module = sys.modules.get("roundscope.attention.plans.traced")
-    made = getattr(module, "HeadPlans", None)  # another thread may just be importing it
-    return plan if made is not None and isinstance(plan, made) else None
-
-
-def _of_heads(plans: HeadPlans, q: Array, k: Array, v: Array, engine: Engine | None) -> Plan:
-    """Return the plan that stands for all plans of heads while the program is compiled."""
-    check_shapes(q, k, v)
-    engine_given(engine)
-    if plans.table.shape[0] != q.shape[2]:
-        raise ValueError(
-            f"plan: {plans.table.shape[0]} plans, must be one for each of the {q.shape[2]} heads"
-            " of q"
-        )
-    if engine == "numpy":
-        raise ValueError(
-            "plan: a plan per head runs under xla or pallas, without a record; use examine with a"
-            " single plan to trace"
-        )
-    return plans.like
-
-
-def _fused_heads(
-    setup: Setup, plans: HeadPlans, q: Any, k: Any, v: Any, mask: Any
-) -> Literal["pallas"]:
-    """Return the fused engine. Raises ValueError unless its kernels run the plans of all heads."""
-    from roundscope.attention.engines.kernels.several import check_heads
-
-    traced = any(map(is_traced, (q, k, v, mask)))
-    check_heads(setup, plans, (q.shape[3], v.shape[3]), mask, traced)
-    return "pallas"
-
-
-def setup_of_heads(
-    q: Any, k: Any, v: Any, plans: HeadPlans, block_q: int, block_k: int, is_causal: bool
-) -> Setup:
-    """Return the setup of a call whose plans per head are data."""
-    like = served_given(_of_heads(plans, q, k, v, None), None, None, None, q.shape[2])
-    setup, _ = _setup(q, k, v, like, block_q, block_k, None, is_causal, None, (), None, "xla")
-    return replace(setup, scale=setup.whole_scale)
-
-
-def notes_of(setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...]) -> tuple[str, ...]:
-    """Return what is to be said of a call before its numbers (`Examined.notes`)."""
-    call: dict[str, Any] = {"is_causal": setup.is_causal, "window": setup.plan.window}
-    aligned = note_on(alignment, setup.queries, setup.keys, **call)
-    notes = aligned, note_on_types(setup.plan, (str(x.dtype) for x in qkv))
-    return tuple(note for note in notes if note is not None)
-
-
-def _check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Engine) -> None:
-    if len(plans) != q.shape[0]:
-        raise ValueError(
-            f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q"
-        )
-    for n, p in enumerate(plans):
-        if (p.pv_into_o, p.normalise_first) != (plans[0].pv_into_o, plans[0].normalise_first):
-            raise ValueError(
-                f"plan: entries 0 and {n} have different events (pv_into_o, normalise_first); call"
-                " them separately"
-            )
-    if engine in ("xla", "pallas") and any(isinstance(i.what, FlipBit) for i in inject):
-        raise ValueError("inject: FlipBit needs one format; give a single plan, or engine='numpy'")
-
-
-def _setup(
-    q: Any,
-    k: Any,
-    v: Any,
-    plan: Any,
-    block_q: int,
-    block_k: int,
-    scale: float | None,
-    is_causal: bool,
-    mask: Any,
-    inject: Any,
-    record: Record | None,
-    engine: Engine | None,
-    *,
-    batch: int | None = None,
-    alignment: Alignment | None = None,
-) -> tuple[Setup, Engine]:
-    """Return the setup of a call after all checks, and the engine that runs it.
-
-    batch  how many batch entries are numbered together, for random bits and places; None for all
-    """
-    check_shapes(q, k, v)
-    plan = plan_given(plan)
-    block_q, block_k = block_given("block_q", block_q), block_given("block_k", block_k)
-    if plan.fused_without_mask and mask is None and not is_causal and not plan.window:
-        plan = replace(plan, fused_exponent=True)
-    if plan.normalise_first:
-        block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
-    inject, record = injections_given(inject), record_given(record)
-    scale, whole_scale = scale_given(
-        scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24
-    )
-    alignment, is_causal = alignment_given(alignment), causal_given(is_causal)
-    is_placed = is_causal or plan.window > 0
-    setup = Setup(
-        plan=plan,
-        queries=q.shape[1],
-        keys=k.shape[1],
-        block_q=min(block_q, q.shape[1]),
-        block_k=min(block_k, k.shape[1]),
-        heads=q.shape[2],
-        key_heads=k.shape[2],
-        scale=scale,
-        whole_scale=whole_scale,
-        is_causal=is_causal,
-        shift=shift_of(alignment, q.shape[1], k.shape[1]) if is_placed else 0,
-        inject=inject,
-        record=record,
-    )
-    engine_given(engine)
-    check_blocks(setup)
-    _check_asked(setup, batch or q.shape[0], (q.shape[3], v.shape[3]), mask is not None)
-    return setup, _engine_of(setup, q, k, v, mask, engine)
-
-
-def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: bool) -> None:
-    """Raises ValueError for injections and records of what the call does not have, and for a
-    negative scale that the plan does not take.
-    """
-    if setup.plan.scale_roots and setup.whole_scale < 0.0:
-        raise ValueError(
-            f"scale={setup.whole_scale:g}: {setup.plan.name} multiplies q and k with its root; give"
-            " a positive scale"
-        )
-    if setup.of_scores < 0.0 and setup.plan.log2_e is Log2E.MAXIMUM and not setup.plan.softcap:
-        is_missing = has_mask or setup.has_structure or setup.keys % setup.block_k
-        if is_missing:
-            raise ValueError(
-                f"scale={setup.whole_scale:g}: {setup.plan.name} keeps the maximum of unscaled"
-                " scores (log2_e=maximum), and a masked score, or one that pads a tile, -inf, is"
-                " inf after a negative scale: its kernel returns NaN; give -q and a positive scale,"
-                " or a plan with log2_e=scale"
-            )
-    sizes = Sizes(
-        batch,
-        setup.queries,
-        setup.keys,
-        setup.heads,
-        setup.key_heads,
-        *features,
-        setup.block_q,
-        setup.block_k,
-    )
-    for injection in setup.inject:
-        check_injection(injection, setup.plan)
-        try:
-            check_place(injection, sizes)
-        except ValueError as error:
-            raise ValueError(f"inject {error}") from None
-    if setup.record is not None:
-        check_record(setup.record, setup.plan)
-
-
-def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Engine | None) -> Engine:
-    """The engine asked for, or that of the arrays. Raises ValueError for what it does not run."""
-    traced = any(map(is_traced, (q, k, v, mask)))
-    if setup.record is not None and traced:
-        raise ValueError(
-            "record: inside jit, grad or vmap there are no numbers to look at; call examine"
-            " outside, or attend, which records nothing"
-        )
-    if engine == "pallas":
-        from roundscope.attention.engines.kernels.fit import check
-
-        check(setup, (q.shape[3], v.shape[3]), mask, traced)
-    return engine or ("xla" if traced or any(map(is_of_jax, (q, k, v))) else "numpy")
-
-
-def _engine(name: Engine) -> Any:
-    """The module that runs heads."""
-    return importlib.import_module(ENGINES[name])
-
-
-def _check_delta_error(error: Any, setup: Setup, engine: Engine, q: Any, v: Any) -> None:
-    if engine != "xla":
-        raise ValueError(
-            "delta_error: an error as data needs engine='xla'; to trace an error, inject at OD"
-        )
-    if setup.plan.delta_from not in (DeltaFrom.OUT, DeltaFrom.WIDE_O):
-        raise ValueError(
-            f"delta_error: delta_from={setup.plan.delta_from} reads no output; use delta_from=OUT"
-            " or O"
-        )
-    check_like_output("delta_error", error, (*q.shape[:3], v.shape[3]))
-
-
 def _examine(
-    setups: Setup | tuple[Setup, ...],
-    engine: Engine,
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
-    mask: Any,
-    sinks: Any,
+    setups: Setup | tuple[Setup, ...], engine: Engine, given: Inputs, do: Array | None
 ) -> Examined:
-    run = _engine(engine)
-    setup, each = run.prepare(setups)
+    """Return the results of a call and its trace; given: the arrays of the caller."""
+    run = examining(engine)
+    setup, plans = run.prepare(setups)
     if do is None:
         check_forward(setup.inject)
+    q, k, v, mask, sinks = given
     dtype = result_type(q, k, v)
     b, (n, g) = q.shape[0], (q.shape[2], k.shape[2])
-    inputs = {Site.Q: q, Site.K: k, Site.V: v} | ({} if do is None else {Site.DO: do})
-    rounded, parts = {}, []
+    parts: list[Part] = []
 
-    def part(heads: int, whole: Any, tiles: Any = None, backward: bool = False) -> Part:
-        return Part(
-            (b, heads),
-            heads if isinstance(setups, tuple) else b * heads,
-            whole or {},
-            tiles or {},
-            backward,
-        )
+    def keep(heads: int, whole: Seen, tiles: Seen | None = None, *, backward: bool = False) -> None:
+        number = heads if isinstance(setups, tuple) else b * heads
+        parts.append(Part((b, heads), number, whole, tiles or {}, backward))
 
-    for site, x in inputs.items():
-        heads = run.enter(x, setup.block_k if site in (Site.K, Site.V) else setup.block_q)
-        rounded[site], seen = run.round_inputs(setup, site, heads, each)
-        parts.append(part(x.shape[2], seen))
-    heads_mask = mask_to_heads(setup, mask, b, n)
-    qkv = rounded[Site.Q], rounded[Site.K], rounded[Site.V]
-    more = () if sinks is None else (run.enter_sinks(sinks, b),)
-    (out, wide, lse), seen = run.forward(setup, *qkv, heads_mask, each, *more)
-    parts.append(part(n, seen["whole"], seen["tiles"]))
-    gradients: tuple[Any, ...] = (None, None, None, None)
+    def rounded(site: Site, x: Array) -> CarrierArray:
+        block = setup.block_k if site in (Site.K, Site.V) else setup.block_q
+        heads, seen = run.round_inputs(setup, site, run.enter(x, block), plans)
+        keep(x.shape[2], seen)
+        return heads
+
+    own_q, own_k, own_v = rounded(Site.Q, q), rounded(Site.K, k), rounded(Site.V, v)
+    own_do = None if do is None else rounded(Site.DO, do)
+    sink = None if sinks is None else run.enter_sinks(sinks, b)
+    inputs = Inputs(own_q, own_k, own_v, mask_to_heads(setup, mask, b, n), sink)
+    results, seen = run.forward(setup, inputs, plans)
+    keep(n, seen["whole"], seen["tiles"])
+    gradients: dict[str, Any] = dict.fromkeys(Gradients._fields)
     dsinks = None
     if do is not None:
-        keys = qkv[1]
         if setup.plan.scaled_keys:
-            keys, seen = run.round_inputs(setup, Site.KC, keys, each)
-            parts.append(part(g, seen))
-        (dq, dk, dv, delta), seen = run.backward(
-            setup, qkv[0], keys, qkv[2], heads_mask, out, wide, lse, rounded[Site.DO], each, *more
-        )
-        parts += [part(n, seen["whole"], seen["tiles"], backward=True), part(g, seen["keys"])]
-        if more:
-            dsinks, seen = run.sink_gradients(setup, *more, lse, delta, each)
-            dsinks = run.leave_sinks(dsinks, b, dtype)
-            parts.append(part(n, seen, backward=True))
+            keys, of_keys = run.round_inputs(setup, Site.KC, inputs.k, plans)
+            inputs = inputs._replace(k=keys)
+            keep(g, of_keys)
+        found, seen = run.backward(setup, Residuals(inputs, results), own_do, plans)
+        keep(n, seen["whole"], seen["tiles"], backward=True)
+        keep(g, seen["keys"])
+        if sink is not None:
+            own_sinks, of_sinks = run.sink_gradients(setup, sink, results.lse, found.delta, plans)
+            dsinks = run.leave_sinks(own_sinks, b, dtype)
+            keep(n, of_sinks, backward=True)
         sizes = setup.queries, setup.keys, setup.keys, setup.queries
-        gradients = tuple(
-            run.leave(x, b, size, dtype) for x, size in zip((dq, dk, dv, delta), sizes, strict=True)
-        )
+        left = (run.leave(x, b, size, dtype) for x, size in zip(found, sizes, strict=True))
+        gradients = Gradients(*left)._asdict()
     trace = trace_of(setup, parts, (k.shape[3], v.shape[3]))
-    out, lse = (run.leave(x, b, setup.queries, dtype) for x in (out, lse))
-    dq, dk, dv, delta = gradients
-    return Examined(out=out, lse=lse, dq=dq, dk=dk, dv=dv, delta=delta, trace=trace, dsinks=dsinks)
-
-
-def output_type(plan: Plan, inject: Sequence[Injection], q: Array, k: Array, v: Array) -> Any:
-    """Return the dtype of `attend`'s output: that of 16-bit q, k, v where nothing is lost."""
-    holder, made = SIXTEEN_BITS.get(np.dtype(q.dtype)), plan[Site.OUT].format
-    is_kept = (
-        holder is not None
-        and k.dtype == q.dtype == v.dtype
-        and holder.holds(made)
-        and plan.block(Site.OUT) is None
-        and all(injection.site is not Site.OUT for injection in inject)
-    )
-    return np.dtype(q.dtype) if is_kept else result_type(q, k, v)
-
-
-def result_type(*arrays: Array) -> Any:
-    """Return float64 if any input is, else float32."""
-    return np.float64 if any(x.dtype == np.float64 for x in arrays) else np.float32
-
-
-def mask_to_heads(setup: Setup, mask: Any, batch: int, heads: int) -> Any:
-    """A mask broadcastable to (B, N, T, S) -> (B N, T, S), padded to whole tiles with False: NumPy,
-    or JAX where it is traced.
-    """
-    if mask is None:
-        return None
-    mask = mask_given(mask)
-    xp = mask.__array_namespace__()
-    shape = (batch, heads, setup.queries, setup.keys)
-    try:
-        full = xp.broadcast_to(mask, shape).reshape(-1, *shape[2:])
-    except ValueError:
-        raise ValueError(
-            f"mask: shape {mask.shape}, must broadcast to (batch, heads, queries, keys) = {shape}"
-        ) from None
-    rows, keys = setup.query_tiles * setup.block_q, setup.key_tiles * setup.block_k
-    return xp.pad(full, ((0, 0), (0, rows - setup.queries), (0, keys - setup.keys)))
+    out, lse = (run.leave(x, b, setup.queries, dtype) for x in (results.out, results.lse))
+    return Examined(out=out, lse=lse, trace=trace, dsinks=dsinks, **gradients)

@@ -8,10 +8,11 @@ import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from roundscope.attention.engines.protocol import Name
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.injections import check_held
 from roundscope.attention.injection import Injection
@@ -24,7 +25,7 @@ from roundscope.emu.shown import shown
 
 ROWS = 2**31  # of a tile, at most
 WIDEST = 8  # bytes of a number that enters exactly
-ENGINES = ("numpy", "xla", "pallas")
+ENGINES = get_args(Name)
 
 
 class NotFused(ValueError):
@@ -72,7 +73,8 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
 
 def check_floats(name: str, x: Any) -> None:
     """Raise TypeError if x is not an array of floats of at most 64 bits."""
-    if not isinstance(x, np.ndarray | np.generic) and not _is_of_a_library(x):
+    is_array = isinstance(x, np.ndarray | np.generic) or is_of_jax(x) or _is_of_torch(x)
+    if not is_array and type(x).__name__ != "ShapeDtypeStruct":
         what = "None" if x is None else f"a {type(x).__name__}"
         raise TypeError(
             f"{name}: {what}, must be an array of floats; numpy.asarray(x, 'float32') makes one"
@@ -321,18 +323,12 @@ def mask_given(mask: Any) -> Any:
 
 
 def _is_of_torch(x: Any) -> bool:
-    """Return whether x is a tensor of PyTorch."""
     return type(x).__module__.partition(".")[0] == "torch"
 
 
 def is_traced(x: Any) -> bool:
     """Return whether x is a traced array of JAX, which has a shape and a type but no values."""
     return "jax" in sys.modules and isinstance(x, sys.modules["jax"].core.Tracer)
-
-
-def _is_of_a_library(x: Any) -> bool:
-    """Return whether x is of JAX, an array or the shape of one, or a tensor of PyTorch."""
-    return is_of_jax(x) or _is_of_torch(x) or type(x).__name__ == "ShapeDtypeStruct"
 
 
 def is_of_jax(x: Any) -> bool:

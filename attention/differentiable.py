@@ -3,75 +3,86 @@
 `pulled` is the same forward and backward as one function, for a plan per head.
 """
 
+from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from roundscope.attention.api import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.arguments import check_like_output, check_shapes
-from roundscope.attention.engines import xla as run
+from roundscope.attention.engines import xla
 from roundscope.attention.engines.layout import SIXTEEN_BITS
+from roundscope.attention.engines.protocol import Differentiable, Plans
 from roundscope.attention.plans.traced import HeadPlans
+from roundscope.attention.settings import mask_to_heads, result_type, setup_of_heads
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.ops import Array as CarrierArray
 from roundscope.emu.shown import shown
 
-Types: TypeAlias = tuple[Any, ...]  # the data types of q, k, v, and of sinks if the call has them
-# what the forward keeps for the backward: the plans of heads (or None); the mask; (sinks,) or ();
-# the error of the output; and q, k, v and the results as the engine's `stored` returns them
-Residuals: TypeAlias = tuple[Any, ...]
-Each: TypeAlias = Any  # the plans of heads, as the engine's `by_head` returns them, or None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What is fixed while a call is differentiated.
+
+    engine  what runs heads
+    setup   the setup of the call, already checked
+    types   the data types of q, k and v, and of sinks, None in a call without them
+    output  the data type of the output
+    """
+
+    engine: Differentiable
+    setup: Setup
+    types: tuple[Any, ...]
+    output: Any
+
+
+class _Kept(NamedTuple):
+    """What the forward keeps for the backward.
+
+    plans  the plans of heads, as the engine's `by_head` returns them, or None
+    error  what the backward adds to the output that delta reads, (B, T, N, Hv), or None
+    given  the rounded inputs and the results, as the engine's `stored` returns them
+    """
+
+    plans: Plans
+    error: Array | None
+    given: Residuals
 
 
 def attend_jax(
-    engine: ModuleType,
+    engine: Differentiable,
     setup: Setup,
     plans: HeadPlans | None,
     output: Any,
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: "AnyArray | None",
-    delta_error: "AnyArray | None" = None,
-    sinks: "AnyArray | None" = None,
+    inputs: Inputs,
+    delta_error: AnyArray | None = None,
 ) -> Array:
     """Return the output (B, T, N, Hv), differentiable; gradients have the types of the inputs.
 
-    engine       the module that runs heads: `attention.engines.xla`, `host` or `kernels.engine`
+    engine       what runs heads
     setup        the setup of the call, already checked
     plans        a plan for each head as data, or None for the plan of the setup
     output       the dtype of the output
-    q, k, v      (B, T, N, H), (B, S, G, H) and (B, S, G, Hv)
-    mask         as for `attend`, or None
+    inputs       q, k, v (B, T, N, H), (B, S, G, H) and (B, S, G, Hv); the mask as for `attend`, or
+                 None; and the sinks (N,) or None
     delta_error  (B, T, N, Hv) or None: what the backward adds to the output that delta reads
-    sinks        (N,) or None
     """
+    q, k, v, mask, sinks = inputs
     dtype = result_type(q, k, v)
     with jax.enable_x64(dtype == jnp.float64 or bool(jax.config.read("jax_enable_x64"))):
         q, k, v = (_entering(jnp.asarray(x), dtype) for x in (q, k, v))
         error = None if delta_error is None else jnp.asarray(delta_error).astype(dtype)
         sinks = None if sinks is None else jnp.asarray(sinks)
     each = None if plans is None else engine.by_head(setup, plans, q.shape[0])
-    types = tuple(x.dtype for x in (q, k, v, *(() if sinks is None else (sinks,))))
-    return _attend(
-        engine,
-        setup,
-        types,
-        output,
-        each,
-        q,
-        k,
-        v,
-        mask_to_heads(setup, mask, q.shape[0], q.shape[2]),
-        error,
-        sinks,
-    )
+    types = tuple(None if x is None else x.dtype for x in (q, k, v, sinks))
+    call = _Call(engine=engine, setup=setup, types=types, output=output)
+    masked = mask_to_heads(setup, mask, q.shape[0], q.shape[2])
+    return _attend(call, each, Inputs(q, k, v, masked, sinks), error)
 
 
 def _entering(x: Array, dtype: Any) -> Array:
@@ -80,107 +91,84 @@ def _entering(x: Array, dtype: Any) -> Array:
     return x if x.dtype == dtype or (is_narrow and dtype == jnp.float32) else x.astype(dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _attend(
-    engine: ModuleType,
-    setup: Setup,
-    types: Types,
-    output: Any,
-    each: Each,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    error: Array | None,
-    sinks: Array | None,
-) -> Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: _Call, plans: Plans, inputs: Inputs, error: Array | None) -> Array:
     """Return the output; its derivative is `_backward`."""
-    return _forward(engine, setup, output, each, q, k, v, mask, error, sinks)[0]
+    return _forward(call, plans, inputs, error)[0]
 
 
 def _forward(
-    engine: ModuleType,
-    setup: Setup,
-    output: Any,
-    each: Each,
-    q: AnyArray,
-    k: AnyArray,
-    v: AnyArray,
-    mask: Array | None,
-    error: Array | None = None,
-    sinks: Array | None = None,
-) -> tuple[Array, Residuals]:
+    call: _Call, plans: Plans, inputs: Inputs, error: Array | None = None
+) -> tuple[Array, _Kept]:
     """Return the output, and what the backward needs."""
-    inputs = ((Site.Q, q, setup.block_q), (Site.K, k, setup.block_k), (Site.V, v, setup.block_k))
-    rounded = [_rounded(engine, setup, site, x, block, each) for site, x, block in inputs]
-    of_sinks = () if sinks is None else (run.enter_sinks(sinks, q.shape[0]),)
-    results, _ = engine.forward(setup, *rounded, mask, each, *of_sinks)
-    result = engine.leave(results[0], q.shape[0], setup.queries, output)
-    return result, (each, mask, of_sinks, error, engine.stored(setup, each, (*rounded, *results)))
+    engine, setup, batch = call.engine, call.setup, inputs.q.shape[0]
+    blocks = ((Site.Q, setup.block_q), (Site.K, setup.block_k), (Site.V, setup.block_k))
+    own = zip(blocks, inputs[:3], strict=True)
+    q, k, v = (_rounded(call, site, x, block, plans) for (site, block), x in own)
+    sinks = None if inputs.sink is None else engine.enter_sinks(inputs.sink, batch)
+    rounded = Inputs(q, k, v, inputs.mask, sinks)
+    results, _ = engine.forward(setup, rounded, plans)
+    output: Any = engine.leave(results.out, batch, setup.queries, call.output)
+    return output, _Kept(plans, error, engine.stored(setup, plans, Residuals(rounded, results)))
 
 
-def _rounded(
-    engine: ModuleType, setup: Setup, site: Site, x: AnyArray, block: int, each: Each
-) -> Array:
+def _rounded(call: _Call, site: Site, x: AnyArray, block: int, plans: Plans) -> CarrierArray:
     """Return the heads of an input after its event.
 
     The event is left out where it keeps every number of the input's 16-bit type.
     """
+    engine, setup = call.engine, call.setup
     r = setup.plan[site]
     is_plain = (
-        each is None
+        plans is None
         and setup.plan.block(site) is None
         and all(injection.site is not site for injection in setup.inject)
     )
     x = engine.cast(r, x) if is_plain else x
     heads, own = engine.enter(x, block), SIXTEEN_BITS.get(x.dtype)
     is_kept = is_plain and own is not None and r.keeps_specials and r.format.holds(own)
-    found: Array = heads if is_kept else engine.round_inputs(setup, site, heads, each)[0]
-    return found
+    return heads if is_kept else engine.round_inputs(setup, site, heads, plans)[0]
 
 
-def _backward(
-    engine: ModuleType, setup: Setup, types: Types, output: Any, residuals: Residuals, do: Array
-) -> tuple[None, Array, Array, Array, None, None, Array | None]:
+def _backward(call: _Call, kept: _Kept, do: Array) -> tuple[None, Inputs, None]:
     """Return the gradient of each argument of `_attend` that is data, in its own type."""
-    dq, dk, dv, _, *dsinks = _gradients(engine, setup, residuals, do, types)
-    found = [
-        x if x.dtype == dtype else x.astype(dtype)
-        for x, dtype in zip((dq, dk, dv, *dsinks), types, strict=True)
-    ]
-    return None, found[0], found[1], found[2], None, None, found[3] if dsinks else None
+    gradients, dsinks = _gradients(call, kept, do)
+    given = gradients.dq, gradients.dk, gradients.dv, dsinks
+    dq, dk, dv, dsink = (
+        x if x is None or x.dtype == dtype else x.astype(dtype)
+        for x, dtype in zip(given, call.types, strict=True)
+    )
+    return None, Inputs(dq, dk, dv, None, dsink), None
 
 
-def _gradients(
-    engine: ModuleType, setup: Setup, residuals: Residuals, do: Array, types: Types | None = None
-) -> tuple[Array, ...]:
+def _gradients(call: _Call, kept: _Kept, do: Array) -> tuple[Gradients, Array | None]:
     """Return dQ, dK, dV and delta, and in calls with sinks their gradient, (N,).
 
-    types: the types of q, k and v. A gradient has this type if it is a 16-bit type that holds all
-    its numbers; otherwise it has the type that do calls for.
+    A gradient has the type of its input if that is a 16-bit type that holds all its numbers;
+    otherwise it has the type that do calls for.
     """
-    each, mask, sinks, error, stored = residuals
-    q, k, v, out, wide, lse = engine.loaded(stored)
-    if error is not None:  # the backward reads the output for delta alone
-        out, wide = run.moved(setup, (out, wide), error)
-    do_heads = _rounded(engine, setup, Site.DO, do, setup.block_q, each)
+    engine, setup, plans, batch = call.engine, call.setup, kept.plans, do.shape[0]
+    inputs, results = engine.loaded(kept.given)
+    read = results
+    if kept.error is not None:  # the backward reads the output for delta alone
+        read = xla.moved(setup, results, kept.error)
+    do_heads = _rounded(call, Site.DO, do, setup.block_q, plans)
     if setup.plan.scaled_keys:
-        k, _ = engine.round_inputs(setup, Site.KC, k, each)
+        inputs = inputs._replace(k=engine.round_inputs(setup, Site.KC, inputs.k, plans)[0])
     dtype = result_type(do)
-    found, _ = engine.backward(setup, q, k, v, mask, out, wide, lse, do_heads, each, *sinks)
+    found, _ = engine.backward(setup, Residuals(inputs, read), do_heads, plans)
     sizes = setup.queries, setup.keys, setup.keys, setup.queries
     sites = Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT
     own = [dtype] * len(sites)
-    if types is not None and each is None:
-        own = [_held_by(setup, *x, dtype) for x in zip(sites, types, strict=False)]
-    gradients = tuple(
-        engine.leave(x, do.shape[0], size, left)
-        for x, size, left in zip(found, sizes, (*own, dtype), strict=True)
-    )
-    if not sinks:
-        return gradients
-    of_heads, _ = run.sink_gradients(setup, *sinks, lse, found[3], each)
-    return *gradients, run.leave_sinks(of_heads, do.shape[0], dtype)
+    if plans is None:
+        own = [_held_by(setup, *x, dtype) for x in zip(sites, call.types[:3], strict=True)]
+    left = zip(found, sizes, (*own, dtype), strict=True)
+    gradients = Gradients(*(engine.leave(x, batch, size, kind) for x, size, kind in left))
+    if inputs.sink is None:
+        return gradients, None
+    of_heads, _ = engine.sink_gradients(setup, inputs.sink, results.lse, found.delta, plans)
+    dsinks: Any = engine.leave_sinks(of_heads, batch, dtype)
+    return gradients, dsinks
 
 
 def _held_by(setup: Setup, site: Site, dtype: Any, wide: Any) -> Any:
@@ -207,11 +195,10 @@ def _refused(primals: Any, tangents: Any) -> Any:
     )
 
 
-def _saved(
-    engine: ModuleType, setup: Setup, types: Types, output: Any, each: Each, *x: Any
-) -> tuple[Array, Residuals]:
+def _saved(call: _Call, plans: Plans, inputs: Inputs, error: Array | None) -> tuple[Array, _Kept]:
     """Return what `_forward` does, of q, k and v that are differentiated once."""
-    return _forward(engine, setup, output, each, *_once(*x[:3]), *x[3:])
+    q, k, v = _once(*inputs[:3])
+    return _forward(call, plans, inputs._replace(q=q, k=k, v=v), error)
 
 
 _attend.defvjp(_saved, _backward)
@@ -276,9 +263,8 @@ def pulled(
     check_like_output("do", do, (*q.shape[:3], v.shape[3]))
     setup = setup_of_heads(q, k, v, plan, block_q, block_k, is_causal)
     dtype = result_type(q, k, v)
-    each = run.by_head(setup, plan, q.shape[0])
-    out, residuals = _forward(run, setup, dtype, each, q, k, v, None)
-    dq, dk, dv, delta = _gradients(run, setup, residuals, jnp.asarray(do).astype(dtype))
-    return Pulled(
-        out, run.leave(residuals[-1][-1], q.shape[0], setup.queries, dtype), dq, dk, dv, delta
-    )
+    call = _Call(engine=xla, setup=setup, types=(dtype, dtype, dtype, None), output=dtype)
+    out, kept = _forward(call, xla.by_head(setup, plan, q.shape[0]), Inputs(q, k, v))
+    (dq, dk, dv, delta), _ = _gradients(call, kept, jnp.asarray(do).astype(dtype))
+    lse = xla.leave(kept.given.results.lse, q.shape[0], setup.queries, dtype)
+    return Pulled(out, lse, dq, dk, dv, delta)

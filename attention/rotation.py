@@ -16,7 +16,7 @@ from roundscope.attention.arguments import check_floats
 from roundscope.emu.arrays import Array, Result
 from roundscope.emu.backends import ops
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.roundings.threefry import random31
+from roundscope.emu.roundings.random import random31
 
 
 def rotated(q: Array, k: Array, *, seed: int = 0) -> tuple[Result, Result]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.alignment import Alignment, visible_keys
-from roundscope.attention.api import Engine, examine
+from roundscope.attention.api import examine
 from roundscope.attention.arguments import (
     check_numbers,
     check_shapes,
@@ -16,6 +16,7 @@ from roundscope.attention.arguments import (
     scale_given,
     served_given,
 )
+from roundscope.attention.engines.protocol import Name as Engine
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import ScaleOfGradient

@@ -661,7 +661,7 @@ def _ops(x: AnyArray) -> Ops:
 def _enter(x: AnyArray) -> AnyArray:
     """Return x in float64, exactly; for JAX arrays, 64-bit types must be enabled."""
     if _is_jax(x):
-        from roundscope.emu.backends.xla.widths import widen
+        from roundscope.emu.backends.xla.rounding import widen
 
         return x if x.dtype == np.float64 else widen(x)
     return x.astype(np.float64)
@@ -672,7 +672,7 @@ def _leave(ops: Ops, y: AnyArray, dtype: Any) -> AnyArray:
 
     64-bit types must be enabled.
     """
-    from roundscope.emu.backends.xla.widths import narrow
+    from roundscope.emu.backends.xla.rounding import narrow
 
     return y if dtype == np.float64 else narrow(ops.round(y, BINARY32, None))
 

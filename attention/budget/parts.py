@@ -60,7 +60,7 @@ def sum_part(plan: Plan, site: Site) -> Part:
     return Part(
         name=f"{site}.step",
         places=((site, True),),
-        how=_adding(plan.accumulator(site)),
+        how=accumulator_words(plan.accumulator(site)).removeprefix("tensor-core:"),
         formula=f"additions of {site.formula}",
     )
 
@@ -74,10 +74,6 @@ def together(parts: list[Part], what: str) -> Part:
         how=ways[0] if len(ways) == 1 else "several",
         formula=" ".join(p.name for p in parts),
     )
-
-
-def _adding(accumulator: Accumulator) -> str:
-    return accumulator_words(accumulator).removeprefix("tensor-core:")
 
 
 def rounding_parts(plan: Plan, inexact: Container[str], backward: bool) -> list[Part]:
@@ -160,13 +156,13 @@ def repair(plan: Plan, part: Part) -> list[str]:
     for site, step in part.places:
         event = plan.event(site)
         if not step and (better := _unbiased(event)) != event:
-            alike = [x for x in Site if x is site or (_has_scale(event) and plan.event(x) == event)]
+            alike = [
+                x
+                for x in Site
+                if x is site or (isinstance(event, BlockFormat) and plan.event(x) == event)
+            ]
             words += [f"{x}={spelled(better)}" for x in alike]
     return list(dict.fromkeys(words))
-
-
-def _has_scale(event: Event) -> bool:
-    return isinstance(event, BlockFormat)
 
 
 def _unbiased(event: Event) -> Event:

@@ -13,6 +13,7 @@ import pickle
 import time
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
+from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -126,13 +127,10 @@ _registering = Lock()
 def _register() -> None:
     """Let XLA know the handler, once in a process."""
     with _registering:
-        if not _code:
-            _code.append(_entered())
+        _entered()
 
 
-_code: list[Any] = []  # what owns the machine code
-
-
+@cache
 def _entered() -> Any:
     """Compile and register what XLA calls; return what owns the machine code."""
     llvm.initialize_native_target()
@@ -299,7 +297,6 @@ def _run(frame: Any) -> None:
 
 
 def _arrays(buffers: Any) -> list[np.ndarray]:
-    """Return arrays in the memory of a program."""
     return [_array(buffers.each[n].contents) for n in range(buffers.count)]
 
 

@@ -1,57 +1,68 @@
-"""Tiles of the NumPy engine as compiled programs, which give the same bits.
+"""Tiles of the NumPy engine as compiled programs, which give the same bits; and heads in step.
 
 A step of a tile is traced once for a setup and compiled (`emu.backends.fused`). Calls that a
 program does not cover run as before: injections, random bits, formats in blocks, samples of a
 trace, sums in other orders, and tiles with infinities or NaN in a sum on tensor cores.
+
+The heads of a call run in step: a loop over tiles is Python's once for all of them, and a program
+computes a tile of each head in one call. The loops slice, stack and compare arrays, and `Heads`
+does that for every head; what a step computes is done by programs.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from roundscope.attention.engines.heads import Heads, apart, count, of_head, on_threads, together
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import SPECIAL_IF_MISSING, Site
-from roundscope.attention.tiles.loops import Setup, Step, TileArrays, computed
+from roundscope.attention.tiles.loops import (
+    PROGRAMS_FROM,
+    Setup,
+    Step,
+    TileArrays,
+    computed,
+)
 from roundscope.attention.tiles.tile import Tile
 from roundscope.attention.trace.summary import summaries
 from roundscope.emu.backends.fused.graph import Untraceable
-from roundscope.emu.backends.fused.traced import program
-from roundscope.emu.backends.numba.ops import numpy_ops
-from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.fused.program import program
+from roundscope.emu.backends.numba.ops import numpy_ops, stack
+from roundscope.emu.backends.ops import Ops, mapped, rebuilt
+from roundscope.emu.backends.threads import thread_count
 from roundscope.emu.stats.summary import records_type
 
 EXISTING = ("mask", "rows", "rescaled", "keys")  # which entries of a tile's events exist
-SCORES = 2**18  # with fewer scores, a call ends before a program is compiled
-_LEAST: list[float] = [SCORES]
 
 
 @contextmanager
 def from_scores(least: float) -> Iterator[None]:
     """Use programs in calls with at least so many scores: 0 for all, `math.inf` for none.
 
-    Tests and benchmarks compare calls with and without programs. It holds for the whole process.
+    By default it is `PROGRAMS_FROM`: with fewer scores, a call ends before a program is compiled.
+    Tests and benchmarks compare calls with and without programs.
     """
-    before, _LEAST[0] = _LEAST[0], least
+    token = PROGRAMS_FROM.set(least)
     try:
         yield
     finally:
-        _LEAST[0] = before
+        PROGRAMS_FROM.reset(token)
 
 
 def as_for(scores: float) -> AbstractContextManager[None]:
     """Use programs in all calls if they are used in calls with so many scores."""
-    return from_scores(0 if scores >= _LEAST[0] else _LEAST[0])
+    return from_scores(0 if scores >= (least := PROGRAMS_FROM.get()) else least)
 
 
 def is_covered(setup: Setup, scores: int) -> bool:
     """Return whether programs may cover the tiles of a call with so many scores."""
-    if scores < _LEAST[0]:
+    if scores < setup.programs_from:
         return False
     record = setup.record
     recorded = record is None or (record.every == 1 and not record.steps)
@@ -178,3 +189,137 @@ NOWHERE: Any = _Nowhere()
 def programs(setup: Setup) -> Programs:
     """Return the programs of a setup."""
     return Programs(setup)
+
+
+Result = TypeVar("Result")
+
+
+class Heads(NDArrayOperatorsMixin):
+    """Arrays of equal shapes, one of each head, that look like the array of one head.
+
+    Functions of NumPy return what they return for each head, in another `Heads`. An argument that
+    is no `Heads` is the same for every head.
+
+    Example:
+        >>> import numpy as np
+        >>> x = Heads(np.arange(6).reshape(2, 3))
+        >>> x.shape, x[0].each.tolist(), (x > np.array([0, 4, 4])).each.tolist()
+        ((3,), [0, 3], [[False, False, False], [True, False, True]])
+        >>> np.stack([x, x]).each.shape
+        (2, 2, 3)
+    """
+
+    def __init__(self, each: np.ndarray) -> None:
+        """Take arrays (heads, ...)."""
+        self.each = each
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array of one head."""
+        return self.each.shape[1:]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the array of one head."""
+        return self.each.ndim - 1
+
+    def __getitem__(self, where: Any) -> "Heads":
+        own = where if isinstance(where, tuple) else (where,)
+        return Heads(self.each[(slice(None), *own)])
+
+    def reshape(self, *shape: int) -> "Heads":
+        """Return the entries of each head, in the same order, in another shape."""
+        return Heads(self.each.reshape(len(self.each), *shape))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method != "__call__":
+            return NotImplemented
+        axes = max(x.ndim if isinstance(x, Heads) else np.ndim(x) for x in inputs)
+        return Heads(getattr(ufunc, method)(*(_widened(x, axes) for x in inputs), **kwargs))
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any
+    ) -> "Heads":
+        count = len(self.each)
+        if function is np.stack and len(args) == 1 and not kwargs:  # what loops do most
+            parts = [x.each if isinstance(x, Heads) else x for x in args[0]]
+            first = parts[0].dtype
+            dtype = first if first.names else np.result_type(*parts)
+            plain = f"V{dtype.itemsize}" if dtype.names else dtype  # not copied field by field
+            stacked = np.empty((count, len(parts), *self.shape), plain)
+            for n, part in enumerate(parts):
+                stacked[:, n] = part.view(plain) if dtype.names else part
+            return Heads(stacked.view(dtype))
+        return Heads(np.stack([function(*of_head(args, h), **kwargs) for h in range(count)]))
+
+
+def _widened(x: Any, axes: int) -> Any:
+    """Return the arrays of heads with so many axes after the first, as NumPy would add them."""
+    if not isinstance(x, Heads):
+        return x
+    return x.each.reshape(len(x.each), *(1,) * (axes - x.ndim), *x.shape)
+
+
+def count(xs: Sequence[Any]) -> int:
+    """Return how many heads the arrays of `Heads` have; 0 if none is a `Heads`."""
+    return next((len(x.each) for x in xs if isinstance(x, Heads)), 0)
+
+
+def of_head(x: Any, h: int) -> Any:
+    """Return an array or a structure of arrays of head h; what is no `Heads` as it is."""
+    return mapped(lambda part: part.each[h] if isinstance(part, Heads) else part, x)
+
+
+def together(xs: Sequence[Any]) -> Any:
+    """Return structures of arrays, one of each head, as a structure of `Heads`."""
+    return mapped(Heads, stack(list(xs)))
+
+
+def arrays(x: Any, count: int) -> Any:
+    """Return a structure of `Heads` as one of arrays (heads, ...); None stays None.
+
+    Sums of NumPy depend on the order of axes in memory, so it is the usual one. Records are taken
+    `apart`.
+
+    count: how many heads there are.
+    """
+
+    def one(part: Any) -> Any:
+        if part is None:
+            return None
+        if isinstance(part, Heads):
+            return part.each if part.each.dtype.names else np.ascontiguousarray(part.each)
+        return np.ascontiguousarray(np.broadcast_to(part, (count, *np.shape(part))))
+
+    return apart(mapped(one, x))
+
+
+def apart(x: Any) -> Any:
+    """Return a structure with a tuple of fields for each event of the records in its dicts.
+
+    The name of records in a dict is the tuple of the events' names; no field has gaps.
+    """
+    if isinstance(x, dict):
+        found: dict[Any, Any] = {}
+        for name, part in x.items():
+            if isinstance(name, tuple):
+                for n, own in enumerate(name):
+                    fields = (part[str(n)][of] for of in part[str(n)].dtype.names)
+                    found[own] = tuple(np.ascontiguousarray(x).reshape(x.shape) for x in fields)
+            else:
+                found[name] = apart(part)
+        return found
+    return rebuilt(x, map(apart, x)) if isinstance(x, tuple) else x
+
+
+def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
+    """Return function(0) to function(count - 1), computed on several threads."""
+
+    def quietly(n: int) -> Result:
+        with np.errstate(
+            all="ignore"
+        ):  # overflow, inf - inf and NaN are results here, counted by the trace
+            return function(n)
+
+    with ThreadPoolExecutor(min(count, thread_count())) as pool:
+        return list(pool.map(quietly, range(count)))

@@ -1,8 +1,9 @@
 """The NumPy engine inside programs of JAX on a CPU, where it is faster than XLA's engine.
 
 The program calls NumPy for each step, so nothing of the emulation is compiled by XLA; the results
-are the same bits. The functions are those that `attention.differentiable` calls. `table`: the plans
-of heads as data (`attention.plans.traced.HeadPlans`), or None for the plan of the setup.
+are the same bits. The functions are those of a `Differentiable` (`attention.engines.protocol`).
+`table`: the plans of heads as data (`attention.plans.traced.HeadPlans`), or None for the plan of
+the setup.
 """
 
 from collections.abc import Callable
@@ -15,17 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.engines import numpy
+from roundscope.attention.engines import numpy, xla
 from roundscope.attention.engines.custom_call import call
-from roundscope.attention.engines.xla import cast, loaded, stored
+from roundscope.attention.engines.xla import cast, enter_sinks, leave_sinks, loaded, stored
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, plan_in
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 
 Found = TypeVar("Found", bound=Any)
-__all__ = ["backward", "cast", "enter", "forward", "leave", "loaded", "round_inputs", "stored"]
+__all__ = ["backward", "by_head", "cast", "enter", "enter_sinks", "forward", "leave", "leave_sinks"]
+__all__ += ["loaded", "round_inputs", "sink_gradients", "stored"]  # a `Differentiable`
 
 
 def check() -> None:
@@ -120,37 +123,41 @@ def _rounded(site: Site, setup: Setup, x: np.ndarray) -> tuple[tuple[np.ndarray]
 
 
 def forward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    table: Array | None = None,
-    sinks: Array | None = None,
-) -> tuple[tuple[Array, ...], dict[str, Seen]]:
+    setup: Setup, inputs: Inputs, table: Array | None = None
+) -> tuple[Results, dict[str, Seen]]:
     """Return what `numpy.forward` returns, without what was recorded."""
-    out, lse = (*q.shape[:2], v.shape[2]), q.shape[:2]
-    run = partial(_by_plan, numpy.forward, setup)
-    return _wide(run, [out, out, lse], table, q, k, v, mask, None, sinks), {}
+    rows = inputs.q.shape[:2]
+    out = *rows, inputs.v.shape[2]
+    run = partial(_by_plan, _forward, setup)
+    return Results(*_wide(run, [out, out, rows], table, *inputs)), {}
+
+
+def _forward(setup: Setup, *inputs: np.ndarray) -> tuple[Results, Any]:
+    return numpy.forward(setup, Inputs(*inputs))
 
 
 def backward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    out: Array,
-    wide: Array,
-    lse: Array,
-    do: Array,
-    table: Array | None = None,
-    sinks: Array | None = None,
-) -> tuple[tuple[Array, ...], dict[str, Seen]]:
+    setup: Setup, given: Residuals, do: Array, table: Array | None = None
+) -> tuple[Gradients, dict[str, Seen]]:
     """Return what `numpy.backward` returns, without what was recorded."""
-    arrays = q, k, v, mask, out, wide, lse, do, None, sinks
-    shapes = [q.shape, k.shape, v.shape, lse.shape]
-    return _wide(partial(_by_plan, numpy.backward, setup), shapes, table, *arrays), {}
+    (q, k, v, *_), results = given
+    shapes = [q.shape, k.shape, v.shape, results.lse.shape]
+    run = partial(_by_plan, _backward, setup)
+    return Gradients(*_wide(run, shapes, table, *given.inputs, *results, do)), {}
+
+
+def _backward(setup: Setup, *x: np.ndarray) -> tuple[Gradients, Any]:
+    *given, do = x
+    end = len(Inputs._fields)
+    return numpy.backward(setup, Residuals(Inputs(*given[:end]), Results(*given[end:])), do)
+
+
+def sink_gradients(
+    setup: Setup, sinks: Array, lse: Array, delta: Array, table: Array | None = None
+) -> tuple[Array, Seen]:
+    """Return what `xla.sink_gradients` returns, which is compiled soon."""
+    each = None if table is None else xla.of_heads(table, lse.shape[0] // table.shape[0])
+    return xla.sink_gradients(setup, sinks, lse, delta, each)
 
 
 def enter(x: AnyArray, block: int) -> Array:

@@ -1,7 +1,7 @@
 """The NumPy engine: heads run in a thread pool, tiles in Python, and numbers in Numba kernels.
 
-Every function takes the arrays of all heads. If each batch entry has a plan of its own, it also
-takes the setups of the batch entries (`each`). The other engines have the same functions.
+Every function takes the arrays of all heads (`attention.engines.protocol`). If each batch entry has
+a plan of its own, it also takes the setups of the batch entries (`each`).
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.engines import fused
-from roundscope.attention.engines.heads import Heads, arrays, on_threads
+from roundscope.attention.engines.fused import Heads, arrays, on_threads
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
@@ -21,14 +21,14 @@ from roundscope.attention.tiles import backward as backward_of
 from roundscope.attention.tiles import forward as forward_of
 from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
-from roundscope.emu.backends.ops import Ops
+from roundscope.emu.backends.ops import Ops, mapped
 from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 
 Floats: TypeAlias = NDArray[np.float64]
-Results: TypeAlias = NDArray[np.float64] | NDArray[np.float32]
-Bools: TypeAlias = NDArray[np.bool_]
+Left: TypeAlias = NDArray[np.float64] | NDArray[np.float32]
 Setups: TypeAlias = tuple[Setup, ...]
 Result = TypeVar("Result")
 
@@ -74,7 +74,7 @@ def has_programs(setup: Setup, heads: int) -> bool:
 
 
 def _runs_in_step(setup: Setup, heads: int, *own: Any) -> bool:
-    """Return whether so many heads run in step (`engines.heads`): if programs compute all of them.
+    """Return whether so many heads run in step (`Heads`): if programs compute all of them.
 
     own: what a head or a batch entry has of its own: a mask, a sink, a plan; or None.
     """
@@ -89,11 +89,22 @@ def _in_step(function: Callable[[None], Any], heads: int) -> Any:
         return arrays(function(None), heads)
 
 
-def _of(x: Floats, head: int | None, group: int = 1) -> Any:
+def _of(x: Any, head: int | None, group: int = 1) -> Any:
     """Return the array of a head, or `Heads` of all; group: how many query heads share an array."""
+    if x is None:
+        return None
     if head is not None:
         return x[head // group]
     return Heads(x if group == 1 else np.repeat(x, group, axis=0))
+
+
+def _inputs_of(inputs: Inputs, head: int | None) -> Inputs:
+    """Return the inputs of a query head, or of all."""
+    q, k, v, mask, sink = inputs
+    group = q.shape[0] // k.shape[0]
+    return Inputs(
+        _of(q, head), _of(k, head, group), _of(v, head, group), _of(mask, head), _of(sink, head)
+    )
 
 
 def round_inputs(
@@ -110,76 +121,46 @@ def round_inputs(
 
 
 def forward(
-    setup: Setup,
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    mask: Bools | None,
-    each: Setups | None = None,
-    sinks: Floats | None = None,
-) -> tuple[tuple[Floats, Floats, Floats], dict[str, Seen]]:
-    """Return output, output before its last rounding and L of all heads, and what was recorded.
+    setup: Setup, inputs: Inputs, each: Setups | None = None
+) -> tuple[Results, dict[str, Seen]]:
+    """Return the results of all heads, and what was recorded."""
+    heads = inputs.q.shape[0]
 
-    q      (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), rounded, in whole tiles
-    mask   (heads, T, S) or None
-    sinks  (heads,) or None
-    """
-    group = q.shape[0] // k.shape[0]
+    def one(h: int | None, inputs: Inputs = inputs) -> tuple[Results, dict[str, Seen | None]]:
+        own, number = _own(setup, each, h or 0, heads)
+        return forward_of.forward(_ops(own, heads), own, number, _inputs_of(inputs, h))
 
-    def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        own, number = _own(setup, each, h or 0, q.shape[0])
-        m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
-        ops = _ops(own, q.shape[0])
-        return forward_of.forward(ops, own, number, own_q, own_k, own_v, m, sink)
-
-    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
-    results, seen = over(one, q.shape[0])
-    return results, _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
+    over = _in_step if _runs_in_step(setup, heads, inputs.mask, inputs.sink, each) else _each
+    results, seen = over(one, heads)
+    return results, _with_tiles(seen, heads, lambda: one(0, inputs._replace(mask=None))[1])
 
 
 def backward(
-    setup: Setup,
-    q: Floats,
-    k: Floats,
-    v: Floats,
-    mask: Bools | None,
-    out: Floats,
-    wide: Floats,
-    lse: Floats,
-    do: Floats,
-    each: Setups | None = None,
-    sinks: Floats | None = None,
-) -> tuple[tuple[Floats, Floats, Floats, Floats], dict[str, Seen]]:
-    """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
+    setup: Setup, given: Residuals, do: Floats, each: Setups | None = None
+) -> tuple[Gradients, dict[str, Seen]]:
+    """Return dQ, dK and dV and delta, and what was recorded of tiles, of heads and of key heads.
 
-    dK and dV are the gradients of key heads. The arguments are those of `forward` and its results
-    out, wide and lse. do is (heads, T, Hv), rounded.
+    dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
-    group = q.shape[0] // k.shape[0]
+    (inputs, results), heads, keys = given, do.shape[0], given.inputs.k.shape[0]
 
-    def one(h: int | None, mask: Bools | None = mask) -> tuple[Any, dict[str, Seen | None]]:
-        own, number = _own(setup, each, h or 0, q.shape[0])
-        m, sink = (None if x is None else x[h] for x in (mask, sinks))
-        own_q, own_k, own_v = _of(q, h), _of(k, h, group), _of(v, h, group)
-        own_out, own_wide, own_lse, own_do = (_of(x, h) for x in (out, wide, lse, do))
-        ops, inputs = _ops(own, q.shape[0]), (own_q, own_k, own_v, m)
-        return backward_of.backward(
-            ops, own, number, *inputs, own_out, own_wide, own_lse, own_do, sink
-        )
+    def one(h: int | None, inputs: Inputs = inputs) -> tuple[Gradients, dict[str, Seen | None]]:
+        own, number = _own(setup, each, h or 0, heads)
+        mine = Residuals(_inputs_of(inputs, h), Results(*(_of(x, h) for x in results)))
+        return backward_of.backward(_ops(own, heads), own, number, mine, _of(do, h))
 
     def rounded(g: int | None) -> tuple[tuple[Floats, Floats], Seen]:
-        own, number = _own(setup, each, g or 0, k.shape[0])
+        own, number = _own(setup, each, g or 0, keys)
         return backward_of.round_key_gradients(
-            _ops(own, q.shape[0]), own, number, _of(dk, g), _of(dv, g)
+            _ops(own, heads), own, number, _of(dk, g), _of(dv, g)
         )
 
-    over = _in_step if _runs_in_step(setup, q.shape[0], mask, sinks, each) else _each
-    (dq, dk, dv, delta), seen = over(one, q.shape[0])
-    dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))
-    (dk, dv), seen_keys = over(rounded, k.shape[0])
-    met = _with_tiles(seen, q.shape[0], lambda: one(0, None)[1])
-    return (dq, dk, dv, delta), met | {"keys": seen_keys}
+    over = _in_step if _runs_in_step(setup, heads, inputs.mask, inputs.sink, each) else _each
+    found, seen = over(one, heads)
+    dk, dv = (x.reshape(-1, heads // keys, *x.shape[1:]) for x in (found.dk, found.dv))
+    (dk, dv), seen_keys = over(rounded, keys)
+    met = _with_tiles(seen, heads, lambda: one(0, inputs._replace(mask=None))[1])
+    return found._replace(dk=dk, dv=dv), met | {"keys": seen_keys}
 
 
 def sink_gradients(
@@ -199,7 +180,7 @@ def enter_sinks(sinks: AnyArray, batch: int) -> Floats:
     return np.tile(np.asarray(sinks).astype(np.float64), batch)
 
 
-def leave_sinks(x: Floats, batch: int, dtype: Any) -> Results:
+def leave_sinks(x: Floats, batch: int, dtype: Any) -> Left:
     """Return gradients of sinks (B N,) added up over the batch, (N,).
 
     They are in float64, or rounded once to float32, as dtype says.
@@ -221,16 +202,8 @@ def _with_tiles(
         return found
     with np.errstate(all="ignore"):
         like = of_a_head()["tiles"]
-    return found | {"tiles": _zeros(like, heads)}
-
-
-def _zeros(like: Any, heads: int) -> Any:
-    """Return zeros (heads, ...) for each array of a tree of dicts and tuples."""
-    if isinstance(like, dict):
-        return {name: _zeros(part, heads) for name, part in like.items()}
-    if isinstance(like, tuple):
-        return tuple(_zeros(part, heads) for part in like)
-    return np.zeros((heads, *like.shape), like.dtype)
+    zeros = mapped(lambda x: np.zeros((heads, *x.shape), x.dtype), like)
+    return found | {"tiles": zeros}
 
 
 def enter(x: AnyArray, block: int) -> Floats:
@@ -239,12 +212,12 @@ def enter(x: AnyArray, block: int) -> Floats:
     return heads
 
 
-def leave(x: Floats, batch: int, rows: int, dtype: Any) -> Results:
+def leave(x: Floats, batch: int, rows: int, dtype: Any) -> Left:
     """Return arrays of heads as (B, T, N, ...), in float64, or rounded once to float32."""
     return _left(from_heads(x, batch, rows), dtype)
 
 
-def _left(x: Floats, dtype: Any) -> Results:
+def _left(x: Floats, dtype: Any) -> Left:
     """Return x as it is if dtype is float64, else rounded to binary32, in float32."""
     if dtype == np.float64:
         return x

@@ -1,13 +1,13 @@
 """The XLA engine: the function of one head, traced once and mapped over heads, on CPU or GPU.
 
-The engine has the functions of `attention.engines.numpy`. Plans that differ only in formats may be
+The functions are those of `attention.engines.protocol`. Plans that differ only in formats may be
 data of the compiled program (`Each`), so that many plans share one compilation.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,13 @@ from roundscope.attention.tiles import backward as backward_of
 from roundscope.attention.tiles import forward as forward_of
 from roundscope.attention.tiles import loops
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.backends.xla.rounding import round_wide
-from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.backends.xla.rounding import narrow, round_wide, widen
 from roundscope.emu.formats.codes import encode
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 
-Gradients: TypeAlias = tuple[Array, Array, Array, Array]  # dQ, dK, dV and delta
 Result = TypeVar("Result")
 _COMPILED: list[Any] = []
 
@@ -72,8 +71,12 @@ def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Each:
     The other arguments are the setup of the call, which this engine does not need, and how many
     batch entries there are.
     """
-    table = jnp.tile(jnp.asarray(plans.table), (batch, 1, 1, 1))
-    return Each(table, np.arange(table.shape[0]))
+    return of_heads(jnp.asarray(plans.table), batch)
+
+
+def of_heads(table: Array, batch: int) -> Each:
+    """Return the plans of the table of a `HeadPlans` as data, the same for every batch entry."""
+    return Each(jnp.tile(table, (batch, 1, 1, 1)), np.arange(batch * table.shape[0]))
 
 
 def own_setup(setup: Setup, own: Array | None) -> Setup:
@@ -106,7 +109,7 @@ def _wide(function: Callable[..., Result]) -> Callable[..., Result]:
     compiled = jax.jit(partial(_kept_inside, function), static_argnums=0)
     _COMPILED.append(compiled)
 
-    def call(setup: Setup, *arrays: Array | Each | None) -> Result:
+    def call(setup: Setup, *arrays: Any) -> Result:
         with jax.enable_x64(True):
             result: Result = compiled(setup, *arrays)
         return result
@@ -114,9 +117,7 @@ def _wide(function: Callable[..., Result]) -> Callable[..., Result]:
     return call
 
 
-def _kept_inside(
-    function: Callable[..., Result], setup: Setup, *arrays: Array | Each | None
-) -> Result:
+def _kept_inside(function: Callable[..., Result], setup: Setup, *arrays: Any) -> Result:
     """Return what a function of (setup, arrays) returns, with its constants in its own program.
 
     Nobody differentiates the function, but a loop around a call of it may be, such as that over the
@@ -159,65 +160,42 @@ def round_inputs(
 
 @_wide
 def forward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    each: Each | None = None,
-    sinks: Array | None = None,
-) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
-    """Return output, output before its last rounding and L of all heads, and what was recorded.
-
-    q      (heads, T, H), and k (key heads, S, H), v (key heads, S, Hv), rounded, in whole tiles
-    mask   (heads, T, S) or None
-    sinks  (heads,) or None
-    """
+    setup: Setup, inputs: Inputs, each: Each | None = None
+) -> tuple[Results, dict[str, Seen]]:
+    """Return the results of all heads, and what was recorded."""
+    q, k, v, *_ = inputs
     ops, group = xla_ops(opaque_zero(q)), q.shape[0] // k.shape[0]
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
 
-    def one(h: Array, own: Array | None, *arrays: Any) -> Any:
-        return forward_of.forward(ops, own_setup(setup, own), h, *arrays)
+    def one(h: Array, own: Array | None, inputs: Inputs) -> Any:
+        return forward_of.forward(ops, own_setup(setup, own), h, inputs)
 
     number, own, axis = per_head(each, q.shape[0])
-    axes = (0, axis, 0, 0, 0, *(None if x is None else 0 for x in (mask, sinks)))
-    found: tuple[tuple[Array, Array, Array], dict[str, Seen]]
-    found = jax.vmap(one, in_axes=axes)(number, own, q, k, v, mask, sinks)
+    found: tuple[Results, dict[str, Seen]]
+    found = jax.vmap(one, in_axes=(0, axis, 0))(number, own, inputs._replace(k=k, v=v))
     return found
 
 
 @_wide
 def backward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    out: Array,
-    wide: Array,
-    lse: Array,
-    do: Array,
-    each: Each | None = None,
-    sinks: Array | None = None,
+    setup: Setup, given: Residuals, do: Array, each: Each | None = None
 ) -> tuple[Gradients, dict[str, Seen]]:
     """Return dQ, dK, dV and delta, and what was recorded of tiles, of heads and of key heads.
 
-    dK and dV are the gradients of key heads. The arguments are those of `forward` and its results
-    out, wide and lse. do is (heads, T, Hv), rounded.
+    dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
+    q, k, v, *_ = given.inputs
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))
+    given = given._replace(inputs=given.inputs._replace(k=k, v=v))
 
-    def one(h: Array, own: Array | None, *arrays: Any) -> Any:
-        return backward_of.backward(ops, own_setup(setup, own), h, *arrays)
+    def one(h: Array, own: Array | None, given: Residuals, do: Array) -> Any:
+        return backward_of.backward(ops, own_setup(setup, own), h, given, do)
 
     number, own, axis = per_head(each, q.shape[0])
-    axes = (0, axis, 0, 0, 0, None if mask is None else 0, 0, 0, 0, 0, None if sinks is None else 0)
-    (dq, dk, dv, delta), seen = jax.vmap(one, in_axes=axes)(
-        number, own, q, k, v, mask, out, wide, lse, do, sinks
-    )
-    dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
+    found, seen = jax.vmap(one, in_axes=(0, axis, 0, 0))(number, own, given, do)
+    dk, dv = (x.reshape(keys, group, *x.shape[1:]) for x in (found.dk, found.dv))
 
     def rounded(
         g: Array, own: Array | None, dk: Array, dv: Array
@@ -226,7 +204,7 @@ def backward(
 
     number, own, axis = per_head(each, keys)
     (dk, dv), seen_keys = jax.vmap(rounded, in_axes=(0, axis, 0, 0))(number, own, dk, dv)
-    return (dq, dk, dv, delta), seen | {"keys": seen_keys}
+    return found._replace(dk=dk, dv=dv), seen | {"keys": seen_keys}
 
 
 @_wide
@@ -275,24 +253,21 @@ def cast(rounding: Rounding, x: AnyArray) -> AnyArray:
     return x
 
 
-def stored(setup: Setup, each: Each | None, x: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return q, k, v, out, wide and lse as they are kept between forward and backward: unchanged.
-
-    The arguments are those of `backward`.
-    """
-    return x
+def stored(setup: Setup, each: Each | None, given: Residuals) -> Residuals:
+    """Return arrays as they are kept between forward and backward: unchanged."""
+    return given
 
 
-def loaded(x: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Return the arguments of `stored` from its result."""
-    return x
+def loaded(kept: Residuals) -> Residuals:
+    """Return what `stored` was given from its result."""
+    return kept
 
 
-def moved(setup: Setup, heads: tuple[Array, ...], error: Array) -> tuple[Array, ...]:
-    """Return arrays of heads (heads, T, H) plus an error (B, T, N, H), added in binary64."""
+def moved(setup: Setup, results: Results, error: Array) -> Results:
+    """Return results with an error (B, T, N, Hv) added to the output, in binary64."""
     with jax.enable_x64(True):
         own = enter(error, setup.block_q)
-        return tuple(x + own for x in heads)
+        return results._replace(out=results.out + own, wide=results.wide + own)
 
 
 def leave(x: Array, batch: int, rows: int, dtype: Any) -> Array:

@@ -1,23 +1,36 @@
 """`Events`, the hook `at`, which rounds values, injects errors and records events.
 
 There is one hook for each tile. The equations (`attention.algorithm`) only call it. They know the
-names of their rounding events, but not the formats, the injections or what is recorded.
+names of their rounding events, but not the formats, the injections or what is recorded. After the
+hook come the errors that injections make, and the random bits of events.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
-from roundscope.attention.events.perturbing import perturbed
 from roundscope.attention.events.recorder import Recorder, Seen
-from roundscope.attention.events.streams import random_bits
-from roundscope.attention.injection import Exact, Injection
+from roundscope.attention.injection import (
+    AddUlps,
+    Bias,
+    Exact,
+    FlipBit,
+    Injection,
+    Noise,
+    SetTo,
+    Where,
+)
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Site
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Axes, Site
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Ops
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.emu.formats.codes import decode, encode
+from roundscope.emu.formats.format import Format
+from roundscope.emu.formats.spacing import spacing
 from roundscope.emu.roundings.modes import BINARY64, Rounding, RoundingMode
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
 
 _WHOLE = Accumulator(step=BINARY64)
@@ -206,3 +219,122 @@ class Events:
 
 def _same(x: Array) -> Array:
     return x
+
+
+STREAMS = 64  # of a head, before the later ones
+LATER = 2**30  # first step of streams 64 and above; no sum has that many additions
+NOISE = 2**31  # the step whose random bits belong to an injection, not to a rounding
+TILE = 65536  # how far the column index of a repeated event moves on per tile
+
+
+def random_bits(
+    xp: ModuleType, tile: Tile, site: Site, seed: int, shape: tuple[int, ...], step: Index = 0
+) -> Array:
+    """Return the random integers in [0, 2^31) of a tile's event, an array of the given shape.
+
+    They depend on the coordinates of an entry in its head, and not on the size of query tiles. For
+    events of scores they do not depend on the size of key tiles either.
+
+    seed  the seed of the rounding or injection
+    step  which addition of a sum, counted from 1; 0 for the event itself, NOISE for an injection
+    """
+    if site.stream >= STREAMS:
+        step = step + LATER * (site.stream // STREAMS)
+    rows, columns, repeated = tile.coordinates(xp, site, shape)
+    if site.axes is not Axes.TS:
+        columns = columns + repeated * TILE
+    return event_bits(
+        xp, seed, tile.head * STREAMS + site.stream % STREAMS, rows, columns, step
+    ).reshape(shape)
+
+
+def perturbed(
+    ops: Ops,
+    tile: Tile,
+    injection: Injection,
+    exact: Array,
+    after: Array,
+    f: Format,
+    unit: Array | None,
+) -> Array:
+    """Return an event's result with the injection's error at the entries that it selects.
+
+    exact   the values that an Exact() injection uses: those before the rounding, or sums in
+            binary64
+    after   the result, a number of the format f
+    unit    the scale of each entry's block, or None where the site has no block format
+    """
+    hit = _hit(ops, tile, injection, exact, after, f, unit)
+    return ops.xp.where(_selected(ops.xp, tile, injection, after.shape), hit, after)
+
+
+def _hit(
+    ops: Ops,
+    tile: Tile,
+    injection: Injection,
+    exact: Array,
+    after: Array,
+    f: Format,
+    unit: Array | None,
+) -> Array:
+    """Return the result with the error at every entry."""
+    what = injection.what
+    match what:
+        case AddUlps():
+            return after + what.ulps * _ulp(ops, after, f, unit)
+        case Noise():
+            sign = (
+                random_bits(ops.xp, tile, injection.site, what.seed, after.shape, NOISE) & 1
+            ) * 2 - 1
+            return after + sign.astype("float64") * what.ulps * _ulp(ops, after, f, unit)
+        case Bias():
+            return after + what.value
+        case SetTo():
+            return ops.xp.full_like(after, what.value)
+        case FlipBit():
+            element = after if unit is None else ops.divide(after, unit)
+            flipped = decode(ops, encode(ops, element, f) ^ (1 << what.bit), f)
+            return flipped if unit is None else ops.multiply(flipped, unit)
+        case Exact():
+            return exact
+
+
+def _ulp(ops: Ops, x: Array, f: Format, unit: Array | None) -> Array:
+    """Return the ulp at x; in a block it is the ulp of the element times the block's scale."""
+    return (
+        spacing(ops, x, f)
+        if unit is None
+        else ops.multiply(spacing(ops, ops.divide(x, unit), f), unit)
+    )
+
+
+def _selected(xp: ModuleType, tile: Tile, injection: Injection, shape: tuple[int, ...]) -> Array:
+    """Return which entries of the tile's event, an array of bool, the injection selects."""
+    rows, second, repeated = tile.coordinates(xp, injection.site, shape)
+    is_score = injection.site.axes is Axes.TS
+    chosen = [
+        (injection.batch, tile.head // tile.heads),
+        (injection.heads, tile.head % tile.heads),
+        (injection.rows, rows),
+        (injection.columns if is_score else injection.features, second),
+        (injection.tiles, repeated),
+    ]
+    selected = xp.ones(shape, dtype=bool)
+    for where, index in chosen:
+        if where is not None:
+            selected = selected & _among(index, where)
+    return selected
+
+
+def _among(index: Index, where: Where) -> Array:
+    """Return whether each index is selected: an array of bool, or a bool if `index` is an int."""
+    if isinstance(where, range):
+        return (
+            (index >= where.start)
+            & (index < where.stop)
+            & ((index - where.start) % where.step == 0)
+        )
+    found = index == -1
+    for i in where:  # type: ignore[union-attr]  # an Injection has made a tuple of every int
+        found = found | (index == i)
+    return found

@@ -32,7 +32,7 @@ from roundscope.emu.backends.xla.traced import (
 )
 from roundscope.emu.numbers import check_array, check_seed
 from roundscope.emu.roundings.modes import BINARY32, Rounding, rounding
-from roundscope.emu.roundings.threefry import threefry2x32
+from roundscope.emu.roundings.random import threefry2x32
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment

@@ -13,14 +13,13 @@ from types import ModuleType
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
+from roundscope.attention.tiles.records import Kept
 from roundscope.emu.backends.ops import Array
-
-Kept = tuple[Array, Array, Array]  # A (rows, H), beta (rows,), tiles so far
 
 
 def empty(xp: ModuleType, rows: int, features: int) -> Kept:
     """Return the second sum and its state before the first tile: A = 0, beta = 1, no tiles."""
-    return xp.zeros((rows, features)), xp.ones((rows,)), xp.zeros((), dtype=xp.int32)
+    return Kept(xp.zeros((rows, features)), xp.ones((rows,)), xp.zeros((), dtype=xp.int32))
 
 
 def is_due(plan: Plan, kept: Kept) -> Array:
@@ -28,8 +27,7 @@ def is_due(plan: Plan, kept: Kept) -> Array:
 
     This happens after every n tiles, where n is the plan's `flushed_tiles`.
     """
-    tiles = kept[2]
-    return (tiles > 0) & (tiles % plan.flushed_tiles == 0)
+    return (kept.tiles > 0) & (kept.tiles % plan.flushed_tiles == 0)
 
 
 def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kept]:
@@ -42,13 +40,12 @@ def flushed(at: Events, alpha: Array, ao: Array, kept: Kept) -> tuple[Array, Kep
     xp, (a, beta, tiles), due = at.ops.xp, kept, at.tile.is_flushed
     beta = at(Site.BETA, at.ops.multiply(alpha, beta))
     a = at(Site.OA, _together(at, a, beta, ao), kept=a)
-    return xp.where(due, 0.0, ao), (a, xp.where(due, 1.0, beta), tiles + 1)
+    return xp.where(due, 0.0, ao), Kept(a, xp.where(due, 1.0, beta), tiles + 1)
 
 
 def all_of(at: Events, o: Array, kept: Kept) -> Array:
     """Return the sum of both parts of O after the last tile: beta A + O."""
-    a, beta, _ = kept
-    return at(Site.OT, _together(at, a, beta, o))
+    return at(Site.OT, _together(at, kept.a, kept.beta, o))
 
 
 def _together(at: Events, a: Array, beta: Array, o: Array) -> Array:

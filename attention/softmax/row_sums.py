@@ -1,9 +1,13 @@
-"""How the threads of a kernel add up a row, and the reciprocal of the row sum.
+"""How the threads of a kernel add up a row, the reciprocal of the row sum, and its gradient.
 
 A lane is a partial sum of a row that one thread keeps. In plans that add up in four lanes, column j
 belongs to lane (j // 2) % 4, since the tensor core gives that column to that thread.
+
+The gradient of scores by the quotient rule, as JAX differentiates its softmax, is dS = (dP / l -
+delta) EXP. Here delta is the sum of (dP / l^2) EXP over the keys, which is rowsum(P dP) / l.
 """
 
+from dataclasses import replace
 from types import ModuleType
 
 from roundscope.attention.events.hook import Events
@@ -168,3 +172,23 @@ def inverse(at: Events, l: Array) -> Array:
 def reciprocal(xp: ModuleType, l: Array) -> Array:
     """Return 1 / l in binary64, or 0 where l is 0, in rows that have no key."""
     return xp.where(l == 0.0, 0.0, 1.0 / xp.where(l == 0.0, 1.0, l))
+
+
+def quotient_terms(at: Events, e: Array, l: Array, dp: Array) -> Array:
+    """Return (dP / l^2) EXP, (bq, bk), whose row sums are delta; e, dp: (bq, bk), l: (bq,)."""
+    mul = at.ops.multiply
+    squared = at(Site.INV2, inverse(at, at(Site.LL, mul(l, l))))
+    return at(Site.PDP, mul(at(Site.DPL2, mul(dp, squared[:, None])), e))
+
+
+def quotient_gradient(at: Events, e: Array, l: Array, dp: Array, delta: Array) -> Array:
+    """Return (dP / l - delta) EXP, (bq, bk), not rounded yet.
+
+    The events of delta's terms are recorded here, since the pass that computes delta records
+    nothing.
+    """
+    mul = at.ops.multiply
+    quotient_terms(at, e, l, dp)
+    inv = replace(at, recorder=None)(Site.INV, inverse(at, l))  # the forward's event
+    dpl = at(Site.DPL, mul(dp, inv[:, None]))
+    return mul(at(Site.DPD, dpl - delta[:, None]), e)

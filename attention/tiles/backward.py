@@ -8,7 +8,7 @@ delta, and the final gradients of queries, keys and sinks.
 import functools
 import operator
 from types import ModuleType
-from typing import TypeAlias
+from typing import NamedTuple
 
 from roundscope.attention import algorithm
 from roundscope.attention.events.hook import Events
@@ -17,7 +17,6 @@ from roundscope.attention.plans.choices import DeltaFrom, ScaleOfGradient
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.row_sums import reciprocal
 from roundscope.attention.softmax.sinks import sink_gradient
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import (
     Setup,
     backwards,
@@ -32,100 +31,98 @@ from roundscope.attention.tiles.loops import (
     whole_head,
 )
 from roundscope.attention.tiles.orders import Pass, merged, passes
+from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.logarithms import LN_2
 
-Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV
-_OPERANDS = (
-    (Site.Q, Site.QS),
-    (Site.K, Site.KS, Site.KC),
-    Site.V,
-    Site.DO,
-    Site.LSE,
-    Site.DELTA,
-    Site.DQ,
-    Site.DK,
-    Site.DV,
+_OPERANDS = Operands(  # the events whose results a tile reads
+    (Site.Q, Site.QS), (Site.K, Site.KS, Site.KC), Site.V, Site.DO, Site.LSE, Site.DELTA
 )
+_SUMS = Sums(Site.DQ, Site.DK, Site.DV)
+
+
+class _Queries(NamedTuple):
+    """Tiles of queries, or one of them, and its part of the mask of a key tile."""
+
+    q: Array
+    do: Array
+    lse: Array
+    delta: Array | None
+    dq: Array | None
+    mask: Array | None
+
+
+class _Keys(NamedTuple):
+    """Tiles of keys, or one of them, and its part of the mask."""
+
+    k: Array
+    v: Array
+    dk: Array | None
+    dv: Array | None
+    mask: Array | None
 
 
 def backward(
-    ops: Ops,
-    setup: Setup,
-    head: Index,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    out: Array,
-    wide: Array,
-    lse: Array,
-    do: Array,
-    sink: Array | None = None,
-) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen | None]]:
+    ops: Ops, setup: Setup, head: Index, given: Residuals, do: Array
+) -> tuple[Gradients, dict[str, Seen | None]]:
     """Return the backward of one head, and what was recorded of its "tiles" and of the "whole".
 
-    head           the head's flat index, batch entry * heads + head
-    q, k, v, do    (T, H), (S, H), (S, Hv) and (T, Hv), rounded by their events and padded to whole
-                   tiles
-    mask           (T, S) of bool, padded with False, or None out, wide, lse the results of
-                   `forward`: the output, the output before its last rounding, and L
-    sink           the logit of the head's sink, a scalar, or None
+    head   the head's flat index, batch entry * heads + head
+    given  what the forward read and returned; in plans with `scaled_keys`, k is after its event KC
+    do     (T, Hv), rounded by its event and padded to whole tiles
 
     The results are dQ, which is rounded; dK and dV of this query head, which `round_key_gradients`
     rounds later; and delta (T,). The sums begin at 0. A tile adds to them only in rows and keys
     that have a visible score in it, so a row without a visible key has dQ = 0.
     """
-    xp = ops.xp
-    delta, seen_first = deltas(ops, setup, head, q, k, v, mask, out, wide, lse, do, sink)
+    xp, (q, k, v, mask, sink) = ops.xp, given.inputs
+    delta, seen_first = deltas(ops, setup, head, given, do)
     q_tiles, do_tiles, lse_tiles, delta_tiles = (
-        in_tiles(x, setup.block_q) for x in (q, do, lse, delta)
+        in_tiles(x, setup.block_q) for x in (q, do, given.results.lse, delta)
     )
     k_tiles, v_tiles = in_tiles(k, setup.block_k), in_tiles(v, setup.block_k)
     masks = mask_tiles(setup, mask)
 
-    def one_pass(part: Pass, sums: Gradients) -> tuple[Gradients, Seen]:
+    def one_pass(part: Pass, sums: Sums) -> tuple[Sums, Seen]:
         """Return dQ, dK and dV by tile after one pass, and what was recorded in it."""
 
         def key_tile(
-            dq_tiles: Array, n: Index, y: tuple[Array, ...]
+            dq_tiles: Array, n: Index, y: _Keys
         ) -> tuple[Array, tuple[Array, Array, Seen]]:
             """Return dQ of all query tiles after the n-th key tile, y, and its dK and dV."""
             j = setup.key_tiles - 1 - n if part.keys_down else n
 
             def query_tile(
-                carry: tuple[Array, Array], n: Index, x: tuple[Array, ...]
+                carry: tuple[Array, Array], n: Index, x: _Queries
             ) -> tuple[tuple[Array, Array], tuple[Array, Seen]]:
                 """Return dK and dV after the n-th query tile, x, and dQ of that tile."""
                 i = setup.query_tiles - 1 - n if part.queries_down else n
-                tile = tile_at(ops, setup, head, i, j, x[5] if masks is not None else None, None)
+                tile = tile_at(ops, setup, head, i, j, x.mask, None)
+                before = Sums(x.dq, *carry)
 
-                def compute() -> tuple[Gradients, Seen]:
-                    operands = x[0], y[0], y[1], x[1], x[2], x[3], x[4], *carry
-                    return computed(ops, setup, tile, _step, (operands,), (_OPERANDS,), sink)
+                def compute() -> tuple[Sums, Seen]:
+                    operands = Operands(x.q, y.k, y.v, x.do, x.lse, x.delta)
+                    given = operands, before
+                    return computed(ops, setup, tile, _step, given, (_OPERANDS, _SUMS), sink)
 
                 taken = None if part.takes is None else part.takes(*bounds(setup, i, j))
-                (dq, dk, dv), seen = if_any(ops, setup, tile, masks, compute, (x[4], *carry), taken)
-                return (dk, dv), (dq, seen)
+                sums, seen = if_any(ops, setup, tile, masks, compute, before, taken)
+                return (sums.dk, sums.dv), (sums.dq, seen)
 
-            rows: tuple[Array, ...] = (q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles)
-            rows = rows if masks is None else (*rows, y[4])
+            rows = _Queries(q_tiles, do_tiles, lse_tiles, delta_tiles, dq_tiles, y.mask)
             (dk, dv), later = ops.scan(
-                query_tile, (y[2], y[3]), backwards(rows) if part.queries_down else rows
+                query_tile, (y.dk, y.dv), backwards(rows) if part.queries_down else rows
             )
             dq_tiles, seen = backwards(later) if part.queries_down else later
             return dq_tiles, (dk, dv, seen)
 
-        columns = (
-            (k_tiles, v_tiles, *sums[1:])
-            if masks is None
-            else (k_tiles, v_tiles, *sums[1:], masks.swapaxes(0, 1))
-        )
-        dq, later = ops.scan(key_tile, sums[0], backwards(columns) if part.keys_down else columns)
+        turned = None if masks is None else masks.swapaxes(0, 1)
+        columns = _Keys(k_tiles, v_tiles, sums.dk, sums.dv, turned)
+        dq, later = ops.scan(key_tile, sums.dq, backwards(columns) if part.keys_down else columns)
         dk, dv, seen = backwards(later) if part.keys_down else later
-        return (dq, dk, dv), seen
+        return Sums(dq, dk, dv), seen
 
-    sums = xp.zeros_like(q_tiles), xp.zeros_like(k_tiles), xp.zeros_like(v_tiles)
+    sums = Sums(*map(xp.zeros_like, (q_tiles, k_tiles, v_tiles)))
     seen: Seen | None = None
     for part in passes(setup.plan, setup.is_causal):
         sums, own = one_pass(part, sums)
@@ -135,56 +132,37 @@ def backward(
             if seen is None or part.takes is None
             else merged(xp, part.takes(*bounds(setup, i, j)), own, seen)
         )
-    dq, dk, dv = sums
     whole = whole_head(ops, setup, head, mask)
-    dq, seen_last = computed(ops, setup, whole, _last, ((dq.reshape(*q.shape),),), ((Site.DQ,),))
-    return (dq, dk.reshape(*k.shape), dv.reshape(*v.shape), delta), {
-        "tiles": seen,
-        "whole": seen_first | seen_last,
-    }
+    dq, dk, dv = (x.reshape(*like.shape) for x, like in zip(sums, (q, k, v), strict=True))
+    dq, seen_last = computed(ops, setup, whole, _last, ((dq,),), ((Site.DQ,),))
+    return Gradients(dq, dk, dv, delta), {"tiles": seen, "whole": seen_first | seen_last}
 
 
-def _step(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Gradients:
-    """Return dQ, dK and dV after a tile; the events of the operands are `_OPERANDS`."""
-    return algorithm.backward_tile(at, setup.of_scores, *operands)
+def _step(at: Events, setup: Setup, operands: Operands, sums: Sums) -> Sums:
+    return algorithm.backward_tile(at, setup.of_scores, operands, sums)
 
 
 def _last(at: Events, setup: Setup, sums: tuple[Array, ...]) -> Array:
-    """Return the final dQ of a head from the sums dQ."""
     return round_query_gradients(at, setup, *sums)
 
 
 def _delta(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Array:
-    """Return delta of a head from its dO and O."""
     return algorithm.delta(at, *operands)
 
 
-def deltas(
-    ops: Ops,
-    setup: Setup,
-    head: Index,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    out: Array,
-    wide: Array,
-    lse: Array,
-    do: Array,
-    sink: Array | None = None,
-) -> tuple[Array, Seen]:
+def deltas(ops: Ops, setup: Setup, head: Index, given: Residuals, do: Array) -> tuple[Array, Seen]:
     """Return delta of all rows of a head, (T,), from the plan's operands, and what was recorded.
 
     The arguments are those of `backward`.
     """
-    at = whole_events(ops, setup, head, mask)
+    at = whole_events(ops, setup, head, given.inputs.mask)
     if setup.plan.delta_from is DeltaFrom.OUT:
-        return computed(ops, setup, at.tile, _delta, ((do, out),), ((Site.DO, Site.OUT),))
+        read = do, given.results.out
+        return computed(ops, setup, at.tile, _delta, (read,), ((Site.DO, Site.OUT),))
     if setup.plan.delta_from is DeltaFrom.WIDE_O:
-        return computed(ops, setup, at.tile, _delta, ((do, wide),), ((Site.DO, ()),))
-    total, exact, *mass = (
-        x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, q, k, v, mask, lse, do, sink)
-    )
+        read = do, given.results.wide
+        return computed(ops, setup, at.tile, _delta, (read,), ((Site.DO, ()),))
+    total, exact, *mass = (x.reshape(-1) for x in _delta_from_p_dp(ops, setup, head, given, do))
     if mass:
         total, exact = (
             ops.multiply(x, reciprocal(ops.xp, l))
@@ -195,16 +173,7 @@ def deltas(
 
 
 def _delta_from_p_dp(
-    ops: Ops,
-    setup: Setup,
-    head: Index,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    lse: Array,
-    do: Array,
-    sink: Array | None,
+    ops: Ops, setup: Setup, head: Index, given: Residuals, do: Array
 ) -> tuple[Array, ...]:
     """Return rowsum(P dP) of a head by query tile, and for CENTRED also rowsum(P).
 
@@ -212,37 +181,33 @@ def _delta_from_p_dp(
     The second is too, unless an Exact() injection at DELTA needs it in binary64. Nothing is
     recorded here, since `backward` has the same events and records them.
     """
-    q_tiles, do_tiles, lse_tiles = (in_tiles(x, setup.block_q) for x in (q, do, lse))
-    k_tiles, v_tiles = in_tiles(k, setup.block_k), in_tiles(v, setup.block_k)
+    q, k, v, mask, sink = given.inputs
     masks = mask_tiles(setup, mask)
+    of_q, of_do, of_lse = (in_tiles(x, setup.block_q) for x in (q, do, given.results.lse))
+    rows = _Queries(of_q, of_do, of_lse, None, None, masks)
+    keys = _Keys(in_tiles(k, setup.block_k), in_tiles(v, setup.block_k), None, None, None)
 
-    def query_tile(carry: None, i: Index, x: tuple[Array, ...]) -> tuple[None, tuple[Array, ...]]:
+    def query_tile(carry: None, i: Index, x: _Queries) -> tuple[None, tuple[Array, ...]]:
         """Return the sums of query tile i over all key tiles."""
 
-        def key_tile(
-            sums: tuple[Array, ...], j: Index, y: tuple[Array, ...]
-        ) -> tuple[tuple[Array, ...], None]:
+        def key_tile(sums: tuple[Array, ...], j: Index, y: _Keys) -> tuple[tuple[Array, ...], None]:
             """Return the sums after key tile j."""
-            tile = tile_at(ops, setup, head, i, j, y[2] if masks is not None else None, None)
+            tile = tile_at(ops, setup, head, i, j, y.mask, None)
 
             def compute() -> tuple[tuple[Array, ...], None]:
                 at = events_at(ops, setup, tile, silent=True, sink=sink)
                 return (
-                    algorithm.delta_tile(at, setup.of_scores, x[0], y[0], y[1], x[1], x[2], sums),
+                    algorithm.delta_tile(at, setup.of_scores, x.q, y.k, y.v, x.do, x.lse, sums),
                     None,
                 )
 
             return if_any(ops, setup, tile, masks, compute, sums)
 
-        keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[3])
-        zeros = (ops.xp.zeros_like(x[2]),) * (
-            4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2
-        )
-        return None, ops.scan(key_tile, zeros, keys)[0]
+        count = 4 if setup.plan.delta_from is DeltaFrom.CENTRED else 2
+        zeros = (ops.xp.zeros_like(x.lse),) * count
+        return None, ops.scan(key_tile, zeros, keys._replace(mask=x.mask))[0]
 
-    rows = (q_tiles, do_tiles, lse_tiles)
-    scanned = rows if masks is None else (*rows, masks)
-    sums: tuple[Array, ...] = ops.scan(query_tile, None, scanned)[1]
+    sums: tuple[Array, ...] = ops.scan(query_tile, None, rows)[1]
     return sums
 
 

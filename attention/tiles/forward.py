@@ -3,20 +3,20 @@
 The equations of a tile are in `attention.algorithm`, and the setup and tiles in `tiles.loops`.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.algorithm import State
 from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Seen
+from roundscope.attention.events.recorder import Seen, merged
 from roundscope.attention.plans.choices import KeyOrder, Sinks
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.flushed import is_due
 from roundscope.attention.softmax.sinks import sink_logit
 from roundscope.attention.softmax.softcap import factor
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import (
     Setup,
     backwards,
@@ -29,107 +29,107 @@ from roundscope.attention.tiles.loops import (
     whole_events,
 )
 from roundscope.attention.tiles.orders import cut_by
-from roundscope.attention.tiles.splits import counted_together, joined, splits_of
-from roundscope.emu.backends.ops import Array, Ops
+from roundscope.attention.tiles.records import (
+    AnyState,
+    FlushedState,
+    Index,
+    Inputs,
+    Results,
+    State,
+)
+from roundscope.emu.backends.ops import Array, Ops, mapped
+
+_STATE = (Site.M, Site.L, Site.O)  # the events whose results a state has
+_OPERANDS = ((Site.Q, Site.QS), (Site.K, Site.KS), Site.V)
+
+
+class _Queries(NamedTuple):
+    """Tiles of queries, or one of them: q, its part of the mask, and the sinks of its rows."""
+
+    q: Array
+    mask: Array | None
+    sinks: Array | None
+
+
+class _Keys(NamedTuple):
+    """Tiles of keys, or one of them: k, v, and its part of a query tile's mask."""
+
+    k: Array
+    v: Array
+    mask: Array | None
 
 
 def forward(
-    ops: Ops,
-    setup: Setup,
-    head: Index,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    sink: Array | None = None,
-) -> tuple[tuple[Array, Array, Array], dict[str, Seen | None]]:
+    ops: Ops, setup: Setup, head: Index, inputs: Inputs
+) -> tuple[Results, dict[str, Seen | None]]:
     """Return the forward of one head, and what was recorded of its "tiles" and of the "whole".
 
     For each query tile there is a loop over the key tiles in the plan's order. Tiles in which no
     score exists are skipped, so they change nothing, even if V is infinite.
 
-    head     the head's flat index, batch entry * heads + head
-    q, k, v  (T, H), (S, H) and (S, Hv), rounded by their events and padded to whole tiles
-    mask     (T, S) of bool, padded with False, or None
-    sink     the logit of the head's sink, a scalar, or None
+    head: the head's flat index, batch entry * heads + head.
 
-    The results are the output (T, Hv), the output before its last rounding, and L (T,), all with
-    padded rows. A row that sees no key has output 0 and L = -inf. In a call with sinks every row
-    sees its sink. A row that sees no key then has L = sink, and output 0 if V is finite in the
-    tiles that its query tile computes; with an infinite V, 0 times infinity is NaN. If every tile
-    is skipped, what was recorded of tiles is None under NumPy.
+    The results have padded rows. A row that sees no key has output 0 and L = -inf. In a call with
+    sinks every row sees its sink. A row that sees no key then has L = sink, and output 0 if V is
+    finite in the tiles that its query tile computes; with an infinite V, 0 times infinity is NaN.
+    If every tile is skipped, what was recorded of tiles is None under NumPy.
     """
-    xp = ops.xp
-    q_tiles = in_tiles(q, setup.block_q)
-    k_tiles = in_tiles(k, setup.block_k)
-    v_tiles = in_tiles(v, setup.block_k)
+    xp, mask, sink = ops.xp, inputs.mask, inputs.sink
+    features = inputs.v.shape[1]
+    keys = _Keys(in_tiles(inputs.k, setup.block_k), in_tiles(inputs.v, setup.block_k), None)
     masks = mask_tiles(setup, mask)
 
     descending = setup.plan.key_order is KeyOrder.DESCENDING
     masked_first = setup.plan.key_order is KeyOrder.MASKED_FIRST and setup.has_structure
     at = whole_events(ops, setup, head, mask, sink)
-    sinks = sink_logit(at, factor(at, setup.of_scores), q.shape[0])
+    sinks = sink_logit(at, factor(at, setup.of_scores), inputs.q.shape[0])
     is_first = sinks is not None and setup.plan.sinks in (Sinks.FIRST, Sinks.KEY)
-
-    sites = (
-        (Site.M, Site.L, Site.O),
-        ((Site.Q, Site.QS), (Site.K, Site.KS), Site.V),
-    )
     splits = tuple(splits_of(setup.plan, setup.key_tiles))
 
     def query_tile(
-        carry: None, i: Index, x: tuple[Array, ...]
-    ) -> tuple[None, tuple[tuple[State, ...], Any]]:
+        carry: None, i: Index, x: _Queries
+    ) -> tuple[None, tuple[tuple[AnyState, ...], Any]]:
         """Return the state of query tile i after all key tiles, and what was recorded of them."""
         order = masked_tiles_first(xp, setup, i) if masked_first else None
 
-        def one_split(first: int, last: int) -> tuple[State, Seen]:
+        def one_split(first: int, last: int) -> tuple[AnyState, Seen]:
             """Return the same for the key tiles from `first` to `last` - 1."""
 
-            def key_tile(state: State, n: Index, y: tuple[Array, ...]) -> tuple[State, Seen]:
+            def key_tile(state: AnyState, n: Index, y: _Keys) -> tuple[AnyState, Seen]:
                 """Return the state after the n-th key tile, y, and what was recorded of it."""
                 j = last - 1 - n if descending else first + n if order is None else order[n]
-                tile = tile_at(
-                    ops, setup, head, i, j, y[2] if masks is not None else None, state[0] > -xp.inf
-                )
+                tile = tile_at(ops, setup, head, i, j, y.mask, state.m > -xp.inf)
 
-                if setup.plan.flushed_tiles:
-                    tile = replace(tile, is_flushed=is_due(setup.plan, state[3]))
+                if isinstance(state, FlushedState):
+                    tile = replace(tile, is_flushed=is_due(setup.plan, state.kept))
 
-                def compute() -> tuple[State, Seen]:
-                    return computed(ops, setup, tile, _step, (state, (x[0], y[0], y[1])), sites)
+                def compute() -> tuple[AnyState, Seen]:
+                    given = state, (x.q, y.k, y.v)
+                    return computed(ops, setup, tile, _step, given, (_STATE, _OPERANDS))
 
                 return if_any(ops, setup, tile, masks, compute, state)
 
-            state = algorithm.start(
-                xp, setup.plan, setup.block_q, v.shape[1], x[-1] if is_first else None
-            )
-            keys = (k_tiles, v_tiles) if masks is None else (k_tiles, v_tiles, x[1])
-            keys = tuple(part[first:last] if order is None else part[order] for part in keys)
-            state, seen = ops.scan(key_tile, state, backwards(keys) if descending else keys)
+            state = algorithm.start(xp, setup.plan, setup.block_q, features, x.sinks)
+            own = slice(first, last) if order is None else order
+            mine = mapped(lambda x: None if x is None else x[own], keys._replace(mask=x.mask))
+            state, seen = ops.scan(key_tile, state, backwards(mine) if descending else mine)
             if order is not None:
-                seen = _reordered(seen, xp.argsort(order))
+                back = xp.argsort(order)
+                seen = mapped(lambda x: None if x is None else x[back], seen)
             return state, backwards(seen) if descending else seen
 
         states, seen = zip(*(one_split(*ends) for ends in splits), strict=True)
         return None, (states, joined(xp, seen, [last - first for first, last in splits]))
 
-    rows = (q_tiles,) if masks is None else (q_tiles, masks)
-    _, (states, seen) = ops.scan(
-        query_tile, None, (*rows, in_tiles(sinks, setup.block_q)) if is_first else rows
-    )
-    whole = [tuple(_rows_of_tiles(part) for part in state) for state in states]
+    queries = in_tiles(inputs.q, setup.block_q)
+    own_sinks = in_tiles(sinks, setup.block_q) if is_first else None
+    _, (states, seen) = ops.scan(query_tile, None, _Queries(queries, masks, own_sinks))
+    # (query tiles, rows of a tile, ...) -> (rows, ...); an entry per query tile stays as it is
+    whole = [mapped(lambda x: x.reshape(-1, *x.shape[2:]), state) for state in states]
     if not setup.plan.split_tiles:
         later = () if sinks is None or is_first else (sinks,)
-        results, seen_last = computed(
-            ops,
-            setup,
-            at.tile,
-            _finish,
-            (whole[0], later),
-            (sites[0], (Site.SINK,) * len(later)),
-            sink,
-        )
+        sites = _STATE, (Site.SINK,) * len(later)
+        results, seen_last = computed(ops, setup, at.tile, _finish, (whole[0], later), sites, sink)
         of_whole = at.seen() | seen_last
     else:
         results, of_whole = _combined(ops, setup, head, mask, at, whole)
@@ -139,16 +139,14 @@ def forward(
     return results, {"tiles": seen, "whole": of_whole}
 
 
-def _step(at: Events, setup: Setup, state: State, operands: tuple[Array, ...]) -> State:
+def _step(at: Events, setup: Setup, state: AnyState, operands: tuple[Array, ...]) -> AnyState:
     """Return the state after a key tile; operands: q, k and v of the tile."""
     return algorithm.forward_tile(at, setup.of_scores, state, *operands)
 
 
-def _finish(
-    at: Events, setup: Setup, state: State, sinks: tuple[Array, ...]
-) -> tuple[Array, Array, Array]:
+def _finish(at: Events, setup: Setup, state: AnyState, sinks: tuple[Array, ...]) -> Results:
     """Return the results of a head from its state; sinks: the sink that is added now, if any."""
-    rows = at.ops.xp.arange(state[0].shape[0])
+    rows = at.ops.xp.arange(state.m.shape[0])
     apart = rows < setup.block_q if has_first_tile_apart(setup) else None
     return algorithm.finish(at, setup.of_scores, state, apart, *sinks)
 
@@ -160,7 +158,7 @@ def has_first_tile_apart(setup: Setup) -> bool:
 
 def _combined(
     ops: Ops, setup: Setup, head: Index, mask: Array | None, at: Events, states: list[State]
-) -> tuple[tuple[Array, Array, Array], Seen]:
+) -> tuple[Results, Seen]:
     """Return the combined results of all splits of the keys, and what was recorded.
 
     A row that sees no key of a split has no events in that split.
@@ -171,24 +169,11 @@ def _combined(
     hooks, parts = [], []
     for state in states:
         own = whole_events(ops, setup, head, mask)
-        hooks.append(
-            own := replace(
-                own, tile=replace(own.tile, rows=own.tile.rows & (state[0] > -ops.xp.inf))
-            )
-        )
+        rows = own.tile.rows & (state.m > -ops.xp.inf)
+        hooks.append(own := replace(own, tile=replace(own.tile, rows=rows)))
         parts.append((own, *algorithm.finish_split(own, setup.of_scores, state)))
     results = algorithm.combine(at, parts)
     return results, counted_together(ops.xp, [own.seen() for own in (*hooks, at)])
-
-
-def _rows_of_tiles(x: Any) -> Any:
-    """Return arrays (query tiles, rows of a tile, ...), or tuples of them, as (rows, ...).
-
-    Arrays with one entry per query tile, (query tiles,), are not changed.
-    """
-    if isinstance(x, tuple):
-        return tuple(_rows_of_tiles(part) for part in x)
-    return x.reshape(-1, *x.shape[2:])
 
 
 def masked_tiles_first(xp: ModuleType, setup: Setup, i: Index) -> Array:
@@ -201,10 +186,44 @@ def masked_tiles_first(xp: ModuleType, setup: Setup, i: Index) -> Array:
     return xp.argsort(xp.where(is_cut, 0, 1), stable=True)
 
 
-def _reordered(x: Any, order: Array) -> Any:
-    """Return arrays, or tuples and dicts of them, with their first axis in another order."""
-    if isinstance(x, dict):
-        return {name: _reordered(part, order) for name, part in x.items()}
-    if isinstance(x, tuple):
-        return tuple(_reordered(part, order) for part in x)
-    return None if x is None else x[order]
+def splits_of(plan: Plan, key_tiles: int) -> Iterator[tuple[int, int]]:
+    """Yield the first key tile of each split and the tile after its last.
+
+    FlashAttention-2 splits the keys over thread blocks of a GPU if heads are few. In a plan without
+    splits, one split has all tiles.
+    """
+    size = plan.split_tiles or key_tiles
+    yield from ((first, min(first + size, key_tiles)) for first in range(0, key_tiles, size))
+
+
+def joined(xp: ModuleType, parts: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """Return what was recorded of the tiles of all splits, joined along the tiles.
+
+    parts  what was recorded in each split: structures of arrays whose first axis is the key tile;
+           None stands for zeros, in a split of which no tile was computed
+    sizes  key tiles of each split
+    """
+
+    def one(*arrays: Array | None) -> Array | None:
+        like = next((x for x in arrays if x is not None), None)
+        if like is None or len(arrays) == 1:
+            return like
+
+        def there(x: Array | None, size: int) -> Array:
+            return xp.zeros((size, *like.shape[1:]), like.dtype) if x is None else x
+
+        return xp.concatenate(list(map(there, arrays, sizes)))
+
+    return mapped(one, *parts)
+
+
+def counted_together(xp: ModuleType, seen: Sequence[Seen]) -> Seen:
+    """Return the summaries of the events that each split has, added up over the splits."""
+    found: Seen = {}
+    for part in seen:
+        for name, new in part.items():
+            old = found.get(name)
+            if old is not None:
+                new = merged(xp, old, new) if isinstance(new, tuple) else old + new
+            found[name] = new
+    return found

@@ -7,7 +7,8 @@ them.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,16 +22,19 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.softmax.exponents import base2_scale
 from roundscope.attention.tiles import sample
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.orders import Bounds, Flag, cut_by
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
-from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.backends.ops import Array, Ops, mapped
 from roundscope.emu.roundings.modes import BINARY32
 
+# what the setups of calls in this context have
+PROGRAMS_FROM: ContextVar[float] = ContextVar("programs_from", default=2**18)
+ONLY_TRITON: ContextVar[bool] = ContextVar("only_triton", default=False)
 ROOTED = {Site.Q: Site.QS, Site.K: Site.KS}  # events of q and k multiplied by the root of the scale
 State = TypeVar("State")
 Out = TypeVar("Out")
-TileArrays: TypeAlias = tuple[tuple[Array, ...], ...]  # the arguments of a step, in groups
+TileArrays: TypeAlias = tuple[tuple[Any, ...], ...]  # the arguments of a step, in groups
 Step: TypeAlias = Callable[..., Any]  # (hook, setup, *groups of arrays) -> results
 
 
@@ -66,6 +70,9 @@ class Setup:
     inject, record    the injections, and what a trace keeps (None for no trace)
     some              the heads that a fused kernel computes; None for all. If it is given, `heads`
                       and `key_heads` count only the heads of the kernel's arrays
+    programs_from     the least scores of a call whose tiles the NumPy engine computes by programs
+                      (`engines.fused`)
+    only_triton       whether the kernels for Hopper are left out, which have the same bits
     """
 
     plan: Plan
@@ -82,6 +89,8 @@ class Setup:
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
     some: SomeHeads | None = None
+    programs_from: float = field(default_factory=lambda: PROGRAMS_FROM.get())
+    only_triton: bool = field(default_factory=lambda: ONLY_TRITON.get())
 
     @property
     def of_scores(self) -> float:
@@ -333,12 +342,8 @@ def mask_tiles(setup: Setup, mask: Array | None) -> Array | None:
 
 
 def backwards(x: Any) -> Any:
-    """Return arrays, or tuples and dicts of them, with their first axis reversed."""
-    if isinstance(x, dict):
-        return {name: backwards(part) for name, part in x.items()}
-    if isinstance(x, tuple):
-        return tuple(backwards(part) for part in x)
-    return None if x is None else x[::-1]
+    """Return a structure of arrays with their first axis reversed."""
+    return mapped(lambda part: None if part is None else part[::-1], x)
 
 
 def round_inputs(ops: Ops, setup: Setup, head: Index, site: Site, x: Array) -> tuple[Array, Seen]:

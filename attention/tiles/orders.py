@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.tiles.index import Index
-from roundscope.emu.backends.ops import Array
+from roundscope.attention.tiles.records import Index
+from roundscope.emu.backends.ops import Array, mapped
 
 Bounds: TypeAlias = tuple[Index, Index]  # of a tile: its first row and the row after its last
 Flag: TypeAlias = bool | Array
@@ -63,34 +63,16 @@ def cut_by(is_causal: bool, window: int) -> Cells | None:
     return lambda rows, keys: behind(rows, keys) | ahead(rows, keys)
 
 
-def _others(cells: Cells) -> Cells:
-    """Return the test that takes the tiles that `cells` does not take."""
-    return lambda rows, keys: cells(rows, keys) == False  # noqa: E712
-
-
-def _is_reached(rows: Bounds, keys: Bounds) -> Flag:
-    """Return whether a score of the tile is on the diagonal or below it."""
-    return keys[0] < rows[1]
-
-
-def _is_beyond(rows: Bounds, keys: Bounds) -> Flag:
-    """Return whether all scores of the tile are above the diagonal."""
-    return keys[0] >= rows[1]
-
-
 def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
     """Return the passes of a plan's backward in their order."""
     cut = cut_by(is_causal, plan.window)
     match plan.query_order:
         case QueryOrder.MASKED_FIRST if cut is not None:
-            return Pass(cut), Pass(_others(cut))
+            return Pass(cut), Pass(lambda rows, keys: cut(rows, keys) == False)  # noqa: E712
         case QueryOrder.WRAPPED:
-            up_to_the_diagonal = Pass(_is_reached, keys_down=True)
-            return (
-                (up_to_the_diagonal,)
-                if is_causal
-                else (up_to_the_diagonal, Pass(_is_beyond, keys_down=True))
-            )
+            up_to_the_diagonal = Pass(lambda rows, keys: keys[0] < rows[1], keys_down=True)
+            beyond = Pass(lambda rows, keys: keys[0] >= rows[1], keys_down=True)
+            return (up_to_the_diagonal,) if is_causal else (up_to_the_diagonal, beyond)
     return (Pass(queries_down=plan.query_order is QueryOrder.DESCENDING),)
 
 
@@ -98,13 +80,13 @@ def merged(xp: ModuleType, taken: Array, new: Any, old: Any) -> Any:
     """Return what was recorded of all tiles: `new` for those that the last pass took, else `old`.
 
     taken     (key tiles, query tiles) of bool
-    new, old  what was recorded in the last pass and before it: dicts or tuples of arrays whose
-              first axes are those of `taken`; None stands for zeros
+    new, old  what was recorded in the last pass and before it: structures of arrays whose first
+              axes are those of `taken`; None stands for zeros
     """
-    if old is None or new is None:
-        return new if old is None else old
-    if isinstance(new, dict):
-        return {name: merged(xp, taken, part, old[name]) for name, part in new.items()}
-    if isinstance(new, tuple):
-        return tuple(merged(xp, taken, *pair) for pair in zip(new, old, strict=True))
-    return xp.where(taken.reshape(*taken.shape, *(1,) * (new.ndim - taken.ndim)), new, old)
+
+    def one(new: Array | None, old: Array | None) -> Array | None:
+        if old is None or new is None:
+            return new if old is None else old
+        return xp.where(taken.reshape(*taken.shape, *(1,) * (new.ndim - taken.ndim)), new, old)
+
+    return mapped(one, new, old)

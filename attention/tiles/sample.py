@@ -17,7 +17,7 @@ query heads shares, it is a key head.
 from types import ModuleType
 from typing import NamedTuple
 
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.ops import Array
 
 GOLDEN = 2654435769  # 2^32 times the fractional part of the golden ratio

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from roundscope.attention.sites import RESCALES, Axes, Site
-from roundscope.attention.tiles.index import Index
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.sample import Side
 from roundscope.emu.backends.ops import Array
 
@@ -27,7 +27,7 @@ class Tile:
     sample     the part that a trace looks at, first for events of queries and then for events of
                keys; None for all
     is_cut     whether the diagonal of a causal call, or an edge of a window, crosses the tile
-               is_flushed whether O is flushed to its second sum before this tile, in plans with
+    is_flushed whether O is flushed to its second sum before this tile, in plans with
                `flushed_tiles`
     is_whole   whether all scores exist
     anywhere   the sites whose events may also be applied to entries that do not exist, if they are

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from roundscope.attention.alignment import Alignment, alignment_given
-from roundscope.attention.api import attend, examine, output_type
+from roundscope.attention.api import attend, examine
 from roundscope.attention.arguments import (
     block_given,
     causal_given,
@@ -26,6 +26,7 @@ from roundscope.attention.arguments import (
 )
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.settings import output_type
 from roundscope.attention.sites import Site
 from roundscope.attention.torch.arrays import (
     NUMPY,

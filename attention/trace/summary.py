@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from roundscope.attention.events.recorder import Seen, Summary
 from roundscope.attention.sites import Axes, Site
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.stats.summary import Stats
 

@@ -1,14 +1,16 @@
 """`Ops`: what an algorithm needs from an array library, so that it is written once.
 
-Three records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX) and
-`kernel_ops()` (in Pallas kernels). Every value is in binary64, the carrier. A product of two
-numbers of up to 26 bits is exact in binary64. A sum, product, quotient or root of numbers of p <=
-24 bits, computed in binary64 and then rounded to nearest to p bits, is correctly rounded (53 >= 2p
-+ 2, Figueroa 1995). In other modes the result is the rounding of the binary64 number, which has
-been rounded to nearest before: 1 - 2^-60 toward zero is 1.
+Four records exist: `numpy_ops()` (NumPy with Numba kernels), `xla_ops(zero)` (JAX), `kernel_ops()`
+(in Pallas kernels) and `graph_ops(graph)` (the nodes of a program, `emu.backends.fused`).
+
+Every value is in binary64, the carrier. A product of two numbers of up to 26 bits is exact in
+binary64. A sum, product, quotient or root of numbers of p <= 24 bits, computed in binary64 and then
+rounded to nearest to p bits, is correctly rounded (53 >= 2p + 2, Figueroa 1995). In other modes the
+result is the rounding of the binary64 number, which has been rounded to nearest before: 1 - 2^-60
+toward zero is 1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +31,7 @@ class Ops:
         xp: the namespace, numpy or jax.numpy.
         round: (x, rounding, random) -> x rounded once; `random` is int32 in [0, 2^31), or None.
         round_blocks: (x, block format, axis, random) -> x rounded in blocks along an axis, and the
-            scale of each number (`emu.blocks.ops`).
+            scale of each number (`emu.blocks.layout`).
         transposed: the transpose of a matrix, (T, K) -> (K, T).
         odd_sum: a + b in binary64, rounded to odd (`emu.sums.odd`). A constant a must be `hidden`
             first, since XLA simplifies (b + 1) - 1 to b.
@@ -41,8 +43,8 @@ class Ops:
         bits: float64 -> its int64 bits.
         from_bits: int64 bits -> the float64 number.
         scan: (body, carry, xs) -> (carry, ys), where body(carry, k, x) -> (carry, y) for each
-            leading slice x of the arrays in the tuple xs. y is None, an array, or a structure of
-            tuples and dicts with arrays, which are stacked in ys.
+            leading slice x of the arrays in xs, a tuple or named tuple, in which None stands for no
+            array. y is a structure of arrays (`mapped`), which are stacked in ys.
         when: (active, compute, state) -> compute(), which returns (new state, y), if active is
             true; otherwise the state and zeros (or None).
         call: (f, x) -> f(these ops, x), an array like x; it is traced once, and computed once for
@@ -92,3 +94,30 @@ class Ops:
     absent: Callable[[Array], Array] | None = None
     seen: Callable[[str, Event], Array] | None = None
     programs: Callable[..., Any] | None = None
+
+
+def mapped(function: Callable[..., Any], *trees: Any) -> Any:
+    """Return a structure of what a function returns for the arrays of structures of one form.
+
+    A structure consists of dicts, tuples, named tuples and lists, as a tree of JAX does. None
+    stands for an array too, or for all arrays of a structure; the function gets it in their place.
+
+    Example:
+        >>> mapped(lambda x, y: (x or 0) + y, {"a": (1, 2)}, {"a": (3, 4)}), mapped(str, (1, [2]))
+        ({'a': (4, 6)}, ('1', ['2']))
+    """
+    like = next((tree for tree in trees if tree is not None), None)
+    if isinstance(like, dict):
+        return {name: mapped(function, *_each_at(trees, name)) for name in like}
+    if isinstance(like, tuple | list):
+        return rebuilt(like, (mapped(function, *_each_at(trees, n)) for n in range(len(like))))
+    return function(*trees)
+
+
+def _each_at(trees: Sequence[Any], place: Any) -> Iterator[Any]:
+    return (None if tree is None else tree[place] for tree in trees)
+
+
+def rebuilt(like: Any, parts: Iterable[Any]) -> Any:
+    """Return a list, tuple or named tuple of the type of another one, with other parts."""
+    return like._make(parts) if hasattr(like, "_make") else type(like)(parts)

@@ -2,6 +2,5 @@
 
 `format` describes the formats, `api` rounds to them, `codes` stores arrays in them, `dot`
 multiplies such matrices, and `stats` describes their errors. `rule` is the definition on integers;
-`scaled` and `power32` (Numba, called by `kernels`), `xla` and `traced` execute it. Formats without
-scales are in `emu.formats`.
+`kernels` (Numba), `xla` and `traced` execute it. Formats without scales are in `emu.formats`.
 """

@@ -142,7 +142,6 @@ def blocked_of(c: Codes) -> Blocked:
 
 
 def _check_codes(c: Any) -> None:
-    """Raise TypeError unless the argument is `Codes`."""
     if not isinstance(c, Codes):
         raise TypeError(
             f"c: {shown(c)}, must be Codes; codes_of(to_blocks(x, 'mxfp8_e4m3')) makes them"

@@ -71,11 +71,6 @@ class ScaleRule(StrEnum):
     NEAREST = "nearest"
 
 
-def _rule_named(name: str | ScaleRule) -> ScaleRule:
-    """Return the scale rule with a name; raise ValueError for an unknown name."""
-    return member(ScaleRule, "scale rule", name)
-
-
 INT8 = Format(
     name="int8", precision=7, emin=0, max_finite=127 / 64, inf=False, nan=False, negative_zero=False
 )
@@ -147,7 +142,7 @@ class BlockFormat:
             raise TypeError(
                 f"scale={shown(self.scale)}: give a Format, such as format_named('e8m0fnu')"
             )
-        object.__setattr__(self, "rule", _rule_named(self.rule))
+        object.__setattr__(self, "rule", member(ScaleRule, "scale rule", self.rule))
         for name in ("size", "rows"):
             check_count(name, getattr(self, name), 1, "a block holds at least one number each way")
         check_truth("tensor", self.tensor)
@@ -268,4 +263,5 @@ def block_format(
         )
     base = BLOCK_NAMED[format] if isinstance(format, str) else format
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
-    return replace(base, element=element, rule=base.rule if rule is None else _rule_named(rule))
+    rule = base.rule if rule is None else member(ScaleRule, "scale rule", rule)
+    return replace(base, element=element, rule=rule)

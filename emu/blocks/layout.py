@@ -1,9 +1,12 @@
 """The position of blocks in an array, and conversion between an array and a matrix of its blocks.
 
 In the matrix every row is one block, so its shape is (number of blocks, numbers in a block). Scales
-keep the array's order of axes.
+keep the array's order of axes. `round_blocks` is what `Ops` has of block formats: a matrix rounded
+in blocks, and the scale of each number.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from roundscope.emu.blocks.format import BlockFormat
@@ -124,3 +127,47 @@ def scales_to_lines(scales: Array, at: Layout) -> Array:
 def _back(at: Layout) -> tuple[int, ...]:
     """Return the permutation of axes that undoes `moved`."""
     return tuple(at.moved.index(n) for n in range(len(at.shape)))
+
+
+Quantise = Callable[[Array, BlockFormat, Array | None], tuple[Array, Array, Array]]
+
+
+def round_blocks(
+    xp: Any,
+    quantise: Quantise,
+    widen: Callable[[Array], Array],
+    x: Array,
+    f: BlockFormat,
+    axis: int,
+    random: Array | None,
+) -> tuple[Array, Array]:
+    """Return a float64 matrix rounded to a block format, and the scale of each of its numbers.
+
+    Both results are float64 arrays of the matrix's shape. The first has the numbers T X P, the
+    second T X, where P are the elements, X the scales of blocks and T the scale of the whole
+    matrix. T X P is exact, since it has at most 11 + 24 significand bits. A block that is larger
+    than the matrix is cut to it. Both results are NaN where the scale is NaN.
+
+    Args:
+        xp: the namespace, numpy or jax.numpy.
+        quantise: the executor's function that returns elements, scales and T of blocks.
+        widen: the executor's function that converts float32 to float64.
+        x: the matrix.
+        f: the block format.
+        axis: the axis along which the blocks run.
+        random: the stochastic mode's integers, of x's shape, or None.
+    """
+    at = layout_of(x.shape, _fitted(f, x.shape, axis), axis)
+    p, scales, tensor = quantise(
+        to_lines(xp, x, at), f, None if random is None else to_lines(xp, random, at)
+    )
+    unit = widen(scales) * widen(tensor)
+    return from_lines(xp, widen(p) * unit, at), from_lines(xp, xp.broadcast_to(unit, p.shape), at)
+
+
+def _fitted(f: BlockFormat, shape: tuple[int, ...], axis: int) -> BlockFormat:
+    """Return the format with blocks no larger than the matrix.
+
+    This leaves out padding beyond the matrix, whose zeros have no effect on the scale.
+    """
+    return replace(f, size=min(f.size, shape[axis]), rows=min(f.rows, shape[1 - axis]))

@@ -24,8 +24,8 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.rule import ONE, powers_of
 from roundscope.emu.blocks.xla import INFINITE32, LEAST32, NAN32, _fits_32, _normal, _times
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
+from roundscope.emu.roundings.random import random31
 from roundscope.emu.roundings.rule import C32, STOCHASTIC, Target, target_of
-from roundscope.emu.roundings.threefry import random31
 
 SIGN = np.int32(~C32.magnitude)
 

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from roundscope.emu.backends.xla.rounding import RULE64, round_array, round_wide
-from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.backends.xla.rounding import RULE64, narrow, round_array, round_wide, widen
 from roundscope.emu.blocks.api import Blocked
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.rule import Quotients, build_block_rule, powers_of, quotients_of

@@ -66,7 +66,7 @@ def first_random(seed: int) -> int:
     """Return the first random integer of a seed, in [0, 2^31)."""
     import numpy as np
 
-    from roundscope.emu.roundings.threefry import random31
+    from roundscope.emu.roundings.random import random31
 
     key, zero = np.array([seed], np.uint32), np.zeros(1, np.uint32)
     return int(random31((key, zero), (zero, zero))[0])

@@ -18,8 +18,7 @@ from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
-from roundscope.emu.sums.exact import OF_BINARY32, OF_BINARY64, exact_sum
-from roundscope.emu.sums.odd import sum_to_round
+from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
 
 
 class Order(StrEnum):
@@ -131,7 +130,7 @@ class Accumulator:
     alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", _order_named(self.order))
+        object.__setattr__(self, "order", member(Order, "order", self.order))
         if not isinstance(self.step, Rounding):
             raise TypeError(f"step={shown(self.step)}: give a Rounding, such as rounding('bf16')")
         check_count("chunk", self.chunk, 1, "a chunk holds at least one product")
@@ -194,11 +193,6 @@ class Accumulator:
             )
         chunk = f"[{self.chunk}]" if self.order.has_chunk else ""
         return f"{self.order}{chunk}" + ("" if self.order is Order.NATIVE else f" {self.step}")
-
-
-def _order_named(name: Any) -> Order:
-    """Return the order with a name; raise ValueError for an unknown name."""
-    return member(Order, "order", name)
 
 
 def check_accumulator(accumulator: Any) -> None:
@@ -269,12 +263,9 @@ def accumulate(
         return _ascending(ops, add, step, a, b, init, 0, steps)
     if acc.order in (Order.PAIRWISE, Order.HALVES):
         return _tree(ops, acc.order, add, step, a, b, init, at_once)
-    if acc.order is Order.OCTETS:
-        return _octets(ops, acc, add, step, a, b, init)
-    if acc.order is Order.WARPS:
-        return _warps(ops, acc, add, step, a, b, init)
-    if acc.order is Order.STRIDED:
-        return _strided(ops, acc, add, step, a, b, init)
+    of_threads = {Order.OCTETS: _octets, Order.WARPS: _warps, Order.STRIDED: _strided}
+    if acc.order in of_threads:
+        return of_threads[acc.order](ops, acc, add, step, a, b, init)
     return _chunked(ops, acc, add, step, a, b, init, steps)
 
 

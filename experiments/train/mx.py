@@ -23,7 +23,7 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.traced import SEED, is_even, round_even, round_row, row_of
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BF16, BINARY32, Rounding, RoundingMode
-from roundscope.emu.roundings.threefry import threefry2x32
+from roundscope.emu.roundings.random import threefry2x32
 
 Kept = BlockFormat | Rounding
 Rows = Array  # (events, FIELDS) int32: the formats of one matrix of a layer

@@ -34,7 +34,7 @@ from roundscope.attention import (
     Trace,
     examine,
 )
-from roundscope.emu.roundings.threefry import random31
+from roundscope.emu.roundings.random import random31
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
 

@@ -88,11 +88,9 @@ def on_gpu() -> dict[str, int]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
-    from roundscope.emu.backends.kernels.exp_table import exp32_by_table, table
+    from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32, exp32_by_table, table
     from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-    from roundscope.emu.backends.xla.rounding import round_wide
-    from roundscope.emu.backends.xla.widths import narrow, widen
+    from roundscope.emu.backends.xla.rounding import narrow, round_wide, widen
     from roundscope.emu.functions import exp64
     from roundscope.emu.roundings.modes import BINARY32 as ROUNDED
 

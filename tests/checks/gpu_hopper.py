@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -138,7 +139,8 @@ def _all_compiled(*, by_triton: bool) -> dict[tuple[Size, str], Any]:
     jax.clear_caches()
     jobs = [(size, *of) for size in SIZES["gpu"] for of in _plans(size.features)]
     with fit.only_triton() if by_triton else nullcontext(), ThreadPoolExecutor(12) as pool:
-        made = pool.map(lambda job: _compiled(*job), jobs)
+        each = [copy_context() for _ in jobs]  # threads have contexts of their own
+        made = pool.map(lambda context, job: context.run(_compiled, *job), each, jobs)
         return {key: call for found in made for key, call in found.items()}
 
 

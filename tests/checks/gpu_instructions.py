@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.backends.xla.rounding import narrow, widen
 from roundscope.emu.instructions import approximate, logarithms, tanh
 from tests.checks.gpu_kernels import FUNCTIONS, launched
 

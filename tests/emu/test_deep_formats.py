@@ -12,7 +12,7 @@ import pytest
 
 from roundscope import emu
 from roundscope.emu import Format, format_named, rounding
-from roundscope.emu.backends.fused.traced import program
+from roundscope.emu.backends.fused.program import program
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.formats.spacing import spacing

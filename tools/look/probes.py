@@ -20,7 +20,7 @@ from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.backends.xla.rounding import narrow, widen
 from roundscope.emu.functions import exp64
 from roundscope.emu.roundings.modes import BF16, BINARY32, rounding
 

@@ -4,9 +4,9 @@ A program is one run of a kernel. It owns one tile of a head, a tile of queries 
 walks over the tiles of the other side: it computes them one after the other in a loop.
 
 `engine` has the functions of an engine. `forward`, `backward` and `gradients` have the kernels and
-their programs, `tiles` and `work` the computation of a tile, and `call` the call of a kernel.
-`record` and `summary` have what a kernel records for a trace, and `fit` refuses what the kernels
-cannot run.
+their programs, `tiles` and `work` the computation of a tile, `call` what a kernel is made for, and
+`running` the call of a kernel. `record` and `summary` have what a kernel records for a trace, and
+`fit` refuses what the kernels cannot run.
 """
 
 import jax

@@ -1,6 +1,8 @@
 """The backward in fused kernels: the kernels, and the arrays that one passes to the next in memory.
 
-Their programs are in `gradients`.
+Their programs are in `gradients`, but for that of delta = rowsum(dO O), which comes first: under
+XLA its products would be written to memory in binary64 and read again. `delta_fits` says which
+calls have that kernel; others have `attention.tiles.backward.deltas`, which gives the same bits.
 """
 
 from typing import Any, TypeAlias
@@ -8,7 +10,9 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 from jax import Array, lax
 
-from roundscope.attention.engines.kernels.call import Call, Input, Kernel, run, wide
+from roundscope.attention import algorithm
+from roundscope.attention.engines.kernels.call import Call, Input, wide
+from roundscope.attention.engines.kernels.fit import is_power_of_two
 from roundscope.attention.engines.kernels.gradients import (
     add_keys,
     add_queries,
@@ -17,14 +21,25 @@ from roundscope.attention.engines.kernels.gradients import (
     write_scores,
 )
 from roundscope.attention.engines.kernels.hopper.fit import gradients_fit, wants_scores
-from roundscope.attention.engines.kernels.masks import Masks, by_key, by_query, masks
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
+from roundscope.attention.engines.kernels.running import Kernel, run
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
+from roundscope.attention.engines.kernels.tiles import (
+    Masks,
+    by_key,
+    by_query,
+    events_of_rows,
+    masks,
+)
+from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
+from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.held import NoSuchArithmetic
+from roundscope.emu.backends.kernels.held import FP64, NoSuchArithmetic
 from roundscope.emu.backends.kernels.ops import DEPTH
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.sums.accumulator import Order
 
 SCORE_GRADIENTS = (
     Site.S_B,
@@ -38,6 +53,8 @@ SCORE_GRADIENTS = (
 )
 SCORE_BYTES = 2**31  # of dS, and of P where it is written too, in memory at once
 EXPS_AT_ONCE = 8  # of a thread, since two sums need registers too
+ASCENDING_COLUMNS = 64  # of a row; registers do not hold more
+OF_DELTA = (Site.DO, Site.OUT)  # operands
 Rows: TypeAlias = tuple[Array, Array, Array, Array]  # Q, dO, L, delta
 Gradients: TypeAlias = tuple[Array, Array, Array]  # dQ, dK, dV, or dK, dV, dS
 
@@ -293,3 +310,42 @@ def _looked_at(setup: Setup, call: Call, rows: Rows, k: Array, v: Array) -> Seen
     return summarized(by_query, heads, of_queries, call.on_gpu) | summarized(
         by_key, heads, of_keys, call.on_gpu
     )
+
+
+def delta_fits(setup: Setup, features: int) -> bool:
+    """Return whether a call without a mask has the kernel; features: of v."""
+    plan = setup.plan
+    acc, call = plan.accumulator(Site.DELTA), Call(setup=setup, on_gpu=True, group=1)
+    lanes = acc.chunk if acc.order is Order.OCTETS else 1
+    return (
+        plan.delta_from is DeltaFrom.OUT
+        and not plan.delta_products
+        and acc.order in (Order.ASCENDING, Order.OCTETS)
+        and acc.step == BINARY32
+        and all(is_power_of_two(n) for n in (lanes, features, setup.block_q))
+        and (features >= 8 if acc.order is Order.OCTETS else features <= ASCENDING_COLUMNS)
+        and setup.record is None
+        and all(call.format(site) != FP64 for site in (*OF_DELTA, Site.OD, Site.DELTA))
+        and not any(plan[site].mode == "stochastic" for site in (*OF_DELTA, Site.OD, Site.DELTA))
+    )
+
+
+def deltas(setup: Setup, do: Array, out: Array, on_gpu: bool) -> Array:
+    """Return delta of all heads, (heads, T); do, out: (heads, T, Hv), in whole tiles."""
+    call = Call(setup=setup, on_gpu=on_gpu, group=1)
+    given = [call.own(call.stored(*x)) for x in zip(OF_DELTA, (do, out), strict=True)]
+    kernel = Kernel(body=delta, sums=(), turn=setup.block_q, in_batches=True)
+    grid = do.shape[0], setup.query_tiles
+    (found,), _ = run(kernel, call, grid, given, [(do.shape[:2], Site.DELTA)])
+    return wide(found)
+
+
+def delta(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
+    """Write delta of a tile of queries."""
+    given = [call.read(*x) for x in zip(OF_DELTA, inputs, strict=True)]
+
+    def tile(setup: Setup, do: Array, out: Array) -> tuple[tuple[Array], Seen]:
+        at = events_of_rows(setup, work.head, work.own)
+        return (algorithm.delta(at, do, out),), at.seen()
+
+    (results[0][...],) = work.tile(tile, [call.left(Site.DELTA)], None, *given)

@@ -1,48 +1,25 @@
-"""How a fused kernel is called: its grid of (heads, tiles), and the memory of its programs.
+"""What a fused kernel is made for (`Call`), and which part of each array a program sees.
 
-A program is one run of a kernel, for one head and one tile of the head. This module says which part
-of each array a program sees, and how much memory of its own it has.
+A program is one run of a kernel, for one head and one tile of the head. `running` calls kernels.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from roundscope.attention.engines.kernels.masks import Reader, reading
-from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
-from roundscope.attention.engines.kernels.work import Work
-from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.injection import Exact
-from roundscope.attention.plans.choices import Exponential, GradientsApart, RowSum
-from roundscope.attention.sites import FACTORS, Axes, Site
+from roundscope.attention.plans.choices import GradientsApart
+from roundscope.attention.sites import FACTORS, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.backends.kernels.exp import AT_ONCE
-from roundscope.emu.backends.kernels.exp_table import BYTES, table
-from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Held, Machine, format_of
-from roundscope.emu.backends.kernels.ops import COLUMNS, kernel_machine, types
-from roundscope.emu.backends.xla.ops import opaque_zero
+from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Held, format_of
+from roundscope.emu.backends.kernels.ops import types
 from roundscope.emu.roundings.modes import BINARY32
-from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.accumulator import Accumulator
 
-LANES = 32  # threads of a warp
-ROWS_OF_A_WARP = 16  # a matrix unit gives four warps 64 rows: no row of scores is in two units
-NUMBERS = 256  # that a thread with 255 registers can hold and still be fast, as measured
-SHARED = 227 * 1024  # bytes of a multiprocessor's shared memory
-FOUR = 4  # lanes of a row
-# of a program that summarizes events by row: with fewer entries of a tile, a thread has fewer
-# instructions, which must fit a cache
-WARPS_BY_ROW = 16
-AHEAD = 128 * 1024  # of those, for tiles that are read ahead
 Input = tuple[Array, pl.BlockSpec]
 
 
@@ -115,11 +92,11 @@ class Call:
 
     def own(self, x: Array) -> Input:
         """Give a program (head, tile) its tile of query rows of an array (heads, rows, ...)."""
-        return x, _block(x, self.setup.block_q, lambda h, i: (h, i))
+        return x, block(x, self.setup.block_q, lambda h, i: (h, i))
 
     def own_keys(self, x: Array) -> Input:
         """Give a program its tile of keys of an array (key heads, S, ...)."""
-        return x, _block(x, self.setup.block_k, lambda h, j: (h // self.group, j))
+        return x, block(x, self.setup.block_k, lambda h, j: (h // self.group, j))
 
     def own_queries_of_scores(self, x: Array) -> Input:
         """Give a program its tile of queries of an array (heads, S, T), with all keys."""
@@ -127,171 +104,31 @@ class Call:
 
     def own_keys_of_query_head(self, x: Array) -> Input:
         """Give a program its tile of keys of an array (heads, S, ...) of query heads."""
-        return x, _block(x, self.setup.block_k, lambda h, j: (h, j))
+        return x, block(x, self.setup.block_k, lambda h, j: (h, j))
 
     def scalar(self, x: Array) -> Input:
         """Give all programs the same number, as an array (1,)."""
-        return x[None], _all(x[None])
+        return x[None], whole_array(x[None])
 
     def whole(self, x: Array) -> Input:
         """Give a program all keys of its key head, of an array (key heads, S, ...)."""
-        return x, _block(x, x.shape[1], lambda h, i: (h // self.group, 0))
+        return x, block(x, x.shape[1], lambda h, i: (h // self.group, 0))
 
     def whole_of_query_head(self, x: Array) -> Input:
         """Give a program all rows of its head, of an array (heads, rows, ...)."""
-        return x, _block(x, x.shape[1], lambda h, j: (h, 0))
+        return x, block(x, x.shape[1], lambda h, j: (h, 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """A kernel and what it needs to know before it is traced.
-
-    body          (call, work, what it sees of the inputs, and of the results) -> None
-    sums          the sites whose accumulators it runs on whole tiles
-    turn          rows of a tile that a program walks over
-    exps_at_once  how many exponentials a thread computes at once
-    exponent      the event whose results it takes exp of, if bfloat16 ones are worth a table
-    in_batches    whether arrays with features are passed in the layout of the caller, (B, rows, N,
-                  features). They are transposed here, which cancels the transposition to heads, so
-                  no data moves
-    """
-
-    body: Callable[..., None]
-    sums: tuple[Site, ...]
-    turn: int
-    exps_at_once: int = AT_ONCE
-    exponent: Site | None = None
-    in_batches: bool = False
-
-
-def _block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
+def block(x: Any, rows: int, at: Callable[[Any, Any], tuple[Any, Any]]) -> pl.BlockSpec:
     """Return the block of `rows` rows that a program sees; at: (head, tile) -> which block."""
     return pl.BlockSpec(
         (None, rows, *x.shape[2:]), lambda h, i: (*at(h, i), *(0 for _ in x.shape[2:]))
     )
 
 
-def _seen_shape(x: Input) -> tuple[Any, ...]:
-    """Return the shape that a program sees of an input, None for an axis that it does not see."""
-    return tuple(x[1].block_shape or ())
-
-
-def _all(x: Any) -> pl.BlockSpec:
+def whole_array(x: Any) -> pl.BlockSpec:
     """Return the block that gives every program the whole array."""
     return pl.BlockSpec(x.shape, lambda h, i: (0,) * x.ndim)
-
-
-def _own(x: Any) -> pl.BlockSpec:
-    """Return the block that gives a program its part of an array (heads, tiles, ...)."""
-    return pl.BlockSpec((None, None, *x.shape[2:]), lambda h, i: (h, i, *(0 for _ in x.shape[2:])))
-
-
-def run(
-    kernel: Kernel,
-    call: Call,
-    grid: tuple[int, int],
-    inputs: Sequence[Input],
-    results: Sequence[tuple[tuple[int, ...], Site | None]],
-    watch: tuple[Recorder, Array] | None = None,
-    mask: Reader | None = None,
-) -> tuple[list[Array], list[Kept]]:
-    """Return the results of a kernel over a grid of (heads, tiles), and what it kept of events.
-
-    inputs   arrays, and what a program sees of each
-    results  the shape and the site of each result, of which every program writes its tile's rows
-    watch    the recorder of events, and the numbers of the tiles that programs own, (heads, tiles).
-             None if nothing is recorded; the tiles are then 0, 1, 2 ...
-    mask     what programs read of the call's mask, if it has one
-    """
-    dtypes, passed = types(call.on_gpu), _passed(call, kernel)
-    shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
-    by_row = watch is not None and watch[0].summarizes
-    own_memory = _buffers(call, passed, grid, inputs), watch and watch[0].scratch(grid)
-    buffers, memory = jax.tree.flatten(own_memory)
-    zero = (
-        jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
-    )  # the interpreter is XLA, which would fold constants
-    kept, tree = jax.tree.flatten(watch and watch[0].shapes(grid))
-    own = [watch[0].numbers(watch[1])] if watch else []
-    masks = mask.inputs if mask else []
-    _check_counts(
-        [*(x for x, _ in (*inputs, *masks)), *shapes, *buffers, *kept], grid[0], watch is not None
-    )
-    parts = len(inputs), len(masks), 1, len(own), len(shapes), len(buffers), len(kept)
-
-    rows, features = shapes[0].shape[1] // grid[1], shapes[0].shape[-1]
-    warps = _warps(call, kernel, rows, features, is_watched=watch is not None)
-    if by_row:
-        warps = max(warps, WARPS_BY_ROW)
-    # a load of a later turn runs ahead of stores, to memory of the program too: where it reads what
-    # it wrote, one turn at a time
-    stages = 1 if passed or by_row else _stages(call, kernel, inputs, [site for _, site in results])
-    batch = grid[0] // call.setup.heads if kernel.in_batches else None
-    read = [_by_batch(x, spec, batch) for x, spec in inputs]
-    written = [
-        _by_batch(x, _block(x, x.shape[1] // grid[1], lambda h, i: (h, i)), batch) for x in shapes
-    ]
-    found = pl.pallas_call(
-        _program(
-            kernel, call, passed, LANES * warps, parts, (memory, tree), watch and watch[0], mask
-        ),
-        grid=grid,
-        in_specs=[
-            *(spec for _, spec in (*read, *masks)),
-            _all(zero[None]),
-            *map(_own, own),
-        ],
-        out_specs=[*(spec for _, spec in written), *map(_own, (*buffers, *kept))],
-        out_shape=[*(x for x, _ in written), *buffers, *kept],
-        compiler_params=triton.CompilerParams(num_warps=warps, num_stages=stages),
-        interpret=not call.on_gpu,
-        name=kernel.body.__name__.strip("_"),
-    )(*(x for x, _ in (*read, *masks)), zero[None], *own)
-    made, _, seen = _split(found, parts[4:])
-    return [to_heads(jnp, x, 1) if x.ndim == 4 else x for x in made], jax.tree.unflatten(
-        tree, seen
-    ) or []
-
-
-def _program(
-    kernel: Kernel,
-    call: Call,
-    passed: list[str],
-    threads: int,
-    parts: Sequence[int],
-    trees: tuple[Any, Any],
-    recorder: Recorder | None,
-    mask: Reader | None,
-) -> Callable[..., None]:
-    """Return what Pallas traces: the kernel's body, given what it sees of the arrays.
-
-    parts  how many arrays there are of each kind
-    trees  the trees whose leaves are the memory of a program, and the arrays of kept events
-    """
-
-    def program(*refs: Any) -> None:
-        given, masks, (zero,), number, to_write, *own = _split(refs, parts)
-        (buffers, own_scratch), kept = map(jax.tree.unflatten, trees, own)
-        exps = table(zero[0], threads) if _has_table(call, kernel) else None
-        memory = Memory(kept, own_scratch, call.on_gpu, {})
-        watch = (recorder, number[0][1], memory) if recorder else None
-        tile = number[0][0] if recorder else pl.program_id(1)
-        machine = _machine(call, kernel, passed, zero, buffers, exps)
-        kernel.body(
-            call,
-            Work(
-                machine=machine,
-                setup=call.setup,
-                head=pl.program_id(0),
-                own=tile,
-                watch=watch,
-                exists=reading(mask, masks),
-            ),
-            given,
-            to_write,
-        )
-
-    return program
 
 
 def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
@@ -302,153 +139,3 @@ def held(arrays: tuple[Array, ...], formats: list[str]) -> list[Held]:
 def wide(x: Array) -> Array:
     """Return an array in binary64, the type of all engines."""
     return x.astype(jnp.float64)
-
-
-def _split(x: Sequence[Any], sizes: Sequence[int]) -> list[Sequence[Any]]:
-    """Return a sequence cut into parts of these sizes."""
-    ends = list(accumulate(sizes))
-    return [x[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
-def _check_counts(arrays: Sequence[Any], heads: int, is_watched: bool) -> None:
-    """Raise ValueError for arrays too large for the 32 bits in which programs find their part."""
-    repair = "call it for fewer batch entries or heads at a time" + (
-        ", or record a sample of the tiles (every)" if is_watched else ""
-    )
-    for x in arrays:
-        if math.prod(x.shape) >= 2**31:
-            told = (
-                f"q: {heads} heads need an array of shape {tuple(x.shape)}, 2^31 elements or more,"
-                " which a fused kernel does not count"
-            )
-            raise ValueError(f"{told}; {repair}")
-
-
-def _passed(call: Call, kernel: Kernel) -> list[str]:
-    """Return the names of the formats of the arrays that a kernel passes through memory.
-
-    These arrays are the factors of ascending sums, including the sums for Exact() injections. Rows
-    that four lanes add up are short enough for registers.
-    """
-    is_exact = any(isinstance(injection.what, Exact) for injection in call.setup.inject)
-    is_ascending = any(
-        call.setup.plan.accumulator(site).order is Order.ASCENDING and not _in_registers(call, site)
-        for site in kernel.sums
-    )
-    return [FP32, FP64] if is_exact or is_ascending else []
-
-
-def _in_registers(call: Call, site: Site) -> bool:
-    """Return whether a program adds up the rows of a site without memory, column by column."""
-    plan = call.setup.plan
-    in_lanes = site is Site.ROWSUM and plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
-    return (
-        in_lanes
-        and plan.accumulator(site) == Accumulator()
-        and call.format(plan.row_sum_of) in WITHIN_FP32
-        and call.setup.block_k // FOUR <= COLUMNS
-    )
-
-
-def _has_table(call: Call, kernel: Kernel) -> bool:
-    """Return whether exps are read from a table: those of bfloat16 numbers, rounded to binary32."""
-    plan = call.setup.plan
-    is_narrow = kernel.exponent is not None and call.format(kernel.exponent) == "bf16"
-    return (
-        call.on_gpu and is_narrow and plan[Site.EXP] == BINARY32 and plan.exp is Exponential.CORRECT
-    )
-
-
-def _buffers(
-    call: Call, passed: list[str], grid: tuple[int, int], inputs: Sequence[Input]
-) -> list[jax.ShapeDtypeStruct]:
-    """Return the shapes of the memory of programs.
-
-    For each format that is passed through memory there are two squares, as large as any array that
-    a program has.
-    """
-    side = max(
-        call.setup.block_q, call.setup.block_k, *(n for x in inputs for n in _seen_shape(x)[2:])
-    )
-    dtypes = types(call.on_gpu)
-    return [
-        jax.ShapeDtypeStruct((*grid, side, side), dtypes[name]) for name in passed for _ in range(2)
-    ]
-
-
-def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: bool) -> int:
-    """Return how many warps a program has that owns a tile of `rows` rows.
-
-    If exps come from a table and nothing is recorded, a warp has twice the rows, provided that a
-    thread has room for their scores, P V and O. The operands that are read for the products then
-    serve twice as many rows.
-    """
-    warps = max(4, rows // ROWS_OF_A_WARP)
-    half = max(4, warps // 2)
-    numbers = (
-        rows
-        * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4)
-        // (LANES * half)
-    )
-    return half if _has_table(call, kernel) and not is_watched and numbers <= NUMBERS else warps
-
-
-def _stages(
-    call: Call, kernel: Kernel, inputs: Sequence[Input], results: Sequence[Site | None]
-) -> int:
-    """Return how many of the tiles that a program walks over are in shared memory at once."""
-    walked = [x for x in inputs if x[0].ndim > 1 and _seen_shape(x)[1] == x[0].shape[1]]
-    turn: int = kernel.turn * sum(
-        math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked
-    )
-    table = BYTES if _has_table(call, kernel) else 0
-    wanted = (
-        3 if 3 * turn + 2 * table < AHEAD else 2
-    )  # two if a table leaves too little memory for two programs with three tiles each
-    size = call.setup.block_q, call.setup.block_k
-    written: list[int] = [
-        math.prod(size) * call.dtype(site).itemsize
-        for site in results
-        if site is not None and site.axes is Axes.TS
-    ]
-    if not written:
-        return wanted
-    own: int = sum(
-        math.prod(_seen_shape(x)[1:]) * x[0].dtype.itemsize
-        for x in inputs
-        if x[0].ndim == 3 and _seen_shape(x)[1] != x[0].shape[1]
-    )
-    # scores on their way to memory take a tile, too
-    return max(1, min(wanted, (SHARED - own - max(written)) // turn))
-
-
-def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.BlockSpec]:
-    """Return (heads, rows, features) as (B, rows, N, features), and what a program sees of that.
-
-    The array may be a shape without numbers. Where `batch` is None nothing is changed.
-    """
-    if batch is None or len(x.shape) != 3:
-        return x, spec
-    (_, rows, features), at, heads = (
-        spec.block_shape or (),
-        spec.index_map,
-        np.int32(x.shape[0] // batch),
-    )
-    turned = partial(from_heads, batch=batch, rows=x.shape[1])
-
-    def own(h: Any, i: Any) -> tuple[Any, ...]:
-        head, tile, _ = at(h, i)  # type: ignore[misc]
-        return lax.div(head, heads), tile, lax.rem(head, heads), 0
-
-    array = turned(x) if isinstance(x, Array) else jax.eval_shape(turned, x)
-    return array, pl.BlockSpec((None, rows, None, features), own)
-
-
-def _machine(
-    call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any
-) -> Machine:
-    """Return the operations of a program; buffers: two for each format passed through memory."""
-    pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    return kernel_machine(
-        zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps
-    )

@@ -1,8 +1,8 @@
 """The Pallas engine: tiles in fused kernels, on a GPU through Triton.
 
-Without a GPU the kernels are interpreted, for tests. The engine has the functions of the other
-engines and gives the same bits. Steps that a head has only once (inputs, the final gradients, and
-delta where it has no kernel) run under XLA.
+Without a GPU the kernels are interpreted, for tests. The functions are those of the other engines
+(`attention.engines.protocol`), and so are the bits. Steps that a head has only once (inputs, the
+final gradients, and delta where it has no kernel) run under XLA.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 
-from roundscope.attention.engines.kernels import delta as delta_kernel
+from roundscope.attention.engines import xla
 from roundscope.attention.engines.kernels.backward import backward as run_backward
+from roundscope.attention.engines.kernels.backward import delta_fits
+from roundscope.attention.engines.kernels.backward import deltas as run_deltas
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.forward import forward as run_forward
 from roundscope.attention.engines.kernels.several import (
@@ -25,7 +27,14 @@ from roundscope.attention.engines.kernels.several import (
     prepare,
     round_inputs,
 )
-from roundscope.attention.engines.xla import enter, leave, moved, own_setup, per_head
+from roundscope.attention.engines.xla import (
+    enter,
+    enter_sinks,
+    leave,
+    leave_sinks,
+    own_setup,
+    per_head,
+)
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
@@ -35,51 +44,33 @@ from roundscope.attention.tiles.backward import (
     round_query_gradients,
 )
 from roundscope.attention.tiles.loops import Setup, whole_events
+from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
 
-# the events whose results are q, k, v, out, wide (which is not rounded) and lse
-STORED = Site.Q, Site.K, Site.V, Site.OUT, None, Site.LSE
 AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 
-__all__ = [
-    "backward",
-    "by_head",
-    "cast",
-    "enter",
-    "forward",
-    "leave",
-    "loaded",
-    "moved",
-    "prepare",
-    "round_inputs",
-    "stored",
-]
+__all__ = ["backward", "by_head", "cast", "enter", "enter_sinks", "forward", "leave", "leave_sinks"]
+__all__ += ["loaded", "prepare", "round_inputs", "sink_gradients", "stored"]
 
 
 def forward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None = None,
-    several: Several | None = None,
-) -> tuple[tuple[Array, Array, Array], dict[str, Seen]]:
+    setup: Setup, inputs: Inputs, several: Several | None = None
+) -> tuple[Results, dict[str, Seen]]:
     """Return what `forward` of `attention.engines.xla` returns.
 
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, seen = _forward(setup, q, k, v, mask, several)
-        return results, _apart(seen)
+        results, seen = _forward(setup, inputs, several)
+        return Results(*results), _apart(seen)
 
 
 @partial(jax.jit, static_argnums=0)
-def _forward(
-    setup: Setup, q: Array, k: Array, v: Array, mask: Array | None, several: Several | None
-) -> Any:
+def _forward(setup: Setup, inputs: Inputs, several: Several | None) -> Any:
     """Return the results of all heads, and what was recorded of them, by name."""
+    q, k, v, mask, _ = inputs
     queries = (q,) if mask is None else (q, mask)
     return by_share(partial(_kernels, _of_queries), setup, several, queries, (k, v))
 
@@ -103,7 +94,7 @@ def cast(rounding: Rounding, x: AnyArray) -> AnyArray:
     return rounded
 
 
-def stored(setup: Setup, several: Several | None, x: tuple[Array, ...]) -> tuple[Array | None, ...]:
+def stored(setup: Setup, several: Several | None, given: Residuals) -> Residuals:
     """Return q, k, v, out, wide and lse as they are kept between forward and backward.
 
     They have the narrowest types that hold them: a model keeps those of all its layers, and writing
@@ -112,26 +103,29 @@ def stored(setup: Setup, several: Several | None, x: tuple[Array, ...]) -> tuple
     where delta reads the output before its last rounding.
     """
     if several is not None:
-        return x
-    on_gpu = jax.default_backend() == "gpu"
-    call = Call(setup=setup, on_gpu=on_gpu, group=x[0].shape[0] // x[1].shape[0])
+        return given
+    inputs, (out, wide, lse) = given
+    group = inputs.q.shape[0] // inputs.k.shape[0]
+    call = Call(setup=setup, on_gpu=jax.default_backend() == "gpu", group=group)
     reads = setup.plan.delta_from
-    read = (True, True, True, reads is DeltaFrom.OUT, reads is DeltaFrom.WIDE_O, True)
     with jax.enable_x64(True):
-        sites = zip(STORED, x, read, strict=True)
-        return tuple(
-            None if not is_read else a if site is None else call.stored(site, a)
-            for site, a, is_read in sites
+        own = {n: call.stored(Site[n.upper()], getattr(inputs, n)) for n in ("q", "k", "v")}
+        results = Results(
+            call.stored(Site.OUT, out) if reads is DeltaFrom.OUT else None,
+            wide if reads is DeltaFrom.WIDE_O else None,
+            call.stored(Site.LSE, lse),
         )
+        return Residuals(inputs._replace(**own), results)
 
 
-def loaded(x: tuple[Array | None, ...]) -> tuple[Array, ...]:
-    """Return the arguments of `stored` from its result; an output that delta does not read is 0."""
-    q, _, v, *_ = x
-    assert q is not None and v is not None
+def loaded(kept: Residuals) -> Residuals:
+    """Return what `stored` was given; an output that delta does not read is 0."""
+    (q, k, v, *others), results = kept
     with jax.enable_x64(True):
+        wide = (x.astype(jnp.float64) for x in (q, k, v))
         unread = jnp.zeros((*q.shape[:2], v.shape[2]))
-        return tuple(unread if a is None else a.astype(jnp.float64) for a in x)
+        read = (unread if x is None else x.astype(jnp.float64) for x in results)
+        return Residuals(Inputs(*wide, *others), Results(*read))
 
 
 def _kernels(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
@@ -140,48 +134,36 @@ def _kernels(run: Callable[..., Any], setup: Setup) -> Callable[..., Any]:
 
 
 def backward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    out: Array,
-    wide: Array,
-    lse: Array,
-    do: Array,
-    several: Several | None = None,
-) -> tuple[tuple[Array, Array, Array, Array], dict[str, Seen]]:
+    setup: Setup, given: Residuals, do: Array, several: Several | None = None
+) -> tuple[Gradients, dict[str, Seen]]:
     """Return what `backward` of `attention.engines.xla` returns.
 
     What was recorded of tiles comes added up to whole heads, but for single events.
     """
     with jax.enable_x64(True):
-        results, whole, keys = _backward(setup, q, k, v, mask, out, wide, lse, do, several)
-        return results, _apart(whole) | {"keys": keys}
+        results, whole, keys = _backward(setup, given, do, several)
+        return Gradients(*results), _apart(whole) | {"keys": keys}
+
+
+def sink_gradients(
+    setup: Setup, sinks: Array, lse: Array, delta: Array, several: Several | None = None
+) -> tuple[Array, Seen]:
+    """Return what `sink_gradients` of `attention.engines.xla` returns."""
+    each = None if several is None else several.each
+    return xla.sink_gradients(setup, sinks, lse, delta, each)
 
 
 @partial(jax.jit, static_argnums=0)
-def _backward(
-    setup: Setup,
-    q: Array,
-    k: Array,
-    v: Array,
-    mask: Array | None,
-    out: Array,
-    wide: Array,
-    lse: Array,
-    do: Array,
-    several: Several | None,
-) -> Any:
+def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None) -> Any:
     """Return the gradients, and what was recorded of query heads and of key heads, by name."""
+    (q, k, v, mask, _), (out, _, lse) = given
     heads, keys = q.shape[0], k.shape[0]
     group, each = heads // keys, None if several is None else several.each
     masked = None if mask is None else 0  # the axis of heads
 
-    def own_deltas(h: Array, own: Array | None, mask: Array | None, *x: Array) -> Any:
-        q, k, v, *rest = x
-        ops = xla_ops(opaque_zero(q))
-        return deltas(ops, own_setup(setup, own), h, q, k, v, mask, *rest)
+    def own_deltas(h: Array, own: Array | None, given: Residuals, do: Array) -> Any:
+        ops = xla_ops(opaque_zero(given.inputs.q))
+        return deltas(ops, own_setup(setup, own), h, given, do)
 
     def finished(h: Array, own: Array | None, mask: Array | None, dq: Array) -> Any:
         ops, mine = xla_ops(opaque_zero(dq)), own_setup(setup, own)
@@ -194,13 +176,12 @@ def _backward(
 
     number, own, axis = per_head(each, heads)
     is_plain = jax.default_backend() == "gpu" and several is None and mask is None
-    if is_plain and delta_kernel.fits(setup, v.shape[2]):
-        delta, seen_delta = _kernels(delta_kernel.deltas, setup)(do, out), {}
+    if is_plain and delta_fits(setup, v.shape[2]):
+        delta, seen_delta = _kernels(run_deltas, setup)(do, out), {}
     else:
-        of_keys = (jnp.repeat(x, group, axis=0) for x in (k, v))
-        delta, seen_delta = jax.vmap(own_deltas, (0, axis, masked, *(0,) * 7))(
-            number, own, mask, q, *of_keys, out, wide, lse, do
-        )
+        of_keys = {n: jnp.repeat(getattr(given.inputs, n), group, axis=0) for n in ("k", "v")}
+        mine = given._replace(inputs=given.inputs._replace(**of_keys))
+        delta, seen_delta = jax.vmap(own_deltas, (0, axis, 0, 0))(number, own, mine, do)
 
     # a part of `_one_after_another`, so it reads no array but its arguments
     def completed(mask: Array | None, dq: Array, dk: Array, dv: Array) -> Any:

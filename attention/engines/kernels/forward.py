@@ -13,14 +13,19 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, Input, Kernel, held, run, wide
+from roundscope.attention.engines.kernels.call import Call, Input, held, wide
 from roundscope.attention.engines.kernels.hopper.fit import ahead_in_forward
-from roundscope.attention.engines.kernels.masks import Exists, Masks, by_query, if_any, masks
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
+from roundscope.attention.engines.kernels.running import Kernel, run
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
+    Exists,
+    Masks,
+    by_query,
     events_of_rows,
     events_of_tile,
+    if_any,
+    masks,
     seen_tiles,
     whole_tiles,
 )
@@ -30,6 +35,7 @@ from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
 from roundscope.attention.tiles.forward import has_first_tile_apart
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import AnyState, State
 from roundscope.emu.backends.kernels.held import NoSuchArithmetic
 
 
@@ -127,9 +133,10 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
             y: Array,
             z: Array,
             exists: Exists | None,
-        ) -> tuple[algorithm.State, Seen]:
+        ) -> tuple[AnyState, Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf, exists)
-            return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), at.seen()
+            state = State(m, l, o)
+            return algorithm.forward_tile(at, setup.scale, state, x, y, z), at.seen()
 
         def computed() -> tuple[Array, ...]:
             factors = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
@@ -152,7 +159,7 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     def finish(setup: Setup, m: Array, l: Array, o: Array) -> tuple[tuple[Array, ...], Seen]:
         at = events_of_rows(setup, h, i, seeing[0][...] != 0 if seeing else None)
         is_apart = jnp.full(setup.block_q, i == 0) if has_first_tile_apart(setup) else None
-        out, wide, lse = algorithm.finish(at, setup.scale, (m, l, o), is_apart)
+        out, wide, lse = algorithm.finish(at, setup.scale, State(m, l, o), is_apart)
         if seeing or setup.queries % setup.block_q:
             out, wide, lse = algorithm.without_rows_of_no_key(at, out, wide, lse)
         return (out, lse, wide)[: len(results)], at.seen()

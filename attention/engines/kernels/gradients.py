@@ -6,7 +6,7 @@ slices of DEPTH rows (`Call.sums_in_slices`). The arguments of each program are 
 arithmetic (`Work`), and the parts of the inputs and results in memory that it sees.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call, held
-from roundscope.attention.engines.kernels.masks import Exists, if_any
 from roundscope.attention.engines.kernels.tiles import (
+    Exists,
     events_of_tile,
+    if_any,
     seen_tiles,
     walk_queries,
     whole_tiles,
@@ -28,6 +29,7 @@ from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Operands
 from roundscope.attention.trace.summary import site_of
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.ops import DEPTH
@@ -43,23 +45,14 @@ def own_query_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> 
     own = [call.read(site, x) for site, x in zip(ROWS, rows, strict=True)]
 
     def key_tile(is_whole: bool, work: Work, j: Array, total: Array) -> Array:
-        def tile(
-            setup: Setup,
-            total: Array,
-            x: Array,
-            do: Array,
-            lse: Array,
-            delta: Array,
-            y: Array,
-            z: Array,
-        ) -> tuple[tuple[Array], Seen]:
+        def tile(setup: Setup, total: Array, given: Operands) -> tuple[tuple[Array], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole)
-            _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
-            return (algorithm.query_gradients(at, ds, y, total),), at.seen()
+            _, ds = algorithm.score_gradients(at, setup.scale, given)
+            return (algorithm.query_gradients(at, ds, given.k, total),), at.seen()
 
         keys = pl.ds(j * setup.block_k, setup.block_k)
-        y, z = call.read(Site.K, k, keys), call.read(Site.V, v, keys)
-        return work.tile(tile, [name], j, *held((total,), [name]), *own, y, z)[0]
+        given = _operands(own, (call.read(Site.K, k, keys), call.read(Site.V, v, keys)))
+        return work.tile(tile, [name], j, *held((total,), [name]), given)[0]
 
     whole = whole_tiles(setup, i, work.summarizes)
     total = work.walk(partial(key_tile, True), 0, whole, jnp.zeros(dq.shape, dq.dtype))
@@ -76,30 +69,16 @@ def write_scores(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         own, exists = pl.ds(i * setup.block_q, setup.block_q), work.exists(i)
 
         def tile(
-            setup: Setup,
-            y: Array,
-            z: Array,
-            x: Array,
-            do: Array,
-            lse: Array,
-            delta: Array,
-            exists: Exists | None,
+            setup: Setup, given: Operands, exists: Exists | None
         ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
-            return (
-                tuple(
-                    map(
-                        at.ops.transposed,
-                        algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta),
-                    )
-                ),
-                at.seen(),
-            )
+            scores = algorithm.score_gradients(at, setup.scale, given)
+            return tuple(map(at.ops.transposed, scores)), at.seen()
 
         def computed() -> None:
             queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
             names = [call.format(site) for site in sites]
-            found = work.tile(_as_it_lies(tile), names, i, *keys, *queries, exists)
+            found = work.tile(_as_it_lies(tile), names, i, _operands(queries, keys), exists)
             for ref, x in zip(results, found, strict=True):
                 ref[:, own] = x
 
@@ -195,23 +174,12 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
         is_whole: bool, work: Work, i: Array, totals: tuple[Array, ...]
     ) -> tuple[Array, ...]:
         def tile(
-            setup: Setup,
-            dk: Array,
-            dv: Array,
-            y: Array,
-            z: Array,
-            x: Array,
-            do: Array,
-            lse: Array,
-            delta: Array,
-            exists: Exists | None,
+            setup: Setup, dk: Array, dv: Array, given: Operands, exists: Exists | None
         ) -> tuple[tuple[Array, ...], Seen]:
             at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
-            p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
-            totals, seen = algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()
-            own = {
-                name: found for name, found in seen.items() if site_of(name) in (Site.DK, Site.DV)
-            }
+            p, ds = algorithm.score_gradients(at, setup.scale, given)
+            totals = algorithm.key_gradients(at, p, ds, given.q, given.do, dk, dv)
+            own = {n: x for n, x in at.seen().items() if site_of(n) in (Site.DK, Site.DV)}
             return (*totals, at.ops.transposed(ds))[: len(results)], own
 
         own, exists = pl.ds(i * setup.block_q, setup.block_q), work.exists(i)
@@ -219,7 +187,8 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
         def computed() -> tuple[Array, ...]:
             queries = [call.read(site, x, own) for site, x in zip(ROWS, rows, strict=True)]
             sums = held(totals, formats[:2])
-            dk, dv, *ds = work.tile(_as_it_lies(tile), formats, i, *sums, *keys, *queries, exists)
+            given = _operands(queries, keys)
+            dk, dv, *ds = work.tile(_as_it_lies(tile), formats, i, *sums, given, exists)
             for ref, x in zip(written, ds, strict=True):
                 ref[:, own] = x
             return dk, dv
@@ -228,6 +197,12 @@ def own_key_gradients(call: Call, work: Work, inputs: Refs, results: Refs) -> No
 
     zeros: tuple[Array, ...] = jnp.zeros(dk.shape, dk.dtype), jnp.zeros(dv.shape, dv.dtype)
     dk[...], dv[...] = walk_queries(setup, j, query_tile, zeros, work.walk, at_once=work.summarizes)
+
+
+def _operands(rows: Sequence[Any], keys: tuple[Any, Any]) -> Operands:
+    """Return what a tile reads; rows: in the order of ROWS."""
+    q, do, lse, delta = rows
+    return Operands(q, *keys, do, lse, delta)
 
 
 def _as_it_lies(tile: Callable[..., Any]) -> Callable[..., Any]:

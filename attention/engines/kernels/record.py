@@ -27,8 +27,8 @@ from roundscope.attention.engines.kernels.by_row import (
 from roundscope.attention.engines.kernels.tiles import head_number
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Index
 from roundscope.attention.trace.summary import features_of
 from roundscope.emu.backends.ops import Event
 

@@ -20,7 +20,6 @@ from roundscope.attention.engines.kernels.tiles import seen_tiles
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
-from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace.summary import flat_place
 from roundscope.emu.backends.xla.ops import events_reduced, judged_events, row_stats
 from roundscope.emu.stats.classify import COUNTS, SUMS, Judged, judged
@@ -121,7 +120,8 @@ def _of_tiles(
     assert record is not None
     walked = _walked(recorder, shape, own)
     i, j = (walked, own[..., None]) if recorder.by_key else (own[..., None], walked)
-    is_met = _is_met(setup, i.astype(jnp.int32), j.astype(jnp.int32))
+    # whether some query of tile i sees a key of tile j, so that a kernel computes it
+    is_met = jnp.asarray(j.astype(jnp.int32) < seen_tiles(setup, i.astype(jnp.int32)))
     is_written = jnp.broadcast_to(is_met, walked.shape)
     counted = (is_written & is_new[:, None])[..., None, None]
     if recorder.summarizes:
@@ -202,11 +202,6 @@ def _from_events(
         [flag & exists for flag in flags], sums, size, jnp.broadcast_to(place, before.shape)
     )
     return _Total(*found_rows), ((after == 1.0) & exists).sum(-1)
-
-
-def _is_met(setup: Setup, i: Array, j: Array) -> Array:
-    """Return whether some query of tile i sees a key of tile j, so that a kernel computes it."""
-    return jnp.asarray(j < seen_tiles(setup, i))
 
 
 def _walked(recorder: Recorder, shape: Shape, own: Array) -> Array:

@@ -10,12 +10,11 @@ from typing import Any, TypeAlias, TypeVar
 import jax.numpy as jnp
 from jax import Array, lax
 
-from roundscope.attention.engines.kernels.masks import Exists
 from roundscope.attention.engines.kernels.record import Memory, Recorder
-from roundscope.attention.engines.kernels.tiles import walk
+from roundscope.attention.engines.kernels.tiles import Exists, walk
 from roundscope.attention.events.recorder import Record
-from roundscope.attention.tiles.index import Index
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.kernels.held import Machine
 from roundscope.emu.backends.kernels.narrowing import narrowed
 
@@ -105,7 +104,6 @@ class Work:
     def _numbers(
         self, f: Callable[..., Any], formats: Sequence[str], args: tuple[Any, ...]
     ) -> tuple[Array, ...]:
-        """Return the numbers of a tile without recording it."""
         return narrowed(self.machine, partial(f, self.setup), formats)(*args)[0]
 
     def _watched(

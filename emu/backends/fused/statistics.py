@@ -125,7 +125,6 @@ class Summary:
         return after_turn, ulps
 
     def _between(self, size: str, least: int, most: int) -> str:
-        """Return whether integers are within bounds."""
         shifted = self.code.do(f"sub {self.i64} {size}, {self._all(I64, least)}")
         return self.code.do(f"icmp ule {self.i64} {shifted}, {self._all(I64, most - least)}")
 

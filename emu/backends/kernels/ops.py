@@ -19,8 +19,7 @@ from jax.experimental.pallas import triton
 
 from roundscope.emu.backends.kernels import convert as gpu_convert
 from roundscope.emu.backends.kernels import marks, narrowing
-from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32
-from roundscope.emu.backends.kernels.exp_table import exp32_by_table
+from roundscope.emu.backends.kernels.exp import AT_ONCE, exp32, exp32_by_table
 from roundscope.emu.backends.kernels.held import (
     FP32,
     FP64,
@@ -118,7 +117,7 @@ def kernel_machine(
             the kernel is interpreted and uses models of them.
         exps_at_once: how many exps a thread computes at the same time. It is smaller in kernels
             that need the registers for more than one sum.
-        exps: the address of the table of `emu.backends.kernels.exp_table`, or None without a table.
+        exps: the address of the table of `emu.backends.kernels.exp`, or None without a table.
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)

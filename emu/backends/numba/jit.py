@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numba
-from numba.core import config
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
+from numba.core.registry import CPUDispatcher
 from numba.core.serialize import dumps
 from numba.extending import intrinsic as numba_intrinsic
 
@@ -31,12 +31,8 @@ def _jitted(function: F, **options: Any) -> F:
 
     The kernels wrap around in 64 bits and have instructions of LLVM: as Python they would be wrong.
     """
-    before, config.DISABLE_JIT = config.DISABLE_JIT, 0
-    try:
-        jitted: F = numba.njit(**options)(function)
-    finally:
-        config.DISABLE_JIT = before
-    return jitted
+    targets = {"nopython": True, "boundscheck": None} | options  # what `njit` gives it
+    return cast(F, CPUDispatcher(py_func=function, targetoptions=targets))
 
 
 def njit(function: F) -> F:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.emu.backends.numpy_rounding import in_binary32
-from roundscope.emu.backends.ops import Event, Ops
+from roundscope.emu.backends.ops import Event, Ops, mapped, rebuilt
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.sums.aligned import Factors
@@ -49,27 +49,23 @@ def _round_blocks(
     x: np.ndarray, f: BlockFormat, axis: int, random: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     from roundscope.emu.blocks.kernels import quantise  # compiled only for those who use it
-    from roundscope.emu.blocks.ops import round_blocks
+    from roundscope.emu.blocks.layout import round_blocks
 
     return round_blocks(np, quantise, np.float64, np.asarray(x, dtype=np.float64), f, axis, random)
 
 
 def _aligned(a: Factors, b: Factors, init: np.ndarray, acc: Any) -> np.ndarray:
-    from roundscope.emu.backends.numba import aligned as numba_aligned
-    from roundscope.emu.sums import aligned
+    from roundscope.emu.backends.numba import sums
+    from roundscope.emu.sums.aligned import aligned
 
-    finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
-    return (
-        numba_aligned.aligned(a, b, init, acc)
-        if finite
-        else aligned.aligned(numpy_ops(), a, b, init, acc)
-    )
+    is_finite = all(np.isfinite(x).all() for x in (a[0], b[0], init))
+    return sums.aligned(a, b, init, acc) if is_finite else aligned(numpy_ops(), a, b, init, acc)
 
 
-def _scan(body: Any, carry: Any, xs: tuple[np.ndarray, ...]) -> tuple[Any, Any]:
+def _scan(body: Any, carry: Any, xs: tuple[Any, ...]) -> tuple[Any, Any]:
     ys = []
     for k in range(xs[0].shape[0]):
-        carry, y = body(carry, k, tuple(x[k] for x in xs))
+        carry, y = body(carry, k, rebuilt(xs, (None if x is None else x[k] for x in xs)))
         ys.append(y)
     return carry, stack(ys)
 
@@ -79,20 +75,16 @@ def stack(ys: list[Any]) -> Any:
 
     All structures have the same form; an entry None is replaced by zeros.
     """
-    like = next((y for y in ys if y is not None), None)
-    if like is None:
-        return None
-    if isinstance(like, dict):
-        return {key: stack([None if y is None else y[key] for y in ys]) for key in like}
-    if isinstance(like, tuple):
-        return tuple(
-            stack([None if y is None else y[part] for y in ys]) for part in range(len(like))
+
+    def stacked(*parts: Any) -> Any:
+        like = next((y for y in parts if y is not None), None)
+        return (
+            like
+            if like is None
+            else np.stack([np.zeros_like(like) if y is None else y for y in parts])
         )
-    return np.stack([np.zeros_like(like) if y is None else y for y in ys])
 
-
-def _when(active: Any, compute: Any, state: Any) -> tuple[Any, Any]:
-    return compute() if active else (state, None)
+    return mapped(stacked, *ys)
 
 
 @cache
@@ -110,7 +102,7 @@ def numpy_ops() -> Ops:
         bits=lambda x: np.asarray(x, dtype=np.float64).view(np.int64),
         from_bits=lambda b: np.asarray(b, dtype=np.int64).view(np.float64),
         scan=_scan,
-        when=_when,
+        when=lambda active, compute, state: compute() if active else (state, None),
         call=lambda function, x: function(numpy_ops(), x),
         native=np.matmul,
         aligned=_aligned,

@@ -46,7 +46,6 @@ class _Model(models.PrimitiveModel):  # type: ignore[misc]  # Numba has no types
 
 
 def _low_bits(context: Any, builder: Any, source: Any, target: Any, value: Any) -> Any:
-    """Return an integer's low 32 bits, as a word."""
     return context.cast(builder, value, source, numba.int32)
 
 

@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.emu.backends.ops import EXACT_PRODUCT, Event, Ops
-from roundscope.emu.backends.xla.rounding import round_wide
+from roundscope.emu.backends.xla.rounding import round_wide, widen
 from roundscope.emu.backends.xla.traced import TracedRounding
-from roundscope.emu.backends.xla.widths import widen
-from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.blocks.ops import round_blocks
+from roundscope.emu.blocks.layout import round_blocks
 from roundscope.emu.blocks.xla import quantise
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
 from roundscope.emu.roundings.nearest import nearest_even, takes_nearest_even
@@ -82,7 +80,7 @@ def xla_ops(zero: Array) -> Ops:
     return Ops(
         xp=jnp,
         round=partial(_round, zero),
-        round_blocks=_round_blocks,
+        round_blocks=partial(round_blocks, jnp, quantise, widen),
         transposed=lambda x: x.T,
         odd_sum=_odd_sum,
         multiply=partial(guarded, zero),
@@ -145,10 +143,6 @@ def rounded(x: Array, r: Rounding | TracedRounding, random: Array | None) -> Arr
 @partial(jax.jit, static_argnums=0)
 def _call(function: Callable[..., Array], zero: Array, x: Array) -> Array:
     return _once(zero, lambda: function(xla_ops(zero), x), x)
-
-
-def _round_blocks(x: Array, f: BlockFormat, axis: int, random: Array | None) -> tuple[Array, Array]:
-    return round_blocks(jnp, quantise, widen, x, f, axis, random)
 
 
 def _scan(body: Callable[..., Any], carry: Any, xs: tuple[Array, ...]) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from roundscope.attention import Record, Site
 from roundscope.attention.engines import xla as engine
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Inputs
 from roundscope.experiments.framework.study import Progress
 from roundscope.experiments.questions.dose.doses import Dose, settings_of
 from roundscope.experiments.train.config import WORD, Config
@@ -138,7 +139,8 @@ def _shares(setup: Setup, table: Array, q: Array, k: Array) -> Array:
         engine.round_inputs(setup, s, engine.enter(x, t), each)[0]
         for s, x in zip((Site.Q, Site.K), entries, strict=True)
     ]
-    _, seen = engine.forward(setup, *rounded, rounded[1], None, each)
+    own_q, own_k = rounded
+    _, seen = engine.forward(setup, Inputs(own_q, own_k, own_k), each)
     scores = seen["tiles"]["SCALED.events"][1].reshape(-1, t, t)
     scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)
     ones = (scores >= scores.max(-1, keepdims=True) - WINDOW).sum(-1)

@@ -45,6 +45,7 @@ from roundscope.attention.engines import xla as engine
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, structure
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Inputs, Residuals
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model
@@ -350,9 +351,10 @@ def _measured(
         )
     ]
     q, k, v, do = rounded
-    (out, wide, lse), seen = engine.forward(setup, q, k, v, None, each)
-    read = (out, wide) if wrong is None else engine.moved(setup, (out, wide), entry(wrong))
-    (dq, _, _, delta), seen_back = engine.backward(setup, q, k, v, None, *read, lse, do, each)
+    inputs = Inputs(q, k, v)
+    results, seen = engine.forward(setup, inputs, each)
+    read = results if wrong is None else engine.moved(setup, results, entry(wrong))
+    (dq, _, _, delta), seen_back = engine.backward(setup, Residuals(inputs, read), do, each)
     off = (delta - exact_delta(setup.whole_scale, q, k, v, do))[:, :t]
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
     scores = seen["tiles"]["SCALED.events"][1]  # (heads, query tiles, key tiles, rows, keys)

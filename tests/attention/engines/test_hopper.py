@@ -16,8 +16,8 @@ from roundscope.attention.engines.kernels import fit as fused
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import fit, walk
 from roundscope.attention.engines.kernels.hopper import tile as hopper_tile
-from roundscope.attention.engines.kernels.hopper.spans import over_keys, over_queries
-from roundscope.attention.engines.kernels.masks import Exists
+from roundscope.attention.engines.kernels.hopper.walk import over_keys, over_queries
+from roundscope.attention.engines.kernels.tiles import Exists
 from roundscope.attention.sharded import attend_sharded
 from roundscope.attention.tiles.loops import Setup, tile_at
 from roundscope.emu.backends.numba.ops import numpy_ops

@@ -121,6 +121,21 @@ def test_plans_of_heads_are_data(arms, monkeypatch):
     assert used and same(found, expected)
 
 
+def test_sinks_of_heads_with_plans():
+    """The gradient of sinks was asked of XLA's engine with plans in the form of this one."""
+    plans, (k, v) = plans_of_heads(), (jnp.asarray(normal(260 + i, 1, 24, 4, 8)) for i in range(2))
+    q, sinks = jnp.asarray(Q[:1]), jnp.asarray([0.5, -0.25, 1.0, 0.0], jnp.float32)
+
+    def run(engine):
+        def loss(q, sinks):
+            return attend(q, k, v, plan=plans, sinks=sinks, engine=engine, **TILES).sum()
+
+        return jax.grad(loss, (0, 1))(q, sinks)
+
+    with fused.from_scores(0):
+        assert same(run(None), run("xla"))
+
+
 def mapped(engine):
     entries = [x[:, None] for x in arrays()]
     return jax.jit(jax.vmap(gradients(engine)))(*entries)

@@ -26,10 +26,10 @@ from roundscope.attention import (
     attend,
     examine,
 )
-from roundscope.attention.api import _setup
 from roundscope.attention.engines.kernels import backward as pallas_backward
 from roundscope.attention.engines.kernels import forward as pallas_forward
 from roundscope.attention.engines.kernels import summary as pallas_summary
+from roundscope.attention.settings import Options, setup_of
 from roundscope.attention.tiles.loops import SomeHeads
 from roundscope.emu import Accumulator, Order, round_to
 from roundscope.emu.backends.kernels.convert import converted
@@ -296,7 +296,8 @@ def test_kernels_lower_for_a_gpu(plan, record, some, masks):
     type that no buffer was made for.
     """
     like = jax.ShapeDtypeStruct((1, 128, 2, 32), jnp.float32)
-    setup, _ = _setup(like, like, like, plan, 64, 32, None, True, None, (), record, "xla")
+    options = Options(block_q=64, block_k=32, is_causal=True, record=record, engine="xla")
+    setup, _ = setup_of(like, like, like, plan, options)
     setup = replace(setup, some=some)
     with jax.enable_x64(True), on_an_h200():
         x = jax.ShapeDtypeStruct((2, 128, 32), jnp.float64)
@@ -353,7 +354,8 @@ def test_a_program_makes_a_table_of_exps(plan, record, block_q, features, stores
     numbers than the events want.
     """
     like = jax.ShapeDtypeStruct((2, 256, 1, features), jnp.float32)
-    setup, _ = _setup(like, like, like, plan, block_q, 32, None, False, None, (), record, "xla")
+    options = Options(block_q=block_q, block_k=32, record=record, engine="xla")
+    setup, _ = setup_of(like, like, like, plan, options)
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((2, 256, features), jnp.float64)
         text = str(
@@ -382,7 +384,8 @@ def test_what_32_bits_do_not_count_is_refused(record):
     """An offset that wraps round: results of other heads, or another program's memory."""
     heads, tokens, width = (300, 131072, 64) if record is None else (600, 131072, 16)
     like = jax.ShapeDtypeStruct((1, tokens, heads, width), jnp.float32)
-    setup, _ = _setup(like, like, like, HOPPER, 64, 64, None, False, None, (), record, "xla")
+    options = Options(block_q=64, block_k=64, record=record, engine="xla")
+    setup, _ = setup_of(like, like, like, HOPPER, options)
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((heads, tokens, width), jnp.float64)
         said = (
@@ -493,6 +496,11 @@ def test_tiles_that_a_gpu_has_no_room_for(monkeypatch):
     """A compiler's message about shared memory or registers."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     like = jax.ShapeDtypeStruct((1, 256, 1, 64), jnp.float32)
+
+    def asked(block_q, block_k):
+        options = Options(block_q=block_q, block_k=block_k, engine="pallas")
+        return setup_of(like, like, like, "qiu-yao", options)
+
     for tiles in ((256, 128), (128, 256)):
         with pytest.raises(
             ValueError,
@@ -500,8 +508,8 @@ def test_tiles_that_a_gpu_has_no_room_for(monkeypatch):
                 f"block_q, block_k: {tiles[0]} x {tiles[1]}, a GPU has no room .* over 16384 scores"
             ),
         ):
-            _setup(like, like, like, "qiu-yao", *tiles, None, False, None, (), None, "pallas")
-    _setup(like, like, like, "qiu-yao", 256, 64, None, False, None, (), None, "pallas")
+            asked(*tiles)
+    asked(256, 64)
 
 
 FP16_SUM = Plan.preset("all:fp16").adding("S", Accumulator.tensor_core("hopper", "fp16", "fp16"))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Record, Site
-from roundscope.attention.engines.kernels.delta import deltas, fits
+from roundscope.attention.engines.kernels.backward import delta_fits, deltas
 from roundscope.attention.grammar.injections import injection_of
 from roundscope.attention.tiles import backward
 from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Inputs, Residuals, Results
 from roundscope.emu import Accumulator, Order, round_to, rounding
 from roundscope.emu.backends.numba.ops import numpy_ops
 
@@ -53,13 +54,13 @@ def operands(plan, features):
 def test_every_bit_is_that_of_the_equations(plan, features):
     """A lane that adds in another order, a product rounded before its sum, another last event."""
     setup = setup_of(plan)
-    assert fits(setup, features)
+    assert delta_fits(setup, features)
     do, out = operands(setup.plan, features)
     with jax.enable_x64(True):
         found = np.asarray(deltas(setup, jnp.asarray(do), jnp.asarray(out), on_gpu=False))
     for h in range(HEADS):
-        unread = (do[h],) * 3, (None, out[h], out[h], do[h, :, 0], do[h])
-        wanted, _ = backward.deltas(numpy_ops(), setup, h, *unread[0], *unread[1])
+        given = Residuals(Inputs(*(do[h],) * 3), Results(out[h], out[h], do[h, :, 0]))
+        wanted, _ = backward.deltas(numpy_ops(), setup, h, given, do[h])
         np.testing.assert_array_equal(found[h], wanted)
         np.testing.assert_array_equal(np.signbit(found[h]), np.signbit(wanted))
 
@@ -84,5 +85,5 @@ FA2, FP16 = Plan.preset("fa2"), Accumulator(order=Order.OCTETS, step=rounding("f
 )
 def test_which_calls_do_not_have_it(setup, features):
     """Another sum than the plan's, or an event without its record or its random bits."""
-    assert fits(setup_of("fa2"), 64)
-    assert not fits(setup, features)
+    assert delta_fits(setup_of("fa2"), 64)
+    assert not delta_fits(setup, features)

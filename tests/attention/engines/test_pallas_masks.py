@@ -7,7 +7,7 @@ import pytest
 
 from roundscope.attention import AddUlps, Injection, Plan, Record, Site, attend, examine
 from roundscope.attention.engines.kernels import backward as pallas_backward
-from roundscope.attention.engines.kernels.masks import masks
+from roundscope.attention.engines.kernels.tiles import masks
 from roundscope.attention.plans.traced import head_plans
 from roundscope.attention.tiles.loops import Setup, tile_at
 from roundscope.emu.backends.numba.ops import numpy_ops

@@ -11,7 +11,7 @@ import pytest
 
 from roundscope import attend, examine
 from roundscope.attention.engines import fused
-from roundscope.attention.engines.heads import Heads, arrays
+from roundscope.attention.engines.fused import Heads, arrays
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.backends.fused.graph import I64, Graph

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Record
-from roundscope.attention.api import _setup
 from roundscope.attention.engines.kernels.by_row import Written, summarized_by_row
 from roundscope.attention.engines.kernels.record import recorder
 from roundscope.attention.engines.kernels.work import Work
+from roundscope.attention.settings import Options, setup_of
 from roundscope.attention.tiles import sample
 from roundscope.emu import round_to
 from roundscope.emu.backends.numba.stats import stats
@@ -24,9 +24,8 @@ TILES = 11
 def walked(begins: int, first: int, last: int, is_down: bool) -> list[tuple[int, bool]]:
     """The tiles that a program walks over, in order, and whether it may record each."""
     like = np.zeros((1, TILES * 16, 1, 16), np.float32)
-    setup, _ = _setup(
-        like, like, like, "fa2-bf16", 16, 16, None, False, None, (), Record(every=3), "pallas"
-    )
+    options = Options(block_q=16, block_k=16, record=Record(every=3), engine="pallas")
+    setup, _ = setup_of(like, like, like, "fa2-bf16", options)
     watch = recorder(setup, (), (16, 16)), jnp.int32(begins), SimpleNamespace()
     work = Work(machine=None, setup=setup, head=None, own=None, watch=watch, exists=lambda _: None)
 

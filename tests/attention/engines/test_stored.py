@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Injection, Plan, Site
-from roundscope.attention.api import _setup
 from roundscope.attention.engines.kernels import engine
 from roundscope.attention.injection import Bias
 from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.settings import Options, setup_of
+from roundscope.attention.tiles.records import Inputs, Residuals, Results
 from roundscope.emu import Rounding
 from roundscope.emu.roundings.modes import BF16, FP16, RoundingMode, rounding
 
@@ -30,13 +31,19 @@ def on_a_gpu(monkeypatch):
 def kept(plan, inject=()):
     """Return arrays whose numbers BF16 holds, but wide and lse, and what is kept of them."""
     like = jax.ShapeDtypeStruct((1, 32, 2, 16), jnp.float32)
-    setup, _ = _setup(like, like, like, plan, 32, 32, None, False, None, inject, None, "xla")
+    options = Options(block_q=32, block_k=32, inject=inject, engine="xla")
+    setup, _ = setup_of(like, like, like, plan, options)
     rng = np.random.default_rng(1)
     x = {name: rng.integers(-9, 9, SIZES.get(name, (2, 32, 16))) / 8.0 for name in NAMES}
     x["wide"], x["lse"] = x["wide"] + 2.0**-40, x["lse"] + 2.0**-20
     with jax.enable_x64(True):
         arrays = tuple(jnp.asarray(x[name], jnp.float64) for name in NAMES)
-        return arrays, engine.stored(setup, None, arrays)
+        given = Residuals(Inputs(*arrays[:3]), Results(*arrays[3:]))
+        return arrays, engine.stored(setup, None, given)
+
+
+def flat(given):
+    return (*given.inputs[:3], *given.results)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +61,7 @@ def test_what_is_kept_comes_back(delta_from, unread):
     """
     arrays, stored = kept(replace(PLAN, delta_from=delta_from))
     for name, before, array, after in zip(
-        NAMES, arrays, stored, engine.loaded(stored), strict=True
+        NAMES, arrays, flat(stored), flat(engine.loaded(stored)), strict=True
     ):
         assert after.dtype == jnp.float64 and after.shape == before.shape
         if name in unread:
@@ -69,7 +76,7 @@ def test_what_is_kept_comes_back(delta_from, unread):
 def test_what_an_injection_made_is_kept_whole(site):
     """A number that no format has, rounded when it is kept."""
     _, stored = kept(PLAN, (Injection(site=site, what=Bias(value=2.0**-30)),))
-    assert stored[NAMES.index(str(site).lower())].dtype == jnp.float64
+    assert flat(stored)[NAMES.index(str(site).lower())].dtype == jnp.float64
 
 
 @pytest.mark.parametrize(("r", "name"), [(BF16, "bfloat16"), (FP16, "float16")])

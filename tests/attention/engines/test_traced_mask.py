@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, attend, examine
-from roundscope.attention.api import mask_to_heads
+from roundscope.attention.settings import mask_to_heads
 from roundscope.attention.tiles.loops import Setup
 from tests.checks.engines import bits, normal
 

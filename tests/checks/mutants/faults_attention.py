@@ -10,8 +10,8 @@ TRACES = ("tests/attention/trace/test_traces.py",)
 SERVED = ("tests/attention/test_served.py",)
 ALGORITHM = "attention/algorithm.py"
 LOOPS = "attention/tiles/loops.py"
-STREAMS = "attention/events/streams.py"
-PERTURBING = "attention/events/perturbing.py"
+STREAMS = "attention/events/hook.py"
+PERTURBING = "attention/events/hook.py"
 
 EVERY = ("tests/attention/test_every_plan.py",)
 OF_PLANS = (
@@ -299,7 +299,7 @@ OF_TILES = (
         kind="tiles",
         imitates="A second pass of the backward adds dV of tiles that the first one had.",
         file="attention/tiles/orders.py",
-        old="return Pass(cut), Pass(_others(cut))",
+        old="return Pass(cut), Pass(lambda rows, keys: cut(rows, keys) == False)",
         new="return Pass(cut), Pass()",
         tests=("tests/attention/test_tile_orders.py",),
     ),
@@ -356,8 +356,8 @@ OF_GRADIENTS = (
         kind="gradients",
         imitates="delta is computed from O before its last rounding.",
         file="attention/tiles/backward.py",
-        old="_delta, ((do, out),), ((Site.DO, Site.OUT),)",
-        new="_delta, ((do, wide),), ((Site.DO, ()),)",
+        old="read = do, given.results.out",
+        new="read = do, given.results.wide",
         tests=("tests/attention/test_delta_error.py", *JUDGE),
     ),
     Fault(
@@ -374,8 +374,8 @@ OF_GRADIENTS = (
         kind="gradients",
         imitates="dV of a key head adds up the wrong query heads of its group.",
         file="attention/engines/numpy.py",
-        old="dk, dv = (x.reshape(-1, group, *x.shape[1:]) for x in (dk, dv))",
-        new="dk, dv = (x.reshape(group, -1, *x.shape[1:]).swapaxes(0, 1) for x in (dk, dv))",
+        old="x.reshape(-1, heads // keys, *x.shape[1:]) for",
+        new="x.reshape(heads // keys, -1, *x.shape[1:]).swapaxes(0, 1) for",
         tests=JUDGE,
     ),
     Fault(

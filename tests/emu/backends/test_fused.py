@@ -13,7 +13,7 @@ import pytest
 from roundscope.emu import Accumulator, Order, rounding
 from roundscope.emu.backends.fused import program as programs
 from roundscope.emu.backends.fused.graph import Untraceable
-from roundscope.emu.backends.fused.traced import program
+from roundscope.emu.backends.fused.program import program
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.functions import exp2_64, exp64, log64, tanh64

@@ -12,7 +12,7 @@ import pytest
 
 from roundscope.emu.backends import kept
 from roundscope.emu.backends.fused import program as programs
-from roundscope.emu.backends.fused.traced import program
+from roundscope.emu.backends.fused.program import program
 from roundscope.emu.backends.numba.jit import compiled
 from roundscope.emu.backends.threads import kept_folder
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry_2x32
 
-from roundscope.emu.roundings.random import event_bits
-from roundscope.emu.roundings.threefry import random31, threefry2x32
+from roundscope.emu.roundings.random import event_bits, random31, threefry2x32
 
 KNOWN_ANSWERS = [  # Random123 1.14, kat_vectors, "threefry2x32 20": counter, key, result
     ("00000000 00000000", "00000000 00000000", "6b200159 99ba4efe"),

@@ -15,11 +15,11 @@ import pytest
 from roundscope.emu import round_to
 from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.xla import rounding as xla
-from roundscope.emu.backends.xla.widths import narrow, widen
+from roundscope.emu.backends.xla.rounding import narrow, widen
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.roundings.judge import judge
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, mode_named, rounding
-from roundscope.emu.roundings.threefry import threefry2x32
+from roundscope.emu.roundings.random import threefry2x32
 from tests.checks.exhaustive import REFERENCES, different, documented, reference, rounder
 
 USER_FORMATS = ("e5m10", "e4m3", "e2m1", "e3m4", "e8m16", "e11m20", "e6m40")

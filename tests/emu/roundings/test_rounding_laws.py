@@ -14,7 +14,7 @@ from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.emu.roundings.judge import judge, neighbours, spacing
 from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode, rounding
-from roundscope.emu.roundings.threefry import random31
+from roundscope.emu.roundings.random import random31
 
 law = settings(deadline=None, derandomize=True, max_examples=150, database=None)
 

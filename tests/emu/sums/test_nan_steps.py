@@ -14,7 +14,7 @@ import pytest
 
 from roundscope import emu
 from roundscope.emu import Accumulator, Format, Order, Rounding, rounding
-from roundscope.emu.backends.fused.traced import program
+from roundscope.emu.backends.fused.program import program
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.roundings.judge import judge
 from roundscope.emu.sums.accumulator import accumulate

@@ -21,6 +21,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import FACTORS, Site
+from roundscope.attention.tiles.loops import ONLY_TRITON
 from roundscope.emu.backends.kernels.held import FP32, FP64
 from roundscope.emu.backends.kernels.warpgroups import ROWS
 from roundscope.emu.roundings.modes import BINARY32
@@ -37,17 +38,16 @@ STRIDES = (8, 16, 32, 64)  # of a row of four threads; with a stride of 8 each h
 APPROXIMATE = (Exponential.EX2, Exponential.CUDA)
 FORWARD = (Site.S, Site.PV)
 BACKWARD = (Site.S_B, Site.DP, Site.DV, Site.DK, Site.DQ)
-_used = [True]
 
 
 @contextmanager
 def only_triton() -> Iterator[None]:
-    """Leave the kernels for Hopper out; calls traced before keep theirs (`jax.clear_caches`)."""
-    before, _used[0] = _used[0], False
+    """Leave the kernels for Hopper out of calls in this context."""
+    token = ONLY_TRITON.set(True)
     try:
         yield
     finally:
-        _used[0] = before
+        ONLY_TRITON.reset(token)
 
 
 def ahead_in_forward(call: Call, q: Any, k: Any, v: Any) -> int:
@@ -78,7 +78,7 @@ def _is_here(call: Call, q: Any, k: Any) -> bool:
     """Return whether this GPU and this jax have the kernels, and nothing is injected or random."""
     if max(q.size, k.size) >= COUNTED or call.setup.heads >= BLOCKS:
         return False
-    if not (call.on_gpu and _used[0]) or call.setup.inject:
+    if not call.on_gpu or call.setup.only_triton or call.setup.inject:
         return False
     version = tuple(int(x) for x in jax.__version__.split(".")[:2])
     is_random = any(r.mode == "stochastic" for r in call.setup.plan.roundings)

@@ -15,22 +15,22 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import APPROXIMATE
-from roundscope.attention.engines.kernels.hopper.memory import Given
-from roundscope.attention.engines.kernels.hopper.spans import over_keys
 from roundscope.attention.engines.kernels.hopper.tile import (
+    Given,
     events,
     factor,
     held,
     numbered,
     scores_by_query,
 )
-from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, run
+from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, over_keys, run
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.forward import has_first_tile_apart
 from roundscope.attention.tiles.loops import Setup, whole_events
+from roundscope.attention.tiles.records import State
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
 from roundscope.emu.backends.kernels.warpgroups import ROWS
@@ -89,7 +89,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
     formats = [call.format(site) for site in (Site.M, Site.L, Site.O)]
     queries = factor(q, call.format(Site.Q))
     start = algorithm.start(np, setup.plan, ROWS, features)
-    seen = [x.shape for x in start]
+    seen = [x.shape for x in start[:3]]
 
     def key_tile(tile: Tile, state: tuple[Array, ...]) -> tuple[Array, ...]:
         def softmax_done() -> None:
@@ -117,7 +117,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
             m: Array, l: Array, o: Array, x: Array, y: Array, z: Array, exists: Any
         ) -> Any:
             at = events(setup, ROWS, setup.block_k, exists)
-            return algorithm.forward_tile(at, setup.scale, (m, l, o), x, y, z), ()
+            return algorithm.forward_tile(at, setup.scale, State(m, l, o), x, y, z), ()
 
         own = held(state, formats, seen)
         return narrowed(machine, computed, formats)(*own, queries, k, v, exists)[0]
@@ -126,7 +126,7 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
 
     def finished(m: Array, l: Array, o: Array, apart: Any) -> Any:
         at = events(setup, ROWS, setup.block_k)
-        out, *_ = algorithm.finish(at, setup.scale, (m, l, o), apart)
+        out, *_ = algorithm.finish(at, setup.scale, State(m, l, o), apart)
         return (out, m, algorithm.kept_row_sum(at, l)), ()
 
     names = [call.format(site) for site in (Site.OUT, Site.M, Site.L)]

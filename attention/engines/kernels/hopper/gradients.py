@@ -17,9 +17,8 @@ from jax import Array
 from roundscope.attention import algorithm
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper.fit import ahead_of_scores
-from roundscope.attention.engines.kernels.hopper.memory import Given
-from roundscope.attention.engines.kernels.hopper.spans import is_cut, over_keys, over_queries
 from roundscope.attention.engines.kernels.hopper.tile import (
+    Given,
     events,
     exists_by_key,
     exists_by_query,
@@ -27,11 +26,19 @@ from roundscope.attention.engines.kernels.hopper.tile import (
     held,
     rows_by_query,
 )
-from roundscope.attention.engines.kernels.hopper.walk import Tile, hidden_zero, run
-from roundscope.attention.engines.kernels.masks import Exists
+from roundscope.attention.engines.kernels.hopper.walk import (
+    Tile,
+    hidden_zero,
+    is_cut,
+    over_keys,
+    over_queries,
+    run,
+)
+from roundscope.attention.engines.kernels.tiles import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
+from roundscope.attention.tiles.records import Operands
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.narrowing import narrowed
 from roundscope.emu.backends.kernels.ops import TYPES
@@ -150,7 +157,7 @@ def _computed(call: Call, own: list[Any], row: Array) -> Addition:
     def added(total: Array, *arrays: Any) -> Any:
         x, do, lse, delta, y, z, exists = arrays
         at = events(setup, ROWS, setup.block_k, exists)
-        _, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+        _, ds = algorithm.score_gradients(at, setup.scale, Operands(x, y, z, do, lse, delta))
         return (algorithm.query_gradients(at, ds, y, total),), ()
 
     mine = _read(call, ROW_SITES, own, ROWWISE)
@@ -227,7 +234,7 @@ def _own_keys(
         def computed(dk: Array, dv: Array, *arrays: Any) -> Any:
             y, z, x, do, lse, delta, exists = arrays
             at = events(setup, ROWS, ROWS, exists, by_key=True)
-            p, ds = algorithm.score_gradients(at, setup.scale, x, y, z, do, lse, delta)
+            p, ds = algorithm.score_gradients(at, setup.scale, Operands(x, y, z, do, lse, delta))
             totals = algorithm.key_gradients(at, p, ds, x, do, dk, dv)
             return (*totals, at.ops.transposed(ds))[: len(formats)], ()
 

@@ -1,0 +1,121 @@
+"""What a forward and a backward hand to each other: arrays of a tile, a head or all heads.
+
+They are named tuples, so loops of every array library take them as they are. Shapes are those of a
+head: T queries and S keys, in whole tiles, with H features of q and k and Hv of v. In the arrays of
+all heads, heads are the first axis.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from roundscope.emu.backends.ops import Array
+
+# a number that counts heads, tiles or rows: an int of Python, or an integer of the array library,
+# as in a loop under XLA, where it is traced
+Index: TypeAlias = int | Array
+
+
+class Inputs(NamedTuple):
+    """What a forward reads, rounded by the events of the inputs.
+
+    q     (T, H)
+    k, v  (S, H) and (S, Hv); of all heads, those of key heads
+    mask  (T, S) of bool, padded with False, or None
+    sink  the logit of the head's sink, a scalar, or None
+    """
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array | None = None
+    sink: Array | None = None
+
+
+class Kept(NamedTuple):
+    """O in two sums (`softmax.flushed`): the second sum and its state.
+
+    a      A, (rows, Hv)
+    beta   the factor of A at the next flush, (rows,)
+    tiles  how many tiles there were so far
+    """
+
+    a: Array
+    beta: Array
+    tiles: Array
+
+
+class State(NamedTuple):
+    """The state of a query tile, which each key tile updates.
+
+    m  the maximum, (bq,)
+    l  the row sum, (bq,) or its lanes (bq, 4)
+    o  O, (bq, Hv)
+    """
+
+    m: Array
+    l: Array
+    o: Array
+
+
+class FlushedState(NamedTuple):
+    """The state in plans with `flushed_tiles`; kept: the second sum of O."""
+
+    m: Array
+    l: Array
+    o: Array
+    kept: Kept
+
+
+AnyState: TypeAlias = State | FlushedState
+
+
+def state_of(m: Array, l: Array, o: Array, *kept: Kept) -> AnyState:
+    """Return a state of these parts."""
+    return FlushedState(m, l, o, *kept) if kept else State(m, l, o)
+
+
+class Results(NamedTuple):
+    """What a forward returns.
+
+    out   the output, (T, Hv)
+    wide  the output before its last rounding, (T, Hv)
+    lse   L, (T,)
+    """
+
+    out: Array
+    wide: Array
+    lse: Array
+
+
+class Residuals(NamedTuple):
+    """What a backward gets from the forward: its inputs and its results."""
+
+    inputs: Inputs
+    results: Results
+
+
+class Sums(NamedTuple):
+    """The sums dQ (T, H), dK (S, H) and dV (S, Hv), to which each tile of a backward adds."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+
+
+class Gradients(NamedTuple):
+    """What a backward returns: dQ (T, H), dK (S, H), dV (S, Hv) and delta (T,)."""
+
+    dq: Array
+    dk: Array
+    dv: Array
+    delta: Array
+
+
+class Operands(NamedTuple):
+    """What a tile of a backward reads: its part of q, k, v and dO, and of L and delta."""
+
+    q: Array
+    k: Array
+    v: Array
+    do: Array
+    lse: Array
+    delta: Array
