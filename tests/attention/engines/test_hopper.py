@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 
 from roundscope.attention import Plan, attend
-from roundscope.attention.engines.kernels import backward, delta
+from roundscope.attention.engines.kernels import backward, engine
 from roundscope.attention.engines.kernels import fit as fused
 from roundscope.attention.engines.kernels.call import Call
 from roundscope.attention.engines.kernels.hopper import fit, walk
@@ -39,7 +39,7 @@ def on_hopper(monkeypatch):
 @pytest.fixture
 def delta_by_xla(monkeypatch):
     """No kernel of Triton, which JAX from 0.11 on lowers only where there is a GPU."""
-    monkeypatch.setattr(delta, "fits", lambda *_: False)
+    monkeypatch.setattr(engine, "delta_fits", lambda *_: False)
 
 
 def kernels(plan, tiles, features, causal=False, tokens=256, heads=(2, 2)):
