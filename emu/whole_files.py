@@ -75,9 +75,8 @@ def _being_written(unfinished: Path) -> Iterator[None]:
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o666)
         with suppress(OSError):  # a file system may have no locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(unfinished), os.fstat(descriptor)):
-                break
+        if _is_named(unfinished, descriptor):
+            break
         os.close(descriptor)  # another process took it for one that was left
     try:
         yield
@@ -94,10 +93,19 @@ def _remove_left(folder: Path) -> None:
         with suppress(OSError):  # another process may write it, or remove it now
             descriptor = os.open(left, os.O_RDWR)
             try:
-                if _is_free(descriptor):
+                # the name may be another file's by now, which some thread writes
+                if _is_free(descriptor) and _is_named(left, descriptor):
                     left.unlink()
             finally:
                 os.close(descriptor)
+
+
+def _is_named(path: Path, descriptor: int) -> bool:
+    """Return whether an open file still has the name by which it was opened."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _is_free(descriptor: int) -> bool:

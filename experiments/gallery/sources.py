@@ -172,8 +172,8 @@ LINKS = {  # of the other studies, if there are any
 def source_of(entry: Entry) -> Source:
     """Return the source of a study.
 
-    By default `reproduce` runs it, and its record is docs/runs/NAME.sqlite if there is one. Raises
-    KeyError for a study of another command that has no source.
+    By default `reproduce` runs it, and its record is the file of its name in docs/runs, if there
+    is one. Raises KeyError for a study of another command that has no source.
     """
     if entry.name in SOURCES or entry not in catalogue.PAPERS:
         return SOURCES[entry.name]

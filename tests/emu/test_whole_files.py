@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roundscope.emu import whole_files
 from roundscope.emu.whole_files import safe_names, whole_file, write_whole
 
 
@@ -55,6 +56,23 @@ def test_without_locks_age_decides(tmp_path, monkeypatch):
         os.utime(left, (time.time() - age,) * 2)
     write_whole(tmp_path / "page", "whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == [new.name, "page"]
+
+
+def test_a_name_that_another_writer_has_now_is_kept(tmp_path, monkeypatch):
+    """A file that a writer made between the look at an old one and its removal, which it then
+    lacks when it is done.
+    """
+    left, was_free = tmp_path / ".0123abcd-1.unfinished", whole_files._is_free
+    left.write_text("old")
+
+    def renamed_meanwhile(descriptor):
+        left.replace(tmp_path / "done")
+        left.write_text("new")
+        return was_free(descriptor)
+
+    monkeypatch.setattr(whole_files, "_is_free", renamed_meanwhile)
+    write_whole(tmp_path / "page", "whole")
+    assert left.read_text() == "new"
 
 
 def test_threads_write_one_file_in_turn(tmp_path):

@@ -78,13 +78,9 @@ class Command(TyperCommand):
         """Run the command; refuse to read what has no end or waits for somebody."""
         for param in self.params:
             value = ctx.params.get(param.name)
-            for path in value if isinstance(value, list | tuple) else [value]:
-                if (
-                    isinstance(path, Path)
-                    and path.exists()
-                    and not (path.is_file() or path.is_dir())
-                ):
-                    raise bad(named(param), str(path), "is a device or a pipe; name a file")
+            for name in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(name, str | Path) and _is_device(name):
+                    raise bad(named(param), str(name), "is a device or a pipe; name a file")
         return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -96,6 +92,15 @@ class Command(TyperCommand):
                 text = text.replace(f"{{{name}}}", words)
             param.help = text  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
+
+
+def _is_device(name: str | Path) -> bool:
+    """Return whether a word names a device or a pipe; typer's newest has paths as texts here."""
+    path = Path(name)
+    try:
+        return path.exists() and not (path.is_file() or path.is_dir())
+    except (OSError, ValueError):  # a text that no file can have as its name
+        return False
 
 
 def usage_line(error: Exception, args: Sequence[str]) -> str | None:

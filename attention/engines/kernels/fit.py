@@ -116,7 +116,7 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
 def check_plan(plan: Plan) -> None:
     """Raise ValueError for a plan that the kernels cannot run; the message says what can."""
     if plan.normalise_first:
-        raise ValueError(
+        raise NotFused(
             f"plan={plan.name}: softmax before P V needs whole rows, which a fused kernel does not"
             f" have"
         )
@@ -125,7 +125,7 @@ def check_plan(plan: Plan) -> None:
             told = f"the fused kernel has {name} {' or '.join(str(x) for x in kept)}, not {own}"
             raise NotFused(f"plan={plan.name}: {told}")
     if plan.query_order is QueryOrder.DESCENDING and plan.accumulator(Site.DK).alignment is None:
-        raise ValueError(
+        raise NotFused(
             f"plan={plan.name}: sums of multiply-adds go up through the queries, so query_order is"
             f" ascending"
         )

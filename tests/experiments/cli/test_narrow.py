@@ -35,7 +35,7 @@ def lines(monkeypatch, capsys):
 @pytest.mark.parametrize("width", [80, 100])
 def test_formats_are_read_whole_on_a_narrow_terminal(lines, width):
     """Numbers that are cut off, as in 1.175e-…."""
-    shown = lines(formats, width, formats.show)
+    shown = lines(terminal, width, formats.show)
     assert all(len(line) <= width and "…" not in line for line in shown)
     (bf16,) = (line for line in shown if line.split()[:1] == ["bf16"])
     assert {"16", "3.39e+38", "0.007812", "0.001955"} < set(bf16.split())
