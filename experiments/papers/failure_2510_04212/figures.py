@@ -249,15 +249,9 @@ def drifts(r: Results) -> Picture | None:
 
 
 def _legend(figure: Picture, lines: Iterable[Line2D]) -> None:
+    look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK}
     handles = list(lines)
-    figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        ncols=len(handles),
-        fontsize=9,
-        frameon=False,
-        labelcolor=INK,
-    )
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), **look)
 
 
 FIGURES = (

@@ -88,14 +88,8 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
 def config_of(scale: Scale, trial: Trial) -> Config:
     """Return the config of a trial's executable."""
     c = scale.config
-    return replace(
-        c,
-        block=c.context // trial.tiles,
-        steps=max(trial.steps, c.warmup),
-        lr=1.0,
-        min_lr=1.0,
-        decay_steps=None,
-    )
+    block, steps = c.context // trial.tiles, max(trial.steps, c.warmup)
+    return replace(c, block=block, steps=steps, lr=1.0, min_lr=1.0, decay_steps=None)
 
 
 def key(scale: Scale, trial: Trial) -> str:
@@ -103,11 +97,8 @@ def key(scale: Scale, trial: Trial) -> str:
 
     Two ways to write one plan have one key.
     """
-    config = {
-        name: value
-        for name, value in unusual(scale.config).items()
-        if name not in (*NAMED, "block")
-    }
+    named = (*NAMED, "block")
+    config = {name: x for name, x in unusual(scale.config).items() if name not in named}
     plans = _plans(config_of(scale, trial), trial.changes)
     return key_of(config, plans, scale.rate * trial.times, trial.tiles, trial.steps, trial.seed)
 
@@ -161,6 +152,7 @@ def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
 
 
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
+PICKED = "O path FP32 in half of all heads"
 SETS = 4  # the number of random sets of heads for each seed
 
 
@@ -178,12 +170,8 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
         sets = {LARGEST: order[:half], SMALLEST: order[half:]}
         sets |= {f"{RANDOM} {i}": draw.sample(order, half) for i in range(SETS)}
         for name, heads in sets.items():
-            row = Row(
-                name=name,
-                words=f"O path FP32 in {half} of {len(order)} heads",
-                changes=tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads)),
-            )
-            found += of_row(scale, case, row, [seed])
+            changes = tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads))
+            found += of_row(scale, case, Row(name, PICKED, changes), [seed])
     return found
 
 
@@ -255,13 +243,12 @@ def whole(wanted: Sequence[Entry], found: Collection[Trial]) -> list[Entry]:
     Rows that are judged together (layers, heads, the factorial: their names begin with the same
     word) are complete together.
     """
-    missing = {_place(e) for e in wanted if e.trial not in found}
+    places = [(e.case, e.row.partition(" ")[0]) for e in wanted]
+    missing = {at for e, at in zip(wanted, places, strict=True) if e.trial not in found}
     cases = {e.case for e in wanted if not {(e.case, FAILS), (e.case, FP32)} & missing}
-    return [e for e in wanted if e.case in cases and _place(e) not in missing]
-
-
-def _place(entry: Entry) -> tuple[str, str]:
-    return entry.case, entry.row.partition(" ")[0]
+    return [
+        e for e, at in zip(wanted, places, strict=True) if e.case in cases and at not in missing
+    ]
 
 
 def middle(values: Sequence[float]) -> float:
@@ -275,9 +262,8 @@ def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
 
     Only runs whose drift was measured count.
     """
-    every = {
-        run.condition: run for own in r.by.values() for run in own if math.isfinite(drift(run))
-    }.values()
+    runs = [run for own in r.by.values() for run in own if math.isfinite(drift(run))]
+    every = {run.condition: run for run in runs}.values()
     return [x for x in every if x.diverged is not None], [x for x in every if x.diverged is None]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -157,15 +158,15 @@ def figure_5(r: Results, scale: Scale) -> Iterator[Verdict]:
 
     5a is the largest deviation, 5b the mean and the spread of |deviation|.
     """
+    verdict = partial(Verdict, sizes=_span(scale))
     for name, family, relative in GROWTH:
         points, metric = series(scale, name, family), "rel_max" if relative else "max_abs"
         found = growth(r, scale, points, metric)
         ends = [number(mean(r.values(point, metric)).mean) for point in (points[0], points[-1])]
-        yield Verdict(
+        yield verdict(
             figure="5a",
             claim=f"largest deviation grows with T{_relative(relative)}",
             case=f"{name}, {family}",
-            sizes=_span(scale),
             word=judge(found, GROWS),
             measured=f"T^{interval(found)}: {ends[0]} to {ends[1]}",
             estimate=found,
@@ -176,11 +177,10 @@ def figure_5(r: Results, scale: Scale) -> Iterator[Verdict]:
         points = series(scale, name, family)
         metrics = ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
         both = [growth(r, scale, points, metric) for metric in metrics]
-        yield Verdict(
+        yield verdict(
             figure="5b",
             claim=f"mean and std of |deviation| grow with T{_relative(relative)}",
             case=f"{name}, {family}",
-            sizes=_span(scale),
             word=together([judge(e, GROWS) for e in both]),
             measured=" and ".join(f"T^{interval(e)}" for e in both),
             estimate=both[0],
@@ -237,7 +237,8 @@ def _shrinks(relative: bool, family: str) -> str:
 
 def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     """Yield: swapping the sides of a tile (a), square tiles (b), and larger ones (c)."""
-    case, sizes = "ops:bf16, gaussian", f"T {scale.many[0]}"
+    sizes = f"T {scale.many[0]}"
+    verdict = partial(Verdict, case="ops:bf16, gaussian", sizes=sizes)
 
     def largest(keys: int, queries: int = 64) -> Column:
         return at("ops:bf16", scale.many, keys, block_q=queries), "max_abs"
@@ -245,11 +246,9 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     for a, b in scale.swaps:
         few, many = largest(b, a), largest(a, b)
         found, back = r.ratio(many, few), r.ratio(few, many)
-        yield Verdict(
+        yield verdict(
             figure="6a",
             claim="swapping the sides of a tile makes the deviation larger",
-            case=case,
-            sizes=sizes,
             word=together([judge(found, LARGER), judge(back, LARGER)]),
             measured=f"{a}x{b} to {b}x{a} (queries x keys): {interval(found, 'x')}",
             estimate=found,
@@ -261,11 +260,9 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     small, large = largest(a, a), largest(b, b)
     wide = at("ops:bf16", scale.many, b), "max_abs"
     shape, side = r.ratio(large, wide), r.ratio(large, small)
-    yield Verdict(
+    yield verdict(
         figure="6b",
         claim="square tiles have no effect",
-        case=case,
-        sizes=sizes,
         word=together(
             [Word.AGREES if shape.mean == 1.0 else judge(shape, SAME), judge(side, SAME)]
         ),

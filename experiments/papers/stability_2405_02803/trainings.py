@@ -245,8 +245,7 @@ class Distance:
 def distances(a: Any, b: Any) -> list[Distance]:
     """Return the distances of every tensor of two trees of one structure, in the order of a's.
 
-    Weights are nested dicts, lists or tuples of arrays; a tensor's name is its path, joined by
-    dots. Raises ValueError naming what differs.
+    A tensor's name is its path, joined by dots. Raises ValueError naming what differs.
     """
     left, right = _leaves(a), _leaves(b)
     if left.keys() != right.keys():
@@ -270,16 +269,11 @@ def distances(a: Any, b: Any) -> list[Distance]:
     ]
 
 
-def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+def _leaves(tree: Any) -> dict[str, Any]:
     """Return arrays by dotted path."""
-    if isinstance(tree, Mapping | list | tuple):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        return {
-            name: leaf
-            for key, part in items
-            for name, leaf in _leaves(part, (*path, str(key))).items()
-        }
-    return {".".join(path) or "weights": tree}
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+    return {name or "weights": x for name, (_, x) in zip(names, leaves, strict=True)}
 
 
 def max_difference(a: Any, b: Any) -> float:

@@ -50,7 +50,7 @@ SMALL = Config(
     min_lr=1.0,
     position=False,
 )
-DATA = {"repeat": "runs of equal tokens", "stdlib": "Python's sources"}
+DATA = ("repeat", "stdlib")  # runs of equal tokens, Python's sources
 RATES = (3e-3, 1e-2)
 
 

@@ -80,16 +80,8 @@ def inputs() -> list[Input]:
     ]
     for family in (SINK, PAIRS):
         for seed in range(DRAWS):
-            x = FAMILIES[family](
-                Source(
-                    family=family,
-                    seed=seed,
-                    queries=TOKENS,
-                    keys=TOKENS,
-                    heads=HEADS,
-                    features=FEATURES,
-                )
-            )
+            size = {"queries": TOKENS, "keys": TOKENS, "heads": HEADS, "features": FEATURES}
+            x = FAMILIES[family](Source(family=family, seed=seed, **size))
             q, k, v = (np.asarray(emu.round_to(x[role], "bf16"))[None] for role in "qkv")
             found.append(Input(name=family, q=q, k=k, v=v, scale=FEATURES**-0.5))
     return found
@@ -210,15 +202,12 @@ def judged(found: Found) -> Iterator[Verdict]:
         [found[name, f, scores].share.mean for f in FORMATS for scores in SCORES]
         for name in (SINK, PAIRS)
     )
+    without_one = Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS
     yield verdict(
         claim="sinks raise the chance of several P = 1 (App. D)",
         case="a sink key 10 above the rest; two 12 above",
         sizes="all formats",
-        word=Word.AGREES
-        if min(one) > 0.0
-        else Word.DEPENDS
-        if min(two) > 0.0
-        else Word.CONTRADICTS,
+        word=Word.AGREES if min(one) > 0.0 else without_one,
         measured=f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
         note="one sink is one P = 1: no tie",
     )

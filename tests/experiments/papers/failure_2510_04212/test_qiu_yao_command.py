@@ -23,6 +23,7 @@ from roundscope.experiments.papers.failure_2510_04212 import (
     training,
     trials,
 )
+from roundscope.experiments.papers.failure_2510_04212.claims import judged
 from roundscope.experiments.papers.failure_2510_04212.conditions import (
     FAILS,
     FP32,
@@ -30,7 +31,7 @@ from roundscope.experiments.papers.failure_2510_04212.conditions import (
     QUICK,
     rows,
 )
-from roundscope.experiments.papers.failure_2510_04212.study import answer, judged, records, study
+from roundscope.experiments.papers.failure_2510_04212.study import answer, records, study
 from roundscope.experiments.papers.failure_2510_04212.study import rows as lines
 from roundscope.experiments.papers.failure_2510_04212.trials import (
     Results,
