@@ -90,10 +90,7 @@ def verdict(
 
 
 def repair(figure: str, claim: str, case: Case, r: Results, row: str) -> Verdict:
-    """Return the verdict on a row that should be stable.
-
-    It is not testable where the case does not fail, or the row was not run.
-    """
+    """Return the verdict on a row that should be stable, if it was run and the case fails."""
     own = r.of(case.name, row)
     if not own or not r.fails(case.name):
         measured = f"the case itself: {times(r.of(case.name, FAILS))}"
@@ -248,7 +245,6 @@ CONTROL_RULES = (
 
 
 def _controls(r: Results) -> Iterator[Verdict]:
-    """Yield a verdict for every control that was run."""
     for case in r.scale.cases:
         if case.mode == "toward-zero":
             yield _size(r, case)
@@ -299,10 +295,7 @@ def _modes(r: Results, case: Case) -> Iterator[Verdict]:
 
 
 def _factorial(r: Results, case: Case) -> Verdict:
-    """Return the verdict on rounding before against after the normalization.
-
-    It is over the other factors; the note has what those do.
-    """
+    """Return the verdict on rounding before and after normalization; the other factors noted."""
 
     def pooled(level: str, position: int = 1) -> list[Run[Trial]]:
         cells = [row for row in r.rows(case.name) if row.startswith("cell ")]

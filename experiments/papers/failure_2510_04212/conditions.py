@@ -61,10 +61,7 @@ AT_A_HIGHER_RATE = Case(FASTER, "qiu-yao as it is: BF16, 3\xa0times the rate", (
 
 
 def isolated(name: str, bits: int, mode: str) -> Case:
-    """Return the paper's mechanism alone, amplified.
-
-    Scores and statistics are FP32, and O is rounded more coarsely.
-    """
+    """Return the paper's mechanism alone, amplified: scores and statistics FP32, O coarser."""
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
     words = f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}"
     return Case(name, words, changes, bits, mode)

@@ -32,14 +32,12 @@ from roundscope.experiments.papers.failure_2510_04212.trials import (
     chosen,
     chosen_rows,
     entries,
+    executables,
     key,
     middle,
     share,
     steady,
     whole,
-)
-from roundscope.experiments.papers.failure_2510_04212.trials import (
-    launches as executables,
 )
 from roundscope.tools.report.wording import listed
 

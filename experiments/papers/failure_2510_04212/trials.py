@@ -93,10 +93,7 @@ def config_of(scale: Scale, trial: Trial) -> Config:
 
 
 def key(scale: Scale, trial: Trial) -> str:
-    """Return the key of a run: of all that decides it but versions and device.
-
-    Two ways to write one plan have one key.
-    """
+    """Return the key of a run: of all that decides it but versions, device and a plan's wording."""
     named = (*NAMED, "block")
     config = {name: x for name, x in unusual(scale.config).items() if name not in named}
     plans = _plans(config_of(scale, trial), trial.changes)
@@ -120,7 +117,7 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
     return Settings(config=config_of(scale, trials[0]), arms=tuple(arms))
 
 
-def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
+def executables(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     """Return trials by executable: the same steps, tiles and structure of plans.
 
     Long lists are cut into equal parts, the last of which is filled up with its first trials, so
@@ -130,7 +127,7 @@ def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     for trial in {key(scale, t): t for t in trials}.values():
         alike.setdefault((trial.steps, trial.tiles), []).append(trial)
     found = []
-    for group in (g for own in alike.values() for g in _executables(scale, tuple(own))):
+    for group in (g for own in alike.values() for g in _by_structure(scale, tuple(own))):
         size = math.ceil(len(group) / math.ceil(len(group) / scale.arms))
         parts = [group[i : i + size] for i in range(0, len(group), size)]
         found += [part + part[:1] * (size - len(part)) for part in parts]
@@ -138,11 +135,8 @@ def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 @lru_cache(64)
-def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
-    """Return trials of equally many steps and tiles by the structure of their plans.
-
-    The changes alone decide that structure.
-    """
+def _by_structure(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
+    """Return trials of equal steps and tiles by the structure that their changes give a plan."""
     firsts = list({t.changes: t for t in trials}.values())
     groups = []
     for arms in numbers(settings_of(scale, firsts)):
@@ -218,19 +212,13 @@ class Results:
         return [row for own, row in self.by if own == case]
 
     def excess(self, case: str, own: Own) -> Estimate:
-        """Return the final loss above the case's FP32 run of the same seed, in nats.
-
-        Only runs that did not diverge and ran as long count.
-        """
+        """Return the loss above FP32 of the same seed, in nats, of runs that ended as late."""
         exact = {run.seed: run for run in self.of(case, FP32)}
         pairs = [(run, exact[run.seed]) for run in own if run.seed in exact]
         return mean({a.seed: a.loss - b.loss for a, b in pairs if a.steps == b.steps})
 
     def fails(self, case: str) -> bool:
-        """Return whether every run of the case diverged and no FP32 run did.
-
-        A repair is measured against such a case.
-        """
+        """Return whether every run of a case diverged and no FP32 run; repairs are judged there."""
         base, exact = self.of(case, FAILS), self.of(case, FP32)
         if not (base and exact):
             return False
@@ -258,20 +246,14 @@ def middle(values: Sequence[float]) -> float:
 
 
 def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
-    """Return every run once: those that diverged, then those that did not.
-
-    Only runs whose drift was measured count.
-    """
+    """Return every run whose drift was measured, once: those that diverged, then the others."""
     runs = [run for own in r.by.values() for run in own if math.isfinite(drift(run))]
     every = {run.condition: run for run in runs}.values()
     return [x for x in every if x.diverged is not None], [x for x in every if x.diverged is None]
 
 
 def share(run: Run[Any]) -> float:
-    """Return the share of the rest of dS in the gradient of W_Q: sum |R| / sum |dW_Q|.
-
-    The sums are over looks and heads.
-    """
+    """Return sum |R| / sum |dW_Q| over looks, heads: the rest's share in the gradient of W_Q."""
     return _rest(run, 1, 2)
 
 

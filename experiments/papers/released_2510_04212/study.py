@@ -165,22 +165,15 @@ CAPTION = (
     " they are rounded as the forward did, in the compiled code they are not."
 )
 RULES = (
-    (
-        "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges"
-        " earlier. Cured: the same test of the case itself against the repaired one. Repairs of"
-        " cases that do not fail are not testable. Intervals of shares are Clopper-Pearson's, 95 %."
-    ),
+    "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges"
+    " earlier. Cured: the same test of the case itself against the repaired one. Repairs of"
+    " cases that do not fail are not testable. Intervals of shares are Clopper-Pearson's, 95 %."
 )
-HEADS = ("case", "what is different", *(f"diverged:\n{name}" for name in ARITHMETICS))
 
 
 def asked(quick: bool) -> Study[Results]:
     """Return the study at the scale of --quick, or in full."""
-    return study(QUICK if quick else FULL)
-
-
-def study(scale: Scale) -> Study[Results]:
-    """Return the study at a scale."""
+    scale = QUICK if quick else FULL
     c = scale.config
     return Study(
         name="released",
@@ -191,17 +184,7 @@ def study(scale: Scale) -> Study[Results]:
         answer=answer,
         claims=lambda r: [*fails(r), *repairs(r), *route(r)],
         figures=[Figure(title="What diverges, on which arithmetic?", draw=draw, caption=CAPTION)],
-        tables=[
-            Table(
-                name="rows",
-                title="Every row",
-                heads=HEADS,
-                rows=rows,
-                records=records,
-                shown=(0, 1, 2, 3),
-                grouped=True,
-            )
-        ],
+        tables=[TABLE],
         rules=RULES,
         caveats=(
             "Small models on Python's sources; the paper's own has 12 layers and trains for"
@@ -284,10 +267,7 @@ def repairs(r: Results) -> Iterator[Verdict]:
 
 
 def route(r: Results) -> Iterator[Verdict]:
-    """Yield a verdict on the second route, through scores that the backward rounds otherwise.
-
-    It says what swapping the scores does where delta is rowsum(P dP).
-    """
+    """Yield the verdict on swapped scores where delta is rowsum(P dP): the second route."""
     apart, alike = r.get((COMPILED, PDP, SWAPPED), []), r.get((COMPILED, PDP, ITSELF), [])
     claim = (
         "with delta = rowsum(P dP) the released arithmetic diverges once its backward no longer"
@@ -388,3 +368,14 @@ def records(r: Results) -> list[dict[str, object]]:
         }
         for (name, case, row), runs in r.items()
     ]
+
+
+TABLE = Table(
+    name="rows",
+    title="Every row",
+    heads=("case", "what is different", *(f"diverged:\n{name}" for name in ARITHMETICS)),
+    rows=rows,
+    records=records,
+    shown=(0, 1, 2, 3),
+    grouped=True,
+)

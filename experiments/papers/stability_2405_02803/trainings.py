@@ -136,10 +136,7 @@ Look = dict[tuple[str, int], tuple[float, float, float, float]]
 
 
 def executables(t: Training) -> list[tuple[Settings, list[Place], list[int]]]:
-    """Return what runs in one executable each.
-
-    Each has settings, (version, seed) of its arms, and their seeds of weights.
-    """
+    """Return settings, (version, seed) of the arms and their seeds of weights, by executable."""
     alike: dict[tuple[str, str, bool], list[str]] = {}
     for name in t.versions:
         v = VERSIONS[name]
@@ -277,10 +274,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def max_difference(a: Any, b: Any) -> float:
-    """Return max |a - b| of two tensors of one shape, in binary64.
-
-    It is NaN if an entry of either is not finite.
-    """
+    """Return max |a - b| of two tensors, in binary64; NaN if an entry of either is not finite."""
     a, b = _pair(a, b)
     return float(np.abs(a - b).max())
 

@@ -39,10 +39,7 @@ BITS = 8  # p of BF16
 
 
 def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
-    """Return x rounded to so many significand bits, by definition, in rational numbers.
-
-    Ties go to even or away from zero.
-    """
+    """Return x rounded to so many bits, by definition; ties go to even or away from zero."""
     ulp = Fraction(1)
     while abs(x) >= ulp * 2**bits:
         ulp *= 2

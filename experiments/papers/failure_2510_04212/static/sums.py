@@ -132,10 +132,10 @@ def picture(m: Sums) -> Figure:
     for n, (operand, hatch) in enumerate(zip(OPERANDS, ("", "//", ".."), strict=True)):
         for i, (name, colour) in enumerate(zip(PLANS, COLOURS, strict=False)):
             e = m.rest[name, operand]
-            x, look = i + 0.27 * (n - 1), {"hatch": hatch, "edgecolor": "white", "lw": 0}
-            right.bar(x, e.mean, 0.25, color=colour, alpha=0.9 - 0.25 * n, **look)
+            at, look = i + 0.27 * (n - 1), {"hatch": hatch, "edgecolor": "white", "lw": 0}
+            right.bar(at, e.mean, 0.25, color=colour, alpha=0.9 - 0.25 * n, **look)
             words = {"ha": "center", "va": "bottom", "fontsize": 7.5, "color": INK}
-            right.text(x, e.mean * 1.25, operand.name, rotation=90, **words)
+            right.text(at, e.mean * 1.25, operand.name, rotation=90, **words)
     right.set_yscale("log")
     right.set_ylim(1e-8, 0.2)
     right.set_xticks(range(len(PLANS)), [name.replace(", ", ",\n") for name in PLANS])

@@ -88,10 +88,7 @@ def inputs() -> list[Input]:
 
 
 def plan(f: str, scores: str) -> Plan:
-    """Return qiu-yao with P in the format, and its scores in BF16 or FP32.
-
-    P saturates where the format has no infinity.
-    """
+    """Return qiu-yao with P in the format, saturating, and its scores in BF16 or FP32."""
     plan = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
     for site in SCORES[scores]:
         plan = plan.at(site, "fp32")
@@ -151,10 +148,7 @@ def formula(f: str) -> float:
 
 
 def ratio_of(many: Ties, few: Ties) -> Estimate:
-    """Return the ratio of two counts among the same rows.
-
-    Its 95 % interval takes rows as independent: exp(log ratio +- 1.96 sqrt(1/a + 1/b)).
-    """
+    """Return a ratio of counts, exp(log ratio +- 1.96 sqrt(1/a + 1/b)), as of independent rows."""
     if not (many.rows and few.rows):
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     centre = many.rows / few.rows
@@ -240,10 +234,7 @@ def judged(found: Found) -> Iterator[Verdict]:
 
 
 def picture(inputs: list[Input], found: Found) -> Figure:
-    """Draw rows by the gap of their two largest scores with the windows, and the bias of P V.
-
-    The bias is that in tied rows.
-    """
+    """Draw rows by the gap of their two largest scores, and the bias of P V in tied rows."""
     figure, ((left, right),) = canvas(3.7, 1, 2, width_ratios=[1.25, 1])
     gap = gaps([x for x in inputs if x.name == SAMPLE])
     share_below = np.arange(1, gap.size + 1) / gap.size
