@@ -23,7 +23,7 @@ MODES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A way to make the algorithm fail.
 
@@ -52,44 +52,25 @@ def rounded(bits: int, mode: str) -> str:
 
 # the released forward, run eagerly, with a backward in FP32; that of the released code is not in
 # FP32 (docs/findings/kernels.md)
-AS_IT_IS = Case(name=PUBLISHED, words="qiu-yao as it is: BF16", changes=(), bits=8)
+AS_IT_IS = Case(PUBLISHED, "qiu-yao as it is: BF16", (), 8)
 # the paper's own alternative
 WITH_OTHER_DELTA = Case(
-    name=OTHER_DELTA,
-    words="BF16, delta\xa0=\xa0rowsum(P\xa0dP)",
-    changes=("-> delta_from=P_DP",),
-    bits=8,
+    OTHER_DELTA, "BF16, delta\xa0=\xa0rowsum(P\xa0dP)", ("-> delta_from=P_DP",), 8
 )
-AT_A_HIGHER_RATE = Case(
-    name=FASTER,
-    words="qiu-yao as it is: BF16, 3\xa0times the rate",
-    changes=(),
-    bits=8,
-    times=3.0,
-)
+AT_A_HIGHER_RATE = Case(FASTER, "qiu-yao as it is: BF16, 3\xa0times the rate", (), 8, times=3.0)
 
 
 def isolated(name: str, bits: int, mode: str) -> Case:
-    """Return the paper's mechanism alone, amplified.
-
-    Scores and statistics are FP32, and O is rounded more coarsely.
-    """
+    """Return the paper's mechanism alone, amplified: scores and statistics FP32, O coarser."""
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
-    return Case(
-        name=name,
-        words=f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}",
-        changes=changes,
-        bits=bits,
-        mode=mode,
-    )
+    words = f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}"
+    return Case(name, words, changes, bits, mode)
 
 
 def fewer(bits: int) -> Case:
     """Return the authors' algorithm with fewer bits at every event that they keep in BF16."""
     changes = (f"site={ALL} -> {rounded(bits, 'ties-to-even')}",)
-    return Case(
-        name=FEWER, words=f"all BF16 events at p\xa0=\xa0{bits}", changes=changes, bits=bits
-    )
+    return Case(FEWER, f"all BF16 events at p\xa0=\xa0{bits}", changes, bits)
 
 
 FAILS, FP32 = "0", "0'"
@@ -100,7 +81,7 @@ ALONE, EXACT = "only", "all but"  # which layers or heads are low: this one, or 
 HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """A line of the ablation table.
 
@@ -122,16 +103,14 @@ class Row:
 
 AS_PUBLISHED = (
     Row(
-        name="toward zero",
-        words="O path toward zero, BF16",
-        changes=(f"site={PATH} -> {rounded(8, 'toward-zero')}",),
+        "toward zero", "O path toward zero, BF16", (f"site={PATH} -> {rounded(8, 'toward-zero')}",)
     ),
-    Row(name="fa2-bf16", words="production FlashAttention-2 and -3", changes=("-> plan=fa2-bf16",)),
-    Row(name=UNFUSED, words="unfused attention in BF16", changes=("-> plan=baseline-bf16",)),
+    Row("fa2-bf16", "production FlashAttention-2 and -3", ("-> plan=fa2-bf16",)),
+    Row(UNFUSED, "unfused attention in BF16", ("-> plan=baseline-bf16",)),
     Row(
-        name=ONCE,
-        words="unfused, backward's scores rounded once",
-        changes=("-> plan=baseline-bf16", "site=S_B -> fp32"),
+        ONCE,
+        "unfused, backward's scores rounded once",
+        ("-> plan=baseline-bf16", "site=S_B -> fp32"),
     ),
 )
 
@@ -139,16 +118,16 @@ AS_PUBLISHED = (
 def rows(case: Case, config: Config) -> list[Row]:
     """Return all rows of a case but those that need the failing run first (`trials.chosen`)."""
     found = [
-        Row(name=FAILS, words=case.words, core=True),
+        Row(FAILS, case.words, core=True),
         # changes rather than the preset fp32, so that it shares the executable of the case
-        Row(name=FP32, words="every event FP32", changes=("-> fp32",), core=True),
+        Row(FP32, "every event FP32", ("-> fp32",), core=True),
     ]
     if case.name in (PUBLISHED, FASTER):
         found += AS_PUBLISHED
     if case.name == PUBLISHED:
         return found
     found += [*_paper(case), *_controls(case)]
-    if case.name != NEAREST:
+    if case.name != NEAREST and config.layers > 1:
         found += _layers(config)
     if case.name in (AMPLIFIED, NEAREST):
         found += factorial(case)
@@ -157,25 +136,16 @@ def rows(case: Case, config: Config) -> list[Row]:
 
 def _paper(case: Case) -> Iterator[Row]:
     before = f"site={BEFORE} -> fp32"
-    other_delta = "-> delta_from=P_DP"
-    yield Row(name="1", words="4 key tiles", tiles=4)
+    yield Row("1", "4 key tiles", tiles=4)
     if case.name != OTHER_DELTA:
-        yield Row(name="5", words="delta = rowsum(P dP)", changes=(other_delta,), core=True)
-    yield Row(
-        name="6",
-        words="delta from O in FP32, output still rounded",
-        changes=(before, "-> delta_from=O"),
-    )
-    yield Row(name="7", words="O path FP32", changes=(f"site={PATH} -> fp32",), core=True)
-    yield Row(
-        name="9",
-        words="PV, AO and O FP32, output rounded",
-        changes=(before,),
-        core=case.name == AMPLIFIED,
-    )
+        yield Row("5", "delta = rowsum(P dP)", ("-> delta_from=P_DP",), core=True)
+    yield Row("6", "delta from O in FP32, output still rounded", (before, "-> delta_from=O"))
+    yield Row("7", "O path FP32", (f"site={PATH} -> fp32",), core=True)
+    core = case.name == AMPLIFIED
+    yield Row("9", "PV, AO and O FP32, output rounded", (before,), core=core)
     for beta in (2,) if case.name == OTHER_DELTA else (2, 7):
-        name, words = f"10 beta {beta}", f"stabilized softmax, beta {beta}"
-        yield Row(name=name, words=words, changes=(f"-> stabiliser={beta}",))
+        words = f"stabilized softmax, beta {beta}"
+        yield Row(f"10 beta {beta}", words, (f"-> stabiliser={beta}",))
 
 
 def _controls(case: Case) -> Iterator[Row]:
@@ -185,26 +155,13 @@ def _controls(case: Case) -> Iterator[Row]:
     sqrt(1/3) ulp of p bits; stochastic has sqrt(1/6) ulp of its own bits, 0.7 times that of
     nearest-even with one bit less.
     """
-    yield Row(
-        name="centred",
-        words="delta = rowsum(P dP) / rowsum(P)",
-        changes=("-> delta_from=CENTRED",),
-        core=True,
-    )
+    words = "delta = rowsum(P dP) / rowsum(P)"
+    yield Row("centred", words, ("-> delta_from=CENTRED",), core=True)
     if case.name in (FEWER, OTHER_DELTA, FASTER):
-        yield Row(
-            name="scores",
-            words="scores, m and l FP32",
-            changes=(f"site={SCORES},{STATS} -> fp32",),
-            core=True,
-        )
+        exact = (f"site={SCORES},{STATS} -> fp32",)
+        yield Row("scores", "scores, m and l FP32", exact, core=True)
         same = ("site=S -> fp32", f"site=SCALED,SCALED_B -> {rounded(case.bits, 'ties-to-even')}")
-        yield Row(
-            name="same scores",
-            words="backward rounds its scores as the forward",
-            changes=same,
-            core=True,
-        )
+        yield Row("same scores", "backward rounds its scores as the forward", same, core=True)
     if case.name == OTHER_DELTA:
         return
     modes = [(mode, case.bits) for mode in MODES if mode != case.mode]
@@ -213,22 +170,17 @@ def _controls(case: Case) -> Iterator[Row]:
     elif case.name == NEAREST:
         modes += [("stochastic", case.bits + 1)]
     for mode, bits in modes:
-        yield Row(
-            name=f"{mode} {bits}",
-            words=f"O path {mode}, p = {bits}",
-            changes=(f"site={PATH} -> {rounded(bits, mode)}",),
-            core=(mode, bits) == ("ties-to-even", case.bits - 1),
-        )
+        changes = (f"site={PATH} -> {rounded(bits, mode)}",)
+        core = (mode, bits) == ("ties-to-even", case.bits - 1)
+        yield Row(f"{mode} {bits}", f"O path {mode}, p = {bits}", changes, core=core)
 
 
 def _layers(config: Config) -> Iterator[Row]:
-    for layer in range(config.layers) if config.layers > 1 else ():
+    for layer in range(config.layers):
         others = ",".join(str(i) for i in range(config.layers) if i != layer)
-        for name, words, exact in (
-            (f"3 {ALONE} layer {layer}", f"only layer {layer} low", others),
-            (f"4 {EXACT} layer {layer}", f"layer {layer} FP32", layer),
-        ):
-            yield Row(name=name, words=words, changes=(f"layer={exact} -> fp32",), search=True)
+        low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
+        yield Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True)
+        yield Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True)
 
 
 def factorial(case: Case) -> Iterator[Row]:
@@ -239,16 +191,11 @@ def factorial(case: Case) -> Iterator[Row]:
         changes = (
             f"site={PATH} -> fp32",
             f"site={sites} -> {case.path}",
-            f"site={SCORES} -> {scores}",
-            f"site={STATS} -> {stats}",
+            f"site={SCORES} -> {scores.lower()}",
+            f"site={STATS} -> {stats.lower()}",
         )
-        yield Row(
-            name=cell(half, scores, stats, tiles),
-            words=f"O rounded {half}, scores {scores}, m and l {stats}, {tiles} tiles",
-            changes=tuple(text.replace("FP32", "fp32").replace("BF16", "bf16") for text in changes),
-            tiles=tiles,
-            search=True,
-        )
+        words = f"O rounded {half}, scores {scores}, m and l {stats}, {tiles} tiles"
+        yield Row(cell(half, scores, stats, tiles), words, changes, tiles=tiles, search=True)
 
 
 def cell(half: str, scores: str, stats: str, tiles: int) -> str:
@@ -260,16 +207,9 @@ def _heads(case: Case, config: Config) -> Iterator[Row]:
     """Yield a row for each head alone exact, and for each head alone low."""
     for layer, head in product(range(config.layers), range(config.heads)):
         own, name = f"layer={layer} head={head} site={PATH}", f"head {layer}.{head}"
-        yield Row(
-            name=f"8 {EXACT} {name}",
-            words=f"O path FP32 in {name}",
-            changes=(f"{own} -> fp32",),
-            search=True,
-        )
-        low = (f"site={PATH} -> fp32", f"{own} -> {case.path}")
-        yield Row(
-            name=f"8 {ALONE} {name}", words=f"O path low in {name} only", changes=low, search=True
-        )
+        low, exact = (f"site={PATH} -> fp32", f"{own} -> {case.path}"), (f"{own} -> fp32",)
+        yield Row(f"8 {EXACT} {name}", f"O path FP32 in {name}", exact, search=True)
+        yield Row(f"8 {ALONE} {name}", f"O path low in {name} only", low, search=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,11 +81,8 @@ def opening(r: Results) -> Picture:
     ax = axes[0, 0]
     cells(ax, [[table.get((name, c.name), []) for c in cases] for name in lines])
     ax.set_yticks(range(len(lines)), [LINES[name] for name in lines], fontsize=9)
-    ax.set_xticks(
-        range(len(cases)),
-        [f"{c.name}\n{_broken(c.words, len(cases))}" for c in cases],
-        fontsize=8.5,
-    )
+    heads = [f"{c.name}\n{_broken(c.words, len(cases))}" for c in cases]
+    ax.set_xticks(range(len(cases)), heads, fontsize=8.5)
     ax.xaxis.tick_top()
     papers = sum(name[0].isdecimal() for name in lines)  # the paper's rows stand above the line
     ax.axhline(papers - 0.5, color=INK, lw=0.8)
@@ -129,10 +126,7 @@ def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
 
 
 def places(r: Results) -> Picture | None:
-    """Draw layers x heads of case A: O low in one head only, and FP32 in one head only.
-
-    None where it was not run.
-    """
+    """Draw layers x heads of case A, O low or FP32 in one head only; None where it was not run."""
     c = r.scale.config
     grids = {
         start: [
@@ -154,10 +148,7 @@ def places(r: Results) -> Picture | None:
 
 
 def factorial(r: Results) -> Picture | None:
-    """Draw where O is rounded x scores x statistics (rows), tiles (columns), a panel for each case.
-
-    None where it was not run.
-    """
+    """Draw where O is rounded x scores x statistics, and tiles, a panel a case; None if not run."""
     cases = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
     if not cases:
         return None
@@ -213,10 +204,7 @@ DOTS: dict[str, Any] = {"ms": 3.5, "alpha": 0.6, "mew": 0}
 
 
 def drifts(r: Results) -> Picture | None:
-    """Draw every run: its drift by case, and its size against its steadiness.
-
-    None where no look was taken.
-    """
+    """Draw every run's drift by case, and its size against steadiness; None without looks."""
     if not any(split(r)):
         return None
     figure, ((left, right),) = canvas(3.6, 1, 2)
@@ -249,15 +237,9 @@ def drifts(r: Results) -> Picture | None:
 
 
 def _legend(figure: Picture, lines: Iterable[Line2D]) -> None:
+    look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK}
     handles = list(lines)
-    figure.legend(
-        handles=handles,
-        loc="outside upper center",
-        ncols=len(handles),
-        fontsize=9,
-        frameon=False,
-        labelcolor=INK,
-    )
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), **look)
 
 
 FIGURES = (

@@ -8,12 +8,11 @@ from typing import Any
 from roundscope.experiments.framework.counts import diverged, times
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, interval, number
+from roundscope.experiments.framework.verdicts import interval, number
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.papers.failure_2510_04212 import (
     claims,
     conditions,
-    controls,
     static,
     training,
 )
@@ -26,21 +25,19 @@ from roundscope.experiments.papers.failure_2510_04212.conditions import (
 )
 from roundscope.experiments.papers.failure_2510_04212.figures import FIGURES
 from roundscope.experiments.papers.failure_2510_04212.trials import (
+    PICKED,
     Entry,
-    Own,
     Results,
     Trial,
     chosen,
     chosen_rows,
     entries,
+    executables,
     key,
     middle,
     share,
     steady,
     whole,
-)
-from roundscope.experiments.papers.failure_2510_04212.trials import (
-    launches as executables,
 )
 from roundscope.tools.report.wording import listed
 
@@ -83,10 +80,10 @@ def study(scale: Scale) -> Study[Results]:
         launches=partial(launches, scale),
         results=partial(results, scale),
         answer=answer,
-        claims=judged,
+        claims=claims.judged,
         figures=FIGURES,
         tables=(TABLE,),
-        rules=(claims.RULES, controls.RULES, PARTIAL),
+        rules=(claims.RULES, claims.CONTROL_RULES, PARTIAL),
         caveats=LEFT_OUT,
         about={
             "model": (
@@ -106,16 +103,8 @@ def study(scale: Scale) -> Study[Results]:
     )
 
 
-def judged(r: Results) -> list[Verdict]:
-    """Return verdicts on every row of the paper in every case, then on the controls of ours."""
-    return [*claims.judged(r), *controls.judged(r)]
-
-
 def launches(scale: Scale, store: Store) -> list[Launch]:
-    """Return launches of trials that are stored, then of those that are missing.
-
-    The sets of heads come last.
-    """
+    """Return launches of trials that are stored, then of missing ones; sets of heads come last."""
     there, found = store.keys(), []
     for part in (entries(scale), sets(scale, store)):
         for kept in (True, False):
@@ -138,10 +127,7 @@ def _launch(scale: Scale, trials: Sequence[Trial]) -> Launch:
 
 
 def sets(scale: Scale, store: Store) -> list[Entry]:
-    """Return row 8, whose heads are chosen from the failing runs of case A.
-
-    It is empty until all of those are stored.
-    """
+    """Return row 8, of heads chosen from case A's failing runs; empty until all are stored."""
     wanted = {
         e.trial: key(scale, e.trial)
         for e in entries(scale)
@@ -219,11 +205,8 @@ def _repair(r: Results, failing: Sequence[str], row: str, name: str) -> str:
     return f"{name} {' and '.join(parts)}"
 
 
-PICKED = "O path FP32 in half of all heads"  # rows that no scale lists: `trials.chosen`
-
-
 def _words(r: Results) -> dict[tuple[str, str], str]:
-    """Return what is different in every row."""
+    """Return what is different in every row; that of `chosen` is listed by no scale."""
     cases = r.scale.cases
     words = {(c.name, row.name): row.words for c in cases for row in chosen_rows(r.scale, c)}
     return {place: words.get(place, PICKED) for place in r.by}
@@ -257,16 +240,18 @@ def rows(r: Results) -> list[list[str]]:
     """Return a line per case and row, in words."""
     words = _words(r)
     return [
-        [case, row, words[case, row], times(own), *_numbers(r, case, own)]
+        [
+            case,
+            row,
+            words[case, row],
+            times(own),
+            interval(excess) if (excess := r.excess(case, own)).seeds else "-",
+            number(middle([run.extra["norm"] for run in own])),
+            number(middle([share(run) for run in own])),
+            number(middle([steady(run) for run in own])),
+        ]
         for (case, row), own in r.by.items()
     ]
-
-
-def _numbers(r: Results, case: str, own: Own) -> list[str]:
-    excess = r.excess(case, own)
-    series = [run.extra["norm"] for run in own], [share(x) for x in own], [steady(x) for x in own]
-    left = interval(excess) if excess.seeds else "-"
-    return [left, *(number(middle(values)) for values in series)]
 
 
 TABLE = Table(

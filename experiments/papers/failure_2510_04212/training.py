@@ -32,7 +32,6 @@ from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.linear import FULL
 from roundscope.experiments.train.gpt.plans import Tables
 from roundscope.experiments.train.gpt.row_sums import row_sums
-from roundscope.experiments.train.gpt.step import numbers_only
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.loop import blocks, drawing
 from roundscope.tools.results.run import Run
@@ -98,13 +97,8 @@ def _run(
         diverged=None if first < 0 else first,
         loss=final if first < 0 else math.nan,
         curve=tuple((done, float(loss[arm]), float(seen[arm].max())) for done, loss, seen in looks),
-        extra={"norm": float(norms.max()), "heads": nested(norms[-1]), "rest": nested(rest)},
+        extra={"norm": float(norms.max()), "heads": norms[-1].tolist(), "rest": rest.tolist()},
     )
-
-
-def nested(x: np.ndarray) -> Any:
-    """Return an array's numbers as nested tuples."""
-    return tuple(nested(row) for row in x) if x.ndim else float(x)
 
 
 SEQUENCES, EVERY = 4, 5  # how many sequences of a batch are read; steps between looks
@@ -125,16 +119,13 @@ class Rest:
 
     def look(self, params: Any, tokens: np.ndarray, plans: Tables | None, step: int) -> None:
         """Add R and dW_Q at these weights to the totals; tokens are (B, T + 1) or (A, B, T + 1)."""
-        now = _looking(numbers_only(self.config))(
+        now = _looking(one_step.numbers_only(self.config))(
             params, tokens[..., :SEQUENCES, :], plans, np.int32(step)
         )
         self.totals = now if self.totals is None else jax.tree.map(jnp.add, self.totals, now)
 
     def found(self, arms: int) -> np.ndarray:
-        """Return |sum R|, sum |R| and sum |dW_Q| of every layer and head, (A, L, N, 3).
-
-        They are NaN where no look was taken.
-        """
+        """Return |sum R|, sum |R|, sum |dW_Q| by layer and head, (A, L, N, 3), or NaN."""
         if self.totals is None:
             return np.full((arms, self.config.layers, self.config.heads, 3), np.nan)
         rest, size, gradient = (np.asarray(x, float) for x in jax.device_get(self.totals))
@@ -143,21 +134,17 @@ class Rest:
 
 @lru_cache(64)
 def _looking(config: Config) -> Any:
-    def all_arms(params: Any, tokens: Array, plans: Tables, step: Any) -> Any:
-        def one(p: Any, t: Array, h: Tables) -> tuple[Array, Array, Array]:
-            return _one(config, p, t, h, step)
+    """Return the program that gives (R, |R|, |dW_Q|) of every arm, layer and head."""
 
-        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0))(params, tokens, plans)
+    def one(params: Any, tokens: Array, plans: Tables, step: Any) -> tuple[Array, Array, Array]:
+        own = row_sums(config, params, tokens, plans, step)
+        rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", own.r, own.x, own.pk, precision=FULL)
+        gradient = jnp.einsum("lbtd,lbtnh->lndh", own.x, own.dq, precision=FULL)
+        size, norm = (jnp.sqrt((x * x).sum((-2, -1))) for x in (rest, gradient))
+        return rest, size, norm
+
+    def all_arms(params: Any, tokens: Array, plans: Tables, step: Any) -> Any:
+        axes = (0, 0 if tokens.ndim == 3 else None, 0, None)
+        return jax.vmap(one, in_axes=axes)(params, tokens, plans, step)
 
     return jax.jit(all_arms)
-
-
-def _one(
-    config: Config, params: Any, tokens: Array, plans: Tables, step: Any
-) -> tuple[Array, Array, Array]:
-    """Return (R, |R|, |dW_Q|) of every layer and head of one arm."""
-    own = row_sums(config, params, tokens, plans, step)
-    rest = jnp.einsum("lbtn,lbtd,lbtnh->lndh", own.r, own.x, own.pk, precision=FULL)
-    gradient = jnp.einsum("lbtd,lbtnh->lndh", own.x, own.dq, precision=FULL)
-    size, norm = (jnp.sqrt((x * x).sum((-2, -1))) for x in (rest, gradient))
-    return rest, size, norm

@@ -88,26 +88,14 @@ def of_row(scale: Scale, case: Case, row: Row, seeds: Iterable[int] | None = Non
 def config_of(scale: Scale, trial: Trial) -> Config:
     """Return the config of a trial's executable."""
     c = scale.config
-    return replace(
-        c,
-        block=c.context // trial.tiles,
-        steps=max(trial.steps, c.warmup),
-        lr=1.0,
-        min_lr=1.0,
-        decay_steps=None,
-    )
+    block, steps = c.context // trial.tiles, max(trial.steps, c.warmup)
+    return replace(c, block=block, steps=steps, lr=1.0, min_lr=1.0, decay_steps=None)
 
 
 def key(scale: Scale, trial: Trial) -> str:
-    """Return the key of a run: of all that decides it but versions and device.
-
-    Two ways to write one plan have one key.
-    """
-    config = {
-        name: value
-        for name, value in unusual(scale.config).items()
-        if name not in (*NAMED, "block")
-    }
+    """Return the key of a run: of all that decides it but versions, device and a plan's wording."""
+    named = (*NAMED, "block")
+    config = {name: x for name, x in unusual(scale.config).items() if name not in named}
     plans = _plans(config_of(scale, trial), trial.changes)
     return key_of(config, plans, scale.rate * trial.times, trial.tiles, trial.steps, trial.seed)
 
@@ -129,7 +117,7 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
     return Settings(config=config_of(scale, trials[0]), arms=tuple(arms))
 
 
-def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
+def executables(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     """Return trials by executable: the same steps, tiles and structure of plans.
 
     Long lists are cut into equal parts, the last of which is filled up with its first trials, so
@@ -139,7 +127,7 @@ def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     for trial in {key(scale, t): t for t in trials}.values():
         alike.setdefault((trial.steps, trial.tiles), []).append(trial)
     found = []
-    for group in (g for own in alike.values() for g in _executables(scale, tuple(own))):
+    for group in (g for own in alike.values() for g in _by_structure(scale, tuple(own))):
         size = math.ceil(len(group) / math.ceil(len(group) / scale.arms))
         parts = [group[i : i + size] for i in range(0, len(group), size)]
         found += [part + part[:1] * (size - len(part)) for part in parts]
@@ -147,11 +135,8 @@ def launches(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 @lru_cache(64)
-def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
-    """Return trials of equally many steps and tiles by the structure of their plans.
-
-    The changes alone decide that structure.
-    """
+def _by_structure(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
+    """Return trials of equal steps and tiles by the structure that their changes give a plan."""
     firsts = list({t.changes: t for t in trials}.values())
     groups = []
     for arms in numbers(settings_of(scale, firsts)):
@@ -161,6 +146,7 @@ def _executables(scale: Scale, trials: tuple[Trial, ...]) -> list[list[Trial]]:
 
 
 LARGEST, SMALLEST, RANDOM = "8 largest", "8 smallest", "8 random"
+PICKED = "O path FP32 in half of all heads"
 SETS = 4  # the number of random sets of heads for each seed
 
 
@@ -178,12 +164,8 @@ def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entr
         sets = {LARGEST: order[:half], SMALLEST: order[half:]}
         sets |= {f"{RANDOM} {i}": draw.sample(order, half) for i in range(SETS)}
         for name, heads in sets.items():
-            row = Row(
-                name=name,
-                words=f"O path FP32 in {half} of {len(order)} heads",
-                changes=tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads)),
-            )
-            found += of_row(scale, case, row, [seed])
+            changes = tuple(f"layer={i} head={h} site={PATH} -> fp32" for i, h in sorted(heads))
+            found += of_row(scale, case, Row(name, PICKED, changes), [seed])
     return found
 
 
@@ -230,19 +212,13 @@ class Results:
         return [row for own, row in self.by if own == case]
 
     def excess(self, case: str, own: Own) -> Estimate:
-        """Return the final loss above the case's FP32 run of the same seed, in nats.
-
-        Only runs that did not diverge and ran as long count.
-        """
+        """Return the loss above FP32 of the same seed, in nats, of runs that ended as late."""
         exact = {run.seed: run for run in self.of(case, FP32)}
         pairs = [(run, exact[run.seed]) for run in own if run.seed in exact]
         return mean({a.seed: a.loss - b.loss for a, b in pairs if a.steps == b.steps})
 
     def fails(self, case: str) -> bool:
-        """Return whether every run of the case diverged and no FP32 run did.
-
-        A repair is measured against such a case.
-        """
+        """Return whether every run of a case diverged and no FP32 run; repairs are judged there."""
         base, exact = self.of(case, FAILS), self.of(case, FP32)
         if not (base and exact):
             return False
@@ -255,13 +231,12 @@ def whole(wanted: Sequence[Entry], found: Collection[Trial]) -> list[Entry]:
     Rows that are judged together (layers, heads, the factorial: their names begin with the same
     word) are complete together.
     """
-    missing = {_place(e) for e in wanted if e.trial not in found}
+    places = [(e.case, e.row.partition(" ")[0]) for e in wanted]
+    missing = {at for e, at in zip(wanted, places, strict=True) if e.trial not in found}
     cases = {e.case for e in wanted if not {(e.case, FAILS), (e.case, FP32)} & missing}
-    return [e for e in wanted if e.case in cases and _place(e) not in missing]
-
-
-def _place(entry: Entry) -> tuple[str, str]:
-    return entry.case, entry.row.partition(" ")[0]
+    return [
+        e for e, at in zip(wanted, places, strict=True) if e.case in cases and at not in missing
+    ]
 
 
 def middle(values: Sequence[float]) -> float:
@@ -271,21 +246,14 @@ def middle(values: Sequence[float]) -> float:
 
 
 def split(r: Results) -> tuple[list[Run[Trial]], list[Run[Trial]]]:
-    """Return every run once: those that diverged, then those that did not.
-
-    Only runs whose drift was measured count.
-    """
-    every = {
-        run.condition: run for own in r.by.values() for run in own if math.isfinite(drift(run))
-    }.values()
+    """Return every run whose drift was measured, once: those that diverged, then the others."""
+    runs = [run for own in r.by.values() for run in own if math.isfinite(drift(run))]
+    every = {run.condition: run for run in runs}.values()
     return [x for x in every if x.diverged is not None], [x for x in every if x.diverged is None]
 
 
 def share(run: Run[Any]) -> float:
-    """Return the share of the rest of dS in the gradient of W_Q: sum |R| / sum |dW_Q|.
-
-    The sums are over looks and heads.
-    """
+    """Return sum |R| / sum |dW_Q| over looks, heads: the rest's share in the gradient of W_Q."""
     return _rest(run, 1, 2)
 
 

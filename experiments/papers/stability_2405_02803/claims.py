@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -100,10 +102,7 @@ def figures_3_and_4(r: Results, scale: Scale) -> Iterator[Verdict]:
 
 
 def anywhere(r: Results, scale: Scale) -> Verdict:
-    """Return every BF16 condition with its ratio of largest deviations.
-
-    Those that the claim fits are named.
-    """
+    """Return the verdict over every BF16 condition, which names those that the claim fits."""
     all_of_them = candidates(r, scale)
     fits = [c for c in all_of_them if judge(c[1], TENFOLD) is Word.AGREES]
     known = [c for c in all_of_them if c[1].seeds > 1]
@@ -157,35 +156,44 @@ def figure_5(r: Results, scale: Scale) -> Iterator[Verdict]:
 
     5a is the largest deviation, 5b the mean and the spread of |deviation|.
     """
-    for name, family, relative in GROWTH:
-        points, metric = series(scale, name, family), "rel_max" if relative else "max_abs"
-        found = growth(r, scale, points, metric)
-        ends = [number(mean(r.values(point, metric)).mean) for point in (points[0], points[-1])]
-        yield Verdict(
-            figure="5a",
-            claim=f"largest deviation grows with T{_relative(relative)}",
+
+    def verdict(figure: str, claim: str, line: tuple[str, str, bool], **more: Any) -> Verdict:
+        name, family, relative = line
+        shrinks = "the output itself shrinks as 1 / sqrt T"
+        return Verdict(
+            figure=figure,
+            claim=f"{claim} with T{', relative to the output' if relative else ''}",
             case=f"{name}, {family}",
             sizes=_span(scale),
+            note=shrinks if not relative and family == "gaussian" else "",
+            **more,
+        )
+
+    for line in GROWTH:
+        points, metric = series(scale, *line[:2]), "rel_max" if line[2] else "max_abs"
+        found = growth(r, scale, points, metric)
+        ends = [number(mean(r.values(point, metric)).mean) for point in (points[0], points[-1])]
+        yield verdict(
+            "5a",
+            "largest deviation grows",
+            line,
             word=judge(found, GROWS),
             measured=f"T^{interval(found)}: {ends[0]} to {ends[1]}",
             estimate=found,
             queries=queries(*((point, metric) for point in points)),
-            note=_shrinks(relative, family),
         )
-    for name, family, relative in GROWTH[:3]:
-        points = series(scale, name, family)
-        metrics = ("rel_mean_abs", "rel_std_abs") if relative else ("mean_abs", "std_abs")
+    for line in GROWTH[:3]:
+        points = series(scale, *line[:2])
+        metrics = ("rel_mean_abs", "rel_std_abs") if line[2] else ("mean_abs", "std_abs")
         both = [growth(r, scale, points, metric) for metric in metrics]
-        yield Verdict(
-            figure="5b",
-            claim=f"mean and std of |deviation| grow with T{_relative(relative)}",
-            case=f"{name}, {family}",
-            sizes=_span(scale),
+        yield verdict(
+            "5b",
+            "mean and std of |deviation| grow",
+            line,
             word=together([judge(e, GROWS) for e in both]),
             measured=" and ".join(f"T^{interval(e)}" for e in both),
             estimate=both[0],
             queries=queries(*((point, metric) for metric in metrics for point in points)),
-            note=_shrinks(relative, family),
         )
     yield by_tiling(r, scale)
 
@@ -225,19 +233,10 @@ def _span(scale: Scale) -> str:
     return f"T {scale.lengths[0]} to {scale.lengths[-1]}, tile {scale.tile}"
 
 
-def _relative(relative: bool) -> str:
-    return ", relative to the output" if relative else ""
-
-
-def _shrinks(relative: bool, family: str) -> str:
-    return (
-        "the output itself shrinks as 1 / sqrt T" if not relative and family == "gaussian" else ""
-    )
-
-
 def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     """Yield: swapping the sides of a tile (a), square tiles (b), and larger ones (c)."""
-    case, sizes = "ops:bf16, gaussian", f"T {scale.many[0]}"
+    sizes = f"T {scale.many[0]}"
+    verdict = partial(Verdict, case="ops:bf16, gaussian", sizes=sizes)
 
     def largest(keys: int, queries: int = 64) -> Column:
         return at("ops:bf16", scale.many, keys, block_q=queries), "max_abs"
@@ -245,11 +244,9 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     for a, b in scale.swaps:
         few, many = largest(b, a), largest(a, b)
         found, back = r.ratio(many, few), r.ratio(few, many)
-        yield Verdict(
+        yield verdict(
             figure="6a",
             claim="swapping the sides of a tile makes the deviation larger",
-            case=case,
-            sizes=sizes,
             word=together([judge(found, LARGER), judge(back, LARGER)]),
             measured=f"{a}x{b} to {b}x{a} (queries x keys): {interval(found, 'x')}",
             estimate=found,
@@ -261,11 +258,9 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     small, large = largest(a, a), largest(b, b)
     wide = at("ops:bf16", scale.many, b), "max_abs"
     shape, side = r.ratio(large, wide), r.ratio(large, small)
-    yield Verdict(
+    yield verdict(
         figure="6b",
         claim="square tiles have no effect",
-        case=case,
-        sizes=sizes,
         word=together(
             [Word.AGREES if shape.mean == 1.0 else judge(shape, SAME), judge(side, SAME)]
         ),
@@ -297,10 +292,7 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
 
 
 def queries_only(r: Results, scale: Scale) -> Verdict:
-    """Return the verdict on Fig. 6a and b: queries per tile decide nothing.
-
-    Every metric of every seed is compared.
-    """
+    """Return the verdict on queries per tile, which decide nothing: every metric and seed."""
     sides = {(a, b) for s in scale.swaps for a, b in (s, s[::-1])} | {(s, s) for s in scale.squares}
     pairs = [
         (at("ops:bf16", scale.many, k, block_q=q), at("ops:bf16", scale.many, k))

@@ -54,10 +54,7 @@ def emulation(name: str) -> Point:
 def at(
     name: str, size: tuple[int, int], block_k: int, family: str = "gaussian", **more: Value
 ) -> Point:
-    """Return a point: an emulation at (T, N) in tiles of 64 queries.
-
-    Real tensors have their own N, S and H.
-    """
+    """Return an emulation at (T, N) in tiles of 64 queries; real tensors have their own N."""
     length, heads = size
     place: Point = {"T": length, "block_k": block_k, "input": family}
     return emulation(name) | place | ({} if family == REAL else {"N": heads}) | more
@@ -199,10 +196,7 @@ def lengths(scale: Scale) -> Iterator[Point]:
 
 
 def tiles(scale: Scale) -> Iterator[Point]:
-    """Yield the points of Fig. 6c and the number of key tiles.
-
-    The longest T is in the narrowest tiles.
-    """
+    """Yield the points of Fig. 6c and the number of key tiles, the longest T in the narrowest."""
     for block_k in scale.tiles:
         for name in ("ops:bf16", "sums:bf16", "qiu-yao", "ops:fp32"):
             yield at(name, scale.many, block_k)
@@ -237,10 +231,7 @@ def formats(scale: Scale) -> Iterator[Point]:
 
 
 def controls(scale: Scale) -> Iterator[Point]:
-    """Yield points that tell from which running quantity the excess of tiling comes.
-
-    They have many key tiles.
-    """
+    """Yield points, with many key tiles, that tell which running quantity makes the excess."""
     for family in (*FAMILIES, REAL):
         for change in CONTROLS.values():
             if family != REAL or "key_order" not in change:
@@ -292,10 +283,7 @@ STUDIES = {
 
 
 def cells(scale: Scale, engine: str) -> dict[str, list[Cell]]:
-    """Return the cells of every study, all seeds; a cell that several studies share is in each.
-
-    Real tensors have one draw.
-    """
+    """Return the cells of every study, which may share them; real tensors have one draw."""
 
     def seeds(point: Point) -> int:
         many = scale.seeds if int(point["T"]) <= scale.plenty else scale.fewer

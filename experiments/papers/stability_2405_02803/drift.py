@@ -4,14 +4,14 @@ By how much do they, beside other first weights and lower precision?
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from roundscope.experiments.framework.estimates import (
-    Estimate,
     Values,
     exponent,
     factor,
@@ -34,7 +34,6 @@ from roundscope.experiments.papers.stability_2405_02803.measuring import Results
 from roundscope.experiments.papers.stability_2405_02803.trainings import PAIRS, Training
 
 METRICS = {"wasserstein": "Wasserstein", "max_difference": "largest difference"}
-BANDS = {"precision": "FP16 against FP32", "bf16": "BF16 against FP32"}
 FEWER: Range = (2.0, 5.0)
 AT_MOST: Range = (0.0, 1.0)
 GROWING = {  # pair -> the claim of Fig. 7 on it
@@ -42,6 +41,53 @@ GROWING = {  # pair -> the claim of Fig. 7 on it
     "order": "ours: so they do by nothing but the order of FP32 sums",
     "qiu-yao": "ours: and with the FlashAttention of arXiv 2510.04212",
 }
+Compared = Callable[[Sequence[int], np.ndarray], float]  # of the steps and a column of `Apart`
+
+
+def end(steps: Sequence[int], y: np.ndarray) -> float:
+    """Return the distance at the end."""
+    return float(y[-1])
+
+
+def stray(steps: Sequence[int], y: np.ndarray) -> float:
+    """Return the root mean square of y about its least-squares line, over n - 2 points."""
+    x = np.array(steps) - np.mean(steps)
+    left = y - y.mean() - slope(steps, y) * x
+    return math.sqrt(float(left @ left) / (len(x) - 2))
+
+
+def relative_stray(steps: Sequence[int], y: np.ndarray) -> float:
+    """Return the same over the mean of y."""
+    return float(stray(steps, y) / y.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of Fig. 8 on the ratio of two pairs.
+
+    The first of `compared` is judged; all are in `measured`, each in the place of a {}.
+    """
+
+    text: str
+    pairs: tuple[str, str]
+    compared: tuple[Compared, ...]
+    holds: Range
+    measured: str
+
+
+WEIGHTS, LESS = "other first weights", "FlashAttention drifts 2 to 5 times less than low precision"
+SLOPE = f"FlashAttention's slope is at most that of {WEIGHTS}"
+FP16, BF16 = "FP16 against FP32", "BF16 against FP32"
+SCATTER = "{} the scatter about its line; relative to its own size {}"
+END = "{} FlashAttention's at the end"
+LOW = ("precision", "weights")
+FIGURE_8 = (
+    Claim(SLOPE, ("flash", "weights"), (slope,), AT_MOST, "{} as steep"),
+    Claim(f"{FP16} lies above {WEIGHTS}", LOW, (end,), LARGER, "{} as far at the end"),
+    Claim(f"{FP16} varies more than {WEIGHTS}", LOW, (stray, relative_stray), LARGER, SCATTER),
+    Claim(LESS, ("precision", "flash"), (end,), FEWER, f"{FP16} is {END}"),
+    Claim(LESS, ("bf16", "flash"), (end,), FEWER, f"{BF16} is {END}"),
+)
 
 
 def judged(r: Results, scale: Scale) -> Iterator[Verdict]:
@@ -49,42 +95,25 @@ def judged(r: Results, scale: Scale) -> Iterator[Verdict]:
     t = scale.training
     for metric in METRICS:
         yield grows(r, t, "flash", metric)
-    for metric in METRICS:
-        found = ratio(
-            *(_each(r, pair, metric, lambda y: slope(t.steps, y)) for pair in ("flash", "weights"))
-        )
-        yield _figure_8(
-            t,
-            "FlashAttention's slope is at most that of other first weights",
-            metric,
-            found,
-            AT_MOST,
-            f"{interval(found, 'x')} as steep",
-            ("flash", "weights"),
-        )
-    bands = "precision", "weights"
-    for metric in METRICS:
-        found = ratio(*(_at(r, t, pair, metric, t.steps[-1]) for pair in bands))
-        claim = "FP16 against FP32 lies above other first weights"
-        told = f"{interval(found, 'x')} as far at the end"
-        yield _figure_8(t, claim, metric, found, LARGER, told, bands)
-    for metric in METRICS:
-        found = ratio(*(_each(r, pair, metric, lambda y: stray(t.steps, y)) for pair in bands))
-        own = ratio(
-            *(_each(r, pair, metric, lambda y: stray(t.steps, y) / y.mean()) for pair in bands)
-        )
-        claim = "FP16 against FP32 varies more than other first weights"
-        told = (
-            f"{interval(found, 'x')} the scatter about its line; relative to its own size"
-            f" {interval(own, 'x')}"
-        )
-        yield _figure_8(t, claim, metric, found, LARGER, told, bands)
-    for band, words in BANDS.items():
+    for claim in FIGURE_8:
         for metric in METRICS:
-            found = ratio(*(_at(r, t, pair, metric, t.steps[-1]) for pair in (band, "flash")))
-            claim = "FlashAttention drifts 2 to 5 times less than low precision"
-            told = f"{words} is {interval(found, 'x')} FlashAttention's at the end"
-            yield _figure_8(t, claim, metric, found, FEWER, told, (band, "flash"))
+            columns = [r.drifts.get(pair, {}) for pair in claim.pairs]
+            found = [
+                ratio(
+                    *({s: of(t.steps, getattr(a, metric)) for s, a in c.items()} for c in columns)
+                )
+                for of in claim.compared
+            ]
+            yield Verdict(
+                figure="8",
+                claim=claim.text,
+                case=METRICS[metric],
+                sizes=_sizes(t),
+                word=judge(found[0], claim.holds),
+                measured=claim.measured.format(*(interval(e, "x") for e in found)),
+                estimate=found[0],
+                queries=tuple(drift_query(t, pair, metric, t.steps[-1]) for pair in claim.pairs),
+            )
     for pair in ("order", "qiu-yao"):
         if pair in t.pairs:
             for metric in METRICS:
@@ -117,27 +146,6 @@ def grows(r: Results, t: Training, pair: str, metric: str) -> Verdict:
     )
 
 
-def _figure_8(
-    t: Training,
-    claim: str,
-    metric: str,
-    found: Estimate,
-    holds: Range,
-    told: str,
-    pairs: tuple[str, str],
-) -> Verdict:
-    return Verdict(
-        figure="8",
-        claim=claim,
-        case=METRICS[metric],
-        sizes=_sizes(t),
-        word=judge(found, holds),
-        measured=told,
-        estimate=found,
-        queries=tuple(drift_query(t, pair, metric, t.steps[-1]) for pair in pairs),
-    )
-
-
 def _sizes(t: Training) -> str:
     c = t.config
     return (
@@ -148,18 +156,7 @@ def _sizes(t: Training) -> str:
 def _at(r: Results, t: Training, pair: str, metric: str, step: int) -> Values:
     """Return a column of `Apart` at a look, by seed; empty where nothing was trained."""
     place = t.steps.index(step)
-    return _each(r, pair, metric, lambda column: column[place])
-
-
-def _each(r: Results, pair: str, metric: str, of: Callable[[np.ndarray], float]) -> Values:
-    return {seed: float(of(getattr(a, metric))) for seed, a in r.drifts.get(pair, {}).items()}
-
-
-def stray(steps: list[int], y: np.ndarray) -> float:
-    """Return the root mean square of y about its least-squares line, over n - 2 points."""
-    x = np.array(steps) - np.mean(steps)
-    left = y - y.mean() - slope(steps, y) * x
-    return math.sqrt(float(left @ left) / (len(x) - 2))
+    return {seed: float(getattr(a, metric)[place]) for seed, a in r.drifts.get(pair, {}).items()}
 
 
 LINES = {  # pair -> (color, line, label)

@@ -96,14 +96,8 @@ def opening(r: Results, scale: Scale) -> Picture:
         title = OWN if baseline == OWN else f"{BASELINE}, PyTorch’s unfused"
         ax.set_title(f"to {title}", fontsize=9.5, loc="left")
     axes[0, 0].set_ylabel("largest |deviation|, tiled / unfused")
-    axes[0, 0].text(
-        0.02,
-        10,
-        "the paper: about 10 times",
-        fontsize=8.5,
-        transform=axes[0, 0].get_yaxis_transform(),
-        va="center",
-    )
+    words, place = "the paper: about 10 times", axes[0, 0].get_yaxis_transform()
+    axes[0, 0].text(0.02, 10, words, fontsize=8.5, transform=place, va="center")
     legend(figure, axes[0, 0], 3, fontsize=8, columnspacing=1.2)
     return figure
 
@@ -254,16 +248,8 @@ def _dot(ax: Axes, y: float, values: Values, label: str, look: str, hollow: bool
     if seen:
         colour, marker = style(look)["color"], style(look)["marker"]
         ax.plot(seen, [y] * len(seen), ".", color=colour, ms=4, alpha=0.3, mew=0)
-        ax.plot(
-            np.exp(np.mean(np.log(seen))),
-            y,
-            marker,
-            color=colour,
-            mfc="white" if hollow else colour,
-            ms=5,
-            ls="none",
-            label=label,
-        )
+        middle, face = np.exp(np.mean(np.log(seen))), "white" if hollow else colour
+        ax.plot(middle, y, marker, color=colour, mfc=face, ms=5, ls="none", label=label)
 
 
 def bias(r: Results, scale: Scale) -> Picture:

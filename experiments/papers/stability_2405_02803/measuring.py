@@ -39,17 +39,8 @@ Column = tuple[Point, str]  # a condition and a metric of it
 # what CONTROLS change; every file has these columns
 CHANGED = tuple(f"format.{site}" for site in ("DM", "ALPHA", "AL", "ROWSUM", "L", "AO", "PV", "O"))
 AXES = (
-    "preset",
-    "format",
-    "key_order",
-    "stabiliser",
-    "only",
-    "but",
-    "block_q",
-    "block_k",
-    "T",
-    "N",
-    "input",
+    *("preset", "format", "key_order", "stabiliser", "only", "but"),
+    *("block_q", "block_k", "T", "N", "input"),
     *CHANGED,
 )
 
@@ -78,10 +69,7 @@ class Results:
     trained_on: Sequence[str] = ()
 
     def values(self, point: Point, metric: str) -> Values:
-        """Return a metric of METRICS or DERIVED, or SITE.METRIC of an event, by seed.
-
-        It is NaN where there is none.
-        """
+        """Return a metric of METRICS or DERIVED, or SITE.METRIC, by seed; NaN if there is none."""
         return {seed: self._number(row, metric) for seed, row in self.rows(point).items()}
 
     def ratios(self, over: Column, under: Column) -> Values:

@@ -213,7 +213,6 @@ def _events(r: Results, scale: Scale) -> list[dict[str, Any]]:
 def _line(
     event: str, input: str, alone: Estimate, tiled_over_unfused: Estimate, left_out: Estimate
 ) -> list[str]:
-    """Return an event as text."""
     is_exact = not alone.mean > EXACT
     costs = "tiled only" if tiled_over_unfused.mean > 1e6 else interval(tiled_over_unfused, "x")
     first = ["exact", "-"] if is_exact else [f"{alone.mean:.2e}", costs]

@@ -136,10 +136,7 @@ Look = dict[tuple[str, int], tuple[float, float, float, float]]
 
 
 def executables(t: Training) -> list[tuple[Settings, list[Place], list[int]]]:
-    """Return what runs in one executable each.
-
-    Each has settings, (version, seed) of its arms, and their seeds of weights.
-    """
+    """Return settings, (version, seed) of the arms and their seeds of weights, by executable."""
     alike: dict[tuple[str, str, bool], list[str]] = {}
     for name in t.versions:
         v = VERSIONS[name]
@@ -245,8 +242,7 @@ class Distance:
 def distances(a: Any, b: Any) -> list[Distance]:
     """Return the distances of every tensor of two trees of one structure, in the order of a's.
 
-    Weights are nested dicts, lists or tuples of arrays; a tensor's name is its path, joined by
-    dots. Raises ValueError naming what differs.
+    A tensor's name is its path, joined by dots. Raises ValueError naming what differs.
     """
     left, right = _leaves(a), _leaves(b)
     if left.keys() != right.keys():
@@ -270,23 +266,15 @@ def distances(a: Any, b: Any) -> list[Distance]:
     ]
 
 
-def _leaves(tree: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+def _leaves(tree: Any) -> dict[str, Any]:
     """Return arrays by dotted path."""
-    if isinstance(tree, Mapping | list | tuple):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        return {
-            name: leaf
-            for key, part in items
-            for name, leaf in _leaves(part, (*path, str(key))).items()
-        }
-    return {".".join(path) or "weights": tree}
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    names = (jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
+    return {name or "weights": x for name, (_, x) in zip(names, leaves, strict=True)}
 
 
 def max_difference(a: Any, b: Any) -> float:
-    """Return max |a - b| of two tensors of one shape, in binary64.
-
-    It is NaN if an entry of either is not finite.
-    """
+    """Return max |a - b| of two tensors, in binary64; NaN if an entry of either is not finite."""
     a, b = _pair(a, b)
     return float(np.abs(a - b).max())
 

@@ -39,10 +39,7 @@ BITS = 8  # p of BF16
 
 
 def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
-    """Return x rounded to so many significand bits, by definition, in rational numbers.
-
-    Ties go to even or away from zero.
-    """
+    """Return x rounded to so many bits, by definition; ties go to even or away from zero."""
     ulp = Fraction(1)
     while abs(x) >= ulp * 2**bits:
         ulp *= 2
@@ -110,15 +107,6 @@ SEEDS, DRAWS = 8, 12_500
 Error = Callable[[str, int, np.random.Generator], np.ndarray]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One case: its words, the formula's value in ulps and the measurement, by (format, k)."""
-
-    words: str
-    formula: dict[tuple[str, int], float]
-    found: dict[tuple[str, int], Estimate]
-
-
 def units(f: str, k: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
     """Return sums of k numbers of the format in [1, 2), residuals, and u."""
     p = format_named(f).precision
@@ -171,166 +159,178 @@ def _ulps(x: np.ndarray, f: str) -> np.ndarray:
     return np.asarray((round_to(x, f) - x) / ulp_of(x, f))
 
 
-def measured(
-    words: str, error: Error, formula: Callable[[int], float], terms: tuple[int, ...] = TERMS
-) -> Line:
-    """Return the mean error over draws, with seeds as repeats."""
-    found = {}
-    for i, f in enumerate(FORMATS):
-        for k in terms:
-            rngs = [
-                np.random.Generator(np.random.Philox(key=[seed, 100 * i + k]))
-                for seed in range(SEEDS)
-            ]
-            found[f, k] = mean(
-                {seed: float(error(f, k, rng).mean()) for seed, rng in enumerate(rngs)}
-            )
-    return Line(
-        words=words, formula={(f, k): formula(k) for f in FORMATS for k in terms}, found=found
-    )
-
-
-def measure() -> list[Line]:
-    """Measure every case of PAPERS 1.8.
-
-    The residual moves the quotient by w (times - 1) mean V / k; `shift` is the mean of that in
-    ulps.
-    """
-
-    def normalised_form(times: float) -> Callable[[int], float]:
-        shift = REST * (times - 1.0) * 1.5 / 2
-        return lambda k: float(np.sign(times - 1.0)) / 4 - shift
-
-    return [
-        measured("same-sign residual", rounded_once(1), lambda k: 0.5 - REST),
-        measured("same-sign residual, other k", rounded_once(1), lambda k: 0.5 - REST, OTHERS),
-        measured("no residual", rounded_once(0), lambda k: 0.0),
-        measured("opposite residual", rounded_once(-1), lambda k: REST - 0.5),
-        measured("stochastic rounding", rounded_once(1, RoundingMode.STOCHASTIC), lambda k: 0.0),
-        measured("weights of 1/2", halves, lambda k: 0.25 - REST, (2,)),
-        measured("random weights below 1", fractions, lambda k: 0.0),
-        *(
-            measured(
-                f"normalized first, residual V = {t:g} mean",
-                normalised(t),
-                normalised_form(t),
-                (2,),
-            )
-            for t in (1.0, 2.0, 0.25)
-        ),
-    ]
-
-
 FIGURE = "Claim 3"
 NEAR = 0.03  # ulps: a mean within this of the formula counts as equal to it
-CLAIMS = (
-    "k unit weights and a same-sign residual: half an ulp of V, any format",
-    "and any k",
-    "without a residual no bias",
-    "an opposite residual turns the sign",
-    "stochastic rounding has no bias",
-    "Remark 1: weights below 1 have no bias (powers of two)",
-    "Remark 1: weights below 1 have no bias (random)",
-)
-NOTES = {
-    "same-sign residual, other k": (
+Means = dict[tuple[str, int], Estimate]  # (format, k) -> the mean error, in ulps
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One case of PAPERS 1.8.
+
+    claim    the claim on it, or that of several lines
+    formula  the mean error that the closed form gives, in ulps
+    terms    values of k
+    claimed  the mean error that the paper claims; None where it is that of the formula
+    """
+
+    words: str
+    claim: str
+    error: Error
+    formula: float
+    terms: tuple[int, ...] = TERMS
+    note: str = ""
+    claimed: float | None = None
+
+    @property
+    def case(self) -> str:
+        """The case and its values of k in words."""
+        return f"{self.words}; k = {', '.join(map(str, self.terms))}"
+
+    def measured(self) -> Means:
+        """Return the mean error over draws, with seeds as repeats."""
+        found = {}
+        for i, f in enumerate(FORMATS):
+            for k in self.terms:
+                keys = ([seed, 100 * i + k] for seed in range(SEEDS))
+                rngs = [np.random.Generator(np.random.Philox(key=key)) for key in keys]
+                means = [float(self.error(f, k, rng).mean()) for rng in rngs]
+                found[f, k] = mean(dict(enumerate(means)))
+        return found
+
+    def judged(self, found: Means) -> list[Word]:
+        """Return, by format and k, whether the mean is the formula's, or the claimed number."""
+        wanted = self.formula if self.claimed is None else self.claimed
+        return [judge(e, (wanted - NEAR, wanted + NEAR)) for e in found.values()]
+
+
+LINES = (
+    Line(
+        "same-sign residual",
+        "k unit weights and a same-sign residual: half an ulp of V, any format",
+        rounded_once(1),
+        0.5 - REST,
+    ),
+    Line(
+        "same-sign residual, other k",
+        "and any k",
+        rounded_once(1),
+        0.5 - REST,
+        OTHERS,
         "where it fails the format is too short: the low bits of such sums of its numbers are not"
-        " uniform"
+        " uniform",
     ),
-    "no residual": (
-        "E5M2 has 4 numbers in [1, 2): the low bits of a sum of 4 of them are not uniform, and ties"
-        " to even see that"
+    Line(
+        "no residual",
+        "without a residual no bias",
+        rounded_once(0),
+        0.0,
+        note="E5M2 has 4 numbers in [1, 2): the low bits of a sum of 4 of them are not uniform, and"
+        " ties to even see that",
     ),
-    "weights of 1/2": (
-        "false for powers of two: their products have as many trailing zeros as V itself"
+    Line("opposite residual", "an opposite residual turns the sign", rounded_once(-1), REST - 0.5),
+    Line(
+        "stochastic rounding",
+        "stochastic rounding has no bias",
+        rounded_once(1, RoundingMode.STOCHASTIC),
+        0.0,
     ),
-    "random weights below 1": (
-        "products of p-bit numbers have 2p bits: in FP8 one sum in 8 to 16 is still a tie"
+    Line(
+        "weights of 1/2",
+        "Remark 1: weights below 1 have no bias (powers of two)",
+        halves,
+        0.25 - REST,
+        (2,),
+        "false for powers of two: their products have as many trailing zeros as V itself",
+        0.0,
     ),
-}
-
-
-def judged(found: list[Line]) -> list[Verdict]:
-    """Return one verdict for each case; the last three cases are one claim."""
-    first = [
-        _verdict(claim, line, 0.0 if "Remark" in claim else None)
-        for claim, line in zip(CLAIMS, found, strict=False)
-    ]
-    several = found[len(CLAIMS) :]
-    shown = "; ".join(
-        f"{line.words.split('= ')[1]} {interval(line.found['bf16', 2])}" for line in several
+    Line(
+        "random weights below 1",
+        "Remark 1: weights below 1 have no bias (random)",
+        fractions,
+        0.0,
+        note="products of p-bit numbers have 2p bits: in FP8 one sum in 8 to 16 is still a tie",
+        claimed=0.0,
+    ),
+)
+NORMALISED = tuple(
+    Line(
+        f"normalized first, residual V = {t:g} mean",
+        "divided, then rounded: the sign is that of residual V minus main V",
+        normalised(t),
+        # the residual moves the quotient by w (times - 1) mean V / k: the mean of that in ulps
+        float(np.sign(t - 1.0)) / 4 - REST * (t - 1.0) * 1.5 / 2,
+        (2,),
     )
+    for t in (1.0, 2.0, 0.25)
+)
+
+
+def measure() -> dict[Line, Means]:
+    """Measure every case."""
+    return {line: line.measured() for line in (*LINES, *NORMALISED)}
+
+
+def judged(found: dict[Line, Means]) -> list[Verdict]:
+    """Return one verdict for each case; the last three cases are one claim."""
+    several = {line: found[line] for line in NORMALISED}
+    shown = "; ".join(
+        f"{line.words.split('= ')[1]} {interval(own['bf16', 2])}" for line, own in several.items()
+    )
+    formula = ", ".join(f"{line.formula:+.3f}" for line in several)
     normalized = Verdict(
         figure=FIGURE,
-        claim="divided, then rounded: the sign is that of residual V minus main V",
+        claim=NORMALISED[0].claim,
         case="k = 2, all V > 0",
         sizes=f"{SEEDS} x {DRAWS} draws",
-        word=together([w for x in several for w in _words(x)]),
-        measured=f"ulp in BF16, residual V = {shown}; formula "
-        + ", ".join(f"{x.formula['bf16', 2]:+.3f}" for x in several),
-        estimate=several[1].found["bf16", 2],
+        word=together([w for line, own in several.items() for w in line.judged(own)]),
+        measured=f"ulp in BF16, residual V = {shown}; formula {formula}",
+        estimate=found[NORMALISED[1]]["bf16", 2],
         note="the bias survives the order of production kernels, the paper's sign rule does not",
     )
-    return [*first, normalized]
+    return [*(verdict(line, found[line]) for line in LINES), normalized]
 
 
-def _words(line: Line, claimed: float | None = None) -> list[Word]:
-    """Return, by format and k, whether the measured mean is the formula's (or a claimed number)."""
-    wanted = {at: line.formula[at] if claimed is None else claimed for at in line.found}
-    return [judge(e, (wanted[at] - NEAR, wanted[at] + NEAR)) for at, e in line.found.items()]
-
-
-def _verdict(claim: str, line: Line, claimed: float | None) -> Verdict:
-    terms = _terms(line)
+def verdict(line: Line, found: Means) -> Verdict:
+    """Return the verdict on one case."""
     unit = "ulp" if "weights" in line.words else "ulp(V)"
     shown = ", ".join(
-        f"{f} " + " ".join(f"{line.found[f, k].mean:+.3f}" for k in terms) for f in FORMATS
+        f"{f} " + " ".join(f"{found[f, k].mean:+.3f}" for k in line.terms) for f in FORMATS
     )
-    half = max(e.high - e.mean for e in line.found.values())
-    said = "" if claimed is not None else f"; formula {next(iter(line.formula.values())):+.3f}"
+    half = max(e.high - e.mean for e in found.values())
+    said = "" if line.claimed is not None else f"; formula {line.formula:+.3f}"
     return Verdict(
         figure=FIGURE,
-        claim=claim,
-        case=f"{line.words}; k = {', '.join(map(str, terms))}",
+        claim=line.claim,
+        case=line.case,
         sizes=f"{SEEDS} x {DRAWS} draws",
-        word=together(_words(line, claimed)),
+        word=together(line.judged(found)),
         measured=f"{unit}: {shown} (each +- {half:.3f} or less){said}",
-        estimate=line.found["bf16", terms[0]],
-        note=NOTES.get(line.words, ""),
+        estimate=found["bf16", line.terms[0]],
+        note=line.note,
     )
 
 
-def picture(found: list[Line]) -> Figure:
+def picture(found: dict[Line, Means]) -> Figure:
     """Draw the formula and the measured means, by case and format."""
     figure, ((ax,),) = canvas(4.2)
-    for y, line in enumerate(found):
-        formula = next(iter(line.formula.values()))
-        label = "formula" if y == 0 else None
-        ax.plot([formula, formula], [y - 0.36, y + 0.36], color=INK, lw=1.6, label=label)
+    for y, (line, means) in enumerate(found.items()):
+        x, label = [line.formula, line.formula], "formula" if y == 0 else None
+        ax.plot(x, [y - 0.36, y + 0.36], color=INK, lw=1.6, label=label)
         for n, (f, colour, marker) in enumerate(zip(FORMATS, COLOURS, MARKERS, strict=False)):
-            own = [e for (g, _), e in line.found.items() if g == f]
+            own = [e for (g, _), e in means.items() if g == f]
             x, place = [e.mean for e in own], [y - 0.24 + 0.16 * n] * len(own)
-            look: dict[str, Any] = {
-                "fmt": marker,
-                "color": colour,
-                "ms": 4.5,
-                "capsize": 2,
-                "lw": 1,
-            }
-            ax.errorbar(x, place, xerr=bars(own), label=f if y == 0 else None, **look)
+            look: dict[str, Any] = {"fmt": marker, "color": colour, "ms": 4.5, "capsize": 2}
+            label = f if y == 0 else None
+            ax.errorbar(x, place, xerr=bars(own), lw=1, label=label, **look)
     ax.axvline(0.0, color=INK, lw=0.6)
-    labels = [f"{line.words}; k = {', '.join(map(str, _terms(line)))}" for line in found]
-    ax.set_yticks(range(len(found)), labels)
+    ax.set_yticks(range(len(found)), [line.case for line in found])
     ax.invert_yaxis()
     ax.set_xlabel(
         "mean error, positive away from zero: ulps of V (first five), of the result (others)"
     )
     legend(figure, ax, 5)
     return figure
-
-
-def _terms(line: Line) -> list[int]:
-    return list(dict.fromkeys(k for _, k in line.found))
 
 
 def bars(found: list[Estimate]) -> list[list[float]]:

@@ -63,30 +63,17 @@ def released(
         for keys in tiles:
             if skip_masked and not seen[rows, keys].any():
                 continue
-            m[rows], l[rows], o[rows], several = _tile(
-                s[rows, keys], v[keys], m[rows], l[rows], o[rows], beta, clamp
-            )
+            tile, m_old = s[rows, keys], m[rows].copy()
+            r_m = tile.max(1)
+            several = (tile >= r_m[:, None] - GAP).sum(1) > 1  # r_s > 1
+            r_m = np.where(several & (r_m > 0.0), beta * r_m, r_m)
+            r_m = np.where(several & (r_m < 0.0), 0.0, r_m)
+            m[rows] = np.maximum(r_m, m_old)
+            p, alpha = np.exp(tile - m[rows][:, None]), np.exp(m_old - m[rows])
+            l[rows] = alpha * l[rows] + np.maximum(p.sum(1), clamp)
+            o[rows] = alpha[:, None] * o[rows] + p @ v[keys]
             tied[rows] |= several & seen[rows, keys].any(1)
     return Released(out=o / l[:, None], lse=m + np.log(l), tied=tied)
-
-
-def _tile(
-    s: np.ndarray,
-    v: np.ndarray,
-    m_old: np.ndarray,
-    l: np.ndarray,
-    o: np.ndarray,
-    beta: float,
-    clamp: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (m, l, O, which rows have several scores at the maximum) after one tile."""
-    r_m = s.max(1)
-    several = (s >= r_m[:, None] - GAP).sum(1) > 1  # r_s > 1
-    r_m = np.where(several & (r_m > 0.0), beta * r_m, r_m)
-    r_m = np.where(several & (r_m < 0.0), 0.0, r_m)
-    m = np.maximum(r_m, m_old)
-    p, alpha = np.exp(s - m[:, None]), np.exp(m_old - m)
-    return m, alpha * l + np.maximum(p.sum(1), clamp), alpha[:, None] * o + p @ v, several
 
 
 def softmax(s: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -188,10 +175,7 @@ def outcomes() -> list[Outcome]:
 
 
 def left_of(shift: np.ndarray, clamp: float = CLAMP) -> np.ndarray:
-    """Return what is left of a row of two tied scores in the first of two tiles.
-
-    It is 2 e^-shift over the clamped row sum.
-    """
+    """Return what the first of two tiles leaves of two tied scores: 2 e^-shift over the row sum."""
     row: np.ndarray = 2.0 * np.exp(-shift)
     left: np.ndarray = row / (np.maximum(row, clamp) + clamp)
     return left

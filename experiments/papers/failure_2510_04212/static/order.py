@@ -10,6 +10,8 @@ All V are negative.
                 P3 (V3 - mean) / 2, so the sign of c - 1 decides
 """
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -107,17 +109,9 @@ def picture(o: Order) -> Figure:
     figure, ((ax,),) = canvas(3.2)
     for (name, words), colour, marker in zip(PLANS.items(), COLOURS, MARKERS, strict=False):
         own = [o[name, t] for t in TIMES]
-        ax.errorbar(
-            range(len(TIMES)),
-            [e.mean for e in own],
-            bars(own),
-            color=colour,
-            marker=marker,
-            ms=5,
-            capsize=2.5,
-            lw=1.4,
-            label=f"{name}: {words}",
-        )
+        x, label = range(len(TIMES)), f"{name}: {words}"
+        look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "capsize": 2.5}
+        ax.errorbar(x, [e.mean for e in own], bars(own), lw=1.4, label=label, **look)
     for y in (-QUARTER, QUARTER):
         ax.axhline(y, color=INK, lw=0.7, ls=":")
     ax.axhline(0.0, color=INK, lw=0.7)

@@ -50,7 +50,7 @@ SMALL = Config(
     min_lr=1.0,
     position=False,
 )
-DATA = {"repeat": "runs of equal tokens", "stdlib": "Python's sources"}
+DATA = ("repeat", "stdlib")  # runs of equal tokens, Python's sources
 RATES = (3e-3, 1e-2)
 
 
@@ -114,17 +114,16 @@ def trained(data: str) -> list[Tied]:
     batches = batches_of(settings)[0]
     for number in range(config.steps):
         group.advance(number, {0: batches.batch(number)})
-    qs, ks = _read(group.state.params, batches.batch(config.steps))
+
+    def of_arm(params: Any, tokens: Any) -> Any:
+        return model.attention_inputs(params, tokens, None, config)[:2]
+
+    read = jax.jit(jax.vmap(of_arm, in_axes=(0, None)))
+    qs, ks = read(group.state.params, batches.batch(config.steps))  # (A, L, B, T, N, H)
     return [
         tied_rows(f"{data}, lr {rate:g}", q, k, scale=config.head_width**-0.5, causal=True)
         for rate, q, k in zip(RATES, np.asarray(qs), np.asarray(ks), strict=True)
     ]
-
-
-@jax.jit
-def _read(params: Any, tokens: Any) -> Any:
-    """Return q and k of every arm, (A, L, B, T, N, H)."""
-    return jax.vmap(lambda own: model.attention_inputs(own, tokens, None, SMALL)[:2])(params)
 
 
 def measure() -> list[Tied]:
@@ -133,10 +132,7 @@ def measure() -> list[Tied]:
 
 
 def judged(found: list[Tied]) -> Iterator[Verdict]:
-    """Yield verdicts on what the clamp does in these, for each beta.
-
-    The last says what a stable run with the clamp can show.
-    """
+    """Yield verdicts on the clamp for each beta, and on what a stable run with it can show."""
     sizes = (
         f"MiniLM; GPT of {SMALL.layers} layers, width {SMALL.width}, {SMALL.steps} steps, no"
         " positions"
@@ -186,10 +182,7 @@ LEAST = 1e-4  # the lower end of the right axis, at which smaller shifts are dra
 
 
 def left_over(shift: float, beta: float) -> float:
-    """Return |out| / |softmax| of tied rows that the released repair moves by `shift`.
-
-    It is computed with a small call in two tiles.
-    """
+    """Return |out| / |softmax| of tied rows that the repair moves by `shift`, in two tiles."""
     rng = np.random.Generator(np.random.Philox(key=3))
     s, v = np.full((ROWS, ROWS), -60.0), rng.standard_normal((ROWS, 4))
     s[:, :2] = shift / (beta - 1.0)
@@ -198,10 +191,7 @@ def left_over(shift: float, beta: float) -> float:
 
 
 def picture(found: list[Tied]) -> Figure:
-    """Draw the output of a tied row against its shift, and the shifts of tied rows.
-
-    The latter are those of real tensors and of trainings.
-    """
+    """Draw a tied row's output against its shift, and the shifts in real tensors and trainings."""
     figure, ((left, right),) = canvas(3.5, 1, 2)
     line = np.linspace(0.0, 42.0, 400)
     left.plot(line, left_of(line), color=QUIET, lw=1.4, label="formula")

@@ -96,17 +96,12 @@ def judged(m: Sums) -> Iterator[Verdict]:
     for name in PLANS:
         out, p_dp = (m.rest[name, operand] for operand in (DeltaFrom.OUT, DeltaFrom.P_DP))
         agrees = p_dp.high < out.low
+        otherwise = Word.CONTRADICTS if p_dp.low > out.high else Word.UNDECIDED
         note = "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)"
         yield verdict(
             claim="row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
             case=name,
-            word=(
-                Word.AGREES
-                if agrees
-                else Word.CONTRADICTS
-                if p_dp.low > out.high
-                else Word.UNDECIDED
-            ),
+            word=Word.AGREES if agrees else otherwise,
             measured=f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
             estimate=p_dp,
             note="" if agrees else note,

@@ -80,26 +80,15 @@ def inputs() -> list[Input]:
     ]
     for family in (SINK, PAIRS):
         for seed in range(DRAWS):
-            x = FAMILIES[family](
-                Source(
-                    family=family,
-                    seed=seed,
-                    queries=TOKENS,
-                    keys=TOKENS,
-                    heads=HEADS,
-                    features=FEATURES,
-                )
-            )
+            size = {"queries": TOKENS, "keys": TOKENS, "heads": HEADS, "features": FEATURES}
+            x = FAMILIES[family](Source(family=family, seed=seed, **size))
             q, k, v = (np.asarray(emu.round_to(x[role], "bf16"))[None] for role in "qkv")
             found.append(Input(name=family, q=q, k=k, v=v, scale=FEATURES**-0.5))
     return found
 
 
 def plan(f: str, scores: str) -> Plan:
-    """Return qiu-yao with P in the format, and its scores in BF16 or FP32.
-
-    P saturates where the format has no infinity.
-    """
+    """Return qiu-yao with P in the format, saturating, and its scores in BF16 or FP32."""
     plan = Plan.preset("qiu-yao").at(Site.P, f, overflow="saturate")
     for site in SCORES[scores]:
         plan = plan.at(site, "fp32")
@@ -159,10 +148,7 @@ def formula(f: str) -> float:
 
 
 def ratio_of(many: Ties, few: Ties) -> Estimate:
-    """Return the ratio of two counts among the same rows.
-
-    Its 95 % interval takes rows as independent: exp(log ratio +- 1.96 sqrt(1/a + 1/b)).
-    """
+    """Return a ratio of counts, exp(log ratio +- 1.96 sqrt(1/a + 1/b)), as of independent rows."""
     if not (many.rows and few.rows):
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     centre = many.rows / few.rows
@@ -210,15 +196,12 @@ def judged(found: Found) -> Iterator[Verdict]:
         [found[name, f, scores].share.mean for f in FORMATS for scores in SCORES]
         for name in (SINK, PAIRS)
     )
+    without_one = Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS
     yield verdict(
         claim="sinks raise the chance of several P = 1 (App. D)",
         case="a sink key 10 above the rest; two 12 above",
         sizes="all formats",
-        word=Word.AGREES
-        if min(one) > 0.0
-        else Word.DEPENDS
-        if min(two) > 0.0
-        else Word.CONTRADICTS,
+        word=Word.AGREES if min(one) > 0.0 else without_one,
         measured=f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
         note="one sink is one P = 1: no tie",
     )
@@ -251,10 +234,7 @@ def judged(found: Found) -> Iterator[Verdict]:
 
 
 def picture(inputs: list[Input], found: Found) -> Figure:
-    """Draw rows by the gap of their two largest scores with the windows, and the bias of P V.
-
-    The bias is that in tied rows.
-    """
+    """Draw rows by the gap of their two largest scores, and the bias of P V in tied rows."""
     figure, ((left, right),) = canvas(3.7, 1, 2, width_ratios=[1.25, 1])
     gap = gaps([x for x in inputs if x.name == SAMPLE])
     share_below = np.arange(1, gap.size + 1) / gap.size

@@ -24,6 +24,7 @@ from roundscope.experiments.papers.failure_2510_04212 import (
     training,
     trials,
 )
+from roundscope.experiments.papers.failure_2510_04212.claims import judged
 from roundscope.experiments.papers.failure_2510_04212.conditions import (
     FAILS,
     FP32,
@@ -31,15 +32,15 @@ from roundscope.experiments.papers.failure_2510_04212.conditions import (
     QUICK,
     rows,
 )
-from roundscope.experiments.papers.failure_2510_04212.study import answer, judged, records, study
+from roundscope.experiments.papers.failure_2510_04212.study import answer, records, study
 from roundscope.experiments.papers.failure_2510_04212.study import rows as lines
 from roundscope.experiments.papers.failure_2510_04212.trials import (
     Results,
     Trial,
     chosen_rows,
     entries,
+    executables,
     key,
-    launches,
     split,
     whole,
 )
@@ -148,7 +149,7 @@ def test_any_number_of_launches_can_be_told() -> None:
     """Catches a verdict that needs a case or a row that is not there yet, rows with half of their
     seeds, and half of a search.
     """
-    wanted, groups = entries(FULL), launches(FULL, [e.trial for e in entries(FULL)])
+    wanted, groups = entries(FULL), executables(FULL, [e.trial for e in entries(FULL)])
     names = {e.trial: key(FULL, e.trial) for e in wanted}
     told = []
     for n in range(len(groups) + 1):
@@ -248,11 +249,11 @@ def test_record_that_is_not_complete_draws_and_trains_nothing(
     monkeypatch.setattr(conditions, "QUICK", SPLIT)
     monkeypatch.setattr(training, "launch", refused)
     monkeypatch.setattr(static, "static", refused)
-    first, *_, last = launches(SPLIT, [e.trial for e in entries(SPLIT)])
+    first, *_, last = executables(SPLIT, [e.trial for e in entries(SPLIT)])
     keep(tmp_path, first)
     with pytest.raises(UsageError, match="--draw"):  # rows of which no case is whole
         reproduced(tmp_path, draw=True)
-    for group in launches(SPLIT, [e.trial for e in entries(SPLIT)])[1:-1]:
+    for group in executables(SPLIT, [e.trial for e in entries(SPLIT)])[1:-1]:
         keep(tmp_path, group)
     drawn = called(tmp_path, capsys, "--draw")
     assert (drawn["run"]["ran"], drawn["run"]["there"], drawn["run"]["launches"]) == (0, 2, 3)
@@ -282,7 +283,7 @@ def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
     """Catches FP32 runs, which every case shares, counted again for each: they never diverge, which
     flatters the rest of dS.
     """
-    for group in launches(SPLIT, [e.trial for e in entries(SPLIT)]):
+    for group in executables(SPLIT, [e.trial for e in entries(SPLIT)]):
         keep(tmp_path, group)
     with opened(tmp_path, "qiu-yao") as store:
         r, kept = study(SPLIT).results(store), store.keys()

@@ -26,8 +26,8 @@ from roundscope.experiments.papers.failure_2510_04212.trials import (
     Trial,
     config_of,
     entries,
+    executables,
     key,
-    launches,
     settings_of,
 )
 from roundscope.experiments.train.gpt.interventions import plans_of
@@ -156,7 +156,7 @@ def test_launches_hold_every_trial_in_one_structure(scale: Scale) -> None:
     share a compilation, and one too large.
     """
     trials = [e.trial for e in entries(scale)]
-    groups = launches(scale, trials)
+    groups = executables(scale, trials)
     assert {key(scale, t) for t in trials} == {key(scale, t) for group in groups for t in group}
     for group in groups:
         assert len(numbers(settings_of(scale, group))) == 1
@@ -167,7 +167,7 @@ def test_launches_hold_every_trial_in_one_structure(scale: Scale) -> None:
 def test_long_groups_are_cut_in_equal_parts() -> None:
     """Catches parts of different sizes: each would compile again, 20 s of a GPU."""
     trials = [Trial(changes=(), tiles=1, steps=10, seed=seed) for seed in range(7)]
-    parts = launches(replace(QUICK, arms=3), trials)
+    parts = executables(replace(QUICK, arms=3), trials)
     assert [len(part) for part in parts] == [3, 3, 3]
     assert {t.seed for part in parts for t in part} == set(range(7))
 

@@ -79,17 +79,15 @@ def test_closed_form_verdicts():
     """A wrong number that is called right: measured means, then the same with e5m2 off by a tenth
     of an ulp.
     """
-    good = static_bias.measured(
-        "same-sign residual",
-        lambda f, k, r: np.full(4, 0.4375) + r.normal(0, 1e-3, 4),
-        lambda k: 0.4375,
+    line = static_bias.Line(
+        "same-sign residual", "", lambda f, k, r: np.full(4, 0.4375) + r.normal(0, 1e-3, 4), 0.4375
     )
+    good = line.measured()
     off = {
         at: Estimate(mean=0.55, low=0.54, high=0.56, seeds=8) if at[0] == "e5m2" else e
-        for at, e in good.found.items()
+        for at, e in good.items()
     }
-    bad = static_bias.Line(words=good.words, formula=good.formula, found=off)
-    words = [static_bias._verdict("", line, None).word for line in (good, bad)]
+    words = [static_bias.verdict(line, found).word for found in (good, off)]
     assert words == [Word.AGREES, Word.DEPENDS]
 
 
