@@ -11,11 +11,14 @@ command that refuses to do so must name the words that go on, which then have to
 
 With --signals it gets SIGINT and SIGTERM in place of SIGKILL, the first two of each in its first
 tenth of a second: it must end by that signal's exit code, without a traceback.
+
+--minutes begins no stop after so long; the table has those that were made.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -192,19 +195,21 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=usual, choices=list(VERBS), metavar="VERB")
     parser.add_argument("--writes", action="store_true", help="kill before every file operation")
     parser.add_argument("--signals", action="store_true", help="SIGINT and SIGTERM, TIMES of each")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no stop begins after them")
     asked = parser.parse_args()
     rng, faults = random.Random(asked.seed), 0
+    end = time.monotonic() + 60.0 * asked.minutes
     print("| command | seconds alone | stopped | resumed | redone | faults |\n" + 6 * "|---" + "|")
     for name in asked.only:
         with tempfile.TemporaryDirectory() as made:
             verb, begin = VERBS[name], Path(made)
             alone = undisturbed(verb, prepared(verb, begin))
             if asked.signals:
-                found = signalled(verb, begin, alone, asked.times, rng)
+                found = signalled(verb, begin, alone, asked.times, rng, end)
             elif asked.writes:
-                found = at_writes(verb, begin, alone)
+                found = at_writes(verb, begin, alone, end)
             else:
-                found = at_moments(verb, begin, alone, asked.times, rng)
+                found = at_moments(verb, begin, alone, asked.times, rng, end)
         told = Counter(what for what in found if not what.startswith("FAULT"))
         wrong = [what for what in found if what.startswith("FAULT")]
         faults += len(wrong)
@@ -215,11 +220,13 @@ def main() -> int:
     return int(faults > 0)
 
 
-def at_moments(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random) -> list[str]:
+def at_moments(
+    verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random, end: float
+) -> list[str]:
     """Kill at random moments, every second one in the last fifth; draw again if that was late."""
     found: list[str] = []
     for _ in range(4 * times):
-        if len(found) < times:
+        if len(found) < times and time.monotonic() < end:
             first = 0.8 if len(found) % 2 else 0.0
             after = alone.seconds * rng.uniform(first, 1.0)
             if what := stopped(verb, begin, alone, signal.SIGKILL, after):
@@ -227,7 +234,7 @@ def at_moments(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Ra
     return found
 
 
-def at_writes(verb: Verb, begin: Path, alone: Alone) -> list[str]:
+def at_writes(verb: Verb, begin: Path, alone: Alone, end: float) -> list[str]:
     """Kill before every operation on a file."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name, "operations")
@@ -236,18 +243,22 @@ def at_writes(verb: Verb, begin: Path, alone: Alone) -> list[str]:
         operations = report.read_text().split()
     found = []
     for number in range(1, len(operations) + 1):
+        if time.monotonic() >= end:
+            break
         what = stopped(verb, begin, alone, None, number)
         found.append(what if what in ("resumed", "redone") else f"{what} (at {number})")
     return found
 
 
-def signalled(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random) -> list[str]:
+def signalled(
+    verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random, end: float
+) -> list[str]:
     """Send SIGINT and SIGTERM at random moments, the first two in the first tenth of a second."""
     found: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         there = 0
         for _ in range(4 * times):
-            if there < times:
+            if there < times and time.monotonic() < end:
                 after = rng.uniform(0.02, 0.1) if there < 2 else alone.seconds * rng.random()
                 if what := stopped(verb, begin, alone, number, after):
                     found.append(what)
