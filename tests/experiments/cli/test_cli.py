@@ -56,7 +56,9 @@ def test_a_process_does_not_look_for_garbage_at_its_end():
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "True")
 
 
-@pytest.mark.parametrize("module", ["atexit", "typer", "roundscope.experiments.cli.train"])
+@pytest.mark.parametrize(
+    "module", ["typing", "atexit", "typer", "roundscope.experiments.cli.train"]
+)
 def test_ctrl_c_during_the_imports_prints_nothing(module, tmp_path):
     """A traceback of an import, since somebody thought better of it at once."""
     code = (
