@@ -13,7 +13,7 @@ from roundscope.emu.plain_data import parsed
 from roundscope.emu.whole_files import is_left, read_whole, write_whole
 from roundscope.tools.errors import StorageError, bad
 from roundscope.tools.report.terminal import console, plain
-from roundscope.tools.results.places import can_write_file, can_write_folder
+from roundscope.tools.results.places import can_replace, can_write_file, can_write_folder
 
 OPENING = 400  # characters of a page, in which its title is
 PAGE = "report.html"
@@ -58,7 +58,8 @@ def _held(record: Path) -> Any:
 
 
 def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
-    """Refuse a folder of --out that cannot be written, or holds the page of another command.
+    """Refuse a folder of --out that cannot be written, or holds the page of another command, or
+    something else in place of a file that this command writes.
 
     out: None for one that the command will choose in the current folder.
     record: the name of the JSON file that this command writes beside its page.
@@ -69,6 +70,7 @@ def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
     can_write_folder("--out", Path() if out is None else out)
     if out is None:
         return
+    can_replace(out, record, page)
     if (out / page).exists() and not (out / record).exists():
         raise bad("--out", str(out), f"its {page} is of another command; choose another folder")
 
@@ -94,7 +96,11 @@ def write_results(folder: Path, record: str, data: Any, page: str, name: str = P
 
     The record is written first: a page without one is taken for that of another command, so a
     command that is killed between the two could not write into its own folder again.
+
+    Raises:
+        UsageError: In place of one of them is a folder or a device; neither is written.
     """
+    can_replace(folder, record, name)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / record, data)
     write_whole(folder / name, page)

@@ -21,6 +21,17 @@ def can_write_folder(option: str, out: Path) -> None:
     _try(option, out, out)
 
 
+def can_replace(out: Path, *names: str) -> None:
+    """Raise UsageError if a file of such a name in a folder of --out could not be replaced.
+
+    A command that writes several files asks for all of them first, so that it writes all or none.
+    """
+    for path in (out / name for name in names):
+        if path.exists() and not path.is_file():
+            problem = f"its {path.name} is a folder or a device, which no file replaces"
+            raise bad("--out", str(out), f"{problem}; choose another folder")
+
+
 def can_write_file(option: str, out: Path) -> None:
     """Raise UsageError if a file cannot be written, or is one that must not be replaced."""
     _check_names(option, out)
