@@ -10,8 +10,6 @@ are imported when they are first used, so `import roundscope` loads neither jax,
 nor anything that takes time, since Ctrl-C has no effect of our own before `roundscope.__main__`.
 """
 
-import importlib
-
 TYPE_CHECKING = False  # as in typing, which is not loaded yet
 if TYPE_CHECKING:
     from typing import Any
@@ -55,6 +53,8 @@ __all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]
 
 
 def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name in (*_PACKAGES, *_ADAPTERS):
         return importlib.import_module(f"roundscope.{name}")
     if name in _OF_ATTENTION:
