@@ -9,9 +9,9 @@ After each kill no process may be left, every file must be whole, and the same c
 the same folder, must end as the undisturbed one: with its exit code, its files and its data. A
 command that refuses to do so must name the words that go on, which then have to.
 
-With --signals it gets SIGINT and SIGTERM in place of SIGKILL, the first two of each in its first
-tenth of a second: it must end by that signal's exit code, without a traceback. One of Python's own
-start, before a line of ours is run, does not count, and is drawn again.
+With --signals it gets SIGINT and SIGTERM in place of SIGKILL, the first two of each in the tenth of
+a second after Python's own start: it must end by that signal's exit code, without a traceback. One
+of Python's own start, before a line of ours is run, does not count, and is drawn again.
 
 --minutes begins no stop after so long; the table has those that were made.
 """
@@ -257,13 +257,17 @@ def at_writes(verb: Verb, begin: Path, alone: Alone, end: float) -> list[str]:
 def signalled(
     verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random, end: float
 ) -> list[str]:
-    """Send SIGINT and SIGTERM at random moments, the first two in the first tenth of a second."""
+    """Send SIGINT and SIGTERM at random moments, the first two as soon as Python has started."""
     found: list[str] = []
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    start = time.perf_counter() - start
     for number in (signal.SIGINT, signal.SIGTERM):
         there = 0
-        for _ in range(4 * times):
+        for drawn in range(4 * times):
             if there < times and time.monotonic() < end:
-                after = rng.uniform(0.02, 0.1) if there < 2 else alone.seconds * rng.random()
+                is_early = there < 2 and drawn < times
+                after = start + rng.uniform(0.0, 0.1) if is_early else alone.seconds * rng.random()
                 if what := stopped(verb, begin, alone, number, after):
                     found.append(what)
                     there += 1
