@@ -6,13 +6,14 @@
 Re-exports the public API: `roundscope.emu` is the arithmetic, `roundscope.attention` the emulated
 attention, `roundscope.tools` the commands, `roundscope.experiments` trainings and studies,
 `roundscope.torch`, `roundscope.jax` and `roundscope.flax` are for models of these libraries. Names
-are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch.
+are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch:
+nor anything that takes time, since Ctrl-C has no effect of our own before `roundscope.__main__`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as in typing, which is not loaded yet
 if TYPE_CHECKING:
+    from typing import Any
+
     from roundscope import attention, emu
     from roundscope.attention import *  # noqa: F403
 
@@ -51,7 +52,9 @@ _OF_ATTENTION = (
 __all__ = ["__version__", "attention", "emu", *_OF_ATTENTION]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name in (*_PACKAGES, *_ADAPTERS):
         return importlib.import_module(f"roundscope.{name}")
     if name in _OF_ATTENTION:

@@ -1,9 +1,10 @@
 """`roundscope` and `python -m roundscope`: the command line as a process of its own.
 
-Nothing is imported before Ctrl-C has its ordinary effect, which prints no traceback.
+Nothing is imported before Ctrl-C has its ordinary effect, which prints no traceback: signal imports
+enum, so that its part inside the interpreter stands here for it.
 """
 
-import signal
+import _signal as signal
 
 
 def process() -> None:

@@ -9,13 +9,17 @@ After each kill no process may be left, every file must be whole, and the same c
 the same folder, must end as the undisturbed one: with its exit code, its files and its data. A
 command that refuses to do so must name the words that go on, which then have to.
 
-With --signals it gets SIGINT and SIGTERM in place of SIGKILL, the first two of each in its first
-tenth of a second: it must end by that signal's exit code, without a traceback.
+With --signals it gets SIGINT and SIGTERM in place of SIGKILL, the first two of each in the tenth of
+a second after Python's own start: it must end by that signal's exit code, without a traceback. One
+of Python's own start, before a line of ours is run, does not count, and is drawn again.
+
+--minutes begins no stop after so long; the table has those that were made.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -34,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "roundscope"
 KERNELS = """import numpy as np
 
 
@@ -118,10 +123,12 @@ class Verb:
 
     words   what stands behind `roundscope`; one of Python itself begins with -c
     before  the commands that make what it reads
+    timed   keys of its documents that depend on the time that something took
     """
 
     words: tuple[str, ...]
     before: tuple[tuple[str, ...], ...] = ()
+    timed: tuple[str, ...] = ()
 
 
 SWEPT = ("sweep", "preset=fa2-bf16", "T=16", "N=1", "H=16", "seed=0:4", "--out", "s.sqlite")
@@ -162,7 +169,7 @@ VERBS = {
     "export-parquet": Verb(("export", "s.sqlite", "out.parquet"), (SWEPT,)),
     "report": Verb(("report", "s.sqlite"), (SWEPT,)),
     "report-run": Verb(("report", "run"), (TRAINED,)),
-    "bench": Verb(("bench", "round", "--out", "out")),
+    "bench": Verb(("bench", "round", "--out", "out"), timed=("values", "differing")),
     "capture": Verb(("-c", CAPTURE)),
 }  # fmt: skip
 HELD = ("cells.rows", "runs.rows", "replayed.rows")
@@ -192,19 +199,21 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=usual, choices=list(VERBS), metavar="VERB")
     parser.add_argument("--writes", action="store_true", help="kill before every file operation")
     parser.add_argument("--signals", action="store_true", help="SIGINT and SIGTERM, TIMES of each")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no stop begins after them")
     asked = parser.parse_args()
     rng, faults = random.Random(asked.seed), 0
+    end = time.monotonic() + 60.0 * asked.minutes
     print("| command | seconds alone | stopped | resumed | redone | faults |\n" + 6 * "|---" + "|")
     for name in asked.only:
         with tempfile.TemporaryDirectory() as made:
             verb, begin = VERBS[name], Path(made)
             alone = undisturbed(verb, prepared(verb, begin))
             if asked.signals:
-                found = signalled(verb, begin, alone, asked.times, rng)
+                found = signalled(verb, begin, alone, asked.times, rng, end)
             elif asked.writes:
-                found = at_writes(verb, begin, alone)
+                found = at_writes(verb, begin, alone, end)
             else:
-                found = at_moments(verb, begin, alone, asked.times, rng)
+                found = at_moments(verb, begin, alone, asked.times, rng, end)
         told = Counter(what for what in found if not what.startswith("FAULT"))
         wrong = [what for what in found if what.startswith("FAULT")]
         faults += len(wrong)
@@ -215,11 +224,13 @@ def main() -> int:
     return int(faults > 0)
 
 
-def at_moments(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random) -> list[str]:
+def at_moments(
+    verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random, end: float
+) -> list[str]:
     """Kill at random moments, every second one in the last fifth; draw again if that was late."""
     found: list[str] = []
     for _ in range(4 * times):
-        if len(found) < times:
+        if len(found) < times and time.monotonic() < end:
             first = 0.8 if len(found) % 2 else 0.0
             after = alone.seconds * rng.uniform(first, 1.0)
             if what := stopped(verb, begin, alone, signal.SIGKILL, after):
@@ -227,7 +238,7 @@ def at_moments(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Ra
     return found
 
 
-def at_writes(verb: Verb, begin: Path, alone: Alone) -> list[str]:
+def at_writes(verb: Verb, begin: Path, alone: Alone, end: float) -> list[str]:
     """Kill before every operation on a file."""
     with tempfile.TemporaryDirectory() as name:
         report = Path(name, "operations")
@@ -236,19 +247,27 @@ def at_writes(verb: Verb, begin: Path, alone: Alone) -> list[str]:
         operations = report.read_text().split()
     found = []
     for number in range(1, len(operations) + 1):
+        if time.monotonic() >= end:
+            break
         what = stopped(verb, begin, alone, None, number)
         found.append(what if what in ("resumed", "redone") else f"{what} (at {number})")
     return found
 
 
-def signalled(verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random) -> list[str]:
-    """Send SIGINT and SIGTERM at random moments, the first two in the first tenth of a second."""
+def signalled(
+    verb: Verb, begin: Path, alone: Alone, times: int, rng: random.Random, end: float
+) -> list[str]:
+    """Send SIGINT and SIGTERM at random moments, the first two as soon as Python has started."""
     found: list[str] = []
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    start = time.perf_counter() - start
     for number in (signal.SIGINT, signal.SIGTERM):
         there = 0
-        for _ in range(4 * times):
-            if there < times:
-                after = rng.uniform(0.02, 0.1) if there < 2 else alone.seconds * rng.random()
+        for drawn in range(4 * times):
+            if there < times and time.monotonic() < end:
+                is_early = there < 2 and drawn < times
+                after = start + rng.uniform(0.0, 0.1) if is_early else alone.seconds * rng.random()
                 if what := stopped(verb, begin, alone, number, after):
                     found.append(what)
                     there += 1
@@ -280,6 +299,8 @@ def stopped(
                 return ""
         elif process.returncode == alone.code and process.returncode not in (130, 143):
             return ""  # it was as good as done
+        elif "Traceback" in said and str(PACKAGE) not in said and "ignored in" not in said:
+            return ""  # Python had not begun to run it
         elif fault := _ended(process.returncode, number, said):
             return fault
         if left := orphans(folder):
@@ -307,7 +328,7 @@ def went_on(verb: Verb, folder: Path, begin: Path, alone: Alone) -> str:
         again = started((verb.words[0], "--resume", "out"), folder)
         _, said = again.communicate()
     names = {p.relative_to(folder).as_posix() for p in files(folder)}
-    now = facts(folder)
+    now = facts(folder, verb.timed)
     other = [where for where, what in alone.facts.items() if now.get(where) != what]
     if again.returncode != alone.code:
         last = (said.strip().splitlines() or [""])[-1][-300:]
@@ -355,7 +376,7 @@ def undisturbed(verb: Verb, begin: Path) -> Alone:
             seconds, code = time.perf_counter() - began, process.returncode
             if code not in (0, 1) or "Traceback" in said:
                 raise RuntimeError(f"{verb.words[0]} ends with {code}: {said}")
-            both.append(facts(folder))
+            both.append(facts(folder, verb.timed))
             names = frozenset(p.relative_to(folder).as_posix() for p in files(folder))
     first, second = both
     return Alone(seconds, code, names, {k: v for k, v in first.items() if second.get(k) == v})
@@ -430,12 +451,12 @@ def is_whole(path: Path) -> bool:
     return True
 
 
-def facts(folder: Path) -> dict[str, str]:
+def facts(folder: Path, timed: tuple[str, ...]) -> dict[str, str]:
     """Return the data in the files below a folder, by place: so that what is the same each time
-    can be told from dates and times.
+    can be told from dates and times. Of documents the keys that are timed are left out.
     """
     readers: dict[str, Callable[[Path], dict[str, str]]] = {
-        ".json": lambda path: of_json(json.loads(path.read_text())),
+        ".json": lambda path: of_json(json.loads(path.read_text()), (*TIMES, *timed)),
         ".sqlite": of_database,
         ".html": of_lines,
         ".csv": of_lines,
@@ -449,12 +470,13 @@ def facts(folder: Path) -> dict[str, str]:
     return found
 
 
-def of_json(data: object, where: str = "") -> dict[str, str]:
-    """Return the numbers and texts of a document by their places."""
+def of_json(data: object, left_out: tuple[str, ...], where: str = "") -> dict[str, str]:
+    """Return the numbers and texts of a document by their places, without some of its keys."""
     if isinstance(data, dict):
-        parts = [of_json(x, f"{where}.{key}") for key, x in data.items() if key not in TIMES]
+        named = [(key, x) for key, x in data.items() if key not in left_out]
+        parts = [of_json(x, left_out, f"{where}.{key}") for key, x in named]
     elif isinstance(data, list):
-        parts = [of_json(each, f"{where}[{n}]") for n, each in enumerate(data)]
+        parts = [of_json(each, left_out, f"{where}[{n}]") for n, each in enumerate(data)]
     else:
         return {where: repr(data)}
     return {where: f"{len(parts)} parts"} | {k: v for part in parts for k, v in part.items()}
@@ -482,6 +504,7 @@ def of_lines(path: Path) -> dict[str, str]:
     text = path.read_text(encoding="utf-8")
     of_this_run = r' time="[0-9.]+"|\b[0-9.]+ s\b|\b[0-9]+ of them run by the last'
     of_this_run += r"|<td>[0-9.]+(?=<tr|</table>)"  # a check's column of seconds
+    of_this_run += r"|(?m:^seconds +[0-9.]+$)"  # in what a page tells of its run
     lines = re.sub(of_this_run, "", text).splitlines()
     return {str(n): digest(line.encode()) for n, line in enumerate(lines)}
 

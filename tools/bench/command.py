@@ -9,6 +9,7 @@ from roundscope.tools.bench.device import bench_device
 from roundscope.tools.bench.round import THREADS, Row, bench_round
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.report.terminal import console
+from roundscope.tools.results.folder import can_replace
 
 LEGEND = (
     "GB/s: bytes read and written.  of copy: speed / speed of a copy on as many threads. ours: our"
@@ -52,6 +53,7 @@ def run(
     if out is not None and out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
     if out is not None:
+        can_replace(out, f"bench-{what}.json", f"bench-{what}.png")
         out.mkdir(parents=True, exist_ok=True)  # which may fail, and better before minutes of work
     if what in printed:
         printed[what](as_json)

@@ -63,7 +63,8 @@ def _held(record: Path) -> Any:
 
 
 def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
-    """Refuse a folder of --out that cannot be written, or holds the page of another command.
+    """Refuse a folder of --out that cannot be written, or holds the page of another command, or
+    something else in place of a file that this command writes.
 
     out: None for one that the command will choose in the current folder.
     record: the name of the JSON file that this command writes beside its page.
@@ -74,6 +75,7 @@ def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
     can_write_folder("--out", Path() if out is None else out)
     if out is None:
         return
+    can_replace(out, record, page)
     if (out / page).exists() and not (out / record).exists():
         raise bad("--out", str(out), f"its {page} is of another command; choose another folder")
 
@@ -99,7 +101,11 @@ def write_results(folder: Path, record: str, data: Any, page: str, name: str = P
 
     The record is written first: a page without one is taken for that of another command, so a
     command that is killed between the two could not write into its own folder again.
+
+    Raises:
+        UsageError: In place of one of them is a folder or a device; neither is written.
     """
+    can_replace(folder, record, name)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / record, data)
     write_whole(folder / name, page)
@@ -141,6 +147,17 @@ def can_write_folder(option: str, out: Path) -> None:
         is_file = out.is_file()
         raise bad(option, str(out), f"is {'a file' if is_file else 'no folder'}; name a folder")
     _try(option, out, out)
+
+
+def can_replace(out: Path, *names: str) -> None:
+    """Raise UsageError if a file of such a name in a folder of --out could not be replaced.
+
+    A command that writes several files asks for all of them first, so that it writes all or none.
+    """
+    for path in (out / name for name in names):
+        if path.exists() and not path.is_file():
+            problem = f"its {path.name} is a folder or a device, which no file replaces"
+            raise bad("--out", str(out), f"{problem}; choose another folder")
 
 
 def can_write_file(option: str, out: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from roundscope.emu.plain_data import COUNT, misfit, parsed
 from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.tools.errors import bad
+from roundscope.tools.results.folder import can_replace
 
 SHAPE = {"train": COUNT, "val": COUNT, "sha256": str}  # of meta.json
 LARGE = 1 << 28  # bytes of tokens that take a second to read
@@ -28,6 +29,7 @@ def run(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     """
     from roundscope.tools.report.terminal import console, print_json
 
+    can_replace(out, "meta.json", "val.bin", "train.bin")
     files, skipped = texts(paths)
     documents = [(str(f), f.read_bytes()) for f in files]
     if (out / "train.bin").exists() and not is_whole(out, b"".join(text for _, text in documents)):

@@ -7,6 +7,7 @@ so that every column takes every value.
 
 import contextlib
 import gc
+import hashlib
 import io
 import json
 import os
@@ -300,36 +301,51 @@ def _with(data: Any, place: tuple[Any, ...], *new: Any) -> Any:
     return copy
 
 
+class Damage(NamedTuple):
+    """What is done to a file, and the line that then reads it."""
+
+    case: str
+    file: str
+    do: Callable[[], None]
+    line: str
+    code: int
+
+
+def cases(folder: Path, kinds: dict[str, Kind]) -> list[Damage]:
+    """Return each damage to the files of a folder with each line, in the order of their digests:
+    so that the first of them are a sample of all.
+    """
+    found = [
+        Damage(f"{kind_name}: {file}: {name}: {line}", file, damage, line, kind.code)
+        for kind_name, kind in kinds.items()
+        for file in kind.files
+        for name, damage in damages(folder / file, kind)
+        for line in kind.lines
+    ]
+    return sorted(found, key=lambda each: hashlib.sha256(each.case.encode()).digest())
+
+
 def verdicts(asked: Asked = ALL) -> Iterator[Verdict]:
     """Yield a verdict for each damage and line."""
+    named = {name: kind for name, kind in KINDS.items() if asked.only.startswith(name)}
+    kinds = named or KINDS
     with scene() as folder:
         (folder / "threads.py").write_text(POOL)
-        for kind_name, kind in KINDS.items():
-            if any(map(asked.only.startswith, KINDS)) and not asked.only.startswith(kind_name):
-                continue
-            before = {path.name for path in folder.iterdir()}
+        for kind in kinds.values():
             kind.made()
-            shutil.copytree(folder, folder.parent / "kept")
-            for file in kind.files:
-                for name, damage in damages(folder / file, kind):
-                    for line in kind.lines:
-                        case = f"{kind_name}: {file}: {name}: {line}"
-                        if case in asked:
-                            yield _judged(case, folder, file, damage, line, kind.code)
-            shutil.rmtree(folder.parent / "kept")
-            for path in folder.iterdir():
-                if path.name not in before:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(folder, folder.parent / "kept")
+        for each in cases(folder, kinds):
+            if each.case in asked:
+                yield _judged(each, folder)
 
 
-def _judged(
-    case: str, folder: Path, file: str, damage: Callable[[], None], line: str, usual: int
-) -> Verdict:
+def _judged(asked: Damage, folder: Path) -> Verdict:
+    case, file, damage, line, usual = asked
     _restore(folder)
     with contextlib.redirect_stdout(io.StringIO()):
         damage()
     before = _content(folder)
-    answer = run(line.split(), 60.0)
+    answer = run(line.split(), 120.0)
     gc.collect()  # a traceback keeps a database open, as no process of its own does
     after = _content(folder)
     text = f"{answer.code} {answer.err.strip()[:400]}"

@@ -56,16 +56,19 @@ def test_a_process_does_not_look_for_garbage_at_its_end():
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "True")
 
 
-@pytest.mark.parametrize("module", ["atexit", "typer", "roundscope.experiments.cli.verbs"])
+@pytest.mark.parametrize(
+    "module",
+    ["importlib", "typing", "enum", "atexit", "typer", "roundscope.experiments.cli.verbs"],
+)
 def test_ctrl_c_during_the_imports_prints_nothing(module, tmp_path):
     """A traceback of an import, since somebody thought better of it at once."""
     code = (
-        "import os, runpy, signal, sys\n"
+        "import os, runpy, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *_):\n"
-        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), {int(signal.SIGINT)})\n"
         "sys.meta_path.insert(0, Finder())\n"
-        f"sys.modules.pop({module!r}, None)\n"
+        f"for name in ({module!r}, 'signal'): sys.modules.pop(name, None)\n"
         "runpy.run_module('roundscope', run_name='__main__')"
     )
     done = python("-c", code)

@@ -40,6 +40,37 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(
     assert os.listdir() == ["a_file"]
 
 
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        (("trace", "--sample"), ("trace.json", "report.html")),
+        (("diagnose", "--sample"), ("diagnosis.json", "report.html")),
+        (("check", "km:none"), ("check.json", "report.html")),
+        (("check-cast", "km:none", "--format", "bf16"), ("check-cast.json", "report.html")),
+        (("identify", "km:none"), ("identify.json",)),
+        (("accumulators",), ("accumulators.json", "report.html")),
+        (("bench", "round"), ("bench-round.json", "bench-round.png")),
+        (("prepare", "a_file"), ("meta.json", "val.bin")),
+    ],
+    ids=str,
+)
+def test_a_folder_with_a_pipe_in_place_of_a_file_is_told_before_the_work(
+    roundscope, tmp_path, monkeypatch, line, names
+):
+    """The first file of two is written, and the second refused after minutes."""
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").write_text("a text " * 9)
+    for pipe in names:
+        folder = tmp_path / f"with-{pipe}"
+        folder.mkdir()
+        for name in names:
+            os.mkfifo(folder / name) if name == pipe else (folder / name).write_text("{}")
+        code, out, err = roundscope(*line, "--out", str(folder))
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert f"its {pipe} is" in err
+        assert all((folder / name).read_text() == "{}" for name in names if name != pipe)
+
+
 def test_a_device_is_never_replaced_or_read(roundscope, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, err = roundscope("watch", "/dev/full")

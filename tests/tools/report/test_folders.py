@@ -95,6 +95,20 @@ def test_a_page_of_another_command_is_not_replaced(tmp_path):
         checked_folder(tmp_path / "file", "x.json")
 
 
+@pytest.mark.parametrize("name", ["x.json", "report.html"])
+def test_of_two_files_none_is_written_where_one_is_a_folder(tmp_path, name):
+    """The record of new results beside the page of old ones."""
+    filled(tmp_path / "a", "one")
+    (tmp_path / "a" / name).unlink()
+    (tmp_path / "a" / name).mkdir()
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
+    with pytest.raises(UsageError, match=f"its {name} is a folder or a device"):
+        checked_folder(tmp_path / "a", "x.json")
+    with pytest.raises(UsageError, match=f"its {name} is a folder or a device"):
+        write_results(tmp_path / "a", "x.json", {"request": "two"}, "page")
+    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "a").iterdir()} == before
+
+
 def test_results_of_another_request_are_replaced_with_a_word(tmp_path, capsys):
     filled(tmp_path / "a", "one")
     for request in ("one", "two"):
