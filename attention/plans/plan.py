@@ -7,43 +7,26 @@ the few further choices in which published kernels differ. The checks of a plan 
 plans, each with its source, in `attention.plans.presets` and `attention.plans.twins`.
 """
 
+import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from roundscope.attention.plans.checks import check_plan, events_given, product_named
-from roundscope.attention.plans.choices import (
-    BackwardExponent,
-    CappedBy,
-    DeltaFrom,
-    Exponential,
-    GradientsApart,
-    KeyOrder,
-    Log2E,
-    Logarithm,
-    Polynomial,
-    QueryOrder,
-    Reciprocal,
-    RowSum,
-    ScaleOfGradient,
-    ScoreGradient,
-    Sinks,
-    Stabilizer,
-    Tanh,
-)
+from roundscope.attention.plans.choice import choices_of
+from roundscope.attention.plans.choices import DeltaFrom, ScaleOfGradient, Stabilizer
+from roundscope.attention.plans.events import Event, event_to, precision_of
+from roundscope.attention.plans.tiles import TileChoices
 from roundscope.attention.sites import FACTORS, OF_KERNELS, PRODUCTS, Site, site_named
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
-from roundscope.emu.formats.format import Format, format_named
+from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.numbers import check_seed
-from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, check_accumulator
-
-Event = Rounding | BlockFormat
-"""How one site rounds: each number by itself, or in blocks that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(TileChoices):
     """The arithmetic of an attention computation: one rounding per site, one accumulator per sum.
 
     A plan is immutable, hashable and picklable, so it can be a dictionary key or a static argument
@@ -75,130 +58,7 @@ class Plan:
             `Site`. Default (): none. Only operands of products can be in blocks. The formats are
             those of OCP MX 1.0 and any other `BlockFormat`.
 
-        pv_into_o: True adds P V to alpha O as one sum, and site O rounds the result; there is then
-            no event PV. This is FlashAttention-2 (arXiv 2307.08691), preset fa2-bf16. False
-            (default) makes P V an event PV of its own, and site O rounds the sum of the results of
-            AO (which is alpha O) and PV. This is preset qiu-yao.
-        normalise_first: True divides P by the row sum before P V. The whole row must then be one
-            key tile, which `attend` ensures. Default False. True is unfused attention: presets
-            baseline-bf16, eager, gpt-oss, sdpa-math, jax-xla. (The field keeps its British spelling
-            because stored results contain its name.)
-        row_sum_of: What the row sum adds: `Site.EXP` (default), as released kernels do, or
-            `Site.P`, the operand of P V after its cast. It has no effect with normalise_first.
-        row_sum: How threads add up a row, one of `RowSum`: plain (default), lanes
-            (FlashAttention-2), tile-lanes (cuDNN), tiles (Triton), eights (FlashAttention-4),
-            groups (CUTLASS).
-        reciprocal: How 1 / l is computed, one of `Reciprocal`: correct (default), or rcp, the
-            instruction rcp.approx.ftz.f32 (cuDNN, Triton).
-        log: How ln l is computed, one of `Logarithm`: correct (default), lg2 (FlashAttention-2,
-            cuDNN) or cuda (CUTLASS, Triton).
-        lse_base2: True keeps L in base 2: m + log2 l. Default False. It needs log2_e scale or
-            scores, exponent_again forward, and goes with no sinks. Source: kernels that Triton
-            compiles (flex, triton-tutorial, pallas-mha).
-
-        exp: How exp is computed, forward and backward, one of `Exponential`: correct (default),
-            base2, cuda (CUDA's expf: eager frameworks) or ex2 (ex2.approx.ftz.f32: fused kernels).
-        log2_e: Where log2 e enters the scores, one of `Log2E`: none (default), scale (cuDNN),
-            maximum (FlashAttention-2), scores (Triton). Values other than none need exp base2 or
-            ex2.
-        fused_exponent: True computes X as one multiply-add. The scores are multiplied by scale, c
-            or log2 e in it, and this product is not rounded before m is subtracted. Default False.
-            With exp base2 or ex2 it needs log2_e other than none.
-            Source: twins flex and triton-tutorial, and FlashAttention-4.
-        unfused_if_cut: With fused_exponent, True rounds the product of that multiply-add in the
-            tiles that causality or a window cuts, forward and backward. Default False. Source:
-            twins flex and triton-tutorial.
-        fused_without_mask: True sets fused_exponent in calls that have no mask and no window and
-            are not causal, and needs what that needs. Default False. Source: the compiled code of
-            arXiv 2510.04212.
-        polynomial: The columns in which a polynomial takes the place of 2^x in EXP, a `Polynomial`,
-            or None (default). It needs exp base2 or ex2. Source: FlashAttention-4.
-        offset: A whole number from 0 (default) to 63, which is added to the exponent X. EXP, P, the
-            row sum and O are then larger by the factor 2^offset, so P is cast in another range of
-            its format. L does not have the factor. It needs log2_e other than none. Source:
-            FlashAttention-4 in FP8 (8 in its first release, 4 in a later one).
-        stabiliser: The shifted maximum of arXiv 2510.04212, a `Stabilizer`, or None (default). It
-            needs log2_e none. (The field keeps its British spelling because stored results contain
-            its name.)
-        stale_maximum: A number from 0 up to, but not including, 64. m keeps its old value where it
-            would grow by this many powers of two or fewer (powers of e with log2_e none). With 0
-            (default), m is always the maximum. Source: FlashAttention-4 (8 in BF16; 4, later 0, in
-            FP8) and cuDNN's MXFP8 reference (4).
-        key_order: The order of the key tiles in the forward, one of `KeyOrder`: ascending
-            (default), descending (FlashAttention-2 and -3), masked-first (flex).
-        split_tiles: With a number n above 0, the keys are split into parts of n key tiles. Each
-            part has a softmax of its own, and the events SW and SO combine the results. 0
-            (default): no split. Source: FlashAttention-2 with few heads (fa2-split).
-        flushed_tiles: With a number n above 0, O is added to a second sum after every n key tiles
-            and starts again at 0. Site OA rounds the second sum, to binary32 unless the plan gives
-            OA another rounding. 0 (default): there is no second sum. Source: FlashAttention-3 in
-            FP8 as vLLM runs it.
-        kept_state: True models code that stores m and l in memory between tiles, where the event MS
-            rounds m and the event LANES rounds l. alpha then uses the stored m, 1 / l the stored l,
-            and L both. Default False. Source: the released code of arXiv 2510.04212.
-        first_tile_apart: With kept_state, True lets the first query tile divide by l without the
-            rounding LANES, in heads that have more than one query tile. Default False. Source: the
-            same code, compiled.
-        registers: True casts from binary32 registers, so a cast is two roundings: first event EI
-            and then P, or OI and then OUT, PD and then DS, SDQ and then DQ_OUT, SDK and then
-            DK_OUT. A sum with a product that is not rounded (AL or AO in binary64) is one
-            multiply-add. Default False: a cast is one rounding. Source: GPU kernels. Every twin, a
-            plan that gives the bits of a real kernel (`attention.plans.twins`), has True.
-
-        window: How many keys a query sees, its own included: query t sees keys t - window < s <= t
-            of a causal call and `|t - s|` < window of any other. 0 (default): all. If the argument
-            `window` of `attend` is given, it replaces this value. Source: sliding-window attention.
-        softcap: A bound c > 0 of the scores, which become c tanh(scale S / c), by the events SS,
-            CAP and TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of
-            `attend` is given, it replaces this value. Source: Gemma 2 (arXiv 2408.00118).
-        capped_by: How a softcap divides, one of `CappedBy`: quotient (default; FlashAttention-4) or
-            chain (automatic differentiation). It has no effect without a softcap.
-        tanh: How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda
-            (tanhf: torch, Triton).
-        sinks: How the sinks of a call enter, one of `Sinks`: key (eager gpt-oss), first (vLLM),
-            last (FlashAttention-3 and -4), or none (default). A plan with none treats sinks like
-            key with normalise_first, and like last otherwise.
-
-        exponent_again: How the backward computes P again, one of `BackwardExponent`: forward
-            (default), after (cuDNN; it needs exp base2 or ex2), natural (CUTLASS). Those two need
-            an L in base e.
-        saved_p: True lets the backward read P as the forward had it instead of exp(S - L). It needs
-            normalise_first. Default False. Source: eager frameworks and XLA.
-        delta_from: The operands of delta, one of `DeltaFrom`: OUT (default; fused kernels), O, P_DP
-            (unfused softmax), or CENTRED, which keeps the row sums of dS at 0 and which no kernel
-            uses.
-        delta_products: With delta_from OUT or O, True rounds the products of dO and O (event DOO)
-            before delta adds them. Default False. Source: pallas-mha and the eager code of
-            arXiv 2510.04212.
-        ds_from_p: True computes dS from P_B, which has been cast, instead of EXP_B. Default False.
-            Source: CUTLASS (sdpa-efficient), gpt-oss.
-        score_gradient: How dS is computed, one of `ScoreGradient`: difference (default; fused
-            kernels), softmax (eager frameworks) or quotient (JAX). quotient needs saved_p and
-            delta_from P_DP, and has no sinks.
-        maximum_gradient: True differentiates through m too. The row sum of dS (event DMAX) is then
-            subtracted from dS at the first key that has the maximum (event DSM). It needs saved_p,
-            and has no softcap. Default False. Source: eager gpt-oss.
-        gradient_scale: Where the scale enters dQ and dK, one of `ScaleOfGradient`: result (default;
-            FlashAttention-2), probability (arXiv 2510.04212), register (cuDNN) or operand (eager
-            frameworks). scale_roots has result alone; score_gradient quotient and dp_from_delta
-            have no probability; sinks with maximum_gradient need result or operand.
-        query_order: The order of the tiles in dK, dV and dQ, one of `QueryOrder`: ascending
-            (default), descending (FlashAttention-2), masked-first (flex) or wrapped (CUTLASS).
-        gradients_apart: Which gradients sum each tile separately before they add it to the total,
-            one of `GradientsApart`: none (default), dq (FlashAttention-2, cuDNN) or all
-            (arXiv 2510.04212). The events DQP, DKP and DVP round the sums of one tile.
-        scale_roots: True multiplies q and k by the square root of the scale (events QS and KS), and
-            their gradients too. The scores are then not multiplied by the scale. Default False. It
-            needs gradient_scale result.
-            Source: the math back end of torch's SDPA.
-        scaled_keys: True multiplies K by scale times log2 e in the backward, rounds the product
-            (event KC), and uses it for S_B and dQ; dQ is multiplied by ln 2 at the end. It needs
-            log2_e scale, lse_base2 and gradient_scale result, and has neither saved_p, scale_roots
-            nor a softcap. Default False. Source: Triton's tutorial 06.
-        dp_from_delta: True computes a second dP - delta for dQ, as one sum of dO V^T that starts at
-            -delta (event DPQ). It gives a second dS, the event DSQ. For dK, delta is subtracted
-            from DP as usual. Default False. It goes neither with score_gradient quotient nor with a
-            softcap. Source: Pallas' mha (pallas-mha).
+        CHOICES: The fields of `TileChoices` and the groups below it, each with its default.
 
     Raises:
         ValueError: A site or product is missing, a field has a value that is not allowed, or a
@@ -219,50 +79,19 @@ class Plan:
     name: str
     roundings: tuple[Rounding, ...]
     accumulators: tuple[Accumulator, ...]
-    pv_into_o: bool = False
-    normalise_first: bool = False
-    row_sum_of: Site = Site.EXP
-    delta_from: DeltaFrom = DeltaFrom.OUT
-    stabiliser: Stabilizer | None = None
-    exp: Exponential = Exponential.CORRECT
-    key_order: KeyOrder = KeyOrder.ASCENDING
     blocks: tuple[tuple[Site, BlockFormat], ...] = ()
-    log2_e: Log2E = Log2E.NONE
-    fused_exponent: bool = False
-    unfused_if_cut: bool = False
-    fused_without_mask: bool = False
-    row_sum: RowSum = RowSum.PLAIN
-    reciprocal: Reciprocal = Reciprocal.CORRECT
-    exponent_again: BackwardExponent = BackwardExponent.FORWARD
-    ds_from_p: bool = False
-    log: Logarithm = Logarithm.CORRECT
-    registers: bool = False
-    query_order: QueryOrder = QueryOrder.ASCENDING
-    gradients_apart: GradientsApart = GradientsApart.NONE
-    scale_roots: bool = False
-    dp_from_delta: bool = False
-    split_tiles: int = 0
-    flushed_tiles: int = 0
-    stale_maximum: float = 0.0
-    offset: int = 0
-    polynomial: Polynomial | None = None
-    softcap: float = 0.0
-    capped_by: CappedBy = CappedBy.QUOTIENT
-    tanh: Tanh = Tanh.CORRECT
-    window: int = 0
-    sinks: Sinks = Sinks.NONE
-    lse_base2: bool = False
-    kept_state: bool = False
-    first_tile_apart: bool = False
-    delta_products: bool = False
-    saved_p: bool = False
-    maximum_gradient: bool = False
-    score_gradient: ScoreGradient = ScoreGradient.DIFFERENCE
-    gradient_scale: ScaleOfGradient = ScaleOfGradient.RESULT
-    scaled_keys: bool = False
 
     def __post_init__(self) -> None:
-        check_plan(self)
+        check_plan(self, CHOICES)
+
+    def __getstate__(self) -> list[Any]:
+        """Return the values of all fields, in the order of `STORED`."""
+        return [getattr(self, name) for name in STORED]
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """Set all fields of a plan that was pickled."""
+        for name, value in zip(STORED, state, strict=False):
+            object.__setattr__(self, name, value)
 
     @staticmethod
     def preset(name: str) -> "Plan":
@@ -304,7 +133,7 @@ class Plan:
 
     def in_full(self) -> str:
         """Return all fields with their values, 30 kB of text, of which keys of results are made."""
-        return f"Plan({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))})"
+        return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in STORED)})"
 
     def __getitem__(self, site: Site | str) -> Rounding:
         """Return the rounding of a site.
@@ -455,10 +284,15 @@ class Plan:
             ('cast P', 'bf16')
         """
         events = events_given(events)
-        roundings = tuple(_element(events[site]) if site in events else self[site] for site in Site)
+        roundings = tuple(
+            e.element if isinstance(e := events.get(site, self[site]), BlockFormat) else e
+            for site in Site
+        )
         new = {**dict(self.blocks), **events}
         blocks = tuple(
-            (site, _seedless(f)) for site in Site if isinstance(f := new.get(site), BlockFormat)
+            (site, replace(f, element=replace(f.element, seed=0)))
+            for site in Site
+            if isinstance(f := new.get(site), BlockFormat)
         )
         return replace(self, name=name or self.name, roundings=roundings, blocks=blocks)
 
@@ -592,7 +426,7 @@ class Plan:
             16
         """
         factors = self.factors(site)
-        bits = sum(self._bits(factor) for factor in factors)
+        bits = sum(precision_of(self.event(factor)) for factor in factors)
         first = self.first_term(site)
         formats = [self[s].format for s in (*factors, *([first] if first else []))]
         if not all(f.fits_binary32 for f in formats) or any(
@@ -633,14 +467,10 @@ class Plan:
         # OD rounds OUT, or O, once more
         return Site.DO, (
             Site.OUT
-            if self.delta_from is DeltaFrom.OUT and self._bits(Site.OUT) < self._bits(Site.OD)
+            if self.delta_from is DeltaFrom.OUT
+            and precision_of(self.event(Site.OUT)) < precision_of(self.event(Site.OD))
             else Site.OD
         )
-
-    def _bits(self, site: Site) -> int:
-        """Return how many significand bits the results of a site can have."""
-        block = self.block(site)
-        return self[site].format.precision if block is None else _precision(block)
 
     @property
     def is_reproducible(self) -> bool:
@@ -676,27 +506,24 @@ class Plan:
             >>> "row_sum" in plain, Plan.preset("cudnn").describe()["row_sum"]
             (False, 'tile-lanes')
         """
-        of_kernels = {name: getattr(self, name) for name in OF_KERNEL}
-        of_kernels = {name: x if isinstance(x, int) else str(x) for name, x in of_kernels.items()}
         has_steps = self.is_of_kernel
+        names = [name for name in STORED if name in CHOICES and name not in OF_KERNEL]
         return {
             "name": self.name,
             "roundings": {
                 str(s): str(self.event(s)) for s in Site if has_steps or s not in OF_KERNELS
             },
             "accumulators": {str(s): str(self.accumulator(s)) for s in PRODUCTS},
-            "pv_into_o": self.pv_into_o,
-            "normalise_first": self.normalise_first,
-            "row_sum_of": str(self.row_sum_of),
-            "delta_from": str(self.delta_from),
-            "stabiliser": (
-                None
-                if self.stabiliser is None
-                else {"beta": self.stabiliser.beta, "window": self.stabiliser.window}
-            ),
-            "exp": str(self.exp),
-            "key_order": str(self.key_order),
-        } | (of_kernels if has_steps else {})
+            **{name: self._plain(name) for name in (*names, *(OF_KERNEL if has_steps else ()))},
+        }
+
+    def _plain(self, name: str) -> object:
+        """Return a choice as plain data."""
+        value = getattr(self, name)
+        if isinstance(value, Stabilizer):
+            return {"beta": value.beta, "window": value.window}
+        is_plain = isinstance(value, int) or (value is None and name not in OF_KERNEL)
+        return value if is_plain else str(value)
 
     @property
     def is_of_kernel(self) -> bool:
@@ -710,51 +537,48 @@ class Plan:
             >>> Plan.preset("fa2-bf16").is_of_kernel, Plan.preset("cudnn").is_of_kernel
             (False, True)
         """
-        return any(getattr(self, name) != _DEFAULTS[name] for name in OF_KERNEL)
+        return any(getattr(self, name) != CHOICES[name].default for name in OF_KERNEL)
 
 
-OF_KERNEL = (
-    "log2_e",
-    "fused_exponent",
-    "unfused_if_cut",
-    "fused_without_mask",
-    "row_sum",
-    "log",
-    "reciprocal",
-    "registers",
-    "query_order",
-    "gradients_apart",
-    "lse_base2",
-    "kept_state",
-    "delta_products",
-    "saved_p",
-    "exponent_again",
-    "ds_from_p",
-    "score_gradient",
-    "maximum_gradient",
-    "gradient_scale",
-    "scale_roots",
-    "scaled_keys",
-    "dp_from_delta",
-    "split_tiles",
-    "flushed_tiles",
-    "first_tile_apart",
-    "stale_maximum",
-    "offset",
-    "polynomial",
-    "softcap",
-    "capped_by",
-    "tanh",
-    "window",
-    "sinks",
-)
+def _written(name: str) -> str:
+    """Return the entry of a choice in the docstring of `Plan`."""
+    own = CHOICES[name]
+    text = f"{name}: {own.doc}" + (f" Source: {own.source}." if own.source else "")
+    return textwrap.fill(
+        text,
+        width=100,
+        initial_indent=" " * 8,
+        subsequent_indent=" " * 12,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _documented() -> str:
+    """Return the docstring of `Plan` with an entry for each choice, and a blank line after each
+    group.
+    """
+    by_group: dict[str, list[str]] = {}
+    for name, own in CHOICES.items():
+        by_group.setdefault(own.group, []).append(_written(name))
+    before, _, after = (Plan.__doc__ or "").partition("        CHOICES:")
+    return before + "\n\n".join(map("\n".join, by_group.values())) + "\n" + after.partition("\n")[2]
+
+
+CHOICES = choices_of(Plan)
+"""The choices of a plan by name, in the order in which they are declared."""
+_NUMBERS = {"name": 0, "roundings": 1, "accumulators": 2, "blocks": 10} | {
+    name: own.number for name, own in CHOICES.items()
+}
+STORED = tuple(sorted(_NUMBERS, key=lambda name: _NUMBERS[name]))
+"""The names of all fields in the order of the text of which the keys of stored results are made."""
+OF_KERNEL = STORED[_NUMBERS["blocks"] + 1 :]
 """Names of the fields that have their defaults in plans without steps of real kernels.
 
 `Plan.describe` leaves them out of such plans.
 """
-
-_DEFAULTS = {f.name: f.default for f in fields(Plan)}
 _ORDINAL = {site: i for i, site in enumerate(Site)}
+Plan.__doc__ = _documented()
 
 
 def ordinal(site: Site) -> int:
@@ -763,61 +587,6 @@ def ordinal(site: Site) -> int:
     A plan and a table of plans hold the rounding of the site at that position.
     """
     return _ORDINAL[site]
-
-
-def event_to(
-    format: str | Rounding | BlockFormat,
-    mode: str | RoundingMode | None = None,
-    *,
-    overflow: str | None = None,
-    seed: int | None = None,
-) -> Event:
-    """Return how an event rounds to a format, as a `BlockFormat` or a `Rounding`.
-
-    The result is a `BlockFormat` if `format` is one or the name of one.
-
-    Args:
-        format: A format by name, a `Rounding`, or a `BlockFormat`.
-        mode: The rounding mode; None keeps the mode of the format, by default ties-to-even.
-        overflow: "inf", "nan" or "saturate"; None keeps the overflow of the format.
-        seed: Seed of stochastic rounding; None keeps the seed of the format, by default 0.
-
-    Raises:
-        ValueError: A name is unknown, or the words contradict each other.
-    """
-    if isinstance(format, BlockFormat) or (isinstance(format, str) and format in BLOCK_NAMED):
-        return block_format(format, mode, overflow=overflow, seed=seed)
-    return rounding(
-        _format(format) if isinstance(format, str) else format, mode, overflow=overflow, seed=seed
-    )
-
-
-def _format(name: str) -> Format:
-    """Return a format by its name; the error for an unknown name lists the block formats too."""
-    try:
-        return format_named(name)
-    except ValueError as error:
-        raise ValueError(f"{error}; in blocks: {' '.join(BLOCK_NAMED)}") from None
-
-
-def _element(event: Event) -> Rounding:
-    """Return how the numbers of an event round; in blocks, how the elements do."""
-    return event.element if isinstance(event, BlockFormat) else event
-
-
-def _seedless(block: BlockFormat) -> BlockFormat:
-    """Return the block format with seed 0, the form in which `Plan.blocks` stores it."""
-    return replace(block, element=replace(block.element, seed=0))
-
-
-def _precision(block: BlockFormat) -> int:
-    """Return how many significand bits a number in blocks can have.
-
-    The number is the product of its element, the scale of its block, and, where the format has one,
-    the scale of the whole tensor.
-    """
-    scale = 0 if block.power_of_two else block.scale.precision
-    return block.element.format.precision + scale + (24 if block.tensor else 0)
 
 
 def _edited(name: str) -> str:
