@@ -139,5 +139,6 @@ def _worded(own: Choice) -> Choice:
     if own.words is None:
         return replace(own, words=(), example="")
     words = own.words or tuple(str(x).lower() if own.kind is bool else str(x) for x in own.values)
-    first = next(w for w in words if w not in (str(own.default).lower(), str(own.default)))
+    default = f"{own.default:g}" if own.kind is float else str(own.default).lower()
+    first = next(w for w in words if w.lower() != default)
     return replace(own, words=words, example=own.example or f"{own.name}={first}")

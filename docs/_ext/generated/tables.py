@@ -10,7 +10,8 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
 from roundscope.attention.plans import blackwell, presets, released, twins, unfused
-from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.choice import Choice
+from roundscope.attention.plans.plan import CHOICES, Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
 from roundscope.attention.plans.twins import TWINS, Twin
 from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
@@ -152,6 +153,23 @@ def _having(site: Site, plans: dict[str, Plan]) -> str:
 def site_count() -> str:
     """Return how many events there are, as a sentence."""
     return f"There are {len(Site)} events, and {len(PRODUCTS)} of them are sums of products.\n"
+
+
+def choices() -> str:
+    """Return the tables of the words that set a field of a plan, one for each group."""
+    groups: dict[str, list[list[str]]] = {}
+    for name, own in CHOICES.items():
+        if own.words:
+            source = f" Source: {own.source}." if own.source else ""
+            row = [code(f"{name}="), _words(own), escaped(own.doc + source), code(own.example)]
+            groups.setdefault(own.group, []).append(row)
+    heads = ("word", "values", "the field", "example")
+    return "\n".join(f"#### {title}\n\n{table(heads, rows)}" for title, rows in groups.items())
+
+
+def _words(own: Choice) -> str:
+    """Return the values of a choice in words, or some of those of a number."""
+    return codes(own.words) if own.values else f"such as {codes(own.words)}"
 
 
 def preset_list() -> str:
