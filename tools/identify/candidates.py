@@ -1,12 +1,13 @@
-"""The plans that `identify` tries: whole structures first, then changes of one event or choice."""
+"""The plans that `identify` tries, structures and changes of one event, and what each gives."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from roundscope.attention import Plan, Site
+from roundscope.attention import Plan, Site, examine
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choice import Moves
 from roundscope.attention.plans.choices import KeyOrder, Log2E
@@ -115,6 +116,36 @@ def structures(width: int, keys: int) -> Iterator[Candidate]:
     for name in PRESETS:
         plan = Plan.preset(name)
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
+
+
+def emulated(
+    c: Candidate,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    do: np.ndarray | None = None,
+    **options: Any,
+) -> Any:
+    """Return what `examine` returns for a candidate.
+
+    Raises ValueError for a plan that cannot run.
+    """
+    if c.scale_ulps:
+        scale = np.float32(options["scale"])
+        for _ in range(abs(c.scale_ulps)):
+            scale = np.nextafter(scale, np.float32(np.inf * c.scale_ulps))
+        options["scale"] = float(scale)
+    return examine(
+        q,
+        k,
+        v,
+        do,
+        plan=c.plan,
+        block_q=c.block_q,
+        block_k=c.block_k,
+        engine="numpy",
+        **{"record": None, **options},
+    )
 
 
 RESULTS = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_OUT}

@@ -18,9 +18,8 @@ from roundscope.attention.testing.exact import visible
 from roundscope.emu.roundings.modes import E4M3, FP16
 from roundscope.tools.errors import bad
 from roundscope.tools.identify import candidates
-from roundscope.tools.identify.candidates import Candidate, narrowest
+from roundscope.tools.identify.candidates import Candidate, emulated, narrowest
 from roundscope.tools.identify.compare import Nearness, nearness
-from roundscope.tools.identify.emulated import emulated
 from roundscope.tools.report.progress import Pace, left
 
 ROWS = 128  # how many of the last rows the forward is searched for on
