@@ -8,8 +8,6 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from roundscope.tools.results.provenance import command_line
-from roundscope.tools.results.provenance import digest as of_array
 
 from roundscope.tools.identify.compare import Counted, Nearness
 from roundscope.tools.identify.identify import ROWS, Identified, Kind, Part, identify
@@ -25,6 +23,8 @@ from roundscope.tools.results.folder import (
     tell_replaced,
     write_json,
 )
+from roundscope.tools.results.machine import all_versions, command_line
+from roundscope.tools.results.machine import digest as of_array
 
 RECORD = "identify.json"
 SCHEMA = "roundscope-identify-1"
