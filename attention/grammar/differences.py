@@ -3,7 +3,8 @@
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Log2E, ScoreGradient
-from roundscope.attention.plans.plan import CHOICES, STORED, Plan
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES, STORED
 from roundscope.attention.sites import PRODUCTS, Site
 
 

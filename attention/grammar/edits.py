@@ -19,7 +19,8 @@ from roundscope.attention.grammar.roundings import (
 from roundscope.attention.plans.choice import Choice
 from roundscope.attention.plans.choices import Polynomial, Stabilizer
 from roundscope.attention.plans.events import Event, event_to
-from roundscope.attention.plans.plan import CHOICES, Plan
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY64, mode_named

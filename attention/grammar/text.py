@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from roundscope.attention.grammar.differences import differences
-from roundscope.attention.plans.plan import STORED, Plan
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import STORED
 from roundscope.emu.errors import tidy_errors
 from roundscope.emu.roundings.modes import RoundingMode
 

@@ -18,10 +18,10 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.plans.forward import POWERS_OF_2, RowChoices
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.plans.record import PlanRecord
 
 
-def _again(p: "Plan") -> str:
+def _again(p: "PlanRecord") -> str:
     if p.lse_base2:
         return (
             "subtracts L in base e, and lse_base2=True keeps it in base 2; use"
@@ -35,14 +35,14 @@ def _again(p: "Plan") -> str:
     return ""
 
 
-def _score_gradient(p: "Plan") -> str:
+def _score_gradient(p: "PlanRecord") -> str:
     is_known = p.saved_p and p.delta_from is DeltaFrom.P_DP
     if p.score_gradient is ScoreGradient.QUOTIENT and not is_known:
         return "is of EXP and l as the forward had them; it goes with saved_p and delta_from=P_DP"
     return ""
 
 
-def _gradient_scale(p: "Plan") -> str:
+def _gradient_scale(p: "PlanRecord") -> str:
     if p.scale_roots:
         return (
             "with scale_roots=True the root of the scale multiplies dQ and dK at the end; use"
@@ -56,7 +56,7 @@ def _gradient_scale(p: "Plan") -> str:
     return f"dp_from_delta=True{told}" if p.dp_from_delta else ""
 
 
-def _scaled_keys(p: "Plan") -> str:
+def _scaled_keys(p: "PlanRecord") -> str:
     is_base2 = p.lse_base2 and p.log2_e is Log2E.SCALE
     if not is_base2 or p.gradient_scale is not ScaleOfGradient.RESULT:
         return (

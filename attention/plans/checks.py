@@ -19,10 +19,10 @@ from roundscope.emu.roundings.modes import Rounding, RoundingMode
 from roundscope.emu.shown import shown
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.plans.record import PlanRecord
 
 
-def check_plan(plan: "Plan", choices: Mapping[str, Choice]) -> None:
+def check_plan(plan: "PlanRecord", choices: Mapping[str, Choice]) -> None:
     """Raise ValueError for a plan whose fields contradict each other; see `Plan` for the rules."""
     _check_lengths(plan)
     for name, own in choices.items():
@@ -35,7 +35,7 @@ def check_plan(plan: "Plan", choices: Mapping[str, Choice]) -> None:
     _check_blocks(plan)
 
 
-def _check_lengths(plan: "Plan") -> None:
+def _check_lengths(plan: "PlanRecord") -> None:
     """Raise ValueError unless every site has a rounding and every product an accumulator."""
     if len(plan.roundings) != len(Site):
         raise ValueError(
@@ -48,7 +48,7 @@ def _check_lengths(plan: "Plan") -> None:
         )
 
 
-def _check_random(plan: "Plan") -> None:
+def _check_random(plan: "PlanRecord") -> None:
     """Raise ValueError for a stochastic event that rounds more numbers than it has random bits for.
 
     The event LANES also rounds the sums of pairs of lanes, and MS both maxima in alpha.
@@ -68,7 +68,7 @@ def _check_random(plan: "Plan") -> None:
             )
 
 
-def _check_blocks(plan: "Plan") -> None:
+def _check_blocks(plan: "PlanRecord") -> None:
     """Raise ValueError for blocks at a site that is not an operand, or that contradict its
     rounding.
     """
@@ -85,7 +85,7 @@ def _check_blocks(plan: "Plan") -> None:
             )
 
 
-def check_factors(plan: "Plan") -> None:
+def check_factors(plan: "PlanRecord") -> None:
     """Raise ValueError where a product runs on a tensor core that cannot read its factors."""
     for site in PRODUCTS:
         kept = plan.accumulator(site).alignment

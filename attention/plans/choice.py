@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.plans.record import PlanRecord
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Choice:
     doc: str
     source: str
     called: str
-    refused: "Callable[[Plan], str] | None"
+    refused: "Callable[[PlanRecord], str] | None"
     kernels: tuple[Any, ...] | None
     moves: Moves
     words: tuple[str, ...]
@@ -80,7 +80,7 @@ def choice(
     doc: str,
     source: str = "",
     called: str = "",
-    refused: "Callable[[Plan], str] | None" = None,
+    refused: "Callable[[PlanRecord], str] | None" = None,
     kernels: tuple[Any, ...] | None = None,
     moves: Moves | None = None,
     words: tuple[str, ...] | None = (),

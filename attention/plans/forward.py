@@ -19,13 +19,13 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.sites import Site
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.plans.record import PlanRecord
 
 POWERS_OF_2 = (Exponential.BASE2, Exponential.EX2)
 KEPT_LANES = (RowSum.LANES, RowSum.TILE_LANES)  # from tile to tile
 
 
-def _without_log2_e(p: "Plan") -> str:
+def _without_log2_e(p: "PlanRecord") -> str:
     if p.exp not in POWERS_OF_2 or p.log2_e is not Log2E.NONE:
         return ""
     return (
@@ -34,7 +34,7 @@ def _without_log2_e(p: "Plan") -> str:
     )
 
 
-def _stale(p: "Plan") -> str:
+def _stale(p: "PlanRecord") -> str:
     if 0.0 <= p.stale_maximum < 64.0 and p.log2_e is not Log2E.SCORES:
         return ""
     return (
@@ -43,7 +43,7 @@ def _stale(p: "Plan") -> str:
     )
 
 
-def _offset(p: "Plan") -> str:
+def _offset(p: "PlanRecord") -> str:
     if p.log2_e is not Log2E.NONE and 0 <= p.offset < 64:
         return ""
     return (
@@ -52,7 +52,7 @@ def _offset(p: "Plan") -> str:
     )
 
 
-def _stabiliser(p: "Plan") -> str:
+def _stabiliser(p: "PlanRecord") -> str:
     if p.log2_e is Log2E.NONE:
         return ""
     told = f"its shift is of scores in base e; use log2_e=none, here log2_e={p.log2_e}"

@@ -24,7 +24,7 @@ from roundscope.attention.plans.choices import (
 from roundscope.attention.sites import Site
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.plans.record import PlanRecord
 
 UNCAPPED = {  # fields of plans whose kernel has no softcap, and what it has instead
     "dp_from_delta": "a second dS",
@@ -33,13 +33,13 @@ UNCAPPED = {  # fields of plans whose kernel has no softcap, and what it has ins
 }
 
 
-def _window(p: "Plan") -> str:
+def _window(p: "PlanRecord") -> str:
     if isinstance(p.window, bool) or p.window < 0:
         return "how many keys a query sees, its own included, such as 128; 0 for all"
     return ""
 
 
-def _softcap(p: "Plan") -> str:
+def _softcap(p: "PlanRecord") -> str:
     if not 0.0 <= p.softcap < math.inf:
         return "a number above 0, such as 50.0, that bounds the scores; 0 for no bound"
     if told := _uncapped(p):
@@ -47,7 +47,7 @@ def _softcap(p: "Plan") -> str:
     return ""
 
 
-def _uncapped(p: "Plan") -> str:
+def _uncapped(p: "PlanRecord") -> str:
     """Return why a plan cannot have its softcap, which is in range, or ""."""
     has_inverse = p.capped_by is CappedBy.CHAIN
     if has_inverse or p[Site.SCALED].format.precision <= 24:
@@ -64,7 +64,7 @@ def _uncapped(p: "Plan") -> str:
     return ""
 
 
-def _sinks(p: "Plan") -> str:
+def _sinks(p: "PlanRecord") -> str:
     for name in ("split_tiles", "kept_state", "lse_base2"):
         if getattr(p, name):
             return f"{p.name} has {name}={getattr(p, name)}, which knows no sinks; change it"

@@ -9,10 +9,10 @@ from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.served import ServedChoices
 
 if TYPE_CHECKING:
-    from roundscope.attention.plans.plan import Plan
+    from roundscope.attention.plans.record import PlanRecord
 
 
-def _split(p: "Plan") -> str:
+def _split(p: "PlanRecord") -> str:
     is_whole = p.normalise_first or p.lse_base2 or p.key_order is KeyOrder.MASKED_FIRST
     if p.split_tiles > 0 and not is_whole:
         return ""
@@ -20,7 +20,7 @@ def _split(p: "Plan") -> str:
     return f"a number of key tiles, 0 for no split; it {needs}"
 
 
-def _flushed(p: "Plan") -> str:
+def _flushed(p: "PlanRecord") -> str:
     if p.flushed_tiles > 0 and not p.normalise_first and not p.split_tiles:
         return ""
     return (
@@ -29,7 +29,7 @@ def _flushed(p: "Plan") -> str:
     )
 
 
-def _first_tile(p: "Plan") -> str:
+def _first_tile(p: "PlanRecord") -> str:
     if not p.kept_state:
         return "only a row sum that is kept in memory is another one there; it goes with kept_state"
     if p.row_sum in KEPT_LANES:

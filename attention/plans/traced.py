@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.plan import CHOICES, STORED, Plan, ordinal
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES, STORED, ordinal
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.arrays import Array
 from roundscope.emu.backends.ops import ANY_PRODUCT

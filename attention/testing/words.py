@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from roundscope.attention import PRESETS, PRODUCTS, Plan, Site
 from roundscope.attention.places import absent
 from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.plan import CHOICES as OF_PLANS
+from roundscope.attention.plans.record import CHOICES as OF_PLANS
 from roundscope.attention.plans.twins import TWINS
 
 

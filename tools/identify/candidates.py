@@ -13,7 +13,7 @@ from roundscope.attention.plans.choice import Moves
 from roundscope.attention.plans.choices import KeyOrder, Log2E
 from roundscope.attention.plans.half import half
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
-from roundscope.attention.plans.plan import CHOICES
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
 from roundscope.emu.roundings.modes import (

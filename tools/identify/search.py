@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
-from roundscope.attention.plans.plan import CHOICES, Plan
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible

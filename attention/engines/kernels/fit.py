@@ -11,7 +11,8 @@ import numpy as np
 from roundscope.attention.arguments import NotFused
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
 from roundscope.attention.plans.choices import QueryOrder
-from roundscope.attention.plans.plan import CHOICES, Plan
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu import round_to

@@ -9,8 +9,9 @@ from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choice import Choice
-from roundscope.attention.plans.plan import CHOICES, Plan
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS, WHOLE, Twin
 from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat

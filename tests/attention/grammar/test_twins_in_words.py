@@ -12,8 +12,8 @@ from roundscope.attention.grammar.roundings import accumulator_of, accumulator_w
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum, Sinks
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
-from roundscope.attention.plans.plan import CHOICES, OF_KERNEL
 from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.record import CHOICES, OF_KERNEL
 from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import Rounding, rounding

@@ -13,7 +13,7 @@ import pytest
 from roundscope.attention import PRESETS, Injection, Plan, Site
 from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.roundings import event_of
-from roundscope.attention.plans.plan import CHOICES
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import OF_KERNELS
 from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import NAMED
