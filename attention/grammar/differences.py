@@ -46,7 +46,8 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
         words["stabiliser"] = (
             f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
         )
-    # a field that needs another one changes before that one
+    # a field that needs another one changes before that one; where the order is another, `_taken`
+    # finds one, so that no further field need be named here
     leaving: list[str] = [
         name
         for name in (

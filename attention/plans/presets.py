@@ -18,7 +18,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.half import SUFFIX, half
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import FACTORS, PRODUCTS, Site
+from roundscope.attention.sites import FACTORS, PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format, format_named
@@ -36,9 +36,7 @@ from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
-INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
-GRADIENTS = (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
-
+ENDS = "Q K V DO DQ_OUT DK_OUT DV_OUT"  # the sites of inputs and results
 ALL = 2**30  # a block's size beyond every tensor's
 HEAD_FP8 = BlockFormat(
     element=E4M3, size=ALL, rows=ALL, scale=format_named("fp32"), rule=ScaleRule.NEAREST
@@ -69,10 +67,12 @@ def everywhere(name: str, r: Rounding) -> Plan:
     )
 
 
-def _with(plan: Plan, name: str, r: Rounding, *sites: Site) -> Plan:
-    """Return the plan with the given sites rounded alike, under another name."""
-    changed = tuple(r if site in sites else plan[site] for site in Site)
-    return replace(plan, name=name, roundings=changed)
+def rounding_to(plan: Plan, r: Rounding, sites: str, name: str | None = None) -> Plan:
+    """Return the plan with the sites of these names, which blanks separate, rounded alike.
+
+    name: the name of the new plan; None keeps that of the given one
+    """
+    return plan.rounded({site_named(site): r for site in sites.split()}, name)
 
 
 def exact() -> Plan:
@@ -100,25 +100,8 @@ def qiu_yao() -> Plan:
     The code's own backward runs under autocast, and its compiled forward is different too: the
     twins qiu-yao-eager and qiu-yao-compiled give their bits (docs/findings/kernels.md).
     """
-    plan = _with(
-        fp32(),
-        "qiu-yao",
-        BF16,
-        *INPUTS,
-        *GRADIENTS,
-        Site.S,
-        Site.SCALED,
-        Site.M,
-        Site.X,
-        Site.P,
-        Site.DM,
-        Site.L,
-        Site.AO,
-        Site.PV,
-        Site.O,
-        Site.OUT,
-    )
-    return _with(plan, "qiu-yao", BINARY64, Site.INV)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} S SCALED M X P DM L AO PV O OUT", "qiu-yao")
+    return plan.rounded({Site.INV: BINARY64})
 
 
 def fa2_bf16() -> Plan:
@@ -128,7 +111,7 @@ def fa2_bf16() -> Plan:
     is added into alpha O as one sum (`pv_into_o`), so site O rounds both at once. The normalized O
     rounds once, and delta is the FP32 row sum of dO times the BF16 output.
     """
-    plan = _with(fp32(), "fa2-bf16", BF16, *INPUTS, *GRADIENTS, Site.P, Site.OUT, Site.P_B, Site.DS)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} P OUT P_B DS", "fa2-bf16")
     return replace(plan, pv_into_o=True)
 
 
@@ -138,7 +121,7 @@ def fa3_fp8() -> Plan:
     Q, K, V and P are cast to E4M3 as they are, and saturate. The backward is that of fa2-bf16 on
     the same operands, since FlashAttention-3 has none in FP8.
     """
-    return _with(fa2_bf16(), "fa3-fp8", E4M3, Site.Q, Site.K, Site.V, Site.P)
+    return rounding_to(fa2_bf16(), E4M3, "Q K V P", "fa3-fp8")
 
 
 def fa3_fp8_scaled() -> Plan:
@@ -182,23 +165,8 @@ def baseline_bf16() -> Plan:
     Matrix products return BF16, P is normalized and cast before P V, and delta is the FP32 row sum
     of P dP inside the backward of the softmax.
     """
-    plan = _with(
-        fp32(),
-        "baseline-bf16",
-        BF16,
-        *INPUTS,
-        *GRADIENTS,
-        Site.S,
-        Site.SCALED,
-        Site.P,
-        Site.PV,
-        Site.OUT,
-        Site.S_B,
-        Site.SCALED_B,
-        Site.P_B,
-        Site.DP,
-        Site.DS,
-    )
+    own = "S SCALED P PV OUT S_B SCALED_B P_B DP DS"
+    plan = rounding_to(fp32(), BF16, f"{ENDS} {own}", "baseline-bf16")
     return replace(plan, normalise_first=True, delta_from=DeltaFrom.P_DP)
 
 

@@ -30,9 +30,9 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER, WARP, octets, on_hopper
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.presets import fa2_bf16, fp32
-from roundscope.attention.sites import Site, site_named
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, FP16, Rounding
+from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
+from roundscope.attention.sites import Site
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, FP16
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 
@@ -118,11 +118,6 @@ WHOLE = 2**20  # keys of a tile that holds every row whole
 def whole_rows(width: int) -> tuple[int, int]:
     """Return the tiles of code that has none of keys."""
     return (512, WHOLE)
-
-
-def rounding_to(plan: Plan, r: Rounding, sites: str) -> Plan:
-    """Return the plan with the sites of these names, which blanks separate, rounded alike."""
-    return plan.rounded({site_named(name): r for name in sites.split()})
 
 
 def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
@@ -299,8 +294,8 @@ def eager() -> Plan:
     again.
     """
     plan = on_hopper(fp32().at(Site.INV, BINARY64))
-    plan = rounding_to(plan, BF16, "Q K V DO S SCALED P PV OUT SS CAP TANH TT DTANH DSC DCT DCAP")
-    plan = rounding_to(plan, BF16, "DCQ P_B DP DS SDS DQ_OUT DK_OUT DV_OUT")
+    plan = rounding_to(plan, BF16, f"{ENDS} S SCALED P PV OUT P_B DP DS SDS")
+    plan = rounding_to(plan, BF16, "SS CAP TANH TT DTANH DSC DCT DCAP DCQ")
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,
@@ -340,8 +335,8 @@ def _released() -> Plan:
     """Return what both forms of the released code share: operations in BF16, CUDA's expf, and a
     scale that multiplies P before dS.
     """
-    plan = rounding_to(fp32(), BF16, "Q K V DO S SCALED M X P DM L AO PV O OUT")
-    plan = rounding_to(plan, BF16, "S_B SCALED_B P_B DP DS DQ_OUT DK_OUT DV_OUT")
+    own = "S SCALED M X P DM L AO PV O OUT S_B SCALED_B P_B DP DS"
+    plan = rounding_to(fp32(), BF16, f"{ENDS} {own}")
     return replace(
         on_hopper(plan.at(Site.INV, BINARY64)).adding(Site.ROWSUM, WARP),
         exp=Exponential.CUDA,
@@ -412,7 +407,7 @@ def sdpa_math() -> Plan:
     head cuBLAS adds over keys in chunks of 64 instead, which is PV.sum=chunked64 and the same for
     DQ, DK and DV.
     """
-    plan = rounding_to(fp32(), BF16, "Q K V DO OUT DQ_OUT DK_OUT DV_OUT").at(Site.INV, BINARY64)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} OUT").at(Site.INV, BINARY64)
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,

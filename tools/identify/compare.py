@@ -115,15 +115,12 @@ class Counted:
             where += f" of {len(self.heads)})"
         else:
             where = f" ({len(wrong)} of {len(self.heads)} heads)"
-        size = "one of the two is not finite" if np.isinf(self.most) else _ulps(self.most)
+        most = f"at most {self.most:.3g} ulp{'s' if self.most > 1 else ''} of BF16"
+        size = "one of the two is not finite" if np.isinf(self.most) else most
         return (
             f"{self.differ:,} of {self.of:,} numbers of {self.name}"
             f" {'differs' if self.differ == 1 else 'differ'}{where}, first at {at}; {size}"
         )
-
-
-def _ulps(most: float) -> str:
-    return f"at most {most:.3g} ulp{'s' if most > 1 else ''} of BF16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16
 from roundscope.emu.stats.comparison import relative_rms
 from roundscope.tools.identify import search, trial
@@ -378,14 +379,8 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
         kernel=relative_rms(out, exact),
         plan=relative_rms(got, exact),
         between=relative_rms(out, got),
-        cast=relative_rms(_bf16(exact), exact),
+        cast=relative_rms(np.asarray(round_to(exact, BF16)), exact),
     )
-
-
-def _bf16(x: np.ndarray) -> np.ndarray:
-    from roundscope.emu import round_to
-
-    return np.asarray(round_to(x, BF16))
 
 
 def _nearest_name(plan: Plan) -> tuple[str, list[str]]:
