@@ -179,6 +179,11 @@ class Site(StrEnum):
     DSINK = "DSINK", "-PSINK delta", Axes.T, "backward", 83, "DELTA"
 
 
+def _named(names: str) -> frozenset[Site]:
+    """Return the sites of these names, which blanks separate."""
+    return frozenset(map(Site, names.split()))
+
+
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
 """The operands of products, and for each the axis over which its first product sums.
 
@@ -200,50 +205,30 @@ In some plans other events take the place of these two; `Plan.factors` returns t
 """
 
 # events that rescale the results of earlier tiles; the first tile of a row has none of them
-RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
+RESCALES = _named("DM DX ALPHA AL AO BETA OA")
 
 # events whose entries that do not exist are 0, infinite or NaN, since exp of a masked score is 0,
 # and so are the sums of rows without a visible key so far; with a sink, that of padding is 2^offset
-SPECIAL_IF_MISSING = RESCALES | {
-    Site.EXP,
-    Site.P,
-    Site.EXP_B,
-    Site.P_B,
-    Site.PD,
-    Site.DS,
-}
+SPECIAL_IF_MISSING = RESCALES | _named("EXP P EXP_B P_B PD DS")
 
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
-REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
+REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK")
 
 # events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN), and of
 # calls with sinks (OF_SINKS)
-OF_SOFTCAP = frozenset(
-    {
-        Site.SS,
-        Site.CAP,
-        Site.TANH,
-        Site.SS_B,
-        Site.CAP_B,
-        Site.TANH_B,
-        Site.TT,
-        Site.DTANH,
-        Site.DSC,
-        Site.DCAP,
-    }
-)
-OF_CHAIN = frozenset({Site.DCT, Site.DCQ})
-OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
+OF_SOFTCAP = _named("SS CAP TANH SS_B CAP_B TANH_B TT DTANH DSC DCAP")
+OF_CHAIN = _named("DCT DCQ")
+OF_SINKS = _named("SINK SX SE SL PSINK DSINK")
 
 # events of plans that compute dS by the quotient rule
-OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
+OF_QUOTIENT = _named("LL INV2 DPL2 DPL")
 
 # events that only plans of real kernels have: those above, and further ones, such as the steps of a
 # softmax in base 2 or of a row sum in lanes
 OF_KERNELS = frozenset(s for s in Site if s.instead)
 
 # events that belong to key heads, which several query heads may share
-KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.KC, Site.SDK, Site.DK_OUT, Site.DV_OUT})
+KEY_SITES = _named("K V KS KC SDK DK_OUT DV_OUT")
 
 # events that only a call with a backward has: those of the backward, and its input dO
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
@@ -252,49 +237,13 @@ BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 ONCE = (
     frozenset(s for s in Site if s.stage == "inputs")
     | OF_SINKS
-    | {
-        Site.QS,
-        Site.KS,
-        Site.KC,
-        Site.SW,
-        Site.SO,
-        Site.OT,
-        Site.LANES,
-        Site.INV,
-        Site.OI,
-        Site.OUT,
-        Site.MS,
-        Site.LN,
-        Site.LSE,
-        Site.OD,
-        Site.DOO,
-        Site.DELTA,
-        Site.SDQ,
-        Site.SDK,
-        Site.DQ_OUT,
-        Site.DK_OUT,
-        Site.DV_OUT,
-    }
+    | _named(
+        "QS KS KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK DQ_OUT DK_OUT DV_OUT"
+    )
 )
 
 # events with as many features as q and k; other events with features have as many as v
-QUERY_FEATURES = frozenset(
-    {
-        Site.Q,
-        Site.K,
-        Site.QS,
-        Site.KS,
-        Site.KC,
-        Site.DQP,
-        Site.DKP,
-        Site.DQ,
-        Site.DK,
-        Site.SDQ,
-        Site.SDK,
-        Site.DQ_OUT,
-        Site.DK_OUT,
-    }
-)
+QUERY_FEATURES = _named("Q K QS KS KC DQP DKP DQ DK SDQ SDK DQ_OUT DK_OUT")
 
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 """The sites that are sums of products; a plan has an accumulator for each, in this order.

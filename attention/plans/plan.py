@@ -288,32 +288,18 @@ class Plan(PlanRecord):
         return replace(self, roundings=tuple(map(reseeded, self.roundings)), accumulators=sums)
 
 
-def _written(name: str) -> str:
-    """Return the entry of a choice in the docstring of `Plan`."""
-    own = CHOICES[name]
-    text = f"{name}: {own.doc}" + (f" Source: {own.source}." if own.source else "")
-    return textwrap.fill(
-        text,
-        width=100,
-        initial_indent=" " * 8,
-        subsequent_indent=" " * 12,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _documented() -> str:
-    """Return the docstring of `Plan` with an entry for each choice, and a blank line after each
-    group.
-    """
-    by_group: dict[str, list[str]] = {}
+def _documented(doc: str) -> str:
+    """Return the docstring with an entry for each choice, and a blank line after each group."""
+    entries: dict[str, list[str]] = {}
     for name, own in CHOICES.items():
-        by_group.setdefault(own.group, []).append(_written(name))
-    before, _, after = (Plan.__doc__ or "").partition("        CHOICES:")
-    return before + "\n\n".join(map("\n".join, by_group.values())) + "\n" + after.partition("\n")[2]
+        text = f"{name}: {own.doc}" + (f" Source: {own.source}." if own.source else "")
+        lines = textwrap.wrap(text, 92, subsequent_indent="    ", break_on_hyphens=False)
+        entries.setdefault(own.group, []).append(textwrap.indent("\n".join(lines), " " * 8))
+    before, _, after = doc.partition("        CHOICES:")
+    return before + "\n\n".join(map("\n".join, entries.values())) + "\n" + after.partition("\n")[2]
 
 
-Plan.__doc__ = _documented()
+Plan.__doc__ = _documented(Plan.__doc__ or "")
 
 
 def _edited(name: str) -> str:
