@@ -181,7 +181,7 @@ class Site(StrEnum):
 
 def _named(names: str) -> frozenset[Site]:
     """Return the sites of these names, which blanks separate."""
-    return frozenset(map(Site, names.split()))
+    return frozenset(Site[name] for name in names.split())
 
 
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
