@@ -72,10 +72,10 @@ def absent(plan: Plan, site: Site) -> tuple[str, str] | None:
         and plan.sinks not in OF_START
     ):
         return f"{plan.name} normalises before P V and never rescales", "P, PV or OUT"
-    if site in OF_KERNELS and not _of_kernel(plan)[site]:
+    if site.instead and not _of_kernel(plan)[site]:
         return (
             f"{plan.name} has no step {site} ({site.formula}), which only some kernels have",
-            INSTEAD[site],
+            site.instead,
         )
     if site in _without(plan):
         return f"{plan.name} has no step {site} of its own", _without(plan)[site]
@@ -93,60 +93,6 @@ OF_SPLITS = (
     Site.SW,
     Site.SO,
 )
-# for each event that only some kernels have, the event to use in other plans
-INSTEAD = {
-    Site.LS: "SCALED",
-    Site.CM: "M",
-    Site.MO: "M",
-    Site.DX: "DM",
-    Site.LANES: "L",
-    Site.MS: "M",
-    Site.LN: "LSE",
-    Site.LS_B: "SCALED_B",
-    Site.LSE2: "LSE",
-    Site.EI: "P",
-    Site.OI: "OUT",
-    Site.DOO: "DELTA",
-    Site.PDP: "DS",
-    Site.PD: "DS",
-    Site.SDQ: "DQ_OUT",
-    Site.SDK: "DK_OUT",
-    Site.SDS: "DS",
-    Site.QS: "Q",
-    Site.KS: "K",
-    Site.KC: "K",
-    Site.DPQ: "DP",
-    Site.PDQ: "DS",
-    Site.SDSQ: "DS",
-    Site.DSQ: "DS",
-    Site.BETA: "ALPHA",
-    Site.OA: "O",
-    Site.OT: "O",
-    Site.SW: "LSE",
-    Site.SO: "OUT",
-    Site.LL: "DELTA",
-    Site.INV2: "DELTA",
-    Site.DPL2: "DELTA",
-    Site.DPL: "DS",
-    Site.DQP: "DQ",
-    Site.DKP: "DK",
-    Site.DVP: "DV",
-    Site.SS: "SCALED",
-    Site.CAP: "SCALED",
-    Site.TANH: "SCALED",
-    Site.SS_B: "SCALED_B",
-    Site.CAP_B: "SCALED_B",
-    Site.TANH_B: "SCALED_B",
-    **dict.fromkeys((Site.TT, Site.DCT, Site.DCAP, Site.DCQ, Site.DMAX, Site.DSM), "DS"),
-    Site.DTANH: "DS",
-    Site.DSC: "DS",
-    Site.SINK: "M",
-    Site.SX: "L",
-    Site.SE: "L",
-    Site.SL: "L",
-    Site.PSINK: "DELTA",
-    Site.DSINK: "DELTA",
-}
 
 
 def _of_kernel(plan: Plan) -> dict[Site, bool]:

@@ -53,6 +53,8 @@ class Site(StrEnum):
             has 128 streams. The numbers never change, since every result of stochastic rounding
             depends on them. A new site takes the next free number, whatever its position in the
             list.
+        instead: Of an event that only plans of real kernels have, the event that has its place in
+            other plans; "" for all others.
 
     Example:
         >>> from roundscope.attention import Site
@@ -68,11 +70,15 @@ class Site(StrEnum):
     axes: Axes
     stage: str
     stream: int
+    instead: str
 
-    def __new__(cls, value: str, formula: str, axes: Axes, stage: str, stream: int) -> "Site":
+    def __new__(
+        cls, value: str, formula: str, axes: Axes, stage: str, stream: int, instead: str = ""
+    ) -> "Site":
         self = str.__new__(cls, value)
         self._value_ = value
         self.formula, self.axes, self.stage, self.stream = formula, axes, stage, stream
+        self.instead = instead
         self.__doc__ = f"{value}: {formula} ({axes}, {stage})."
         return self
 
@@ -81,24 +87,24 @@ class Site(StrEnum):
     V = "V", "v", Axes.SH, "inputs", 2
     DO = "DO", "dO", Axes.TH, "inputs", 3
 
-    QS = "QS", "q sqrt(scale)", Axes.TH, "forward", 56
-    KS = "KS", "k sqrt(scale)", Axes.SH, "forward", 57
+    QS = "QS", "q sqrt(scale)", Axes.TH, "forward", 56, "Q"
+    KS = "KS", "k sqrt(scale)", Axes.SH, "forward", 57, "K"
     S = "S", "sum_h q k", Axes.TS, "forward", 4
-    SS = "SS", "scale S, before a softcap", Axes.TS, "forward", 70
-    CAP = "CAP", "SS / softcap", Axes.TS, "forward", 71
-    TANH = "TANH", "tanh(CAP)", Axes.TS, "forward", 72
-    SINK = "SINK", "the sink, in the units of m", Axes.T, "forward", 73
+    SS = "SS", "scale S, before a softcap", Axes.TS, "forward", 70, "SCALED"
+    CAP = "CAP", "SS / softcap", Axes.TS, "forward", 71, "SCALED"
+    TANH = "TANH", "tanh(CAP)", Axes.TS, "forward", 72, "SCALED"
+    SINK = "SINK", "the sink, in the units of m", Axes.T, "forward", 73, "M"
     SCALED = "SCALED", "scale S, or softcap TANH", Axes.TS, "forward", 5
-    LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37
+    LS = "LS", "log2 e SCALED", Axes.TS, "forward", 37, "SCALED"
     M = "M", "max(m, rowmax S)", Axes.T, "forward", 6
-    CM = "CM", "c m, c = scale log2 e", Axes.T, "forward", 38
-    MO = "MO", "m - offset, or CM - offset", Axes.T, "forward", 84
+    CM = "CM", "c m, c = scale log2 e", Axes.T, "forward", 38, "M"
+    MO = "MO", "m - offset, or CM - offset", Axes.T, "forward", 84, "M"
     X = "X", "S - m", Axes.TS, "forward", 7
     EXP = "EXP", "exp(X)", Axes.TS, "forward", 8
     P = "P", "EXP as the operand of P V", Axes.TS, "forward", 9
-    EI = "EI", "EXP INV in a register", Axes.TS, "forward", 48
+    EI = "EI", "EXP INV in a register", Axes.TS, "forward", 48, "P"
     DM = "DM", "m_old - m", Axes.T, "forward", 10
-    DX = "DX", "c DM", Axes.T, "forward", 39
+    DX = "DX", "c DM", Axes.T, "forward", 39, "DM"
     ALPHA = "ALPHA", "exp(DM)", Axes.T, "forward", 11
     AL = "AL", "alpha l", Axes.T, "forward", 12
     ROWSUM = "ROWSUM", "sum_s EXP", Axes.T, "forward", 13
@@ -106,71 +112,76 @@ class Site(StrEnum):
     AO = "AO", "alpha O", Axes.TH, "forward", 15
     PV = "PV", "sum_s P v", Axes.TH, "forward", 16
     O = "O", "AO + PV", Axes.TH, "forward", 17
-    BETA = "BETA", "product of the ALPHA since O was flushed", Axes.T, "forward", 96
-    OA = "OA", "BETA OA + AO, the sum that O is flushed into", Axes.TH, "forward", 97
-    OT = "OT", "BETA OA + O, all of O", Axes.TH, "forward", 98
-    LANES = "LANES", "l, its lanes added up, or as it is kept", Axes.T, "forward", 40
-    SX = "SX", "SINK - m", Axes.T, "forward", 74
-    SE = "SE", "exp(SX)", Axes.T, "forward", 75
-    SL = "SL", "l + SE", Axes.T, "forward", 76
+    BETA = "BETA", "product of the ALPHA since O was flushed", Axes.T, "forward", 96, "ALPHA"
+    OA = "OA", "BETA OA + AO, the sum that O is flushed into", Axes.TH, "forward", 97, "O"
+    OT = "OT", "BETA OA + O, all of O", Axes.TH, "forward", 98, "O"
+    LANES = "LANES", "l, its lanes added up, or as it is kept", Axes.T, "forward", 40, "L"
+    SX = "SX", "SINK - m", Axes.T, "forward", 74, "L"
+    SE = "SE", "exp(SX)", Axes.T, "forward", 75, "L"
+    SL = "SL", "l + SE", Axes.T, "forward", 76, "L"
     INV = "INV", "1 / l", Axes.T, "forward", 18
-    OI = "OI", "O INV in a register", Axes.TH, "forward", 44
+    OI = "OI", "O INV in a register", Axes.TH, "forward", 44, "OUT"
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
-    MS = "MS", "m as it is kept", Axes.T, "forward", 53
-    LN = "LN", "ln l", Axes.T, "forward", 41
+    MS = "MS", "m as it is kept", Axes.T, "forward", 53, "M"
+    LN = "LN", "ln l", Axes.T, "forward", 41, "LSE"
     LSE = "LSE", "m + ln l", Axes.T, "forward", 20
-    SW = "SW", "exp(L_i - L), the weight of a split of the keys", Axes.T, "forward", 62
-    SO = "SO", "sum_i SW O_i", Axes.TH, "forward", 63
+    SW = "SW", "exp(L_i - L), the weight of a split of the keys", Axes.T, "forward", 62, "LSE"
+    SO = "SO", "sum_i SW O_i", Axes.TH, "forward", 63, "OUT"
 
     OD = "OD", "OUT (or O) as the operand of delta", Axes.TH, "backward", 21
-    DOO = "DOO", "dO O", Axes.TH, "backward", 52
+    DOO = "DOO", "dO O", Axes.TH, "backward", 52, "DELTA"
     DELTA = "DELTA", "sum_h dO O", Axes.T, "backward", 22
     S_B = "S_B", "sum_h q k, again", Axes.TS, "backward", 23
-    SS_B = "SS_B", "scale S_B, before a softcap", Axes.TS, "backward", 77
-    CAP_B = "CAP_B", "SS_B / softcap", Axes.TS, "backward", 78
-    TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79
-    TT = "TT", "TANH_B^2", Axes.TS, "backward", 92
-    DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80
-    KC = "KC", "scale log2 e k, the keys of S_B and DQ", Axes.SH, "backward", 95
+    SS_B = "SS_B", "scale S_B, before a softcap", Axes.TS, "backward", 77, "SCALED_B"
+    CAP_B = "CAP_B", "SS_B / softcap", Axes.TS, "backward", 78, "SCALED_B"
+    TANH_B = "TANH_B", "tanh(CAP_B)", Axes.TS, "backward", 79, "SCALED_B"
+    TT = "TT", "TANH_B^2", Axes.TS, "backward", 92, "DS"
+    DTANH = "DTANH", "1 - TT", Axes.TS, "backward", 80, "DS"
+    KC = "KC", "scale log2 e k, the keys of S_B and DQ", Axes.SH, "backward", 95, "K"
     SCALED_B = "SCALED_B", "scale S_B, or softcap TANH_B", Axes.TS, "backward", 24
-    LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42
-    LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43
+    LS_B = "LS_B", "log2 e SCALED_B", Axes.TS, "backward", 42, "SCALED_B"
+    LSE2 = "LSE2", "log2 e LSE", Axes.T, "backward", 43, "LSE"
     X_B = "X_B", "SCALED_B - LSE", Axes.TS, "backward", 25
     EXP_B = "EXP_B", "exp(X_B)", Axes.TS, "backward", 26
     P_B = "P_B", "EXP_B as the operand of dV", Axes.TS, "backward", 27
-    DVP = "DVP", "sum_t P_B dO of one query tile", Axes.SH, "backward", 55
+    DVP = "DVP", "sum_t P_B dO of one query tile", Axes.SH, "backward", 55, "DV"
     DV = "DV", "dV + sum_t P_B dO", Axes.SH, "backward", 28
     DP = "DP", "sum_h dO v", Axes.TS, "backward", 29
     DPD = "DPD", "DP - delta", Axes.TS, "backward", 30
-    PDP = "PDP", "P dP in a register, or DPL2 EXP", Axes.TS, "backward", 49
-    LL = "LL", "l l", Axes.T, "backward", 85
-    INV2 = "INV2", "1 / LL", Axes.T, "backward", 86
-    DPL2 = "DPL2", "DP INV2", Axes.TS, "backward", 87
-    DPL = "DPL", "DP INV", Axes.TS, "backward", 88
-    PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45
-    DSC = "DSC", "EXP_B DPD, the gradient of a capped score", Axes.TS, "backward", 81
-    DCT = "DCT", "softcap DSC", Axes.TS, "backward", 89
-    DCAP = "DCAP", "DSC DTANH, or DCT DTANH", Axes.TS, "backward", 90
-    DCQ = "DCQ", "DCAP / softcap", Axes.TS, "backward", 91
-    SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50
+    PDP = "PDP", "P dP in a register, or DPL2 EXP", Axes.TS, "backward", 49, "DS"
+    LL = "LL", "l l", Axes.T, "backward", 85, "DELTA"
+    INV2 = "INV2", "1 / LL", Axes.T, "backward", 86, "DELTA"
+    DPL2 = "DPL2", "DP INV2", Axes.TS, "backward", 87, "DELTA"
+    DPL = "DPL", "DP INV", Axes.TS, "backward", 88, "DS"
+    PD = "PD", "EXP_B DPD in a register", Axes.TS, "backward", 45, "DS"
+    DSC = "DSC", "EXP_B DPD, the gradient of a capped score", Axes.TS, "backward", 81, "DS"
+    DCT = "DCT", "softcap DSC", Axes.TS, "backward", 89, "DS"
+    DCAP = "DCAP", "DSC DTANH, or DCT DTANH", Axes.TS, "backward", 90, "DS"
+    DCQ = "DCQ", "DCAP / softcap", Axes.TS, "backward", 91, "DS"
+    SDS = "SDS", "scale dS, or scale P", Axes.TS, "backward", 50, "DS"
     DS = "DS", "EXP_B DPD, the operand of dQ and dK", Axes.TS, "backward", 31
-    DMAX = "DMAX", "sum_s DS, which the gradient of m takes away", Axes.T, "backward", 93
-    DSM = "DSM", "DS, less DMAX at the first key that has m", Axes.TS, "backward", 94
-    DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58
-    PDQ = "PDQ", "EXP_B DPQ in a register", Axes.TS, "backward", 59
-    SDSQ = "SDSQ", "scale dS, of dQ", Axes.TS, "backward", 60
-    DSQ = "DSQ", "EXP_B DPQ, the operand of dQ", Axes.TS, "backward", 61
-    DQP = "DQP", "sum_s DS k of one key tile", Axes.TH, "backward", 51
+    DMAX = "DMAX", "sum_s DS, which the gradient of m takes away", Axes.T, "backward", 93, "DS"
+    DSM = "DSM", "DS, less DMAX at the first key that has m", Axes.TS, "backward", 94, "DS"
+    DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58, "DP"
+    PDQ = "PDQ", "EXP_B DPQ in a register", Axes.TS, "backward", 59, "DS"
+    SDSQ = "SDSQ", "scale dS, of dQ", Axes.TS, "backward", 60, "DS"
+    DSQ = "DSQ", "EXP_B DPQ, the operand of dQ", Axes.TS, "backward", 61, "DS"
+    DQP = "DQP", "sum_s DS k of one key tile", Axes.TH, "backward", 51, "DQ"
     DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward", 32
-    DKP = "DKP", "sum_t DS q of one query tile", Axes.SH, "backward", 54
+    DKP = "DKP", "sum_t DS q of one query tile", Axes.SH, "backward", 54, "DK"
     DK = "DK", "dK + sum_t DS q", Axes.SH, "backward", 33
-    SDQ = "SDQ", "scale dQ in a register", Axes.TH, "backward", 46
-    SDK = "SDK", "scale dK in a register", Axes.SH, "backward", 47
+    SDQ = "SDQ", "scale dQ in a register", Axes.TH, "backward", 46, "DQ_OUT"
+    SDK = "SDK", "scale dK in a register", Axes.SH, "backward", 47, "DK_OUT"
     DQ_OUT = "DQ_OUT", "scale dQ", Axes.TH, "backward", 34
     DK_OUT = "DK_OUT", "scale dK", Axes.SH, "backward", 35
     DV_OUT = "DV_OUT", "dV", Axes.SH, "backward", 36
-    PSINK = "PSINK", "exp(sink - L), the share of the sink", Axes.T, "backward", 82
-    DSINK = "DSINK", "-PSINK delta", Axes.T, "backward", 83
+    PSINK = "PSINK", "exp(sink - L), the share of the sink", Axes.T, "backward", 82, "DELTA"
+    DSINK = "DSINK", "-PSINK delta", Axes.T, "backward", 83, "DELTA"
+
+
+def _named(names: str) -> frozenset[Site]:
+    """Return the sites of these names, which blanks separate."""
+    return frozenset(Site[name] for name in names.split())
 
 
 BLOCK_AXIS = {Site.Q: 1, Site.K: 1, Site.V: 0, Site.DO: 0, Site.P: 1, Site.P_B: 0, Site.DS: 1}
@@ -194,85 +205,30 @@ In some plans other events take the place of these two; `Plan.factors` returns t
 """
 
 # events that rescale the results of earlier tiles; the first tile of a row has none of them
-RESCALES = frozenset({Site.DM, Site.DX, Site.ALPHA, Site.AL, Site.AO, Site.BETA, Site.OA})
+RESCALES = _named("DM DX ALPHA AL AO BETA OA")
 
 # events whose entries that do not exist are 0, infinite or NaN, since exp of a masked score is 0,
 # and so are the sums of rows without a visible key so far; with a sink, that of padding is 2^offset
-SPECIAL_IF_MISSING = RESCALES | {
-    Site.EXP,
-    Site.P,
-    Site.EXP_B,
-    Site.P_B,
-    Site.PD,
-    Site.DS,
-}
+SPECIAL_IF_MISSING = RESCALES | _named("EXP P EXP_B P_B PD DS")
 
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
-REGISTERS = frozenset({Site.EI, Site.OI, Site.PDP, Site.PD, Site.PDQ, Site.SDQ, Site.SDK})
+REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK")
 
 # events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN), and of
 # calls with sinks (OF_SINKS)
-OF_SOFTCAP = frozenset(
-    {
-        Site.SS,
-        Site.CAP,
-        Site.TANH,
-        Site.SS_B,
-        Site.CAP_B,
-        Site.TANH_B,
-        Site.TT,
-        Site.DTANH,
-        Site.DSC,
-        Site.DCAP,
-    }
-)
-OF_CHAIN = frozenset({Site.DCT, Site.DCQ})
-OF_SINKS = frozenset({Site.SINK, Site.SX, Site.SE, Site.SL, Site.PSINK, Site.DSINK})
+OF_SOFTCAP = _named("SS CAP TANH SS_B CAP_B TANH_B TT DTANH DSC DCAP")
+OF_CHAIN = _named("DCT DCQ")
+OF_SINKS = _named("SINK SX SE SL PSINK DSINK")
 
 # events of plans that compute dS by the quotient rule
-OF_QUOTIENT = frozenset({Site.LL, Site.INV2, Site.DPL2, Site.DPL})
+OF_QUOTIENT = _named("LL INV2 DPL2 DPL")
 
 # events that only plans of real kernels have: those above, and further ones, such as the steps of a
 # softmax in base 2 or of a row sum in lanes
-OF_KERNELS = (
-    REGISTERS
-    | OF_SOFTCAP
-    | OF_CHAIN
-    | OF_SINKS
-    | OF_QUOTIENT
-    | {
-        Site.LS,
-        Site.CM,
-        Site.DX,
-        Site.LANES,
-        Site.MS,
-        Site.LN,
-        Site.LS_B,
-        Site.LSE2,
-        Site.DOO,
-        Site.SDS,
-        Site.DQP,
-        Site.DKP,
-        Site.DVP,
-        Site.DMAX,
-        Site.DSM,
-        Site.QS,
-        Site.KS,
-        Site.KC,
-        Site.MO,
-        Site.DPQ,
-        Site.SDSQ,
-        Site.DSQ,
-        Site.SW,
-        Site.SO,
-        Site.BETA,
-        Site.OA,
-        Site.OT,
-    }
-)
+OF_KERNELS = frozenset(s for s in Site if s.instead)
 
 # events that belong to key heads, which several query heads may share
-KEY_SITES = frozenset({Site.K, Site.V, Site.KS, Site.KC, Site.SDK, Site.DK_OUT, Site.DV_OUT})
+KEY_SITES = _named("K V KS KC SDK DK_OUT DV_OUT")
 
 # events that only a call with a backward has: those of the backward, and its input dO
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
@@ -281,49 +237,13 @@ BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
 ONCE = (
     frozenset(s for s in Site if s.stage == "inputs")
     | OF_SINKS
-    | {
-        Site.QS,
-        Site.KS,
-        Site.KC,
-        Site.SW,
-        Site.SO,
-        Site.OT,
-        Site.LANES,
-        Site.INV,
-        Site.OI,
-        Site.OUT,
-        Site.MS,
-        Site.LN,
-        Site.LSE,
-        Site.OD,
-        Site.DOO,
-        Site.DELTA,
-        Site.SDQ,
-        Site.SDK,
-        Site.DQ_OUT,
-        Site.DK_OUT,
-        Site.DV_OUT,
-    }
+    | _named(
+        "QS KS KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK DQ_OUT DK_OUT DV_OUT"
+    )
 )
 
 # events with as many features as q and k; other events with features have as many as v
-QUERY_FEATURES = frozenset(
-    {
-        Site.Q,
-        Site.K,
-        Site.QS,
-        Site.KS,
-        Site.KC,
-        Site.DQP,
-        Site.DKP,
-        Site.DQ,
-        Site.DK,
-        Site.SDQ,
-        Site.SDK,
-        Site.DQ_OUT,
-        Site.DK_OUT,
-    }
-)
+QUERY_FEATURES = _named("Q K QS KS KC DQP DKP DQ DK SDQ SDK DQ_OUT DK_OUT")
 
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 """The sites that are sums of products; a plan has an accumulator for each, in this order.

@@ -1,11 +1,10 @@
 """The differences of two plans in words: the changes that make one of the other."""
 
-from dataclasses import fields
-
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Log2E, ScoreGradient
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES, STORED
 from roundscope.attention.sites import PRODUCTS, Site
 
 
@@ -34,11 +33,8 @@ def differences(plan: Plan, base: Plan) -> list[str]:
 
 def _fields(plan: Plan, base: Plan) -> list[str]:
     """Return the words of the fields that differ; those that free others to change come first."""
-    skipped = ("name", "roundings", "blocks", "accumulators")
     names = [
-        f.name
-        for f in fields(Plan)
-        if f.name not in skipped and getattr(plan, f.name) != getattr(base, f.name)
+        name for name in STORED if name in CHOICES and getattr(plan, name) != getattr(base, name)
     ]
     words = {name: f"{name}={getattr(plan, name)}" for name in names}
     if "normalise_first" in words:
@@ -50,7 +46,8 @@ def _fields(plan: Plan, base: Plan) -> list[str]:
         words["stabiliser"] = (
             f"stabiliser={plan.stabiliser.beta:g}" if plan.stabiliser else "stabiliser=none"
         )
-    # a field that needs another one changes before that one
+    # a field that needs another one changes before that one; where the order is another, `_taken`
+    # finds one, so that no further field need be named here
     leaving: list[str] = [
         name
         for name in (

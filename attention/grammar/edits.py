@@ -5,9 +5,8 @@ its values and its effect.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 from roundscope.attention.grammar.roundings import (
@@ -17,26 +16,11 @@ from roundscope.attention.grammar.roundings import (
     place_words,
     places_of,
 )
-from roundscope.attention.plans.choices import (
-    BackwardExponent,
-    CappedBy,
-    DeltaFrom,
-    Exponential,
-    GradientsApart,
-    KeyOrder,
-    Log2E,
-    Logarithm,
-    Polynomial,
-    QueryOrder,
-    Reciprocal,
-    RowSum,
-    ScaleOfGradient,
-    ScoreGradient,
-    Sinks,
-    Stabilizer,
-    Tanh,
-)
-from roundscope.attention.plans.plan import Event, Plan, event_to
+from roundscope.attention.plans.choice import Choice
+from roundscope.attention.plans.choices import Polynomial, Stabilizer
+from roundscope.attention.plans.events import Event, event_to
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY64, mode_named
@@ -105,10 +89,10 @@ def _accumulator(plan: Plan, text: str, sites: Sites) -> Plan:
     )
 
 
-def _stabilizer(plan: Plan, beta: str, _: Sites) -> Plan:
-    """Return the plan with the shifted maximum of factor beta, or with none."""
+def _stabilizer(beta: str) -> Stabilizer | None:
+    """Return the shifted maximum of factor beta, or None."""
     beta = stabilizer_words(beta)
-    return replace(plan, stabiliser=None if beta == "none" else Stabilizer(beta=float(beta)))
+    return None if beta == "none" else Stabilizer(beta=float(beta))
 
 
 def stabilizer_words(value: str | float) -> str:
@@ -164,11 +148,6 @@ def power_words(value: str) -> str:
     return f"{number:g}"
 
 
-def polynomial_words(value: str) -> str:
-    """Return none or EVERY:SHARE:FIRST. Raises ValueError for anything else."""
-    return str(Polynomial.parse(str(value)) or "none")
-
-
 def _only(plan: Plan, text: str, _: Sites) -> Plan:
     """Return the plan in binary64 everywhere except at the events and steps named."""
     kept = places_of(text)
@@ -207,42 +186,29 @@ def _checked(build: Callable[[str], object]) -> Callable[[str], str]:
     return spell
 
 
-def _one_of(
-    what: str,
-    names: Sequence[str],
-    field: str,
-    kind: type[StrEnum],
-    aliases: Mapping[str, str] | None = None,
-) -> Kind:
-    """Return the kind that sets a field to one of several names.
-
-    Args:
-        what: What the names are of, for the message about an unknown one.
-        names: The names, each with one spelling.
-        field: The field of `Plan`.
-        kind: The enumeration of the names.
-        aliases: Other spellings, and the names that they mean.
-    """
+def _of_field(own: Choice) -> Kind:
+    """Return the kind that sets a field of a plan to a value in words."""
 
     def spell(name: str) -> str:
-        name = (aliases or {}).get(name, name)
-        if name not in names:
-            raise ValueError(unknown(what, name, names))
+        name = SPELLINGS.get((own.name, name), name)
+        if name not in own.words:
+            raise ValueError(unknown(own.called, name, own.words))
         return name
 
-    return Kind(spell, lambda plan, name, _: _replaced(plan, field, kind(spell(name))))
+    spelled, read = READ.get(own.kind, (spell, lambda text: own.kind(spell(text))))
+    return Kind(spelled, lambda plan, text, _: replace(plan, **{own.name: read(text)}))
 
 
-def _flag(field: str) -> Kind:
-    """Return the kind that sets a field to true or false."""
-    return Kind(
-        truth_words, lambda plan, text, _: _replaced(plan, field, truth_words(text) == "true")
-    )
-
-
-def _replaced(plan: Plan, field: str, value: Any) -> Plan:
-    """Return the plan with one field changed, by the name of the field."""
-    return replace(plan, **{field: value})
+# other spellings of a value: (field, spelling) -> the value
+SPELLINGS = {("delta_from", "CENTERED"): "CENTRED"}
+# how the words of a field are spelled and read, by its type; those of an enumeration are its values
+READ: dict[object, tuple[Callable[[str], str], Callable[[str], Any]]] = {
+    bool: (truth_words, lambda text: truth_words(text) == "true"),
+    int: (count_words, lambda text: int(count_words(text))),
+    float: (power_words, lambda text: float(power_words(text))),
+    Polynomial | None: (lambda text: str(Polynomial.parse(str(text)) or "none"), Polynomial.parse),
+    Stabilizer | None: (stabilizer_words, _stabilizer),
+}
 
 
 def _place_words(text: str) -> str:
@@ -253,73 +219,10 @@ def _place_words(text: str) -> str:
 KINDS: dict[str, Kind] = {
     "plan": Kind(_checked(Plan.preset), lambda _, name, __: Plan.preset(name)),
     "unfused": Kind(truth_words, _unfused),
-    "pv_into_o": _flag("pv_into_o"),
     "format": Kind(event_words, _format, per_site=True),
     "mode": Kind(lambda text: str(mode_named(text)), _mode, per_site=True),
     "accumulator": Kind(_checked(accumulator_of), _accumulator, per_site=True),
-    "exp": _one_of("exponential", tuple(Exponential), "exp", Exponential),
-    "log2_e": _one_of("place of log2 e", tuple(Log2E), "log2_e", Log2E),
-    "fused_exponent": _flag("fused_exponent"),
-    "unfused_if_cut": _flag("unfused_if_cut"),
-    "fused_without_mask": _flag("fused_without_mask"),
-    "registers": _flag("registers"),
-    "query_order": _one_of("order of queries", tuple(QueryOrder), "query_order", QueryOrder),
-    "gradients_apart": _one_of(
-        "gradients apart", tuple(GradientsApart), "gradients_apart", GradientsApart
-    ),
-    "scale_roots": _flag("scale_roots"),
-    "scaled_keys": _flag("scaled_keys"),
-    "dp_from_delta": _flag("dp_from_delta"),
-    "split_tiles": Kind(
-        count_words, lambda plan, text, _: _replaced(plan, "split_tiles", int(count_words(text)))
-    ),
-    "flushed_tiles": Kind(
-        count_words, lambda plan, text, _: _replaced(plan, "flushed_tiles", int(count_words(text)))
-    ),
-    "stale_maximum": Kind(
-        power_words,
-        lambda plan, text, _: _replaced(plan, "stale_maximum", float(power_words(text))),
-    ),
-    "offset": Kind(
-        count_words, lambda plan, text, _: _replaced(plan, "offset", int(count_words(text)))
-    ),
-    "polynomial": Kind(
-        polynomial_words,
-        lambda plan, text, _: _replaced(plan, "polynomial", Polynomial.parse(text)),
-    ),
-    "softcap": Kind(
-        power_words, lambda plan, text, _: _replaced(plan, "softcap", float(power_words(text)))
-    ),
-    "capped_by": _one_of("way of a softcap", tuple(CappedBy), "capped_by", CappedBy),
-    "tanh": _one_of("tanh", tuple(Tanh), "tanh", Tanh),
-    "window": Kind(
-        count_words, lambda plan, text, _: _replaced(plan, "window", int(count_words(text)))
-    ),
-    "sinks": _one_of("way of sinks", tuple(Sinks), "sinks", Sinks),
-    "maximum_gradient": _flag("maximum_gradient"),
-    "lse_base2": _flag("lse_base2"),
-    "kept_state": _flag("kept_state"),
-    "first_tile_apart": _flag("first_tile_apart"),
-    "delta_products": _flag("delta_products"),
-    "saved_p": _flag("saved_p"),
-    "score_gradient": _one_of(
-        "score gradient", tuple(ScoreGradient), "score_gradient", ScoreGradient
-    ),
-    "gradient_scale": _one_of(
-        "place of the gradient's scale", tuple(ScaleOfGradient), "gradient_scale", ScaleOfGradient
-    ),
-    "row_sum": _one_of("row sum", tuple(RowSum), "row_sum", RowSum),
-    "reciprocal": _one_of("reciprocal", tuple(Reciprocal), "reciprocal", Reciprocal),
-    "exponent_again": _one_of(
-        "exponent of the backward", tuple(BackwardExponent), "exponent_again", BackwardExponent
-    ),
-    "ds_from_p": _flag("ds_from_p"),
-    "log": _one_of("logarithm", tuple(Logarithm), "log", Logarithm),
-    "stabiliser": Kind(stabilizer_words, _stabilizer),
-    "delta_from": _one_of(
-        "delta_from", tuple(DeltaFrom), "delta_from", DeltaFrom, {"CENTERED": "CENTRED"}
-    ),
-    "key_order": _one_of("order of keys", tuple(KeyOrder), "key_order", KeyOrder),
+    **{name: _of_field(own) for name, own in CHOICES.items() if own.words},
     "only": Kind(_place_words, _only),
     "but": Kind(_place_words, _but),
 }

@@ -12,7 +12,7 @@ core takes N products at a time.
 import re
 from dataclasses import replace
 
-from roundscope.attention.plans.plan import Event, event_to
+from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
 from roundscope.emu.errors import unknown

@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import STORED
 from roundscope.emu.errors import tidy_errors
 from roundscope.emu.roundings.modes import RoundingMode
 
@@ -133,7 +134,8 @@ def _data(x: Any) -> Any:
     if isinstance(x, tuple):
         return [_data(each) for each in x]
     if is_dataclass(x) and not isinstance(x, type):
-        return {f.name: _data(getattr(x, f.name)) for f in fields(x)}
+        names = STORED if isinstance(x, Plan) else [f.name for f in fields(x)]
+        return {name: _data(getattr(x, name)) for name in names}
     return x
 
 

@@ -1,7 +1,7 @@
 """How a Hopper GPU adds up: the accumulators that the twins of its kernels share.
 
-Its tensor cores compute products of matrices; delta is added up by threads that read eight numbers
-at a time.
+Its tensor cores compute products of matrices; rows are added up by warps, and delta by threads that
+read eight numbers at a time.
 """
 
 from dataclasses import replace
@@ -15,6 +15,8 @@ HOPPER = tensor_core("hopper", "bf16")
 """A tensor core that adds 16 products of BF16 numbers at a time."""
 EIGHTS = replace(HOPPER, chunk=8)
 """The same tensor core under the instruction mma.m16n8k8, which takes 8 products at a time."""
+WARP = Accumulator(order=Order.STRIDED, chunk=32)
+"""A warp of threads, which adds up a row in 32 lanes."""
 
 
 def octets(lanes: int) -> Accumulator:

@@ -7,12 +7,18 @@ every name that `Plan.preset` knows.
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
 
-from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
+from roundscope.attention.plans.choices import (
+    DeltaFrom,
+    Exponential,
+    KeyOrder,
+    Log2E,
+    Polynomial,
+    RowSum,
+)
 from roundscope.attention.plans.half import SUFFIX, half
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import FACTORS, PRODUCTS, Site
+from roundscope.attention.sites import FACTORS, PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format, format_named
@@ -30,9 +36,7 @@ from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
-INPUTS = (Site.Q, Site.K, Site.V, Site.DO)
-GRADIENTS = (Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT)
-
+ENDS = "Q K V DO DQ_OUT DK_OUT DV_OUT"  # the sites of inputs and results
 ALL = 2**30  # a block's size beyond every tensor's
 HEAD_FP8 = BlockFormat(
     element=E4M3, size=ALL, rows=ALL, scale=format_named("fp32"), rule=ScaleRule.NEAREST
@@ -63,10 +67,12 @@ def everywhere(name: str, r: Rounding) -> Plan:
     )
 
 
-def _with(plan: Plan, name: str, r: Rounding, *sites: Site) -> Plan:
-    """Return the plan with the given sites rounded alike, under another name."""
-    changed = tuple(r if site in sites else plan[site] for site in Site)
-    return replace(plan, name=name, roundings=changed)
+def rounding_to(plan: Plan, r: Rounding, sites: str, name: str | None = None) -> Plan:
+    """Return the plan with the sites of these names, which blanks separate, rounded alike.
+
+    name: the name of the new plan; None keeps that of the given one
+    """
+    return plan.rounded({site_named(site): r for site in sites.split()}, name)
 
 
 def exact() -> Plan:
@@ -92,28 +98,10 @@ def qiu_yao() -> Plan:
     BF16 output, and the final gradients are in BF16.
 
     The code's own backward runs under autocast, and its compiled forward is different too: the
-    twins qiu-yao-eager and qiu-yao-compiled give their bits (`attention.plans.released`,
-    docs/findings/kernels.md).
+    twins qiu-yao-eager and qiu-yao-compiled give their bits (docs/findings/kernels.md).
     """
-    plan = _with(
-        fp32(),
-        "qiu-yao",
-        BF16,
-        *INPUTS,
-        *GRADIENTS,
-        Site.S,
-        Site.SCALED,
-        Site.M,
-        Site.X,
-        Site.P,
-        Site.DM,
-        Site.L,
-        Site.AO,
-        Site.PV,
-        Site.O,
-        Site.OUT,
-    )
-    return _with(plan, "qiu-yao", BINARY64, Site.INV)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} S SCALED M X P DM L AO PV O OUT", "qiu-yao")
+    return plan.rounded({Site.INV: BINARY64})
 
 
 def fa2_bf16() -> Plan:
@@ -123,7 +111,7 @@ def fa2_bf16() -> Plan:
     is added into alpha O as one sum (`pv_into_o`), so site O rounds both at once. The normalized O
     rounds once, and delta is the FP32 row sum of dO times the BF16 output.
     """
-    plan = _with(fp32(), "fa2-bf16", BF16, *INPUTS, *GRADIENTS, Site.P, Site.OUT, Site.P_B, Site.DS)
+    plan = rounding_to(fp32(), BF16, f"{ENDS} P OUT P_B DS", "fa2-bf16")
     return replace(plan, pv_into_o=True)
 
 
@@ -133,7 +121,7 @@ def fa3_fp8() -> Plan:
     Q, K, V and P are cast to E4M3 as they are, and saturate. The backward is that of fa2-bf16 on
     the same operands, since FlashAttention-3 has none in FP8.
     """
-    return _with(fa2_bf16(), "fa3-fp8", E4M3, Site.Q, Site.K, Site.V, Site.P)
+    return rounding_to(fa2_bf16(), E4M3, "Q K V P", "fa3-fp8")
 
 
 def fa3_fp8_scaled() -> Plan:
@@ -177,31 +165,108 @@ def baseline_bf16() -> Plan:
     Matrix products return BF16, P is normalized and cast before P V, and delta is the FP32 row sum
     of P dP inside the backward of the softmax.
     """
-    plan = _with(
-        fp32(),
-        "baseline-bf16",
-        BF16,
-        *INPUTS,
-        *GRADIENTS,
-        Site.S,
-        Site.SCALED,
-        Site.P,
-        Site.PV,
-        Site.OUT,
-        Site.S_B,
-        Site.SCALED_B,
-        Site.P_B,
-        Site.DP,
-        Site.DS,
-    )
+    own = "S SCALED P PV OUT S_B SCALED_B P_B DP DS"
+    plan = rounding_to(fp32(), BF16, f"{ENDS} {own}", "baseline-bf16")
     return replace(plan, normalise_first=True, delta_from=DeltaFrom.P_DP)
 
 
-def _blackwell() -> ModuleType:
-    """Return the module of FlashAttention-4's plans, which imports this one."""
-    from roundscope.attention.plans import blackwell
+# The plans below follow public code for Blackwell GPUs, and were not compared with one.
+#
+# The source of FlashAttention-4 is flash_attn/cute of Dao-AILab/flash-attention, read at 0251105
+# (softmax.py, `SoftmaxSm100`; utils.py, `fadd_reduce` and `ex2_emulation`; flash_fwd_sm100.py,
+# `_TUNING_CONFIG`). The last key tile comes first. The maximum m is that of the unscaled scores. It
+# keeps its old value if it would grow by no more than a threshold, which is a number of powers of
+# two. X is one multiply-add with c = scale log2 e and offset - c m. P is 2^X, in some columns by a
+# polynomial. A thread adds its row in eight lanes.
+#
+# Three things are left out: what ex2, rcp and lg2 of a Blackwell GPU give (here they are correctly
+# rounded), the order in which its tensor cores add, and multiply-adds that a compiler may make of
+# products and sums.
 
-    return blackwell
+B200 = Polynomial(10, 4, 1)
+"""The columns that a polynomial computes on a B200, with 128 features and no causal mask.
+
+Causal calls have 16:4:1 in BF16 and 8:4:1 in FP8, and a B300 has no such columns.
+"""
+
+
+def fa4_bf16() -> Plan:
+    """Return FlashAttention-4 in BF16 on a B200, with threshold 8, no offset, and a polynomial in
+    the columns `B200`.
+
+    It was not compared with hardware.
+    """
+    return replace(_fa4("fa4-bf16", 8.0), polynomial=B200)
+
+
+def fa4_fp8() -> Plan:
+    """Return FlashAttention-4 in FP8 as first released (b65ae6b, April 2026), with offset 8 and
+    threshold 4.
+
+    P of up to 2^4 is scaled by 2^8 and clips at 448, but its row sum does not (flash-attention
+    issues 2577, 2694, 2713, 2716). Q, K and V are in E4M3 with a binary32 scale per head, by which
+    the kernel multiplies scores and outputs. There is no polynomial, as on a B300. The ten errors
+    that were published for a B300 agree with those of this plan (docs/findings/kernels.md); bits
+    were not compared. The backward is that of fa2-bf16 on the same operands.
+    """
+    return _in_fp8("fa4-fp8", 8, 4.0)
+
+
+def fa4_fp8_offset4() -> Plan:
+    """Return FlashAttention-4 in FP8 with offset 4 (2409214, July 2026) and threshold 4.
+
+    Nothing clips, since 2^4 2^4 < 448. It was not compared with hardware.
+    """
+    return _in_fp8("fa4-fp8-offset4", 4, 4.0)
+
+
+def fa4_fp8_threshold0() -> Plan:
+    """Return FlashAttention-4 in FP8 with offset 8 and threshold 0 (849f660, July 2026, and
+    0251105).
+
+    The maximum is never stale, so P is at most 2^8. It was not compared with hardware.
+    """
+    return _in_fp8("fa4-fp8-threshold0", 8, 0.0)
+
+
+def cudnn_mxfp8() -> Plan:
+    """Return cuDNN's MXFP8 forward, as in the reference implementation of its tests.
+
+    The source is NVIDIA/cudnn-frontend at 3929da2, test/python/sdpa/mxfp8_ref.py.
+
+    Q, K and V are in MXFP8 E4M3, with scales rounded up as TransformerEngine does. exp is in base
+    e, and m keeps its old value if it would grow by 4 or less. P is in E4M3 as 16 P, of up to 16
+    e^4 = 874, which clips at 448 here. The row sum adds P in FP32, before its cast.
+
+    It was compared neither with hardware nor with the reference's bits. In the backward the
+    reference rounds Q, K, dO and dS twice, along either axis, and has 256 P in E4M3. No plan rounds
+    an operand twice, so the backward here is that of fa2-bf16 on the same operands.
+    """
+    mx = block_format("mxfp8_e4m3", rule="rceil")
+    plan = fa2_bf16().rounded(
+        dict.fromkeys((Site.Q, Site.K, Site.V), mx) | {Site.P: P_16}, "cudnn-mxfp8"
+    )
+    return replace(plan, stale_maximum=4.0)
+
+
+def _fa4(name: str, threshold: float) -> Plan:
+    """Return what the plans of FlashAttention-4 share; threshold: their `stale_maximum`."""
+    plan = replace(
+        fa2_bf16(),
+        exp=Exponential.BASE2,
+        log2_e=Log2E.MAXIMUM,
+        fused_exponent=True,
+        row_sum=RowSum.EIGHTS,
+    )
+    return replace(plan, name=name, stale_maximum=threshold, key_order=KeyOrder.DESCENDING)
+
+
+def _in_fp8(name: str, offset: int, threshold: float) -> Plan:
+    """Return FlashAttention-4 in FP8 with this offset of P and this threshold of the maximum."""
+    plan = _fa4(name, threshold).rounded(
+        dict.fromkeys((Site.Q, Site.K, Site.V), HEAD_FP8) | {Site.P: E4M3}, name
+    )
+    return replace(plan, offset=offset)
 
 
 PRESETS: dict[str, Callable[[], Plan]] = {
@@ -213,11 +278,11 @@ PRESETS: dict[str, Callable[[], Plan]] = {
     "fa3-fp8-scaled": fa3_fp8_scaled,
     "mxfp8-attention": mxfp8_attention,
     "baseline-bf16": baseline_bf16,
-    "fa4-bf16": lambda: _blackwell().fa4_bf16(),
-    "fa4-fp8": lambda: _blackwell().fa4_fp8(),
-    "fa4-fp8-offset4": lambda: _blackwell().fa4_fp8_offset4(),
-    "fa4-fp8-threshold0": lambda: _blackwell().fa4_fp8_threshold0(),
-    "cudnn-mxfp8": lambda: _blackwell().cudnn_mxfp8(),
+    "fa4-bf16": fa4_bf16,
+    "fa4-fp8": fa4_fp8,
+    "fa4-fp8-offset4": fa4_fp8_offset4,
+    "fa4-fp8-threshold0": fa4_fp8_threshold0,
+    "cudnn-mxfp8": cudnn_mxfp8,
 }
 """The published plans by name; each value is a function without arguments that makes the plan.
 

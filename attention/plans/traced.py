@@ -8,7 +8,7 @@ plan for each query head.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roundscope.attention.plans.checks import check_factors
-from roundscope.attention.plans.plan import Plan, ordinal
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES, STORED, ordinal
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.arrays import Array
 from roundscope.emu.backends.ops import ANY_PRODUCT
@@ -37,12 +38,6 @@ from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.aligned import Alignment
 
-CHECKED = (
-    "name",
-    "roundings",
-    "blocks",
-    "accumulators",
-)  # fields of a plan that `difference` has compared part by part
 STOCHASTIC32, ANY32 = rounding("fp32", "stochastic"), rounding("fp32", "toward-zero")
 
 
@@ -168,11 +163,7 @@ def difference(a: Plan, b: Plan) -> str:
             f"the sum of {site}: steps {one.step} and {other.step}; both to nearest even, both"
             " otherwise, or both at random"
         )
-    name = next(
-        f.name
-        for f in fields(Plan)
-        if f.name not in CHECKED and getattr(a, f.name) != getattr(b, f.name)
-    )
+    name = next(name for name in STORED if name in CHOICES and getattr(a, name) != getattr(b, name))
     return f"{name}: {getattr(a, name)} and {getattr(b, name)}"
 
 

@@ -3,16 +3,18 @@ that was shown.
 
 A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels), and
 docs/findings/kernels.md has the share of equal bits. Plans that were not compared with a kernel
-are in `attention.plans.presets`.
+are in `attention.plans.presets`. `twin` says everything of one: the names, tables and tests of
+twins follow from it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
+    DeltaFrom,
     Exponential,
     GradientsApart,
     KeyOrder,
@@ -22,17 +24,22 @@ from roundscope.attention.plans.choices import (
     Reciprocal,
     RowSum,
     ScaleOfGradient,
+    ScoreGradient,
+    Sinks,
     Tanh,
 )
-from roundscope.attention.plans.hopper import EIGHTS, HOPPER, octets, on_hopper
+from roundscope.attention.plans.hopper import EIGHTS, HOPPER, WARP, octets, on_hopper
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.presets import fa2_bf16
-from roundscope.attention.plans.released import qiu_yao_compiled, qiu_yao_eager
-from roundscope.attention.plans.unfused import eager, gpt_oss, jax_xla, sdpa_math
+from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, FP16
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
+
+TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
+RELEASED = (
+    "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +52,19 @@ class Twin:
         tiles: A function from the features of a head to the tile sizes (block_q, block_k) of the
             kernel.
         source: The kernel and versions that the plan was compared with.
+        kernels: The names in `roundscope check` and `identify` of kernels that are taken to have
+            this plan.
+        outputs: The files of tests/golden/kernels with which it is compared.
+        least: The least share of equal bits of the results that do not agree in every bit.
     """
 
     name: str
     make: Callable[[], Plan]
     tiles: Callable[[int], tuple[int, int]]
     source: str
+    kernels: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    least: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def plan(self) -> Plan:
@@ -63,20 +77,60 @@ def _plan_of(twin: Twin) -> Plan:
     return replace(twin.make(), name=twin.name)
 
 
-def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
+TWINS: dict[str, Twin] = {}
+"""The twins by name; `Plan.preset` knows the names too and returns the plan alone."""
+
+
+def twin(
+    name: str,
+    *,
+    tiles: Callable[[int], tuple[int, int]],
+    source: str,
+    kernels: tuple[str, ...] = (),
+    outputs: tuple[str, ...] = (),
+    least: Mapping[str, float] | None = None,
+) -> Callable[[Callable[[], Plan]], Callable[[], Plan]]:
+    """Return a decorator that puts a function into `TWINS` and returns it; see `Twin`."""
+
+    def entered(make: Callable[[], Plan]) -> Callable[[], Plan]:
+        TWINS[name] = Twin(
+            name=name,
+            make=make,
+            tiles=tiles,
+            source=source,
+            kernels=kernels,
+            outputs=outputs,
+            least=least or {},
+        )
+        return make
+
+    return entered
+
+
+def square(size: int) -> Callable[[int], tuple[int, int]]:
+    """Return the tiles of a kernel that has square ones of one size for all widths."""
+    return lambda width: (size, size)
+
+
+WHOLE = 2**20  # keys of a tile that holds every row whole
+
+
+def whole_rows(width: int) -> tuple[int, int]:
+    """Return the tiles of code that has none of keys."""
+    return (512, WHOLE)
+
+
+def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
     """Return what the twins of fused kernels share: tensor cores, ex2, and rows in four lanes that
     begin at alpha l.
 
     Args:
-        name: Name of the plan.
         core: The tensor core of all products of matrices.
         lanes: How many threads add up a row of delta.
     """
     plan = fa2_bf16().at(Site.AL, BINARY64)  # one multiply-add with the first column
-    plan = on_hopper(plan.adding(Site.DELTA, octets(lanes)), core)
     return replace(
-        plan,
-        name=name,
+        on_hopper(plan.adding(Site.DELTA, octets(lanes)), core),
         exp=Exponential.EX2,
         row_sum=RowSum.LANES,
         log=Logarithm.LG2,
@@ -85,6 +139,15 @@ def _fused(name: str, core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
     )
 
 
+# dQ of FlashAttention-2 and cuDNN is added up by atomics, in no fixed order
+@twin(
+    "fa2",
+    tiles=lambda width: (128, 128) if width < 128 else (64, 64),
+    source=f"SDPA's flash back end, {TORCH}",
+    kernels=("sdpa-flash",),
+    outputs=("sdpa-flash",),
+    least={"dq": 0.9999},
+)
 def fa2() -> Plan:
     """Return FlashAttention-2 as torch's SDPA runs it: m is of the unscaled scores, and
     X = c S - c m with both products rounded.
@@ -92,17 +155,32 @@ def fa2() -> Plan:
     SDPA aligns causal calls at the top left; FlashAttention's own package aligns them at the bottom
     right since version 2.1, for which the argument `alignment` of a call stands.
     """
-    plan = replace(_fused("fa2"), log2_e=Log2E.MAXIMUM)
+    plan = replace(_fused(), log2_e=Log2E.MAXIMUM)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
+@twin(
+    "fa2-split",
+    tiles=lambda width: (128, 256) if width < 128 else (64, 128),
+    source=f"SDPA's flash back end with few heads, {TORCH}",
+    outputs=("sdpa-flash-few",),
+    least={"dq": 0.9998},
+)
 def fa2_split() -> Plan:
     """Return FlashAttention-2 as it runs with few heads, where thread blocks share the keys of one
     head: each key tile is a softmax of its own, and the results are combined.
     """
-    return replace(fa2(), name="fa2-split", split_tiles=1)
+    return replace(fa2(), split_tiles=1)
 
 
+@twin(
+    "cudnn",
+    tiles=square(128),
+    source=f"SDPA's cuDNN back end (9.19), {TORCH}",
+    kernels=("sdpa-cudnn", "jax-cudnn"),
+    outputs=("sdpa-cudnn",),
+    least={"dq": 0.9999},
+)
 def cudnn() -> Plan:
     """Return cuDNN's fused attention, which multiplies the scores by c before the maximum.
 
@@ -110,7 +188,7 @@ def cudnn() -> Plan:
     numbers of the output have the kernel's bits, and a causal call has NaN there.
     """
     return replace(
-        _fused("cudnn", lanes=16),
+        _fused(lanes=16),
         log2_e=Log2E.SCALE,
         row_sum=RowSum.TILE_LANES,
         reciprocal=Reciprocal.RCP,
@@ -119,13 +197,19 @@ def cudnn() -> Plan:
     )
 
 
+@twin(
+    "sdpa-efficient",
+    tiles=lambda width: (64, 64) if width < 128 else (128, 128),
+    source=f"SDPA's memory-efficient back end, {TORCH}",
+    kernels=("sdpa-efficient",),
+    outputs=("sdpa-efficient",),
+)
 def efficient() -> Plan:
     """Return memory-efficient attention (CUTLASS) as torch's SDPA runs it, on tensor cores that
     take 8 products at a time.
     """
-    plan = _fused("sdpa-efficient", EIGHTS, lanes=2).at(Site.AL, BINARY32)
     return replace(
-        plan,
+        _fused(EIGHTS, lanes=2).at(Site.AL, BINARY32),
         log2_e=Log2E.SCORES,
         row_sum=RowSum.GROUPS,
         log=Logarithm.CUDA,
@@ -137,12 +221,19 @@ def efficient() -> Plan:
     )
 
 
+@twin(
+    "flex",
+    tiles=lambda width: (128, 128 if width == 64 else 64),
+    source=f"flex_attention, compiled, {TORCH}",
+    kernels=("flex",),
+    outputs=("flex", "flex-served"),
+)
 def flex() -> Plan:
     """Return torch's flex_attention, which Triton compiles: the scores are scaled, and then
     multiplied by log2 e inside the multiply-add of X.
     """
     return replace(
-        _fused("flex").at(Site.TT, BINARY64),
+        _fused().at(Site.TT, BINARY64),
         log2_e=Log2E.SCORES,
         fused_exponent=True,
         row_sum=RowSum.TILES,
@@ -158,6 +249,13 @@ def flex() -> Plan:
     )
 
 
+@twin(
+    "triton-tutorial",
+    tiles=lambda width: (128, min(64, width)),
+    source="Triton's tutorial 06, triton 3.6.0, one H200",
+    kernels=("triton-tutorial",),
+    outputs=("triton-tutorial",),
+)
 def triton_tutorial() -> Plan:
     """Return the attention of Triton's tutorial 06, in FP16.
 
@@ -165,7 +263,7 @@ def triton_tutorial() -> Plan:
     computes again, S_B, are not those of the forward.
     """
     plan = replace(
-        _fused("triton-tutorial", tensor_core("hopper", "fp16"), lanes=16),
+        _fused(tensor_core("hopper", "fp16"), lanes=16),
         log2_e=Log2E.SCALE,
         fused_exponent=True,
         row_sum=RowSum.TILES,
@@ -181,16 +279,162 @@ def triton_tutorial() -> Plan:
     return plan.rounded(dict.fromkeys(halves, FP16))
 
 
+@twin(
+    "eager",
+    tiles=whole_rows,
+    source=f"eager attention of transformers 5.17.0, {TORCH}",
+    kernels=("eager",),
+    outputs=("eager", "gemma2"),
+)
+def eager() -> Plan:
+    """Return transformers' eager attention: operation by operation in BF16, with an FP32 softmax.
+
+    The scores are rounded to BF16 after their product and scaled in BF16. A warp adds each row. P
+    is divided in FP32 and cast. The backward keeps P in FP32, and dS is cast, scaled and cast
+    again.
+    """
+    plan = on_hopper(fp32().at(Site.INV, BINARY64))
+    plan = rounding_to(plan, BF16, f"{ENDS} S SCALED P PV OUT P_B DP DS SDS")
+    plan = rounding_to(plan, BF16, "SS CAP TANH TT DTANH DSC DCT DCAP DCQ")
+    return replace(
+        plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
+        normalise_first=True,
+        delta_from=DeltaFrom.P_DP,
+        exp=Exponential.CUDA,
+        registers=True,
+        saved_p=True,
+        score_gradient=ScoreGradient.SOFTMAX,
+        gradient_scale=ScaleOfGradient.OPERAND,
+        capped_by=CappedBy.CHAIN,
+        tanh=Tanh.CUDA,
+    )
+
+
+# why 2 numbers in 16,384 with 32 features round to the other neighbor is not known
+@twin(
+    "gpt-oss",
+    tiles=whole_rows,
+    source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}",
+    outputs=("gpt-oss",),
+    least={"out": 0.9998},
+)
+def gpt_oss() -> Plan:
+    """Return transformers' eager attention of gpt-oss, whose softmax returns BF16.
+
+    A sink is one more column of BF16 scores. The row maximum is subtracted in BF16 before the
+    softmax, and automatic differentiation goes through it, so dS is made to add up to zero. P then
+    has an odd number of columns, such as 513, which is not aligned for the longer instruction of
+    the tensor core, so P V and dV use the one that takes 8 products at a time.
+    """
+    plan = rounding_to(eager(), BF16, "SINK X DM PDP PSINK DSINK DMAX DSM")
+    plan = plan.adding(Site.PV, EIGHTS).adding(Site.DV, EIGHTS)
+    return replace(plan, sinks=Sinks.KEY, ds_from_p=True, maximum_gradient=True)
+
+
+def _released() -> Plan:
+    """Return what both forms of the released code share: operations in BF16, CUDA's expf, and a
+    scale that multiplies P before dS.
+    """
+    own = "S SCALED M X P DM L AO PV O OUT S_B SCALED_B P_B DP DS"
+    plan = rounding_to(fp32(), BF16, f"{ENDS} {own}")
+    return replace(
+        on_hopper(plan.at(Site.INV, BINARY64)).adding(Site.ROWSUM, WARP),
+        exp=Exponential.CUDA,
+        registers=True,
+        exponent_again=BackwardExponent.NATURAL,
+        gradient_scale=ScaleOfGradient.PROBABILITY,
+        kept_state=True,
+        log=Logarithm.CUDA,
+    )
+
+
+@twin(
+    "qiu-yao-eager",
+    tiles=square(512),
+    source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
+    kernels=("released-eager",),
+    outputs=("released-eager-512",),
+)
+def qiu_yao_eager() -> Plan:
+    """Return the released code run eagerly under autocast, tile by tile, where the result of every
+    operation is BF16.
+    """
+    plan = rounding_to(_released(), BF16, "DOO DQP DQ DKP DK DVP DV")
+    plan = plan.adding(Site.DELTA, Accumulator(order=Order.PAIRWISE))
+    return replace(plan, gradients_apart=GradientsApart.ALL, delta_products=True)
+
+
+@twin(
+    "qiu-yao-compiled",
+    tiles=square(512),
+    source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}",
+    kernels=("released-compiled",),
+    outputs=("released-compiled-512",),
+)
+def qiu_yao_compiled() -> Plan:
+    """Return the released code as its training runs it, compiled and under autocast.
+
+    The compiler keeps the scaled scores, the maximum, EXP and O in FP32, adds the tiles by
+    multiply-adds, and writes m and l to memory in BF16. The backward computes BF16 scores again and
+    adds BF16 parts in FP32. Without a mask X is one multiply-add. If there are several query tiles,
+    the first divides by l in FP32 and the others divide by l in BF16. A single tile divides by l in
+    BF16.
+    """
+    plan = rounding_to(_released(), BINARY32, "SCALED X DM M L O SCALED_B INV")
+    plan = rounding_to(plan, BINARY64, "AL AO")
+    plan = rounding_to(plan, BF16, "MS LANES DQP DKP DVP")
+    return replace(
+        plan.adding(Site.DELTA, octets(16)),
+        gradients_apart=GradientsApart.ALL,
+        reciprocal=Reciprocal.RCP,
+        first_tile_apart=True,
+        fused_without_mask=True,
+    )
+
+
+@twin(
+    "sdpa-math",
+    tiles=whole_rows,
+    source=f"SDPA's math back end, {TORCH}",
+    kernels=("sdpa-math",),
+    outputs=("sdpa-math",),
+)
+def sdpa_math() -> Plan:
+    """Return SDPA's math back end, which computes in FP32 until results are cast.
+
+    q and k are each multiplied by the root of the scale. Products are chains of multiply-adds in
+    ascending order, a warp adds up each row, and P is divided and kept in FP32. In calls with one
+    head cuBLAS adds over keys in chunks of 64 instead, which is PV.sum=chunked64 and the same for
+    DQ, DK and DV.
+    """
+    plan = rounding_to(fp32(), BF16, f"{ENDS} OUT").at(Site.INV, BINARY64)
+    return replace(
+        plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
+        normalise_first=True,
+        delta_from=DeltaFrom.P_DP,
+        exp=Exponential.CUDA,
+        registers=True,
+        saved_p=True,
+        score_gradient=ScoreGradient.SOFTMAX,
+        scale_roots=True,
+    )
+
+
+@twin(
+    "pallas-mha",
+    tiles=square(128),
+    source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200",
+    kernels=("pallas",),
+    outputs=("pallas",),
+)
 def pallas_mha() -> Plan:
     """Return `jax.experimental.pallas.ops.gpu.attention.mha`, which Triton compiles without fusing
     any multiply-add.
     """
-    plan = _fused("pallas-mha").rounded(dict.fromkeys((Site.AL, Site.AO), BINARY32))
-    plan = plan.rounded(dict.fromkeys((Site.DOO, Site.DELTA, Site.DSQ), BF16)).adding(
-        Site.ROWSUM, Accumulator(order=Order.PAIRWISE)
-    )
+    plan = rounding_to(_fused(), BINARY32, "AL AO")
+    plan = rounding_to(plan, BF16, "DOO DELTA DSQ")
     return replace(
-        plan,
+        plan.adding(Site.ROWSUM, Accumulator(order=Order.PAIRWISE)),
         log2_e=Log2E.SCALE,
         row_sum=RowSum.TILES,
         reciprocal=Reciprocal.RCP,
@@ -203,97 +447,29 @@ def pallas_mha() -> Plan:
     )
 
 
-RELEASED = (
-    "ucker/why-low-precision-training-fails at 02f0ab6 (arXiv 2510.04212), under BF16 autocast"
+@twin(
+    "jax-xla",
+    tiles=whole_rows,
+    source="jax.nn.dot_product_attention, implementation='xla', jax 0.11.2, one H200",
+    kernels=("jax-xla",),
+    outputs=("jax-xla",),
 )
-TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
+def jax_xla() -> Plan:
+    """Return `jax.nn.dot_product_attention` as XLA compiles it for a GPU.
+
+    Scores and their gradients are FP32, P = EXP rcp(l), and warps add up the rows. dS is the
+    derivative of a quotient (`ScoreGradient.QUOTIENT`), as automatic differentiation of the softmax
+    gives it.
+    """
+    fours, eights = (Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8))
+    plan = rounding_to(eager(), BINARY32, "S SCALED S_B INV SDS")
+    return replace(
+        plan.adding(Site.ROWSUM, fours).adding(Site.DELTA, eights),
+        reciprocal=Reciprocal.RCP,
+        gradient_scale=ScaleOfGradient.REGISTER,
+        score_gradient=ScoreGradient.QUOTIENT,
+    )
 
 
-def _square(size: int) -> Callable[[int], tuple[int, int]]:
-    """Return the tiles of a kernel that has square ones of one size for all widths."""
-    return lambda width: (size, size)
-
-
-WHOLE = 2**20  # keys of a tile that holds every row whole
-_TWINS = (
-    Twin(
-        name="fa2",
-        make=fa2,
-        tiles=lambda width: (128, 128) if width < 128 else (64, 64),
-        source=f"SDPA's flash back end, {TORCH}",
-    ),
-    Twin(
-        name="fa2-split",
-        make=fa2_split,
-        tiles=lambda width: (128, 256) if width < 128 else (64, 128),
-        source=f"SDPA's flash back end with few heads, {TORCH}",
-    ),
-    Twin(
-        name="cudnn",
-        make=cudnn,
-        tiles=_square(128),
-        source=f"SDPA's cuDNN back end (9.19), {TORCH}",
-    ),
-    Twin(
-        name="sdpa-efficient",
-        make=efficient,
-        tiles=lambda width: (64, 64) if width < 128 else (128, 128),
-        source=f"SDPA's memory-efficient back end, {TORCH}",
-    ),
-    Twin(
-        name="flex",
-        make=flex,
-        tiles=lambda width: (128, 128 if width == 64 else 64),
-        source=f"flex_attention, compiled, {TORCH}",
-    ),
-    Twin(
-        name="triton-tutorial",
-        make=triton_tutorial,
-        tiles=lambda width: (128, min(64, width)),
-        source="Triton's tutorial 06, triton 3.6.0, one H200",
-    ),
-    Twin(
-        name="eager",
-        make=eager,
-        tiles=lambda width: (512, WHOLE),
-        source=f"eager attention of transformers 5.17.0, {TORCH}",
-    ),
-    Twin(
-        name="gpt-oss",
-        make=gpt_oss,
-        tiles=lambda width: (512, WHOLE),
-        source=f"eager attention of gpt-oss in transformers 5.17.0, {TORCH}",
-    ),
-    Twin(
-        name="qiu-yao-eager",
-        make=qiu_yao_eager,
-        tiles=_square(512),
-        source=f"attention.py of {RELEASED}, run eagerly, {TORCH}",
-    ),
-    Twin(
-        name="qiu-yao-compiled",
-        make=qiu_yao_compiled,
-        tiles=_square(512),
-        source=f"attention.py of {RELEASED}, compiled, one tile, {TORCH}",
-    ),
-    Twin(
-        name="sdpa-math",
-        make=sdpa_math,
-        tiles=lambda width: (512, WHOLE),
-        source=f"SDPA's math back end, {TORCH}",
-    ),
-    Twin(
-        name="pallas-mha",
-        make=pallas_mha,
-        tiles=_square(128),
-        source="jax.experimental.pallas.ops.gpu.attention.mha, jax 0.11.2, one H200",
-    ),
-    Twin(
-        name="jax-xla",
-        make=jax_xla,
-        tiles=lambda width: (512, WHOLE),
-        source="jax.nn.dot_product_attention, implementation='xla', jax 0.11.2, one H200",
-    ),
-)
-TWINS = {twin.name: twin for twin in _TWINS}
-"""The twins by name; `Plan.preset` knows the names too and returns the plan alone."""
+TWIN_OF = {kernel: own.name for own in TWINS.values() for kernel in own.kernels}
+"""The name of the twin of each kernel that `roundscope check` and `identify` call by name."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from roundscope.attention import PRESETS, PRODUCTS, Plan, Site
 from roundscope.attention.places import absent
 from roundscope.attention.plans.checks import check_factors
+from roundscope.attention.plans.record import CHOICES as OF_PLANS
 from roundscope.attention.plans.twins import TWINS
 
 
@@ -52,60 +53,13 @@ BASES = (
     *TWINS,
 )
 
-CHOICES = {
-    "delta_from": ("OUT", "O", "P_DP", "CENTRED"),
-    "exp": ("correct", "base2", "ex2", "cuda"),
-    "stabiliser": ("2", "8", "1.01", "none"),
-    "key_order": ("ascending", "descending", "masked-first"),
-    "query_order": ("ascending", "descending", "masked-first", "wrapped"),
-    "pv_into_o": ("true", "false"),
+CHOICES = {name: own.words for name, own in OF_PLANS.items() if own.words} | {
     "unfused": ("true",),
-    "log2_e": ("none", "scale", "maximum", "scores"),
-    "fused_exponent": ("true", "false"),
-    "unfused_if_cut": ("true", "false"),
-    "fused_without_mask": ("true", "false"),
-    "row_sum": ("plain", "lanes", "tile-lanes", "tiles", "eights", "groups"),
-    "reciprocal": ("correct", "rcp"),
-    "log": ("correct", "lg2", "cuda"),
-    "exponent_again": ("forward", "after", "natural"),
-    "ds_from_p": ("true", "false"),
-    "saved_p": ("true", "false"),
-    "score_gradient": ("difference", "softmax", "quotient"),
-    "maximum_gradient": ("true", "false"),
-    "gradient_scale": ("result", "probability", "register", "operand"),
-    "gradients_apart": ("none", "dq", "all"),
-    "scaled_keys": ("true", "false"),
-    "scale_roots": ("true", "false"),
-    "dp_from_delta": ("true", "false"),
-    "stale_maximum": ("0", "0.5", "4"),
-    "offset": ("0", "4", "8"),
-    "polynomial": ("1:1:0", "10:4:0", "none"),
-    "softcap": ("0", "50", "0.7"),
-    "capped_by": ("quotient", "chain"),
-    "tanh": ("correct", "cuda"),
-    "window": ("0", "1", "3"),
-    "sinks": ("key", "first", "last", "none"),
-    "flushed_tiles": ("0", "1", "2"),
-    "split_tiles": ("0", "1", "2"),
-    "lse_base2": ("true", "false"),
-    "kept_state": ("true", "false"),
-    "first_tile_apart": ("true", "false"),
-    "delta_products": ("true", "false"),
-    "registers": ("true", "false"),
     "mode": MODES,
 }
 TOGETHER = (
-    "exp=base2 log2_e=scale",
+    *(own.example for own in OF_PLANS.values() if " " in own.example),
     "exp=ex2 log2_e=maximum row_sum=lanes log=lg2 registers=true",
-    "exp=base2 log2_e=scores fused_exponent=true",
-    "unfused=true saved_p=true",
-    "unfused=true saved_p=true maximum_gradient=true",
-    "kept_state=true first_tile_apart=true",
-    "unfused=true saved_p=true delta_from=P_DP score_gradient=quotient",
-    "exp=ex2 log2_e=scale lse_base2=true scaled_keys=true",
-    "exp=base2 log2_e=maximum offset=8",
-    "softcap=2 capped_by=chain tanh=cuda",
-    "exp=ex2 log2_e=scale polynomial=1:1:0",
     "exp=base2 log2_e=scale stale_maximum=4 offset=4",
 )
 

@@ -2,7 +2,7 @@
 
 Its errors beside the published ones, and how much too short its output is. The inputs are exact in
 E4M3, there are 8,192 keys, and the logits have a given standard deviation; the plans are in
-attention.plans.blackwell. Everything is computed in seconds, so no results file is kept.
+attention.plans.presets. Everything is computed in seconds, so no results file is kept.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Record, Site
-from roundscope.attention.plans.plan import Plan, ordinal
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import ordinal
 from roundscope.attention.sites import PRODUCTS, site_named
 from roundscope.emu.roundings.random import event_bits
 from tests.attention.small import B, H, N, S, T, run

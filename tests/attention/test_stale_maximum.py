@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from roundscope.attention import Plan, Record, attend, examine
-from roundscope.attention.plans.blackwell import B200
 from roundscope.attention.plans.choices import Polynomial
+from roundscope.attention.plans.presets import B200
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.instructions.polynomial import poly_ex2
 from tests.checks.engines import differences, normal

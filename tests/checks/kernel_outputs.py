@@ -7,15 +7,17 @@ python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
-from roundscope.tools.identify.outputs import write
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -96,6 +98,22 @@ def of_one_head(x: Inputs, head: int = 0) -> Inputs:
 def widened(x: np.ndarray) -> np.ndarray:
     """The upper halves of words of FP32 as numbers; FP32 as it is."""
     return (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
+    """Write arrays to a safetensors file.
+
+    Arrays of BF16 numbers are stored as BF16, those of FP16 numbers as FP16, others as FP32.
+    """
+
+    def stored(x: np.ndarray) -> np.ndarray:
+        for dtype in (ml_dtypes.bfloat16, np.float16):
+            narrow = x.astype(dtype)
+            if np.array_equal(narrow.astype(np.float32), x, equal_nan=True):
+                return narrow
+        return x
+
+    save_tensors(path, {n: np.ascontiguousarray(stored(x)) for n, x in arrays.items()}, about)
 
 
 def main() -> None:

@@ -13,27 +13,18 @@ import numpy as np
 from roundscope.attention import examine
 from roundscope.attention.plans.twins import TWINS, Twin
 from roundscope.tools.tensors.files import open_tensors
-from tests.checks.kernel_outputs import FAMILIES, GOLDEN, GROUPS, inputs, of_one_head, widened
+from tests.checks.kernel_outputs import (
+    FAMILIES,
+    GOLDEN,
+    GROUPS,
+    SERVED,
+    inputs,
+    of_one_head,
+    widened,
+)
 
-KERNELS = {  # twin -> the kernel that it is compared with
-    "fa2": "sdpa-flash",
-    "fa2-split": "sdpa-flash-few",
-    "cudnn": "sdpa-cudnn",
-    "sdpa-efficient": "sdpa-efficient",
-    "eager": "eager",
-    "jax-xla": "jax-xla",
-    "flex": "flex",
-    "sdpa-math": "sdpa-math",
-    "pallas-mha": "pallas",
-    "triton-tutorial": "triton-tutorial",
-    "qiu-yao-eager": "released-eager-512",
-    "qiu-yao-compiled": "released-compiled-512",
-}
-SERVED_BY = {
-    "flex-served": "flex",
-    "gemma2": "eager",
-    "gpt-oss": "gpt-oss",
-}  # kernel with a window, softcap or sinks -> twin
+# twin -> the kernel that it is compared with in calls without a window, softcap or sinks
+KERNELS = {t.name: t.outputs[0] for t in TWINS.values() if t.outputs[0] not in SERVED}
 PARTS = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -90,7 +81,7 @@ def shares(
 
 def compared(folder: Path | None) -> Iterator[tuple[str, str, dict[str, dict[str, float]]]]:
     """Twin, kernel, and by "family mode" the shares of the parts."""
-    for name, kernel in (*KERNELS.items(), *((twin, kernel) for kernel, twin in SERVED_BY.items())):
+    for name, kernel in ((t.name, kernel) for t in TWINS.values() for kernel in t.outputs):
         outputs = stored(kernel) if folder is None else recorded(folder, kernel)
         calls = [(family, causal) for family in FAMILIES for causal in (False, True)]
         modes = {

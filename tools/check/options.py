@@ -240,7 +240,7 @@ def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:
 
 def claims_of(source: str) -> str:
     """Return the plan that a kernel claims if nobody says which."""
+    from roundscope.attention.plans.twins import TWIN_OF
     from roundscope.tools.identify.adapters import plain_name
-    from roundscope.tools.identify.claims import CLAIMS
 
-    return CLAIMS.get(plain_name(source), DEFAULT)
+    return TWIN_OF.get(plain_name(source), DEFAULT)

@@ -1,29 +1,19 @@
-"""The plans that `identify` tries: whole structures first, then changes of one event or choice."""
+"""The plans that `identify` tries, structures and changes of one event, and what each gives."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from roundscope.attention import Plan, Site
+from roundscope.attention import Plan, Site, examine
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choices import (
-    BackwardExponent,
-    DeltaFrom,
-    Exponential,
-    GradientsApart,
-    KeyOrder,
-    Log2E,
-    QueryOrder,
-    Reciprocal,
-    RowSum,
-    ScaleOfGradient,
-    ScoreGradient,
-)
+from roundscope.attention.plans.choice import Moves
+from roundscope.attention.plans.choices import KeyOrder, Log2E
 from roundscope.attention.plans.half import half
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS
 from roundscope.emu.roundings.modes import (
@@ -87,6 +77,15 @@ AGAIN = {
 """The events that the backward computes again."""
 
 
+def _moves(turn: Callable[[Moves], int]) -> list[str]:
+    """Return the choices that a search changes, in the order of their turns."""
+    moved = {name: turn(own.moves) for name, own in CHOICES.items() if turn(own.moves)}
+    return sorted(moved, key=lambda name: moved[name])
+
+
+MOVES_FORWARD, MOVES_BACKWARD = _moves(lambda m: m.forward), _moves(lambda m: m.backward)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A plan and its tiles.
@@ -117,6 +116,36 @@ def structures(width: int, keys: int) -> Iterator[Candidate]:
     for name in PRESETS:
         plan = Plan.preset(name)
         yield Candidate(plan=plan, block_k=keys if plan.normalise_first else min(128, keys))
+
+
+def emulated(
+    c: Candidate,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    do: np.ndarray | None = None,
+    **options: Any,
+) -> Any:
+    """Return what `examine` returns for a candidate.
+
+    Raises ValueError for a plan that cannot run.
+    """
+    if c.scale_ulps:
+        scale = np.float32(options["scale"])
+        for _ in range(abs(c.scale_ulps)):
+            scale = np.nextafter(scale, np.float32(np.inf * c.scale_ulps))
+        options["scale"] = float(scale)
+    return examine(
+        q,
+        k,
+        v,
+        do,
+        plan=c.plan,
+        block_q=c.block_q,
+        block_k=c.block_k,
+        engine="numpy",
+        **{"record": None, **options},
+    )
 
 
 RESULTS = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_OUT}
@@ -208,16 +237,7 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
             yield _changed(best, f"{site}.sum: {name}", plan.adding(site, accumulator))
     for name, accumulator in ROW_SUMS.items():
         yield _changed(best, f"ROWSUM.sum: {name}", plan.adding(Site.ROWSUM, accumulator))
-    fields: list[Candidate] = [
-        *_fields(best, "exp", tuple(Exponential)),
-        *_fields(best, "log2_e", tuple(Log2E)),
-        *_fields(best, "row_sum", tuple(RowSum)),
-        *_fields(best, "reciprocal", tuple(Reciprocal)),
-        *_fields(best, "split_tiles", (0, 1)),
-        *_fields(best, "row_sum_of", (Site.EXP, Site.P)),
-    ]
-    for name in SWITCHES:
-        fields += _fields(best, name, (True, False))
+    fields = [c for name in MOVES_FORWARD for c in _fields(best, name)]
     yield from fields
     yield from _formats(best, FORWARD)
     yield from _modes(best, FORWARD)
@@ -227,20 +247,6 @@ def forward_changes(best: Candidate) -> Iterator[Candidate]:
         change = f"the scale {abs(ulps)} ulp {'larger' if ulps > 0 else 'smaller'}"
         yield replace(best, scale_ulps=ulps, change=change)
     yield from _unlocked(best, fields, FORWARD)
-
-
-SWITCHES = (
-    "fused_exponent",
-    "registers",
-    "pv_into_o",
-    "scale_roots",
-    "kept_state",
-    "first_tile_apart",
-    "fused_without_mask",
-    "unfused_if_cut",
-    "normalise_first",
-)
-"""The fields of a forward that are true or false."""
 
 
 def backward_changes(best: Candidate) -> Iterator[Candidate]:
@@ -255,18 +261,7 @@ def backward_changes(best: Candidate) -> Iterator[Candidate]:
         yield _changed(best, f"DQ.sum DK.sum DV.sum: {name}", every)
     for name, accumulator in ROW_SUMS.items():
         yield _changed(best, f"DELTA.sum: {name}", plan.adding(Site.DELTA, accumulator))
-    fields: list[Candidate] = [
-        *_fields(best, "gradient_scale", tuple(ScaleOfGradient)),
-        *_fields(best, "score_gradient", tuple(ScoreGradient)),
-        *_fields(best, "delta_from", tuple(DeltaFrom)),
-        *_fields(best, "query_order", tuple(QueryOrder)),
-        *_fields(best, "exponent_again", tuple(BackwardExponent)),
-        *_fields(best, "gradients_apart", tuple(GradientsApart)),
-    ]
-    for name in ("registers", "ds_from_p", "lse_base2", "delta_products", "dp_from_delta"):
-        fields += _fields(best, name, (True, False))
-    if plan.normalise_first:
-        fields += _fields(best, "saved_p", (True, False))
+    fields = [c for name in MOVES_BACKWARD for c in _fields(best, name)]
     sites = (*BACKWARD, *OF_ROWS)
     unlocked = list(_unlocked(best, fields, sites))
     yield from fields
@@ -339,8 +334,9 @@ def _readable(plan: Plan) -> Plan:
     return plan
 
 
-def _fields(best: Candidate, name: str, values: tuple[Any, ...]) -> Iterator[Candidate]:
-    for value in values:
+def _fields(best: Candidate, name: str) -> Iterator[Candidate]:
+    """Yield the candidate with each value of a choice that its plan can have."""
+    for value in CHOICES[name].moves.values or CHOICES[name].values:
         try:
             plan = replace(best.plan, **{name: value})
             yield _changed(best, f"{name}={str(value).lower()}", plan)

@@ -11,21 +11,24 @@ from roundscope.attention.engines.fused import from_scores
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
+from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16
 from roundscope.emu.stats.comparison import relative_rms
-from roundscope.tools.identify import meanings, search
-from roundscope.tools.identify.candidates import PRESETS, Candidate
+from roundscope.tools.identify import search, trial
+from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated
 from roundscope.tools.identify.compare import (
+    GRADIENTS,
     Nearness,
+    Whole,
+    best_over_heads,
     nearness,
     ulps,
     where_rows_differ,
 )
-from roundscope.tools.identify.emulated import emulated
-from roundscope.tools.identify.meanings import Meant, exact_rows
+from roundscope.tools.identify.meanings import exact_rows
 from roundscope.tools.identify.reading import of_key_head
 from roundscope.tools.identify.search import Found, Told
-from roundscope.tools.identify.whole import GRADIENTS, Whole, best_over_heads
+from roundscope.tools.identify.trial import Meant
 from roundscope.tools.report.wording import listed
 
 NEAR = 0.99  # the share of equal numbers from which only some event of the plan is wrong
@@ -141,7 +144,7 @@ def identify(
     """
     start = time.perf_counter()
     tell("meanings of the call")
-    meant = meanings.trial(x, outputs, head)
+    meant = trial.trial(x, outputs, head)
     notes = _notes_of_rows(x, outputs, meant)
     part, kept, _ = of_key_head(meant.x, meant.outputs, 0, head)
     with from_scores(COMPILED):
@@ -331,10 +334,10 @@ def _meant_so(kind: Kind, sentence: str, meant: Meant) -> tuple[Kind, str]:
 def _notes_of_rows(x: Inputs, outputs: Outputs, meant: Meant) -> list[str]:
     """Return what the kernel does in rows without keys, and what its L is."""
     notes = []
-    if words := meanings.blind_rows(x, outputs):
+    if words := trial.blind_rows(x, outputs):
         notes.append(words)
     if outputs.lse is not None:
-        notes.append(meanings.base_of_lse(meant.x, outputs.lse))
+        notes.append(trial.base_of_lse(meant.x, outputs.lse))
     return notes
 
 
@@ -376,14 +379,8 @@ def _errors(x: Inputs, out: np.ndarray, got: np.ndarray) -> Errors:
         kernel=relative_rms(out, exact),
         plan=relative_rms(got, exact),
         between=relative_rms(out, got),
-        cast=relative_rms(_bf16(exact), exact),
+        cast=relative_rms(np.asarray(round_to(exact, BF16)), exact),
     )
-
-
-def _bf16(x: np.ndarray) -> np.ndarray:
-    from roundscope.emu import round_to
-
-    return np.asarray(round_to(x, BF16))
 
 
 def _nearest_name(plan: Plan) -> tuple[str, list[str]]:

@@ -12,15 +12,15 @@ import numpy as np
 
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import PRODUCTS
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.emu.roundings.modes import E4M3, FP16
 from roundscope.tools.errors import bad
 from roundscope.tools.identify import candidates
-from roundscope.tools.identify.candidates import Candidate, narrowest
+from roundscope.tools.identify.candidates import Candidate, emulated, narrowest
 from roundscope.tools.identify.compare import Nearness, nearness
-from roundscope.tools.identify.emulated import emulated
 from roundscope.tools.report.progress import Pace, left
 
 ROWS = 128  # how many of the last rows the forward is searched for on
@@ -39,20 +39,6 @@ PART = 0.01  # the share of the unequal numbers that a change must explain
 # the share of equal bits of a dQ that atomics add, beyond which the rest may be due to their order
 ATOMIC = 0.9998
 QUERY_TILES = (64, 128, 256, 512)  # queries of a tile that are tried for a backward
-OF_BACKWARD = (
-    "delta_from",
-    "delta_products",
-    "query_order",
-    "gradients_apart",
-    "score_gradient",
-    "gradient_scale",
-    "exponent_again",
-    "ds_from_p",
-    "log",
-    "lse_base2",
-    "dp_from_delta",
-)
-"""The fields of a plan on which no output depends, but gradients do."""
 Told = Callable[[str], None]
 
 
@@ -335,7 +321,8 @@ def _with_backward(plan: Plan, other: Plan) -> Plan:
     for site in PRODUCTS:
         if site.stage == "backward":
             changed = changed.adding(site, other.accumulator(site))
-    return replace(changed, name=plan.name, **{name: getattr(other, name) for name in OF_BACKWARD})
+    follow = {n: getattr(other, n) for n, own in CHOICES.items() if own.moves.follows}
+    return replace(changed, name=plan.name, **follow)
 
 
 def _improved(

@@ -10,18 +10,9 @@ import numpy as np
 
 from roundscope.attention.arguments import NotFused
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise, SetTo
-from roundscope.attention.plans.choices import (
-    BackwardExponent,
-    Exponential,
-    GradientsApart,
-    KeyOrder,
-    Logarithm,
-    QueryOrder,
-    RowSum,
-    ScoreGradient,
-    Sinks,
-)
+from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import FACTORS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu import round_to
@@ -35,32 +26,9 @@ FUSED = (Site.S, Site.ROWSUM, Site.PV, Site.S_B, Site.DV, Site.DP, Site.DQ, Site
 # the most scores of a tile: with 2^15 an H200 has too little shared memory for some kernels, and
 # with 2^16 too few registers
 SCORES = 2**14
-RUNS = {  # field of a plan -> the values that a fused kernel has; it has all values of other fields
-    "exp": (Exponential.CORRECT, Exponential.BASE2, Exponential.EX2, Exponential.CUDA),
-    "key_order": (KeyOrder.ASCENDING, KeyOrder.DESCENDING),
-    "query_order": (QueryOrder.ASCENDING, QueryOrder.DESCENDING),
-    "log": (Logarithm.CORRECT, Logarithm.LG2, Logarithm.CUDA),
-    "exponent_again": (
-        BackwardExponent.FORWARD,
-        BackwardExponent.AFTER,
-        BackwardExponent.NATURAL,
-    ),
-    "row_sum": (RowSum.PLAIN, RowSum.LANES, RowSum.TILE_LANES),
-    "gradients_apart": (GradientsApart.NONE, GradientsApart.DQ, GradientsApart.ALL),
-    "score_gradient": (ScoreGradient.DIFFERENCE,),
-    "scale_roots": (False,),
-    "scaled_keys": (False,),
-    "split_tiles": (0,),
-    "flushed_tiles": (0,),
-    "stale_maximum": (0.0,),
-    "offset": (0,),
-    "polynomial": (None,),
-    "softcap": (0.0,),
-    "window": (0,),
-    "sinks": (Sinks.NONE,),
-    "dp_from_delta": (False,),
-    "saved_p": (False,),
-}
+# choice of a plan -> the values that a fused kernel has; those of which it has several come first
+RUNS = {name: own.kernels for name, own in CHOICES.items() if own.kernels is not None}
+RUNS = dict(sorted(RUNS.items(), key=lambda item: (len(item[1]) == 1, len(item[1]))))
 
 
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:

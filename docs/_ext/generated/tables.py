@@ -3,22 +3,21 @@
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
-from roundscope.attention.plans import blackwell, presets, released, twins, unfused
+from roundscope.attention.plans.choice import Choice
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
-from roundscope.attention.plans.twins import TWINS, Twin
+from roundscope.attention.plans.record import CHOICES
+from roundscope.attention.plans.twins import TWINS, WHOLE, Twin
 from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS, Site
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES, tensor_core
-from roundscope.tools.identify.claims import CLAIMS
 from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
 from .cells import code, codes, escaped, paragraphs, table
@@ -154,20 +153,36 @@ def site_count() -> str:
     return f"There are {len(Site)} events, and {len(PRODUCTS)} of them are sums of products.\n"
 
 
+def choices() -> str:
+    """Return the tables of the words that set a field of a plan, one for each group."""
+    groups: dict[str, list[list[str]]] = {}
+    for name, own in CHOICES.items():
+        if own.words:
+            source = f" Source: {own.source}." if own.source else ""
+            row = [code(f"{name}="), _words(own), escaped(own.doc + source), code(own.example)]
+            groups.setdefault(own.group, []).append(row)
+    heads = ("word", "values", "the field", "example")
+    return "\n".join(f"#### {title}\n\n{table(heads, rows)}" for title, rows in groups.items())
+
+
+def _words(own: Choice) -> str:
+    """Return the values of a choice in words, or some of those of a number."""
+    return codes(own.words) if own.values else f"such as {codes(own.words)}"
+
+
 def preset_list() -> str:
     """Return the table of published plans."""
-    makers = _makers()
     rows = [
-        [_link(name), escaped(re.split(r"(?<=\.)\s", _about(makers[name]))[0])] for name in PRESETS
+        [_link(name), escaped(re.split(r"(?<=\.)\s", _about(make))[0])]
+        for name, make in PRESETS.items()
     ]
     return table(("plan", "what it is"), rows)
 
 
 def twin_list() -> str:
     """Return the table of plans of real kernels, with the kernel that each was compared with."""
-    called = {plan: [k for k, v in CLAIMS.items() if v == plan] for plan in TWINS}
     rows = [
-        [_link(name), escaped(twin.source), codes(called[name])] for name, twin in TWINS.items()
+        [_link(name), escaped(twin.source), codes(twin.kernels)] for name, twin in TWINS.items()
     ]
     return table(("plan", "compared with", "the kernel's name in `check` and `identify`"), rows)
 
@@ -179,32 +194,18 @@ def preset_sections() -> str:
 
 def twin_sections() -> str:
     """Return a section for each plan of a real kernel."""
-    return _sections(TWINS)
+    return _sections({name: twin.make for name, twin in TWINS.items()})
 
 
 def _link(name: str) -> str:
     return f"[`{name}`](#plan-{name})"
 
 
-def _sections(names: Iterable[str]) -> str:
-    makers = _makers()
+def _sections(makers: Mapping[str, Callable[[], Plan]]) -> str:
     return "\n".join(
-        f"(plan-{name})=\n### {name}\n\n{paragraphs(_about(makers[name]))}\n\n{_plan_table(name)}"
-        for name in names
+        f"(plan-{name})=\n### {name}\n\n{paragraphs(_about(make))}\n\n{_plan_table(name)}"
+        for name, make in makers.items()
     )
-
-
-def _makers() -> dict[str, Callable[[], Plan]]:
-    """Return the documented function behind each plan's name."""
-    functions = [
-        f
-        for module in (presets, twins, released, unfused, blackwell)
-        for name, f in inspect.getmembers(module, inspect.isfunction)
-        if not name.startswith("_") and not inspect.signature(f).parameters
-    ]
-    by_plan = {replace(f(), name=""): f for f in functions}
-    names = (*PRESETS, *TWINS)
-    return {name: by_plan[replace(Plan.preset(name), name="")] for name in names}
 
 
 def _about(f: Callable[[], Plan]) -> str:
@@ -237,7 +238,7 @@ _EVENTS = {*Site, *(f"{site}.sum" for site in PRODUCTS)}
 def _tiles(twin: Twin) -> str:
     sizes = [(width, *twin.tiles(width)) for width in WIDTHS]
     return "; ".join(
-        f"{q} queries x {'all' if k >= twins.WHOLE else k} keys with {width} features"
+        f"{q} queries x {'all' if k >= WHOLE else k} keys with {width} features"
         for width, q, k in sizes
     )
 

@@ -14,7 +14,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Picture
 from matplotlib.patches import Rectangle
 
-from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.plans.twins import TWIN_OF, TWINS
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import in_time
 from roundscope.emu.testing.foreign import check_timeout
@@ -37,7 +37,6 @@ from roundscope.experiments.questions.kernels.measure import (
 )
 from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
-from roundscope.tools.identify.claims import CLAIMS
 from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.progress import bar
 from roundscope.tools.report.terminal import plain
@@ -194,13 +193,13 @@ def _rows(todo: Mapping[str, Sequence[str]], timeout: float | None) -> Iterator[
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family][0])
             for family, missing in todo.items()
-            for twin in sorted({CLAIMS.get(plain_name(n), "") for n in missing} & set(TWINS))
+            for twin in sorted({TWIN_OF.get(plain_name(n), "") for n in missing} & set(TWINS))
         }
         exacts = {family: pool.submit(exact_of, *x) for family, x in given.items()}
         for family, missing in todo.items():
             for name in missing:
                 label = plain_name(name)
-                twin, exact = CLAIMS.get(label, ""), exacts[family].result()
+                twin, exact = TWIN_OF.get(label, ""), exacts[family].result()
                 beside = (twin, twins[family, twin].result()) if (family, twin) in twins else ()
                 try:
                     run = in_time(kernel(name), timeout)

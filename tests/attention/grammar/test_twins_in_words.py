@@ -1,19 +1,19 @@
 """Plans of real kernels in words: `Plan.changed` and `differences`."""
 
 import hashlib
-from dataclasses import fields, replace
+import pickle
+from dataclasses import replace
 
 import pytest
 
 from roundscope.attention import Plan, Site
 from roundscope.attention.grammar.differences import differences
-from roundscope.attention.grammar.edits import KINDS
 from roundscope.attention.grammar.roundings import accumulator_of, accumulator_words
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choices import Exponential, Log2E, Polynomial, RowSum, Sinks
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
-from roundscope.attention.plans.plan import OF_KERNEL
 from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.plans.record import CHOICES, OF_KERNEL
 from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import Rounding, rounding
@@ -47,38 +47,21 @@ def test_other_presets_reach_the_twins_too(twin, preset):
     assert unnamed(base.changed(*differences(plan, base))) == unnamed(reached)
 
 
+NUMBERS = {
+    int: (0, 1, 3),
+    float: (0.0, 2.5, 4.0),
+    Polynomial | None: (None, Polynomial(10, 4, 1)),
+}
+
+
 def test_every_field_of_kernels_has_its_word_and_every_value():
-    """A new field, or value of one, that the grammar does not know: it has to be here and on the
-    page.
-    """
-    words = {name: KINDS[name] for name in OF_KERNEL}
-    log2_e = "exp=base2 log2_e=scale"
-    before = {
-        "fused_exponent": log2_e,
-        "saved_p": "unfused=true",
-        "first_tile_apart": "kept_state=true",
-        "log2_e": "exp=ex2",
-        "scaled_keys": "exp=ex2 log2_e=scale lse_base2=true",
-        "fused_without_mask": log2_e,
-        "lse_base2": log2_e,
-        "exponent_again": log2_e,
-        "maximum_gradient": "unfused=true saved_p=true",
-        "score_gradient": "unfused=true saved_p=true delta_from=P_DP",
-        "stale_maximum": log2_e,
-        "offset": log2_e,
-        "polynomial": log2_e,
-    }
-    types = {f.name: f.type for f in fields(Plan)}
-    for name in words:
-        old = getattr(BASE.changed(before.get(name, "")), name)
-        values = {
-            bool: (True, False),
-            int: (0, 1, 3),
-            float: (0.0, 2.5, 4.0),
-            Polynomial | None: (None, Polynomial(10, 4, 1)),
-        }.get(types[name]) or tuple(type(old))
+    """A new field, or value of one, that the grammar does not know."""
+    for name in OF_KERNEL:
+        before = CHOICES[name].example.rpartition(" ")[0]
+        old = getattr(BASE.changed(before), name)
+        values = CHOICES[name].values or NUMBERS[CHOICES[name].kind]
         for value in values:
-            base = BASE.changed("unfused=true" if value is Sinks.KEY else before.get(name, ""))
+            base = BASE.changed("unfused=true" if value is Sinks.KEY else before)
             word = str(value).lower() if isinstance(value, bool) or value is None else value
             made = base.changed(f"{name}={word}")
             assert getattr(made, name) == value and type(getattr(made, name)) is type(value)
@@ -213,3 +196,21 @@ def test_keys_of_stored_trials_have_the_old_repr():
     for name, digest in old.items():
         full = Plan.preset(name).in_full()
         assert hashlib.sha256(full.encode()).hexdigest().startswith(digest)
+
+
+def test_every_field_says_what_it_is():
+    """A field whose number another has, or whose example its words or plans do not take."""
+    numbers = sorted(own.number for own in CHOICES.values())
+    assert numbers == [n for n in range(3, len(CHOICES) + 4) if n != 10]
+    for name, own in CHOICES.items():
+        assert f"{name}: " in Plan.__doc__ and own.doc.endswith((".", ".)")) and own.group
+        if own.words:
+            made = BASE.changed(own.example)
+            assert getattr(made, name) != own.default and own.example.split()[-1].startswith(name)
+
+
+def test_pickles_have_the_order_of_stored_fields():
+    """A pickle of a version before, in which the fields stood in another order."""
+    state = BASE.__getstate__()
+    assert state[:4] == [BASE.name, BASE.roundings, BASE.accumulators, BASE.pv_into_o]
+    assert state[10] == BASE.blocks and pickle.loads(pickle.dumps(BASE)) == BASE

@@ -7,7 +7,7 @@ FAULTS = (
         name="name-of-a-site-without-blocks",
         kind="block scale",
         imitates="A plan asked by the name of a site forgets that the site rounds in blocks.",
-        file="attention/plans/plan.py",
+        file="attention/plans/record.py",
         old="""        site = site_named(site)
         return next((block for""",
         new="""        return next((block for""",

@@ -12,7 +12,8 @@ from roundscope.attention.testing.exact import exact
 from roundscope.tools.identify import candidates, search
 from roundscope.tools.identify.candidates import Candidate
 from roundscope.tools.identify.identify import Kind, identify
-from roundscope.tools.identify.meanings import base_of_lse, blind_rows, exact_rows, trial
+from roundscope.tools.identify.meanings import exact_rows
+from roundscope.tools.identify.trial import base_of_lse, blind_rows, trial
 from tests.checks.identify_faults import FA2, call, of_meaning, ran
 
 MEANINGS = (

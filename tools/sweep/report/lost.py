@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundscope.attention.grammar.roundings import event_of
-from roundscope.attention.plans.plan import Event
+from roundscope.attention.plans.events import Event
 from roundscope.attention.sites import Site
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import format_named

@@ -1,0 +1,149 @@
+"""The choices of a plan for features that models ask for: windows, softcaps and sinks.
+
+`attend` can set the window and the softcap for one call, and is given the sinks. A value is refused
+where it is impossible, and where the rest of the plan does not support it: the kernels of the
+fields that a message names have no such feature, so there is nothing that the plan could imitate.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roundscope.attention.plans.backward import BackwardChoices
+from roundscope.attention.plans.choice import choice
+from roundscope.attention.plans.choices import (
+    CappedBy,
+    DeltaFrom,
+    ScaleOfGradient,
+    ScoreGradient,
+    Sinks,
+    Tanh,
+)
+from roundscope.attention.sites import Site
+
+if TYPE_CHECKING:
+    from roundscope.attention.plans.record import PlanRecord
+
+UNCAPPED = {  # fields of plans whose kernel has no softcap, and what it has instead
+    "dp_from_delta": "a second dS",
+    "scaled_keys": "keys that contain scale log2 e already",
+    "maximum_gradient": "a sum of dS that is taken away behind the tanh",
+}
+
+
+def _window(p: "PlanRecord") -> str:
+    if isinstance(p.window, bool) or p.window < 0:
+        return "how many keys a query sees, its own included, such as 128; 0 for all"
+    return ""
+
+
+def _softcap(p: "PlanRecord") -> str:
+    if not 0.0 <= p.softcap < math.inf:
+        return "a number above 0, such as 50.0, that bounds the scores; 0 for no bound"
+    if told := _uncapped(p):
+        raise ValueError(f"softcap={p.softcap:g}: {told}")
+    return ""
+
+
+def _uncapped(p: "PlanRecord") -> str:
+    """Return why a plan cannot have its softcap, which is in range, or ""."""
+    has_inverse = p.capped_by is CappedBy.CHAIN
+    if has_inverse or p[Site.SCALED].format.precision <= 24:
+        with np.errstate(over="ignore", divide="ignore"):
+            narrow = np.float32(p.softcap)
+            kept = (narrow, np.float32(1.0) / narrow)[: 1 + has_inverse]
+        if not all(0.0 < x < math.inf for x in kept):
+            return "0 or infinite in binary32, itself or its inverse; give a number such as 50.0"
+    for name, why in UNCAPPED.items():
+        if getattr(p, name):
+            return (
+                f"{p.name} has {name}=True, {why}, and its kernel has no softcap; use {name}=false"
+            )
+    return ""
+
+
+def _sinks(p: "PlanRecord") -> str:
+    for name in ("split_tiles", "kept_state", "lse_base2"):
+        if getattr(p, name):
+            return f"{p.name} has {name}={getattr(p, name)}, which knows no sinks; change it"
+    if p.score_gradient is ScoreGradient.QUOTIENT:
+        return (
+            f"{p.name} has score_gradient=quotient, whose delta is divided by l, and its kernel has"
+            " no sinks; use score_gradient=softmax or difference"
+        )
+    early = (ScaleOfGradient.REGISTER, ScaleOfGradient.PROBABILITY)
+    if p.maximum_gradient and p.gradient_scale in early:
+        return (
+            "the sum of dS of maximum_gradient=True has the sink's part without the scale; use"
+            f" gradient_scale=operand or result, not {p.gradient_scale}"
+        )
+    if p.delta_from is DeltaFrom.CENTERED:
+        return "rows of P do not add up to 1, which delta_from=CENTRED expects; use OUT, O or P_DP"
+    if p.sinks is Sinks.KEY and not p.normalise_first:
+        return (
+            "of tiles, each adds up its own keys; it goes with a softmax of whole rows; use"
+            " sinks=first or last"
+        )
+    if p.sinks is Sinks.LAST and p.normalise_first:
+        return (
+            "P of a softmax of whole rows is divided before any later key; use sinks=key or"
+            " sinks=first"
+        )
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedChoices(BackwardChoices):
+    """Windows, softcaps and sinks."""
+
+    window: int = choice(
+        0,
+        number=33,
+        doc="How many keys a query sees, its own included: query t sees keys t - window < s <= t of"
+        " a causal call and `|t - s|` < window of any other. 0 (default): all. If the argument"
+        " `window` of `attend` is given, it replaces this value.",
+        source="sliding-window attention",
+        refused=_window,
+        kernels=(0,),
+        words=("0", "1", "3"),
+    )
+    softcap: float = choice(
+        0.0,
+        number=30,
+        doc="A bound c > 0 of the scores, which become c tanh(scale S / c), by the events SS, CAP"
+        " and TANH. 0.0 (default): the scores are scale S. If the argument `softcap` of `attend` is"
+        " given, it replaces this value.",
+        source="Gemma 2 (arXiv 2408.00118)",
+        refused=_softcap,
+        kernels=(0.0,),
+        words=("0", "50", "0.7"),
+    )
+    capped_by: CappedBy = choice(
+        CappedBy.QUOTIENT,
+        number=31,
+        called="way of a softcap",
+        doc="How a softcap divides, one of `CappedBy`: quotient (default; FlashAttention-4) or"
+        " chain (automatic differentiation). It has no effect without a softcap.",
+        example="softcap=2 capped_by=chain",
+    )
+    tanh: Tanh = choice(
+        Tanh.CORRECT,
+        number=32,
+        called="tanh",
+        doc="How the tanh of a softcap is computed, one of `Tanh`: correct (default) or cuda"
+        " (tanhf: torch, Triton).",
+        example="softcap=2 tanh=cuda",
+    )
+    sinks: Sinks = choice(
+        Sinks.NONE,
+        number=34,
+        called="way of sinks",
+        doc="How the sinks of a call enter, one of `Sinks`: key (eager gpt-oss), first (vLLM), last"
+        " (FlashAttention-3 and -4), or none (default). A plan with none treats sinks like key with"
+        " normalise_first, and like last otherwise.",
+        refused=_sinks,
+        kernels=(Sinks.NONE,),
+        example="sinks=first",
+    )
