@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.framework import page, terminal
+from roundscope.experiments.framework import page
 from roundscope.experiments.framework.loop import measured
 from roundscope.experiments.framework.study import R, Static, Study
 from roundscope.tools.errors import UsageError, bad
+from roundscope.tools.report.deliver import deliver
 from roundscope.tools.report.progress import bar
-from roundscope.tools.report.terminal import console, plain, print_json
-from roundscope.tools.results.folder import checked_folder, write_results
+from roundscope.tools.report.terminal import console, plain
+from roundscope.tools.results.folder import checked_folder
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -74,9 +75,13 @@ def tell(
         "config": dict(study.config),
         "run": about,
     }
-    shown = page.html(study, results, verdicts, static, data)
-    write_results(out, f"{study.name}.json", data, shown, f"{study.page}.html")
-    if as_json:
-        print_json(data)
-    else:
-        terminal.show(study, results, verdicts, data, out)
+    report = page.report(study, results, verdicts, static, data)
+    kept = out / f"{study.file or study.name}.sqlite"
+    deliver(
+        report,
+        out,
+        f"{study.name}.json",
+        as_json=as_json,
+        page=f"{study.page}.html",
+        more=[kept] if kept.exists() else [],
+    )

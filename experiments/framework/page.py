@@ -1,70 +1,136 @@
-"""The page of a study: the picture that answers, one sentence, verdicts, pictures, every number."""
+"""What a study reports: the picture that answers, one sentence, verdicts, every number."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
-from roundscope.experiments.framework.study import R, Static, Study, Table
+from roundscope.experiments.framework.study import R, Static, Study
+from roundscope.experiments.framework.study import Table as StudyTable
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines
-from roundscope.tools.report.page import CONTENTS, document, figure, folded, grid, verdict
+from roundscope.tools.report.model import (
+    Cell,
+    Code,
+    Folded,
+    Mood,
+    Opening,
+    Part,
+    Picture,
+    Report,
+    Section,
+    Table,
+    Text,
+    notes,
+)
 
 COUNTED = {  # words of verdicts, of several
     Word.AGREES: "agree with the claim",
     Word.CONTRADICTS: "contradict it",
     Word.DEPENDS: "depend on something that it does not state",
 }
-COLOURED = {Word.AGREES: "good", Word.CONTRADICTS: "bad", Word.DEPENDS: "warn"}
+MOODS: dict[Word, Mood] = {Word.AGREES: "good", Word.CONTRADICTS: "bad", Word.DEPENDS: "warn"}
 READ = (
-    "<p class=note>A claim is a sentence of the paper, or of ours, as it can be tested. A verdict"
+    "A claim is a sentence of the paper, or of ours, as it can be tested. A verdict"
     " is what our measurement says of it: it agrees, contradicts or is undecided (its interval"
     " reaches across the border of the claim), or it depends on something that the claim does not"
-    " state.</p>"
+    " state."
 )
 
 
-def html(
+def report(
     study: Study[R],
     results: R,
     verdicts: Sequence[Verdict],
     static: Static,
     data: Mapping[str, Any],
-) -> str:
-    """Return the whole page."""
-    opening, *others = [
-        figure(f.title, picture, f.caption)
+) -> Report:
+    """Return the report of a study."""
+    drawn = [
+        Picture(f.title, picture, f.caption)
         for f in study.figures
         if (picture := f.draw(results)) is not None
-    ] or [""]
-    still = "".join(figure(*each) for each in static.figures)
-    rules = (f"<p class=note>{escape(text)}</p>" for text in study.rules)
-    how = "".join([READ if verdicts else "", *rules])
-    body = [
-        f"<h1>{escape(study.question)}</h1>",
-        f"<p class=sub>{escape(study.paper)}</p>" if study.paper else "",
-        _opening(study, verdicts, data),
-        f"<p><b>{escape(lack)}</b></p>" if (lack := missing(data["run"], study.unit)) else "",
-        folded("How to read this page", how) if how else "",
-        opening,
-        CONTENTS,
-        _verdicts(study, verdicts),
-        f"<h2>Pictures</h2>{''.join(others)}" if others else "",
-        f"<h2>{escape(static.title)}</h2>{still}" if still else "",
-        *(_table(table, results) for table in study.tables),
-        _run(study, data["run"], data["config"]),
-        _queries(study, verdicts),
     ]
-    return document(f"Roundscope: {study.paper or study.question}", "\n".join(body))
+    still = [Picture(*each) for each in static.figures]
+    lack = missing(data["run"], study.unit)
+    how = notes(READ if verdicts else "", *study.rules)
+    return Report(
+        title=study.paper or study.question,
+        heading=study.question,
+        about=study.paper,
+        opening=_opening(study, verdicts, data),
+        parts=[
+            *([Text("", lead=lack)] if lack else []),
+            *([Folded("How to read this page", how)] if how else []),
+            *drawn[:1],
+            *_verdicts(study, verdicts),
+            *([Section("Pictures", drawn[1:])] if drawn[1:] else []),
+            *([Section(static.title, still)] if still else []),
+            *(
+                Section(t.title, [Table(t.heads, t.rows(results)), *notes(t.note)])
+                for t in study.tables
+            ),
+            _run(study, data["run"], data["config"]),
+            *_queries(study, verdicts),
+        ],
+        brief=_brief(study, results, verdicts, data),
+        data=data,
+    )
 
 
-def _opening(study: Study[Any], verdicts: Sequence[Verdict], data: Mapping[str, Any]) -> str:
+def _opening(study: Study[Any], verdicts: Sequence[Verdict], data: Mapping[str, Any]) -> Opening:
     counted = Counter(v.word for v in verdicts)
     words = ", ".join(f"{counted[w]} {COUNTED.get(w, w)}" for w in Word if counted[w])
     number = f"{len(verdicts)} verdicts: {words}." if verdicts else ""
     run = data["run"]
     is_whole = run["there"] == run["launches"]
     why = "To measure it yourself" if is_whole else "Next, the rest of it"
-    return verdict(data["answer"], number, run["command"].replace(" --draw", ""), why=why)
+    return Opening(data["answer"], number, run["command"].replace(" --draw", ""), why)
+
+
+def _brief(
+    study: Study[R], results: R, verdicts: Sequence[Verdict], data: Mapping[str, Any]
+) -> list[Part]:
+    """Return what the terminal shows: the answer, tables, verdicts, what is missing."""
+    caution, lack = study.caution if verdicts else "", missing(data["run"], study.unit)
+    scale = f" ({study.scale})" if study.scale else ""
+    return [
+        Text(data["answer"]),
+        *(_shown(table, table.rows(results)) for table in study.tables if table.shown),
+        *([verdict_table(verdicts, study.source)] if verdicts else []),
+        *(Text(text) for text in (caution, lack) if text),
+        Text(f"{study.unit}: {launched(data['run'])}{scale}"),
+    ]
+
+
+def _shown(table: StudyTable[Any], rows: Sequence[Sequence[str]]) -> Table:
+    """Return the columns of a table that the terminal shows and that are not empty.
+
+    A first cell that repeats the one above is left out; in a grouped table it is a line of its own.
+    """
+    kept = [column for column in table.shown if any(row[column] for row in rows)]
+    cells: list[list[str | Cell]] = []
+    before = ""
+    for row in rows:
+        first, *rest = (row[column] for column in kept)
+        if table.grouped and first != before:
+            cells.append([Cell(first, "strong"), *("" for _ in rest[1:])])
+        cells.append([*rest] if table.grouped else ["" if first == before else first, *rest])
+        before = first
+    return Table([table.heads[n] for n in (kept[1:] if table.grouped else kept)], cells)
+
+
+def verdict_table(verdicts: Sequence[Verdict], first: str = "row") -> Table:
+    """Return the table of verdicts; `first` heads the column that says where a claim stands."""
+    rows = [
+        (
+            place,
+            claim,
+            v.case,
+            Cell(v.measured, note=v.note),
+            Cell(str(v.word), MOODS.get(v.word, "note")),
+        )
+        for place, claim, v in lines(verdicts)
+    ]
+    return Table((first, "claim", "case", "measured", "verdict"), rows, is_prose=True)
 
 
 def missing(run: Mapping[str, Any], unit: str) -> str:
@@ -88,31 +154,13 @@ def launched(run: Mapping[str, Any]) -> str:
     return f"{run['there']} of {run['launches']}, {when}"
 
 
-def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
+def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> list[Section]:
     if not verdicts:
-        return ""
-    caution = f"<p class=note>{escape(study.caution)}</p>" if study.caution else ""
-    names = (study.source, "claim", "case", "measured", "verdict")
-    head = "".join(f"<th>{name}" for name in names)
-    rows = "".join(_row(figure, claim, v) for figure, claim, v in lines(verdicts))
-    table = f"<div class=wide><table class=words><tr>{head}{rows}</table></div>"
-    return f"<h2>Verdicts</h2>{caution}{table}"
+        return []
+    return [Section("Verdicts", [*notes(study.caution), verdict_table(verdicts, study.source)])]
 
 
-def _row(place: str, claim: str, v: Verdict) -> str:
-    note = f"<br><i>{escape(v.note)}</i>" if v.note else ""
-    word = f"<b class={COLOURED.get(v.word, 'muted')}>{v.word}</b>"
-    cells = (escape(place), escape(claim), escape(v.case), escape(v.measured) + note, word)
-    return "<tr>" + "".join(f"<td>{cell}" for cell in cells)
-
-
-def _table(table: Table[R], results: R) -> str:
-    cells = grid(list(table.heads), [list(row) for row in table.rows(results)])
-    note = f"<p class=note>{escape(table.note)}</p>" if table.note else ""
-    return f"<h2>{escape(table.title)}</h2>{cells}{note}"
-
-
-def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -> Section:
     about = {
         "command": run["command"],
         study.unit: launched(run),
@@ -123,19 +171,15 @@ def _run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -
     width = max(map(len, about)) + 2
     text = "\n".join(f"{name:{width}}{line}" for name, line in about.items() if line)
     title = "What was run, and what was not shown" if study.caveats else "What was run"
-    caveats = f"<p>{escape(study.caveats)}</p>" if study.caveats else ""
-    return f"<h2>{title}</h2>{caveats}<pre>{escape(text)}</pre>"
+    return Section(title, [*([Text(study.caveats)] if study.caveats else []), Code(text)])
 
 
-def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> str:
+def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> list[Section]:
     """Return the SQL behind the numbers, in full; nothing where no verdict has any."""
     known = [v for v in verdicts if v.queries]
-    if not known:
-        return ""
     text = "\n\n".join(
         f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";"
         for v in known
     )
-    summary = f"<summary>SQL over {study.file or study.name}.sqlite</summary>"
-    shown = f"<details>{summary}<pre>{escape(text)}</pre></details>"
-    return f"<h2>The queries behind the numbers</h2>{shown}"
+    sql = Folded(f"SQL over {study.file or study.name}.sqlite", [Code(text)])
+    return [Section("The queries behind the numbers", [sql])] if known else []

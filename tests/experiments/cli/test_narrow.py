@@ -8,7 +8,7 @@ from rich.console import Console
 
 from roundscope import emu
 from roundscope.emu.blocks.format import BLOCK_NAMED
-from roundscope.experiments.framework.terminal import verdict_grid
+from roundscope.experiments.framework.page import verdict_table
 from roundscope.experiments.framework.verdicts import Verdict, Word
 from roundscope.experiments.train import bench_step as step
 from roundscope.tools.bench import attention, dot, sweep
@@ -159,7 +159,7 @@ def test_verdicts_fill_the_terminal_and_no_more(capsys, width):
         measured="10 of 10 diverge, at step 183 [135, 647]; FP32: 0 of 10 [0%, 31%]",
     )
     screen = Console(file=sys.stdout, width=width, _environ={})
-    screen.print(verdict_grid([verdict], width=width))
+    terminal.show([verdict_table([verdict])], screen)
     shown = capsys.readouterr().out
     assert all(len(line) <= width for line in shown.splitlines()) and "…" not in shown
     assert "not testable" in shown and "Table 1" in shown

@@ -340,7 +340,7 @@ def test_numbers_that_are_none(path):
     assert wanted in text
     assert "1 with NaN or infinite results" in text
     assert (
-        text.count("<tr class=lean>") == 1
+        text.count("<tr class=marked>") == 1
         and "<td>fp32<td>64<td>3, 1 not finite" in text
         and ">nan" not in text
     )

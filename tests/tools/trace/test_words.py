@@ -85,8 +85,8 @@ def test_folder_is_named_after_the_plan_and_layers_have_a_line_each(
     opening = page[: page.index("<svg ")]
     assert (
         "injected O:ulps=1:heads=3" in opening
-        and "<tr><td>a<td>" in opening.replace(" class=lean", "")
-        and "<tr><td>b<td>" in opening.replace(" class=lean", "")
+        and "<tr><td>a<td>" in opening.replace(" class=marked", "")
+        and "<tr><td>b<td>" in opening.replace(" class=marked", "")
     )
 
 

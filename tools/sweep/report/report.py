@@ -5,16 +5,16 @@ The pictures come first, then the numbers.
 
 import shlex
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from roundscope.tools.errors import bad
-from roundscope.tools.report.page import document, figure, folded, verdict
+from roundscope.tools.report.html import page
+from roundscope.tools.report.model import Folded, Mood, Opening, Picture, Report, Text
 from roundscope.tools.results.folder import write_page
 from roundscope.tools.sweep.report.captions import sentence
-from roundscope.tools.sweep.report.effects import Shares, changed_nothing, idle, shares
+from roundscope.tools.sweep.report.effects import changed_nothing, idle, shares
 from roundscope.tools.sweep.report.lost import lost
 from roundscope.tools.sweep.report.pictures import opening, pictures
 from roundscope.tools.sweep.report.tables import conditions, failures, run
@@ -24,17 +24,32 @@ from roundscope.tools.sweep.storage.frames import Frame, frame_of
 
 Progress = Callable[[str], None]
 
-HOW = """<b>Deviation.</b> Deviations are differences from unfused attention in binary64 on the same
-tensors. A cell with an entry that is NaN or infinite, where that reference is not, has infinite
-deviations and no signed mean; such entries are counted (not finite). <b>Seeds.</b> A seed draws the
-tensors, the stochastic roundings and the noise; an input file is the same for every seed. Intervals
-are 95 % t intervals of the mean over seeds: they say how well a mean is known, nothing about other
-inputs. Infinite deviations make a mean infinite. On logarithmic scales the logarithm is averaged.
-<b>Share of variance.</b> The share is the sum of squares of log10 rms between the values of an axis
-over the total sum of squares, each axis alone, over the cells whose rms is finite and above 0.
-Whether it is more than noise is decided by an F test in which the cells of one value and one seed
-count as one, since they share their tensors; seeds alone would make an axis stand out in one report
-of a hundred."""
+HOW = [
+    Text(
+        "Deviations are differences from unfused attention in binary64 on the same"
+        " tensors. A cell with an entry that is NaN or infinite, where that reference is not, has"
+        " infinite deviations and no signed mean; such entries are counted (not finite).",
+        "note",
+        lead="Deviation.",
+    ),
+    Text(
+        "A seed draws the tensors, the stochastic roundings and the noise; an input file is"
+        " the same for every seed. Intervals are 95 % t intervals of the mean over seeds: they say"
+        " how well a mean is known, nothing about other inputs. Infinite deviations make a mean"
+        " infinite. On logarithmic scales the logarithm is averaged.",
+        "note",
+        lead="Seeds.",
+    ),
+    Text(
+        "The share is the sum of squares of log10 rms between the values of an axis"
+        " over the total sum of squares, each axis alone, over the cells whose rms is finite and"
+        " above 0. Whether it is more than noise is decided by an F test in which the cells of one"
+        " value and one seed count as one, since they share their tensors; seeds alone would make"
+        " an axis stand out in one report of a hundred.",
+        "note",
+        lead="Share of variance.",
+    ),
+]
 
 
 def write(path: Path, out: Path | None = None, progress: Progress = lambda _: None) -> Path:
@@ -47,8 +62,7 @@ def write(path: Path, out: Path | None = None, progress: Progress = lambda _: No
     if out.exists() and path.exists() and out.samefile(path):
         raise bad("--out", str(out), "is the results file itself; name another")
     frame = frame_of(path)
-    page = html(frame, progress)
-    write_page(out, page, "Roundscope: sweep")
+    write_page(out, page(report(frame, progress)), "Roundscope: sweep")
     return out
 
 
@@ -58,38 +72,34 @@ def answer(path: Path) -> str:
     return sentence(frame, shares(frame))
 
 
-def html(frame: Frame, progress: Progress = lambda _: None) -> str:
-    """Return the report as HTML; progress: called with the title of each picture."""
-    found = shares(frame)
-    parts = [_opening(frame, found)]
-    for title, picture, caption in pictures(frame, found):
+def report(frame: Frame, progress: Progress = lambda _: None) -> Report:
+    """Return the report; progress: called with the title of each picture."""
+    found, first = shares(frame), []
+    if (picture := opening(frame, found)) is not None:
+        first.append(Picture(*picture))
+    drawn = []
+    for title, figure, caption in pictures(frame, found):
         progress(title)
-        parts.append(figure(title, picture, caption))
-    parts += [
-        conditions(frame),
-        failures(frame),
-        run(frame),
-    ]
-    return document(
-        f"Roundscope: sweep {frame.path.name}", "\n".join(part for part in parts if part)
-    )
-
-
-def _opening(frame: Frame, found: Shares) -> str:
-    picture = opening(frame, found)
-    shown = "" if picture is None else figure(*picture)
-    lead = sentence(frame, found)
-    sub = f"{frame.path.name}: {counts(frame)}"
+        drawn.append(Picture(title, figure, caption))
     nothing = changed_nothing(idle(frame), bool(lost(frame).cells.any()))
-    still = "".join(f"<p>{escape(text)}.</p>" for text in (*files(frame), *nothing))
-    return (
-        f"<h1>Which axis matters most?</h1><p class=sub>{escape(sub)}</p>"
-        f"{_verdict(frame, lead)}{still}"
-        f"{folded('How to read this page', f'<p class=note>{HOW}</p>')}{shown}"
+    return Report(
+        title=f"sweep {frame.path.name}",
+        heading="Which axis matters most?",
+        about=f"{frame.path.name}: {counts(frame)}",
+        opening=_opening(frame, sentence(frame, found)),
+        parts=[
+            *(Text(f"{text}.") for text in (*files(frame), *nothing)),
+            Folded("How to read this page", HOW),
+            *first,
+            *drawn,
+            *conditions(frame),
+            *failures(frame),
+            run(frame),
+        ],
     )
 
 
-def _verdict(frame: Frame, lead: str) -> str:
+def _opening(frame: Frame, lead: str) -> Opening:
     rms, name = frame.metric("rms"), shlex.quote(frame.path.name)
     usable = rms[np.isfinite(rms)]
     span = f"Rms of the output's error: {number(usable.min())}" if usable.size else ""
@@ -99,11 +109,10 @@ def _verdict(frame: Frame, lead: str) -> str:
     if infinite := int(np.isinf(rms).sum()):
         span += f"{' ' if span else ''}Infinite in {many(infinite, 'cell')}."
     if not frame.rows:
-        return verdict(lead, mood="bad")
-    mood = "bad" if lost(frame).cells.any() else ""
-    return verdict(
-        lead, span, by_event, why="Next, the error of every rounding event of each cell", mood=mood
-    )
+        return Opening(lead, mood="bad")
+    mood: Mood = "bad" if lost(frame).cells.any() else ""
+    why = "Next, the error of every rounding event of each cell"
+    return Opening(lead, span, by_event, why, mood)
 
 
 def files(frame: Frame) -> list[str]:

@@ -2,13 +2,12 @@
 
 import shlex
 from collections import Counter, defaultdict
-from html import escape
 
 import numpy as np
 
 from roundscope.emu.numerics import NUMERICS
 from roundscope.tools.errors import UsageError
-from roundscope.tools.report.page import grid
+from roundscope.tools.report.model import Code, Part, Section, Table, notes
 from roundscope.tools.results.tables import json_of
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.tools.sweep.report.effects import mean_interval
@@ -35,13 +34,13 @@ COLUMNS = {
 ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
 
 
-def conditions(frame: Frame) -> str:
+def conditions(frame: Frame) -> list[Section]:
     """Return the table of conditions with mean ± interval of the main metrics, largest rms first.
 
     Conditions with results that are not finite are in red.
     """
     if not frame.rows:
-        return ""
+        return []
     names = _names(frame)
     metrics = [m for m in COLUMNS if m in ALWAYS or not np.isnan(frame.metric(m)).all()]
     cells = np.argsort(frame.condition, kind="stable")
@@ -63,19 +62,18 @@ def conditions(frame: Frame) -> str:
         values = [_value(frame, m, cells) for m in metrics]
         rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
         marked.append(lost > 0)
-    more = ""
-    if len(order) > MOST:
-        more = f"<p class=note>{len(order) - MOST} more conditions are in the file.</p>"
-    note = "<p class=note>Mean ± half of the 95 % t interval over seeds"
+    more = len(order) - MOST
+    note = "Mean ± half of the 95 % t interval over seeds"
     if any(marked):
         note += (
             "; red: some seed has NaN or infinite results, so the error is infinite and a signed"
             " mean is not known (-)"
         )
-    note += ".</p>"
     tile = {axis.name: axis.label for axis in frame.axes if axis.label == "tile"}
     heads = [*(tile.get(n, n) for n in names), "seeds", *(COLUMNS[m] for m in metrics)]
-    return f"<h2>All conditions, the largest rms first</h2>{note}{grid(heads, rows, marked)}{more}"
+    rest = f"{more} more conditions are in the file." if more > 0 else ""
+    parts: list[Part] = [*notes(f"{note}."), Table(heads, rows, marked), *notes(rest)]
+    return [Section("All conditions, the largest rms first", parts)]
 
 
 def _value(frame: Frame, metric: str, cells: np.ndarray) -> str:
@@ -113,10 +111,10 @@ def _failed_by_condition(frame: Frame, names: list[str]) -> dict[tuple[Value, ..
     return found
 
 
-def failures(frame: Frame) -> str:
+def failures(frame: Frame) -> list[Section]:
     """Return the table of errors: how many cells each stopped, and the first of them."""
     if not frame.failed:
-        return ""
+        return []
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in frame.failed:
         groups[str(row["error"])].append(row)
@@ -130,15 +128,14 @@ def failures(frame: Frame) -> str:
         ]
         for e in order[:ERRORS]
     ]
-    more = ""
-    if len(order) > ERRORS:
-        more = f"<p class=note>{len(order) - ERRORS} more kinds of errors are in the file.</p>"
-    note = "<p class=note>To try them again, run the same command with --retry-failed.</p>"
-    table = grid(["cells", "the first of them", "error"], rows)
-    return f"<h2>{len(frame.failed)} cells failed</h2>{table}{note}{more}"
+    more = len(order) - ERRORS
+    note = "To try them again, run the same command with --retry-failed."
+    rest = f"{more} more kinds of errors are in the file." if more > 0 else ""
+    table = Table(("cells", "the first of them", "error"), rows)
+    return [Section(f"{len(frame.failed)} cells failed", [table, *notes(note, rest)])]
 
 
-def run(frame: Frame) -> str:
+def run(frame: Frame) -> Section:
     """Return what was run: axes, fixed parameters, devices, versions and times.
 
     It also says how to get the numbers.
@@ -163,7 +160,7 @@ def run(frame: Frame) -> str:
         f"{'all numbers':11} roundscope export {name} cells.csv",
         f"{'by event':11} roundscope export {name} sites.csv --table sites",
     ]
-    return f"<h2>What was run</h2><pre>{escape(chr(10).join(lines))}</pre>"
+    return Section("What was run", [Code("\n".join(lines))])
 
 
 def _values(rows: Rows, name: str) -> str:

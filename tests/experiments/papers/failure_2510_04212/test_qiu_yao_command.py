@@ -46,6 +46,7 @@ from roundscope.experiments.papers.failure_2510_04212.trials import (
 )
 from roundscope.experiments.train.config import Config
 from roundscope.tools.errors import UsageError
+from roundscope.tools.report import html
 from roundscope.tools.results.run import Run
 from tests.experiments.papers.failure_2510_04212.made import gathered, run
 from tests.tools.databases import database
@@ -360,7 +361,7 @@ def test_every_picture_draws_every_row() -> None:
     }
     data = {"answer": "", "config": {}, "run": about}
     still = Static(title="Without training", figures=[("A question", None, "Its answer")])
-    page = pages.html(study(FULL), r, judged(r), still, data)
+    page = html.page(pages.report(study(FULL), r, judged(r), still, data))
     assert page.count("<svg") == 5 and "Its answer" in page
     assert len(lines(r)) == len(places)
     assert np.isfinite([row["runs"] for row in records(r)]).all()
