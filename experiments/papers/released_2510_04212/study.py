@@ -185,7 +185,7 @@ def asked(quick: bool) -> Study[Results]:
         claims=lambda r: [*fails(r), *repairs(r), *route(r)],
         figures=[Figure(title="What diverges, on which arithmetic?", draw=draw, caption=CAPTION)],
         tables=[TABLE],
-        rules=RULES,
+        rules=(RULES,),
         caveats=(
             "Small models on Python's sources; the paper's own has 12 layers and trains for"
             " thousands of steps. Sums are native."
