@@ -104,8 +104,8 @@ def called(out, capsys, *options):
 
 def reproduced(out, **options):
     """The exit code of the command."""
-    asked = ReproduceOptions(paper="qiu-yao", out=out, quick=True, json=True, **options)
-    return reproduce.run(asked)
+    asked = {"paper": "qiu-yao", "out": out, "quick": True, "json": True} | options
+    return reproduce.run(ReproduceOptions(**asked))
 
 
 def test_killed_run_keeps_whole_launches_and_tells_them(
