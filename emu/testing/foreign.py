@@ -165,7 +165,8 @@ def _ignored(kind: str, flag: int) -> None:
 def _shared() -> dict[str, tuple[Callable[[], Any], Restore]]:
     """Return what a process has one of, by name: how to read it, and how to put it back.
 
-    Libraries that are not imported have nothing.
+    Libraries that are not imported have nothing. PyTorch's number of threads is left out: Numba's
+    OpenMP sets it too, when a function of Numba first runs.
     """
     found: dict[str, tuple[Callable[[], Any], Restore]] = {
         "NumPy's error state (numpy.seterr)": (np.geterr, lambda x: np.seterr(**x)),
@@ -175,7 +176,6 @@ def _shared() -> dict[str, tuple[Callable[[], Any], Restore]]:
     torch: Any = sys.modules.get("torch")
     if hasattr(torch, "compile"):  # it is whole, and not being imported
         found |= {
-            "PyTorch's number of threads": (torch.get_num_threads, torch.set_num_threads),
             "PyTorch's default dtype": (torch.get_default_dtype, torch.set_default_dtype),
             "PyTorch's default device": (torch.get_default_device, torch.set_default_device),
             "PyTorch's gradient mode": (torch.is_grad_enabled, torch.set_grad_enabled),

@@ -14,7 +14,7 @@ from roundscope.tools.report.model import Code, Folded, Points, Section, Text, t
 from roundscope.tools.report.model import Table as TableModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console
     from rich.segment import Segment
@@ -110,45 +110,65 @@ def show(parts: "Sequence[Part]", screen: "Console | None" = None) -> None:
             case Code():
                 screen.print(Words(part.text, STYLES[part.mood]), soft_wrap=True)
             case TableModel():
-                screen.print(_grid(part, screen))
+                screen.print(_grid(part, screen.width))
             case Section() | Folded():
                 screen.print(Words(part.title, style="bold"))
                 show(part.parts, screen)
 
 
-def _grid(part: TableModel, screen: "Console") -> "Table":
-    """Return a table of rich. Where the screen is too narrow it stands closer, and then without its
-    optional columns.
+def _grid(part: TableModel, room: int) -> "Table":
+    """Return a table of rich that fits into `room` characters.
+
+    Where that is too narrow its columns stand closer; then it has no optional columns, then heads
+    break into lines, and at last texts. Numbers and the first column never do.
     """
-    from rich.measure import Measurement
-
-    every = range(len(part.heads))
-    wide = screen.options.update(max_width=1000)
-    for columns, gap in ((every, 2), (every, 1)):
-        grid = _columns(part, columns, gap)
-        if Measurement.get(screen, wide, grid).maximum <= screen.width:
-            return grid
-    return _columns(part, [n for n in every if n not in part.optional], 1)
-
-
-def _columns(part: TableModel, columns: "Sequence[int]", gap: int) -> "Table":
-    """Return some columns of a table, those of numbers to the right; long cells may break."""
     from rich.text import Text as Words
 
+    texts = [[text_of(row[n]) for row in part.rows] for n in range(len(part.heads))]
+    numbers = [any(column) and all(map(_NUMBER.fullmatch, column)) for column in texts]
+    cells = [_longest(column) for column in texts]
+    whole = [max(n, _longest(h.split("\n"))) for n, h in zip(cells, part.heads, strict=True)]
+    words = [
+        _longest(" ".join([head, *column]).split())
+        for head, column in zip(part.heads, texts, strict=True)
+    ]
+    heads = [_longest(head.split()) for head in part.heads]
+    short = [max(n, h) if n <= SHORT else w for n, h, w in zip(cells, heads, words, strict=True)]
+    least = [
+        max(n, h) if is_number or (not column and n <= SHORT) else w
+        for column, (n, h, w, is_number) in enumerate(
+            zip(cells, heads, words, numbers, strict=True)
+        )
+    ]
+    every = list(range(len(part.heads)))
+    needed = [n for n in every if n not in part.optional]
+    for shown, gap, low in (
+        (every, 2, whole),
+        (every, 1, whole),
+        (needed, 1, whole),
+        (needed, 1, short),
+        (needed, 1, least),
+    ):
+        left = room - gap * (len(shown) - 1) - sum(low[n] for n in shown)
+        if left >= 0:
+            break
     grid = table(part.title)
     grid.padding = (0, gap, 0, 0)
-    for n in columns:
-        texts = [text_of(row[n]) for row in part.rows]
-        is_number = any(texts) and all(map(_NUMBER.fullmatch, texts))
-        grid.add_column(
-            part.heads[n],
-            justify="right" if is_number else "left",
-            no_wrap=max(map(len, texts), default=0) <= SHORT,
-            overflow="fold",
-        )
+    for n in shown:
+        more = min(max(left, 0), whole[n] - low[n])
+        left -= more
+        width = low[n] + more if left >= 0 else None
+        justify: Any = "right" if numbers[n] else "left"
+        grid.add_column(part.heads[n], justify=justify, width=width, overflow="fold")
     for number, row in enumerate(part.rows):
-        cells = [row[n] for n in columns]
-        words = [Words(text_of(c), "" if isinstance(c, str) else STYLES[c.mood]) for c in cells]
+        styled = [
+            Words(text_of(c), "" if isinstance(c, str) else STYLES[c.mood])
+            for c in (row[n] for n in shown)
+        ]
         is_marked = bool(part.marked) and part.marked[number]
-        grid.add_row(*words, style="bold red" if is_marked else None)
+        grid.add_row(*styled, style="bold red" if is_marked else None)
     return grid
+
+
+def _longest(texts: "Iterable[str]") -> int:
+    return max(map(len, texts), default=0)

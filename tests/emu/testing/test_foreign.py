@@ -48,14 +48,13 @@ def test_a_fault_is_told_and_put_back(what):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda t: t.set_num_threads(t.get_num_threads() + 1), "number of threads"),
         (lambda t: t.set_default_dtype(t.float64), "default dtype"),
         (lambda t: t.set_grad_enabled(False) and None, "gradient mode"),
         (lambda t: t.manual_seed(3), "sets the seed of torch"),
     ],
 )
 def test_defaults_of_torch(change, said):
-    """A kernel after which PyTorch makes other tensors, or counts on other threads."""
+    """A kernel after which PyTorch makes other tensors."""
     torch = pytest.importorskip("torch")
     state = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
     with pytest.raises(ForeignError, match=said):
