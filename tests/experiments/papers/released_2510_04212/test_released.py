@@ -124,3 +124,8 @@ def test_quick_is_smaller():
     """--quick in name only."""
     quick, full = (sum(1 for _ in s.conditions(scale)) for scale in (s.QUICK, s.FULL))
     assert 3 * quick <= 1.5 * full and replace(s.FULL.config, layers=2) != s.FULL.config
+
+
+def test_rules_are_whole_sentences():
+    """One text in place of a tuple of texts, of which a page makes a paragraph for each letter."""
+    assert all(len(text) > 40 for text in s.asked(quick=True).rules)
