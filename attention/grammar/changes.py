@@ -106,7 +106,7 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
         except ValueError as error:
             if str(error) != HOW:
                 raise
-            raise ValueError(f"{shown(text)}: {HOW}") from None
+            raise Problem("", shown(text), HOW) from None
         for change in found:
             for edit in edits_of(change):
                 plan = edited(plan, edit)
@@ -187,7 +187,7 @@ def _what(word: str) -> tuple[str, str]:
     """Return the name and the value of a word NAME=VALUE, or "" and the word."""
     name, given, value = word.partition("=")
     if given and not (name and value):
-        raise Problem("", word, HOW)
+        raise Problem("", f"'{word}'", HOW)
     return (name, value) if given else ("", word)
 
 
