@@ -30,8 +30,8 @@ class Problem(ValueError):
     def __str__(self) -> str:
         if self.value is None:
             return f"{self.argument}: {self.repair}"
-        named = f"{self.argument}={self.value}" if self.argument else f"'{self.value}'"
-        return f"{named}: {self.repair}"
+        named = f"{self.argument}=" if self.argument else ""
+        return f"{named}{self.value}: {self.repair}"
 
 
 def unknown(what: str, name: str, known: Iterable[object], repair: str = "") -> str:

@@ -12,7 +12,7 @@ from roundscope.emu.testing.foreign import ForeignError
     ("problem", "text"),
     [
         (Problem("kernel", "m:f", "takes no scale; add it"), "kernel=m:f: takes no scale; add it"),
-        (Problem("", "O=", "write SITE=FORMAT"), "'O=': write SITE=FORMAT"),
+        (Problem("", "'O='", "write SITE=FORMAT"), "'O=': write SITE=FORMAT"),
         (Problem("kernel", None, "returned None"), "kernel: returned None"),
         (ForeignError("kernel", "raised ValueError", is_refusal=True), "kernel: raised ValueError"),
     ],

@@ -121,7 +121,7 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
     try:
         return plan.changed(text, seed=seed)
     except ValueError as error:
-        is_of_text = isinstance(error, Problem) and error.value == text
+        is_of_text = isinstance(error, Problem) and error.value == f"'{text}'"
         raise UsageError(f"--set '{text}': {why(error) if is_of_text else error}") from None
 
 
