@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.framework import page, terminal
-from roundscope.experiments.framework.loop import measured
+from roundscope.experiments.framework.loop import holds_results, measured
 from roundscope.experiments.framework.study import Outcome, R, Static, Study
 from roundscope.experiments.framework.verdicts import Verdict
 from roundscope.tools.errors import UsageError, bad
@@ -38,7 +38,7 @@ def run(
 
     keep_compilations()
     checked_folder(out, f"{study.name}.json", f"{study.page}.html")
-    if draw and not list(out.glob(study.kept)):
+    if draw and not holds_results(study, out):
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
