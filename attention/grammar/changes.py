@@ -106,7 +106,7 @@ def changed(plan: Plan, texts: Sequence[str], seed: int | None = None) -> Plan:
         except ValueError as error:
             if str(error) != HOW:
                 raise
-            raise Problem("", text, HOW) from None
+            raise Problem("", shown(text), HOW) from None
         for change in found:
             for edit in edits_of(change):
                 plan = edited(plan, edit)

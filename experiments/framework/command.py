@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.framework import page
-from roundscope.experiments.framework.loop import measured
+from roundscope.experiments.framework.loop import holds_results, measured
 from roundscope.experiments.framework.study import R, Static, Study
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.report.deliver import deliver
@@ -37,7 +37,7 @@ def run(
 
     keep_compilations()
     checked_folder(out, f"{study.name}.json", f"{study.page}.html")
-    if draw and not list(out.glob(study.kept)):
+    if draw and not holds_results(study, out):
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roundscope.experiments.framework.store import Store, opened
+from roundscope.experiments.framework.store import Store, is_there, opened
 from roundscope.experiments.framework.study import Launch, Outcome, R, Study
 from roundscope.tools.report.progress import bar
 
@@ -21,6 +21,13 @@ def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]
     with opened(out, study.file or study.name) as store:
         outcome = counted(study, store, 0) if draw else measure(study, store)
         return outcome, study.results(store)
+
+
+def holds_results(study: Study[Any], out: Path) -> bool:
+    """Return whether a folder holds something of a study to draw; opening it would make a file."""
+    if study.measure is not None:
+        return any(out.glob(study.kept))
+    return is_there(out, study.file or study.name)
 
 
 def measure(study: Study[Any], store: Store) -> Outcome:

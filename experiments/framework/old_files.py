@@ -60,6 +60,11 @@ def set_aside(path: Path) -> None:
         path.rename(path.with_name(f"{path.stem}-old.sqlite"))
 
 
+def are_in(folder: Path) -> bool:
+    """Return whether a folder has an old file."""
+    return any(_application(path) in _BY_ID for path in folder.glob("*.sqlite"))
+
+
 def read_in(connection: sqlite3.Connection, folder: Path) -> None:
     """Add to `runs` what old files of the folder hold and `runs` does not."""
     for path in sorted(folder.glob("*.sqlite")):

@@ -84,6 +84,13 @@ class Store:
             return self.connection.execute(text, (json.dumps(list(keys)),)).fetchall()
 
 
+def is_there(folder: Path, name: str) -> bool:
+    """Return whether a folder has NAME.sqlite, with something in it, or an older one."""
+    path = folder / f"{name}.sqlite"
+    is_empty = path.is_file() and path.stat().st_size == 0
+    return (path.exists() and not is_empty) or old_files.are_in(folder)
+
+
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Store]:
     """Open the file NAME.sqlite of a folder, or create it, locked against other processes.

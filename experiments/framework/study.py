@@ -119,7 +119,8 @@ class Study(Generic[R]):
                the outcome and the results
     unit       what is counted as launches, in the plural
     file       the results file is FILE.sqlite; `name` if left out. Several studies may share one
-    kept       a pattern of the names of such files: without one there is nothing to draw
+    kept       where `measure` keeps something, a pattern of its files' names: without one there is
+               nothing to draw
     page       the page is PAGE.html
     paper      where the claims stand
     claims     a verdict for every claim and case

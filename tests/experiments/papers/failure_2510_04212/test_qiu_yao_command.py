@@ -273,11 +273,21 @@ def keep(folder: Path, group: list[Trial]) -> None:
         store.add({key(SPLIT, trial): made(trial) for trial in group}, {}, "here")
 
 
-def test_folder_without_results_is_not_drawn(tiny: None, tmp_path) -> None:
-    """Catches --draw that makes an empty page, or trains."""
+@pytest.mark.parametrize("held", ["nothing", "a link", "an empty file", "another study"])
+def test_folder_without_results_is_not_drawn(tiny: None, tmp_path, held) -> None:
+    """Catches --draw that makes an empty page, or trains, or leaves a results file behind."""
+    file = tmp_path / "qiu-yao.sqlite"
+    if held == "a link":
+        file.symlink_to("elsewhere")
+    elif held == "an empty file":
+        file.touch()
+    elif held == "another study":
+        with opened(tmp_path, "two-level"):
+            pass
+    before = {path.name: path.lstat().st_size for path in tmp_path.iterdir()}
     with pytest.raises(UsageError, match="holds no results"):
         reproduced(tmp_path, draw=True)
-    assert not list(tmp_path.iterdir())
+    assert {path.name: path.lstat().st_size for path in tmp_path.iterdir()} == before
 
 
 def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
