@@ -58,10 +58,19 @@ def report(asked: CheckCastOptions, found: CastReport, seconds: float) -> Report
         opening=_opening(asked, found),
         parts=[
             Folded("How to read this page", notes(READ)),
-            Section("Questions", [_questions(found.rows, "question")]),
-            *(_worst(row, found.asked) for row in found.rows if row.examples),
-            *_agreements("Scale rules", "On how many blocks each rule agrees.", found.scales),
-            *_exceptions(found),
+            Section(
+                "Questions",
+                [
+                    _questions(found.rows, "question"),
+                    *(_worst(row, found.asked) for row in found.rows if row.examples),
+                ],
+            ),
+            *_agreements(
+                "Scale rules",
+                "On how many blocks each rule agrees.",
+                found.scales,
+                *_exceptions(found),
+            ),
             *_agreements("Known behaviors", "How many results each explains.", found.behaviors),
             Section("What was run", [Code(" ".join(command_line()))]),
         ],
@@ -193,8 +202,8 @@ def _worst(row: Row, asked: Rounding | BlockFormat) -> Section:
     return Section(f"{row.name}: the worst", [Table(heads, lines)])
 
 
-def _agreements(title: str, note: str, found: Sequence[Agreement]) -> list[Section]:
-    return [Section(title, [*notes(note), _agreement("", found)])] if found else []
+def _agreements(title: str, note: str, found: Sequence[Agreement], *more: Part) -> list[Section]:
+    return [Section(title, [*notes(note), _agreement("", found), *more])] if found else []
 
 
 def _agreement(title: str, found: Sequence[Agreement]) -> Table:
