@@ -251,6 +251,7 @@ def notes_of(setup: Setup, alignment: Alignment | None, qkv: tuple[Array, ...]) 
 
 
 def check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engine: Name) -> None:
+    """Raise ValueError for plans of batch entries that one call cannot have together."""
     if len(plans) != q.shape[0]:
         raise ValueError(
             f"plan: {len(plans)} plans, must be one for each of the {q.shape[0]} batch entries of q"
@@ -266,6 +267,7 @@ def check_many(q: Any, plans: Sequence[Plan], inject: Sequence[Injection], engin
 
 
 def check_delta_error(error: Any, setup: Setup, engine: Name, q: Any, v: Any) -> None:
+    """Raise ValueError for an error of delta that is given as data where nothing reads it."""
     if engine != "xla":
         raise ValueError(
             "delta_error: an error as data needs engine='xla'; to trace an error, inject at OD"

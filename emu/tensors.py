@@ -35,7 +35,6 @@ def takes_tensors(function: Function) -> Function:
     The tensors of a call are on one device, and so are the results that are arrays. Other arguments
     and results stay as they are.
     """
-
     names = tuple(inspect.signature(function).parameters)
 
     @wraps(function)

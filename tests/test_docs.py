@@ -82,7 +82,7 @@ def test_links_lead_somewhere(path):
 
 def test_pages_that_the_sources_name_exist():
     """A message that sends a user to a page of an older version."""
-    folders = ("emu", "attention", "experiments", "roundscope", "tests", "docs/_ext")
+    folders = ("emu", "attention", "tools", "experiments", "roundscope", "tests", "docs/_ext")
     files = [p for folder in folders for p in (ROOT / folder).rglob("*.py")]
     files += [ROOT / "Makefile", ROOT / "pyproject.toml", *TEXTS]
     missing = {
@@ -150,3 +150,28 @@ def test_the_reference_has_every_public_name():
     aside = {"roundscope.__version__", "roundscope.attention", "roundscope.Stabiliser"}
     missing = [n for n in names if not re.search(rf":: {re.escape(n)}$", pages, re.M)]
     assert set(missing) - aside == set()
+
+
+def _listed(docstring):
+    """The names that the list of attributes of a class has, in either of its two forms."""
+    _, google, rest = docstring.partition("Attributes:")
+    form = r"^    (\w+(?:, \w+)*): " if google else r"^(\w+(?:, \w+)*)  +\S"
+    return [name for m in re.finditer(form, rest or docstring, re.M) for name in m[1].split(", ")]
+
+
+def test_lists_of_attributes_name_what_their_classes_have():
+    """A field that was renamed or taken away, and stands in the docstring; a text that was filled
+    anew, so that a word of a sentence stands where a name was.
+    """
+    lists, wrong = 0, []
+    folders = ("emu", "attention", "tools", "experiments")
+    for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and (names := _listed(ast.get_docstring(node) or "")):
+                own = {
+                    getattr(x, "name", getattr(x, "attr", getattr(x, "id", "")))
+                    for x in ast.walk(node)
+                }
+                lists += 1
+                wrong += [(path.name, node.name, name) for name in names if name not in own]
+    assert lists > 150 and not wrong

@@ -258,7 +258,6 @@ def write_captures(
         >>> {name: x.shape for name, x in sorted(tensors.items())}
         {'layers.0.k': (1, 2, 8, 4), 'layers.0.q': (1, 2, 8, 4), 'layers.0.v': (1, 2, 8, 4)}
     """
-
     file = file_given(path)
     if not calls:
         raise ValueError("calls=[]: there is nothing to write; capture at least one call")

@@ -278,7 +278,6 @@ class Plan(PlanRecord):
             >>> plan[Site.O].seed, plan[Site.P].seed
             (3, 0)
         """
-
         check_seed("seed", seed)
 
         def reseeded(r: Rounding) -> Rounding:

@@ -76,7 +76,6 @@ def xla_ops(zero: Array) -> Ops:
         zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the
             product with a following addition.
     """
-
     return Ops(
         xp=jnp,
         round=partial(_round, zero),
