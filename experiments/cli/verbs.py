@@ -88,9 +88,9 @@ def prepare(
     json: Json = False,
 ) -> None:
     """Make training data from any text, one token per byte, in nanoGPT's file format."""
-    from roundscope.experiments.train.run import prepare as preparing
+    from roundscope.experiments.train.gpt import data
 
-    preparing.run(paths, out, as_json=json)
+    data.prepare(paths, out, as_json=json)
 
 
 @verb

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
 from roundscope.experiments.train.student import run as runner
-from roundscope.experiments.train.student.arms import Arm, key
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import Arm, Config, key
 from roundscope.tools.results.run import Run
 
 Compute = Callable[[Progress], Sequence[Run[Arm]]]

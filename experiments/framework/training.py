@@ -10,11 +10,10 @@ from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import WORD, Config, deciding
-from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import step as one_step
-from roundscope.experiments.train.groups import Group, numbers
-from roundscope.experiments.train.loop import Batches, blocks, drawing
+from roundscope.experiments.train.groups import Batches, Group, blocks, drawing, numbers
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.experiments.train.spikes import Follow
 from roundscope.tools.results.run import C, Run, key_of
 
 # all arms, the steps done, tokens of the next step by seed -> a column, or rows (arms, columns)

@@ -1,4 +1,4 @@
-"""Training: one core (state, step, loop, checkpoint, divergence) for several models.
+"""Training: one core (step, loop, checkpoint, spikes) for several models.
 
 These are the GPT with emulated attention and the student.
 """

@@ -146,8 +146,7 @@ def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
 
 def _group(config: Any, arms: int) -> tuple[Any, Callable[[int], Any]]:
     from roundscope.experiments.train.gpt import step
-    from roundscope.experiments.train.groups import Group
-    from roundscope.experiments.train.loop import batches_of
+    from roundscope.experiments.train.groups import Group, batches_of
     from roundscope.experiments.train.settings import Arm, Settings
 
     settings = Settings(

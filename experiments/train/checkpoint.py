@@ -199,7 +199,7 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     from roundscope.experiments.train import origins
     from roundscope.experiments.train.gpt.interventions import changes_of
     from roundscope.experiments.train.gpt.step import shape_of
-    from roundscope.experiments.train.run.drift import watches_of
+    from roundscope.experiments.train.spikes import watches_of
 
     try:
         found, arms = origins.settings_of(meta), len(meta["arms"])

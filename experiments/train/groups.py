@@ -1,24 +1,33 @@
-"""Groups of arms that run in one executable.
+"""Groups of arms that run in one executable, and the loop of all trainings.
 
-Their plans have the same structure for the whole run; their states are stacked.
+The plans of a group's arms have the same structure for the whole run; their states are stacked.
+`blocks` is the loop of whatever has a step: steps one after the other, fetched in blocks, so that
+the device never waits for the host.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from roundscope.experiments.train import devices
 from roundscope.experiments.train.config import PALLAS, WORD, Config
+from roundscope.experiments.train.gpt import data
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.engines import check_engine, fused_plan, only_plan
-from roundscope.experiments.train.gpt.injected import check, wrongs_of
 from roundscope.experiments.train.gpt.interventions import plans_of
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans, formats_of, how_of, linear_at
-from roundscope.experiments.train.gpt.linear_plans import by_arm as linears_by_arm
-from roundscope.experiments.train.gpt.offset import Offset, Wrongs, offsets, readable
+from roundscope.experiments.train.gpt.linear import LinearPlans, formats_of, how_of, linear_at
+from roundscope.experiments.train.gpt.linear import by_arm as linears_by_arm
+from roundscope.experiments.train.gpt.offset import (
+    Offset,
+    Wrongs,
+    check,
+    offsets,
+    readable,
+    wrongs_of,
+)
 from roundscope.experiments.train.gpt.plans import (
     Fixed,
     Plans,
@@ -30,7 +39,7 @@ from roundscope.experiments.train.gpt.plans import (
 )
 from roundscope.experiments.train.mx import Formats
 from roundscope.experiments.train.settings import Arm, Settings
-from roundscope.experiments.train.state import pick
+from roundscope.experiments.train.step import pick
 
 
 class Group:
@@ -262,3 +271,81 @@ def together(found: Sequence[Group]) -> Any:
         lambda *leaves: np.concatenate(leaves)[order],
         *(jax.device_get(group.state) for group in found),
     )
+
+
+EVERY = 25  # steps of a block, after which results are fetched from the device
+Batches = dict[int, np.ndarray]  # seed of arms -> tokens
+
+
+class Block(NamedTuple):
+    """Steps that are done.
+
+    done           the number of steps after it
+    losses, norms  (steps of the block, arms) as the device has them, at the weights before each
+                   step
+    look           what `look(done)` returned, on the host
+    """
+
+    done: int
+    losses: np.ndarray
+    norms: np.ndarray
+    look: Any
+
+
+def blocks(
+    advance: Callable[[int], tuple[Any, Any]],
+    first: int,
+    last: int,
+    *,
+    every: int = EVERY,
+    look: Callable[[int], Any] = lambda done: None,
+    ahead: bool = True,
+) -> Iterator[Block]:
+    """Do steps `first` to `last` (not included) and yield them in blocks, in their order.
+
+    advance  does a step by its number and returns (losses (arms,), gradient norms (arms,)), on the
+             device
+    every    the number of steps of a block
+    look     called after the last step of a block, on states as they are then
+    ahead    whether a block is sent before the one before it is fetched; False where the caller may
+             stop early, or changes what follows
+    """
+    waiting: list[tuple[int, list[tuple[Any, Any]], Any]] = []
+    for start in range(first, last, every):
+        done = min(start + every, last)
+        waiting.append((done, [advance(number) for number in range(start, done)], look(done)))
+        if not ahead or len(waiting) > 1:
+            yield _fetched(*waiting.pop(0))
+    if waiting:
+        yield _fetched(*waiting.pop())
+
+
+def _fetched(done: int, seen: list[tuple[Any, Any]], look: Any) -> Block:
+    seen, look = jax.device_get((seen, look))
+    losses, norms = (np.stack(column) for column in zip(*seen, strict=True))
+    return Block(done, losses, norms, look)
+
+
+def batches_of(settings: Settings) -> dict[int, data.Batches]:
+    """Return seed of arms -> batches."""
+    c = settings.config
+    return {
+        seed: data.batches(c, c.data_seed + seed)
+        for seed in dict.fromkeys(arm.seed for arm in settings.arms)
+    }
+
+
+def drawing(settings: Settings) -> Callable[[int], Batches]:
+    """Return a function that returns the batches of a step by its number."""
+    batches = batches_of(settings)
+    return lambda number: {seed: own.batch(number) for seed, own in batches.items()}
+
+
+def replayed(settings: Settings, state: Any, first: int, last: int) -> Any:
+    """Return the state of all arms at step `last`, from that at `first`, by the steps between."""
+    own, drawn = groups(settings, state), drawing(settings)
+    for number in range(first, last):
+        tokens = drawn(number)
+        for group in own:
+            group.advance(number, tokens)
+    return together(own)

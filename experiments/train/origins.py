@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.experiments.options import TrainOptions
-from roundscope.experiments.train import checkpoint, devices, groups, loop
+from roundscope.experiments.train import checkpoint, devices, groups
 from roundscope.experiments.train.config import WORD, Config
-from roundscope.experiments.train.gpt import injected, linear_plans
+from roundscope.experiments.train.gpt import linear, offset
 from roundscope.experiments.train.gpt.engines import has_device
 from roundscope.experiments.train.gpt.interventions import described
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import Arm, Settings, plain, settings
-from roundscope.experiments.train.state import pick
+from roundscope.experiments.train.step import pick
 from roundscope.tools.errors import bad
 from roundscope.tools.results.machine import device, versions
 
@@ -166,14 +166,14 @@ def recorded(origin: Origin) -> dict[str, Any]:
             "lr": a.lr,
             "seed": a.seed,
             "plans": described(groups.plans_at(found, a, 0)),
-            "offsets": injected.described(groups.wrongs_at(found, a, 0)),
-            "linears": linear_plans.described(groups.formats_at(found, a, 0)),
+            "offsets": offset.described(groups.wrongs_at(found, a, 0)),
+            "linears": linear.described(groups.formats_at(found, a, 0)),
         }
         for a in found.arms
     ]
     own = versions("xla") | {name: metadata.version(name) for name in ("optax", "safetensors")}
     places = {devices.place(found.config, numbers).words for numbers in groups.numbers(found)}
-    about = next(iter(loop.batches_of(found).values())).about
+    about = next(iter(groups.batches_of(found).values())).about
     return {
         "config": plain(found.config),
         "arms": {"arms": arms, "at": found.at},
@@ -194,7 +194,7 @@ def _first(found: Settings) -> training.Beginning:
 def _later(
     before: Settings, state: Any, meta: dict[str, Any], step: int, chosen: list[int]
 ) -> training.Beginning:
-    state = loop.replayed(before, state, meta["step"], step) if step > meta["step"] else state
+    state = groups.replayed(before, state, meta["step"], step) if step > meta["step"] else state
     return training.Beginning(
         step=step, state=pick(state, chosen), watch=meta["watch"], arms=chosen
     )
@@ -266,7 +266,7 @@ def _changed(old: Config, now: Config, free: Sequence[str]) -> bool:
 def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None:
     """Check what only a run can: plans, data, and that it reaches the steps of its changes."""
     groups.numbers(found)
-    for batches in loop.batches_of(found).values():
+    for batches in groups.batches_of(found).values():
         batches.batch(step)
     for first, text in asked:
         if not step <= first < found.config.steps:
@@ -279,7 +279,7 @@ def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None
 
 def _check_data(found: Settings, meta: dict[str, Any], folder: Path) -> None:
     """Check that the data are the same as before, unless other data were asked for."""
-    now = next(iter(loop.batches_of(found).values())).about
+    now = next(iter(groups.batches_of(found).values())).about
     if found.config.data == meta["config"]["data"] and now.get("fingerprint") != meta["data"].get(
         "fingerprint"
     ):

@@ -1,4 +1,4 @@
-"""When a training run goes wrong: spikes and lasting rises of a series, and non-finite values.
+"""When a training run goes wrong: spikes and rises of a series, values not finite, and drift.
 
 w      the last 100 values that were no spike, at least 20;  m = median(w);
        s = max(1.4826 median|w - m|, 0.005 |m|)
@@ -15,6 +15,17 @@ rule late, never early. Gradient norms are judged by their logarithm, since thei
 their size. The rule depends on no paper: neither on what makes a loss rise nor on how high. For
 independent noise with the tails of Student's t with 3 degrees of freedom, a value is above m + 8 s
 with probability 0.0014, three in a row once in 10^8 steps.
+
+drift  rows of dS that do not sum to zero make a part of W_Q's gradient:
+
+           share = sum |R| / sum |dW_Q|   over heads and looks; a look counts 0.9 times the next
+
+       R is the part of a head's dW_Q from those rows (`gpt.monitor`), 0 in exact arithmetic. Sums
+       are taken since a head whose gradient is small for a while has a large drift that matters
+       little. The threshold is a setting (drift_alarm); the default is that of
+       `roundscope.torch.watch`, which `reproduce alarm` chose and tested. It says that the
+       arithmetic pushes W_Q in a direction that the loss did not ask for, not that the run will
+       diverge.
 """
 
 from collections.abc import Sequence
@@ -22,6 +33,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from roundscope.attention.models.alarm import KEPT, LOOKS
+from roundscope.experiments.train.config import Config
 
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
 RECENT = 20  # steps of a median of gradient norms
@@ -226,3 +240,137 @@ def growth(norms: np.ndarray) -> list[int | None]:
     medians = np.median(windows, axis=-1)
     grown = medians[1:] > GROWTH * np.minimum.accumulate(medians)[:-1]
     return [int(arm.argmax()) + RECENT if arm.any() else None for arm in grown.T]
+
+
+TAIL = 50  # steps whose mean is the final loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What counts as divergence.
+
+    rise       the lasting rise of the median of the loss (or of its logarithm) that counts
+    logarithm  whether the loss's logarithm is followed
+    lasting    steps of a spike that lasts to the end of a run; None: only the rule's usual 100
+    """
+
+    rise: float = RISE
+    logarithm: bool = False
+    lasting: int | None = None
+
+
+LOSS = Rule()
+
+
+class Follow:
+    """Follows the losses of all arms of a launch.
+
+    first (arms,)   the step of divergence, -1 for none so far; once set it never changes
+    spikes (arms,)  the number of spikes that began
+    """
+
+    def __init__(self, arms: int, rule: Rule = LOSS) -> None:
+        self.rule = rule
+        self.watch = Watch("loss", arms, logarithm=rule.logarithm, rise=rule.rise)
+        self.first, self.spikes = np.full(arms, -1), np.zeros(arms, int)
+        self.tail: list[np.ndarray] = []
+
+    def update(self, step: int, losses: np.ndarray) -> None:
+        """Take the losses (arms,) of a step; steps come one after the other from 0."""
+        found = self.watch.update(step, losses)
+        for alarm in found:
+            self.spikes[alarm.arm] += alarm.kind == "spike"
+        for arm, when in divergences(found).items():
+            if self.first[arm] < 0:
+                self.first[arm] = when
+        self.tail = [*self.tail[-(TAIL - 1) :], np.asarray(losses, float)]
+
+    def add(self, done: int, losses: np.ndarray) -> None:
+        """Take the losses (steps, arms) of the last steps of `done`, as in a block of `loop`."""
+        for number, row in enumerate(losses, done - len(losses)):
+            self.update(number, row)
+
+    def end(self, steps: int) -> None:
+        """Finish after `steps` steps: a spike that still lasts may be a divergence."""
+        if self.rule.lasting is not None:
+            late = (self.first < 0) & (self.watch.row >= self.rule.lasting)
+            self.first = np.where(late, steps - self.watch.row, self.first)
+
+    def diverged(self) -> list[int | None]:
+        """Return the step of divergence of each arm, None without."""
+        return [None if step < 0 else int(step) for step in self.first]
+
+    def final(self) -> np.ndarray:
+        """Return the mean of the last 50 losses (arms,), NaN where one of them is not finite."""
+        tail = np.stack(self.tail)
+        return np.where(
+            np.isfinite(tail).all(0), np.where(np.isfinite(tail), tail, 0.0).mean(0), np.nan
+        )
+
+
+def followed(losses: np.ndarray, rule: Rule = LOSS) -> Follow:
+    """Return the `Follow` of a whole run, from its losses (steps, arms) from step 0."""
+    follow = Follow(losses.shape[1], rule)
+    follow.add(len(losses), losses)
+    follow.end(len(losses))
+    return follow
+
+
+class DriftWatch:
+    """Follows the share of every arm; each arm has one alarm, for the head with the largest |R|.
+
+    shape   arms, layers, heads;  limit: of the share, None for no alarm
+    """
+
+    def __init__(self, shape: tuple[int, int, int], limit: float | None) -> None:
+        self.limit = np.inf if limit is None else limit
+        self.made, self.whole = np.zeros(shape), np.zeros(shape)
+        self.looks, self.told = np.zeros(shape[0], int), np.zeros(shape[0], bool)
+
+    def update(
+        self, step: int, arms: Sequence[int], drift: np.ndarray, gradient: np.ndarray
+    ) -> list[Alarm]:
+        """Return the alarms that begin at this step, of the arms with these numbers.
+
+        drift, gradient (arms, layers, heads): |R| / |dW_Q| and |dW_Q|. A look that is not finite
+        anywhere in an arm is left out.
+        """
+        found = []
+        for arm, share, size in zip(arms, drift, gradient, strict=True):
+            if not (np.isfinite(share).all() and np.isfinite(size).all()):
+                continue
+            self.made[arm] = KEPT * self.made[arm] + share * size
+            self.whole[arm] = KEPT * self.whole[arm] + size
+            self.looks[arm] += 1
+            made, whole = self.made[arm].sum(), self.whole[arm].sum()
+            if self.looks[arm] >= LOOKS and made > self.limit * whole and not self.told[arm]:
+                self.told[arm] = True
+                layer, head = np.unravel_index(self.made[arm].argmax(), share.shape)
+                where, value = f"layer {layer}, head {head}", float(made / whole)
+                found.append(_alarm(step, arm, where, value, self.limit))
+        return found
+
+    def going_on(self) -> np.ndarray:
+        """Return which arms (arms,) had an alarm."""
+        return self.told
+
+    def state(self) -> dict[str, Any]:
+        """Return all that the next update depends on, as types of JSON."""
+        return {name: getattr(self, name).tolist() for name in ("made", "whole", "looks", "told")}
+
+    def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
+        """Continue from a `state()`; arms: which of its arms each of ours continues."""
+        for name, kept in state.items():
+            if name not in self.state():
+                raise ValueError(f"the alarm of drift has no {name}")
+            own = getattr(self, name)
+            setattr(self, name, np.array(kept, own.dtype)[list(arms)].reshape(own.shape))
+
+
+def watches_of(c: Config, arms: int) -> tuple[Watch, Watch, DriftWatch]:
+    """Return the watches of a run of some arms, in the order in which a checkpoint has them."""
+    return (*watches(arms), DriftWatch((arms, c.layers, c.heads), c.drift_alarm))
+
+
+def _alarm(step: int, arm: int, where: str, value: float, limit: float) -> Alarm:
+    return Alarm(step=step, arm=arm, series=where, kind="drift", value=value, limit=limit)

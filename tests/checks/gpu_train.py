@@ -17,8 +17,7 @@ import numpy as np
 
 from roundscope.experiments.train.devices import parts_here
 from roundscope.experiments.train.gpt import step
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import Group, batches_of
 from roundscope.experiments.train.settings import settings
 from roundscope.tools.compile_cache import keep_compilations
 

@@ -24,11 +24,10 @@ from roundscope.experiments.diagnose.gpt.units import (
 )
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.gpt.plans import Plans, Tables, by_arm, by_layer, structures
-from roundscope.experiments.train.groups import Group, numbers, plans_at
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import Group, batches_of, numbers, plans_at
 from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
-from roundscope.experiments.train.state import arm, pick
+from roundscope.experiments.train.step import arm, pick
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.fate import Trial
 from roundscope.tools.diagnose.replay.replayer import limit, shaken

@@ -16,10 +16,9 @@ from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.gpt import pairs
 from roundscope.experiments.train.gpt.plans import by_layer
 from roundscope.experiments.train.gpt.step import plans_at
-from roundscope.experiments.train.groups import linears_at
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import batches_of, linears_at
 from roundscope.experiments.train.spikes import RULE
-from roundscope.experiments.train.state import arm
+from roundscope.experiments.train.step import arm
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.fate import Outcome, Trial
 from roundscope.tools.diagnose.replay.run_part import RunPart

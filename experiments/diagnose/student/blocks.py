@@ -24,9 +24,8 @@ from roundscope.emu.blocks.stats import BlockStats, block_stats
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import Unit, Units, format_of, ordered
 from roundscope.experiments.train.mx import INDEX, How, Site, reseeded
-from roundscope.experiments.train.student import model, step
-from roundscope.experiments.train.student.arms import Matrix, how_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student import model
+from roundscope.experiments.train.student.arms import Config, Matrix, how_of
 from roundscope.experiments.train.student.run import Begin, data_of
 
 # the events whose blocks are examined, and the operand of each
@@ -135,7 +134,7 @@ def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]
     The state has an axis of one arm; the rows are those of its step.
     """
     config, arms = case.config, [case.own]
-    x, y = step.batches(config)(
+    x, y = model.batches(config)(
         np.array([(config.seed + case.own.seed) % 2**32], np.uint32), np.int32(begin.step)
     )
     how = how_of(config, arms)

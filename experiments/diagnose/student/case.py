@@ -7,8 +7,7 @@ from pathlib import Path
 from roundscope.emu.errors import unknown
 from roundscope.experiments.diagnose.gpt.case import LONGEST, MARGIN
 from roundscope.experiments.diagnose.student.rows import Row, read
-from roundscope.experiments.train.student.arms import EXACT, Arm, Plan, key, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import EXACT, Arm, Config, Plan, key, plan_of
 from roundscope.experiments.train.student.run import Begin, begin, fresh, prefix
 from roundscope.tools.errors import UsageError, bad
 

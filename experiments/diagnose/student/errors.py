@@ -27,12 +27,11 @@ from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
 from roundscope.experiments.train.mx import How, Kept, reseeded
-from roundscope.experiments.train.student import model, step
-from roundscope.experiments.train.student.arms import Plan, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student import model
+from roundscope.experiments.train.student.arms import Config, Plan, plan_of
 from roundscope.experiments.train.student.measure import compared
+from roundscope.experiments.train.student.model import numbers_only
 from roundscope.experiments.train.student.run import Begin, advance
-from roundscope.experiments.train.student.step import numbers_only
 from roundscope.tools.sweep.report.effects import mean_interval
 
 STEPS, SAMPLE, DRAWS = 32, 1 << 16, 4096
@@ -102,7 +101,7 @@ def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[s
     how = How(config.block, rounded, drawn, all(p.even for p in plans.values()))
     exact = plan_of(config, ()).table(seed)
     tables = jnp.asarray(np.stack([exact, *(p.table(seed) for p in plans.values())]))
-    rows, of = step.batches(config), _gradients(numbers_only(config), how)
+    rows, of = model.batches(config), _gradients(numbers_only(config), how)
     found = []
     for begin in states:
         x, y = rows(jnp.asarray([seed], jnp.uint32), np.int32(begin.step))

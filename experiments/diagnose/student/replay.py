@@ -13,10 +13,8 @@ import numpy as np
 
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import FAMILY, Units, change, units_of
-from roundscope.experiments.train.student.arms import Arm, how_of, key
-from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.results import Follow
-from roundscope.experiments.train.student.run import Begin, advance
+from roundscope.experiments.train.student.arms import Arm, Config, how_of, key
+from roundscope.experiments.train.student.run import Begin, Follow, advance
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.fate import Trial
 from roundscope.tools.diagnose.replay.replayer import limit, shaken

@@ -12,7 +12,7 @@ from roundscope.experiments.diagnose.student.run import ALL, SET, Found
 from roundscope.experiments.diagnose.student.units import name, words
 from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.train.mx import Site
-from roundscope.experiments.train.student.results import RULE
+from roundscope.experiments.train.student.run import RULE
 from roundscope.tools.diagnose.replay.fate import Outcome
 from roundscope.tools.diagnose.replay.start import Cause
 from roundscope.tools.diagnose.report import data, pictures_run, words_run

@@ -10,8 +10,7 @@ from typing import Any
 
 from roundscope.emu.plain_data import COUNT, misfit
 from roundscope.experiments.framework.store import APPLICATION
-from roundscope.experiments.train.student.arms import Arm, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import Arm, Config, plan_of
 from roundscope.tools.errors import StorageError, bad, one_line
 from roundscope.tools.results.tables import RESTORE, check_start, explained, json_of
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.experiments.train.mx import GROUPS, INDEX, Site
-from roundscope.experiments.train.student.arms import MATRICES, Matrix, Plan
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import MATRICES, Config, Matrix, Plan
 from roundscope.tools.diagnose.search.family import Blocks, Family
 from roundscope.tools.report.wording import listed
 

@@ -26,14 +26,12 @@ from jax import Array
 from roundscope.experiments.papers.failure_2510_04212.conditions import Scale
 from roundscope.experiments.papers.failure_2510_04212.trials import Trial, settings_of
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.linear import FULL
 from roundscope.experiments.train.gpt.plans import Tables
 from roundscope.experiments.train.gpt.row_sums import row_sums
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import blocks, drawing
+from roundscope.experiments.train.groups import Group, blocks, drawing
 from roundscope.tools.results.run import Run
 
 # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)

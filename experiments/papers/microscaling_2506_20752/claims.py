@@ -30,7 +30,7 @@ from roundscope.experiments.framework.verdicts import (
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, Runs
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT, Arm
-from roundscope.experiments.train.student.results import measures, paired
+from roundscope.experiments.train.student.run import measures, paired
 from roundscope.tools.results.run import Run
 
 HALF = 0.5

@@ -38,7 +38,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import FRO
 from roundscope.experiments.papers.microscaling_2506_20752.interventions import Effect, outcome
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import paired
+from roundscope.experiments.train.student.run import paired
 
 DRAWS, BLOCKS = 8, 12_000  # independent draws, and blocks of 32 in each
 NEAR = 0.02

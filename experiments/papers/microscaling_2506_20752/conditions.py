@@ -13,10 +13,10 @@ from roundscope.experiments.train.student.arms import (
     UNCHANGED,
     Arm,
     Changes,
+    Config,
     Matrix,
     interventions,
 )
-from roundscope.experiments.train.student.config import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

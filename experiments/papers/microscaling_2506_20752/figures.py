@@ -27,7 +27,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.interventions import 
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, Runs
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT, UNCHANGED
-from roundscope.experiments.train.student.results import measures
+from roundscope.experiments.train.student.run import measures
 
 COLOUR = {
     Effect.AVERTED: CALM,

@@ -33,7 +33,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
 )
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, Parted
 from roundscope.experiments.train.student.arms import UNCHANGED
-from roundscope.experiments.train.student.results import paired
+from roundscope.experiments.train.student.run import paired
 
 RULES = (
     "Interventions. Shams leave the same state and differ in the rounding of one gradient in one"

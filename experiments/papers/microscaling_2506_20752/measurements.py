@@ -37,9 +37,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
 )
 from roundscope.experiments.train.mx import How
 from roundscope.experiments.train.student import model, run
-from roundscope.experiments.train.student import step as steps
-from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, groups, how_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, Config, groups, how_of
 from roundscope.experiments.train.student.measure import measure
 from roundscope.tools.results.run import Run
 
@@ -187,7 +185,7 @@ def _look(
     config: Config, arms: Sequence[Arm], both: Sequence[Arm], other: Changes, begin: run.Begin
 ) -> dict[str, np.ndarray]:
     how, n, (words, of) = how_of(config, both), len(arms), run.seeds_of(config, both)
-    x, y = steps.batches(config)(words, np.int32(begin.step))
+    x, y = model.batches(config)(words, np.int32(begin.step))
 
     def first(tree: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf[:n], tree)
@@ -207,9 +205,9 @@ def _gradients(config: Config, how: How) -> Callable[..., Array]:
 
     Each arm's gradient is at its own state and in its own arithmetic.
     """
-    config = steps.numbers_only(config)
+    config = model.numbers_only(config)
 
-    def one(state: steps.State, arm: steps.Arms, x: Array, y: Array) -> Array:
+    def one(state: model.State, arm: model.Arms, x: Array, y: Array) -> Array:
         return ravel_pytree(jax.grad(model.loss)(state.params, config, how, x, y, arm.table))[0]
 
     return jax.jit(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))

@@ -33,7 +33,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
     read,
 )
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import RULE, over, paired
+from roundscope.experiments.train.student.run import RULE, over, paired
 from roundscope.tools.report.wording import listed
 
 LIKELY = {

@@ -11,7 +11,7 @@ from roundscope.experiments.train.groups import numbers
 from roundscope.experiments.train.settings import Arm as TrainArm
 from roundscope.experiments.train.settings import Settings
 from roundscope.experiments.train.student.arms import Arm, groups
-from roundscope.experiments.train.student.config import Config as Proxy
+from roundscope.experiments.train.student.arms import Config as Proxy
 from roundscope.tools.results.run import key_of
 
 # attention stays FP32 (the paper keeps it in BF16 or more); products in FP32 where an arm does not

@@ -32,7 +32,7 @@ from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
     Runs,
     losses,
 )
-from roundscope.experiments.train.gpt.linear_words import MATRICES
+from roundscope.experiments.train.gpt.interventions import MATRICES
 
 HEADS = {
     "saturated": "saturated, %",

@@ -40,16 +40,15 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     trials,
 )
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.divergence import followed
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt import step as one_step
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans, formats_of, how_of
-from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import EVERY, blocks, drawing
+from roundscope.experiments.train.gpt.interventions import BLOCK, MATRICES, Matrix
+from roundscope.experiments.train.gpt.linear import LinearPlans, formats_of, how_of
+from roundscope.experiments.train.groups import EVERY, Group, blocks, drawing
 from roundscope.experiments.train.mx import Site
+from roundscope.experiments.train.spikes import followed
 from roundscope.experiments.train.student.arms import Arm
-from roundscope.experiments.train.student.results import before
+from roundscope.experiments.train.student.run import before
 from roundscope.tools.results.run import Run
 
 RULES = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.RCEIL, ScaleRule.EVEN)

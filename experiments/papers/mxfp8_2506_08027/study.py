@@ -27,7 +27,7 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
 )
 from roundscope.experiments.papers.mxfp8_2506_08027.measurements import Results, planned, read
 from roundscope.experiments.train.spikes import RULE
-from roundscope.experiments.train.student.results import RULE as PROXY_RULE
+from roundscope.experiments.train.student.run import RULE as PROXY_RULE
 
 QUESTION = "Does rounding the block scale up save MXFP8 training, and which operands need E4M3?"
 LEFT_OUT = (

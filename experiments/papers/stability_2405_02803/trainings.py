@@ -21,8 +21,7 @@ import numpy as np
 
 from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.gpt import step as one_step
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import Group, batches_of
 from roundscope.experiments.train.settings import Arm, Settings
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else

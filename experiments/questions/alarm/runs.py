@@ -20,8 +20,7 @@ from roundscope.experiments.train.gpt.linear import FULL as FULL_PRECISION
 from roundscope.experiments.train.gpt.plans import Tables
 from roundscope.experiments.train.gpt.row_sums import row_sums
 from roundscope.experiments.train.gpt.step import numbers_only
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import Batches
+from roundscope.experiments.train.groups import Batches, Group
 from roundscope.experiments.train.settings import Arm
 
 CHOOSE, TEST = "choose", "test"

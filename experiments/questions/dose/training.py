@@ -21,12 +21,11 @@ from roundscope.attention.tiles.records import Inputs
 from roundscope.experiments.framework.study import Progress
 from roundscope.experiments.questions.dose.doses import Dose, settings_of
 from roundscope.experiments.train.config import WORD, Config
-from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import model, monitor
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.offset import WINDOW
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import blocks, drawing
+from roundscope.experiments.train.groups import Group, blocks, drawing
+from roundscope.experiments.train.spikes import Follow
 from roundscope.tools.results.run import Run
 
 TIES_EVERY = 100  # steps between two counts of rows with several P = 1

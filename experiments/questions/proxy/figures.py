@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT
-from roundscope.experiments.train.student.results import (
+from roundscope.experiments.train.student.run import (
     Result,
     Runs,
     before,

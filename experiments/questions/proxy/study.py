@@ -28,14 +28,14 @@ from roundscope.experiments.train.student.arms import (
     UNCHANGED,
     Arm,
     Changes,
+    Config,
     arm_of,
     formats,
     groups,
     interventions,
     plans_of,
 )
-from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.results import (
+from roundscope.experiments.train.student.run import (
     RULE,
     Runs,
     before,

@@ -1,5 +1,6 @@
-"""The changes of a run's attention in words (docs/reference/grammar.md), and the plans that they
-make.
+"""The changes of a run in words (docs/reference/grammar.md), and the plans that they make.
+
+Of attention:
 
     layer=1 head=7 -> O=fp32
     layer=0:3,5 site=PV,O -> bf16:stochastic
@@ -11,30 +12,78 @@ make.
 left     layer= head= numbers and ranges; site= names of events, or inputs, forward, backward. What
          is left out means all
 right    a change of `attention.grammar`; plan=PRESET keeps the sums that the config says; or
-         offset=C:bias|noise|fixed[:all]|none, no edit of a plan (`injected`): the output that delta
+         offset=C:bias|noise|fixed[:all]|none, no edit of a plan (`offset`): the output that delta
          reads is off by C x half a BF16 ulp of V, in rows with several P = 1 or in all; it stays,
          whatever else changes, until offset=none. C = 0 keeps the executable
 
-matrix= and mx= are of the linear layers (`linear_words`): such changes leave the attention's plans
-alone. There is one plan per layer and head; those of two layers may differ in everything, so
-`layer=1 -> plan=fa2-bf16` is a plan for that layer.
+There is one plan per layer and head; those of two layers may differ in everything, so
+`layer=1 -> plan=fa2-bf16` is a plan for that layer. Of the linear layers, which leave the
+attention's plans alone:
+
+    -> mx=mxfp8_e4m3:rceil               the six operands of every product in MX, the layers'
+                                         other events in BF16
+    layer=0-1 matrix=fc1 site=operands -> mxfp8_e4m3:rceil
+    layer=0,3 matrix=all -> bf16
+    matrix=all site=X -> mxfp8_e5m2
+    site=gradients -> mxfp8_e5m2
+
+left     matrix= qkv, proj, fc1, fc2 or all; site= events, or names of several
+         (`experiments.train.mx`). What is left out means all
+right    FORMAT[:RULE][:MODE], a block format or a plain one; mx=FORMAT...; SITE=FORMAT without
+         site=, as in  matrix=fc1 -> operands=mxfp4
+
+A change is one of linear layers if it has matrix= or mx=, or if a name of an event is none of
+attention's. X, forward and backward are names of both: without matrix= they are attention's.
+Without a change of linear layers they round as the config's matmul says; the first change starts
+from just that. LN events of the first norm have the formats of qkv, those of the second and the
+activation function's those of fc1. The embedding, the last norm and the output matrix have no
+events.
 """
 
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import product
 from typing import Any
 
 from roundscope.attention.grammar import changes as grammar
+from roundscope.attention.grammar.changes import STAGES
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import native
+from roundscope.attention.sites import Site as AttentionSite
 from roundscope.experiments.train.config import JAX, Config
-from roundscope.experiments.train.gpt.linear_words import BLOCK, MATRICES, Matrix, is_linear
 from roundscope.experiments.train.gpt.plans import Plans, base
-from roundscope.experiments.train.mx import MX, Written, matrices_of, written
+from roundscope.experiments.train.mx import ALL, GROUPS, MX, Site, Written, matrices_of, written
 from roundscope.tools.errors import UsageError, bad
+
+BLOCK = 32  # numbers of a block, as in the MX formats
+TAKEN = {name.lower() for name in (*AttentionSite, *STAGES)}
+# names that belong to linear layers only; `all` alone does not say of what
+NAMES = frozenset(n for n in (*Site, *GROUPS) if n.lower() not in TAKEN) - {ALL}
+
+
+class Matrix(StrEnum):
+    """The matrices of a layer, in the order in which they are used."""
+
+    QKV = "qkv"
+    PROJ = "proj"
+    FC1 = "fc1"
+    FC2 = "fc2"
+
+
+MATRICES = tuple(Matrix)
+
+
+def is_linear(change: grammar.Change) -> bool:
+    """Return whether a change is one of linear layers.
+
+    Its places and what is right of the arrow decide that.
+    """
+    names = {*change.where.get("site", "").split(","), *(name for name, _ in change.what)}
+    return "matrix" in change.where or not names.isdisjoint((*NAMES, MX))
+
 
 OFFSET = "offset"  # the one change that is no edit of a plan
 

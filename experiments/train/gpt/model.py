@@ -27,9 +27,8 @@ from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train import mx
 from roundscope.experiments.train.config import CUDNN, JAX, PALLAS, Config
 from roundscope.experiments.train.gpt import offset as offsets
-from roundscope.experiments.train.gpt.linear import cross_entropy, embed, linear
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans
-from roundscope.experiments.train.gpt.linear_words import MATRICES, Matrix
+from roundscope.experiments.train.gpt.interventions import MATRICES, Matrix
+from roundscope.experiments.train.gpt.linear import LinearPlans, cross_entropy, embed, linear
 from roundscope.experiments.train.gpt.offset import Offset
 from roundscope.experiments.train.gpt.plans import Planned, like_of, stretches
 from roundscope.experiments.train.mx import Site

@@ -49,7 +49,7 @@ from roundscope.attention.tiles.records import Inputs, Residuals
 from roundscope.emu.stats.summary import Stats
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
+from roundscope.experiments.train.gpt.linear import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset, error, readable
 from roundscope.experiments.train.gpt.plans import Fixed, Plans, Tables
 from roundscope.experiments.train.gpt.step import numbers_only, plans_at

@@ -21,7 +21,7 @@ import numpy as np
 from roundscope.attention.differentiable import Pulled, pulled
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt import model
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans
+from roundscope.experiments.train.gpt.linear import LinearPlans
 from roundscope.experiments.train.gpt.plans import Tables, over_layers
 from roundscope.tools.errors import bad
 

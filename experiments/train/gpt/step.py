@@ -14,15 +14,14 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from roundscope.attention.plans.traced import HeadPlans, is_stochastic, reseeded
-from roundscope.experiments.train import state as states
 from roundscope.experiments.train import step
 from roundscope.experiments.train.config import JAX, XLA, Config
 from roundscope.experiments.train.devices import AXIS, by_device
 from roundscope.experiments.train.gpt import model
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans, linear_at
+from roundscope.experiments.train.gpt.linear import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset
 from roundscope.experiments.train.gpt.plans import Fixed, Tables
-from roundscope.experiments.train.state import State, arm
+from roundscope.experiments.train.step import State, arm
 
 __all__ = ["State", "Step", "advance", "arm", "numbers_only", "plans_at", "shape_of", "start"]
 
@@ -35,18 +34,18 @@ def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> Stat
         raise ValueError(f"seeds: {len(seeds)} given, must be one for each of the {arms} arms")
     # nothing of attention is in a state
     own = replace(numbers_only(config), plan=JAX, sums="native", engine=XLA, block=None)
-    return states.start(_fresh(own), [config.init_seed] * arms if seeds is None else seeds)
+    return step.start(_fresh(own), [config.init_seed] * arms if seeds is None else seeds)
 
 
 @lru_cache(64)
 def _fresh(config: Config) -> Callable[[Any], State]:
     """Return a function that makes a state without an axis of arms from a seed."""
-    return jax.jit(lambda seed: states.fresh(config, model.init(config, jax.random.key(seed))))
+    return jax.jit(lambda seed: step.fresh(config, model.init(config, jax.random.key(seed))))
 
 
 def shape_of(config: Config) -> Any:
     """Return the sizes of an arm's state; nothing is computed."""
-    return jax.eval_shape(lambda: states.fresh(config, model.init(config, jax.random.key(0))))
+    return jax.eval_shape(lambda: step.fresh(config, model.init(config, jax.random.key(0))))
 
 
 def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None) -> Step:
@@ -61,7 +60,7 @@ def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None)
     sole    the plan of all arms, layers and heads, or one for each layer, where it is part of the
             step, which then has None for plans: always in fused kernels, where `engines.only_plan`
             finds one on XLA's engine
-    lr      (A,) float32: the peak of each arm, from which `optimiser.rate` computes the step's
+    lr      (A,) float32: the peak of each arm, from which `train.step.rate` computes the step's
     offset  of arms, the error of delta's operand (`experiments.train.gpt.offset`), or None: another
             executable, without it
     linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None:

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from roundscope.attention.models.alarm import LOOKS
 from roundscope.experiments.train import record
 from roundscope.experiments.train.config import JAX
-from roundscope.experiments.train.report.data import Arm, Training, training
+from roundscope.experiments.train.record import Arm, Training, training
 from roundscope.experiments.train.spikes import GROWTH, RECENT, RULE
 from roundscope.experiments.train.spikes import IN_A_ROW as SPIKE
 from roundscope.tools.report.html import page

@@ -13,15 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from roundscope.experiments.train import checkpoint, optimiser
+from roundscope.experiments.train import checkpoint, step
 from roundscope.experiments.train.gpt import monitor
 from roundscope.experiments.train.gpt.monitor import MEASURED, coherence
-from roundscope.experiments.train.groups import groups, together
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import batches_of, groups, together
 from roundscope.experiments.train.record import Log
-from roundscope.experiments.train.run.drift import watches_of
 from roundscope.experiments.train.settings import Settings, plain
-from roundscope.experiments.train.spikes import Alarm
+from roundscope.experiments.train.spikes import Alarm, watches_of
 from roundscope.tools.report.progress import Pace
 
 Row = dict[str, Any]
@@ -278,6 +276,4 @@ def described(settings: Settings) -> dict[str, Any]:
 
 def _shares(settings: Settings, numbers: Sequence[int]) -> np.ndarray:
     """Return the learning rates of steps over their peak."""
-    return np.asarray(
-        optimiser.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0))
-    )
+    return np.asarray(step.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0)))

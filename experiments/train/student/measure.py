@@ -27,8 +27,8 @@ from roundscope.emu.blocks.traced import ends_row, round_row, row_of
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.train.mx import INDEX, How, Site, reseeded
 from roundscope.experiments.train.student import model
-from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.step import Arms, State, numbers_only
+from roundscope.experiments.train.student.arms import Config
+from roundscope.experiments.train.student.model import Arms, State, numbers_only
 
 GAMMAS = ("gamma_clipped", "gamma_last", "gamma_ratio", "gamma_distinct")
 NAMES = ("zeta", "cosine", "along", "x_clipped", "x_last", "w_clipped", "w_last", *GAMMAS)

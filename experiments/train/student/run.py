@@ -1,11 +1,17 @@
-"""A launch: arms of one executable from the first step to the last.
+"""A launch, arms of one executable from the first step to the last, and its results, `Run[Arm]`.
 
 Arms that share a beginning share its computation: it runs once, its state is kept in a file, and
 every arm continues from the same bits.
+
+curve              (steps done, largest loss since the last entry, gradient norm), every 25 steps
+extra["spikes"]    how many spikes began
+extra["measures"]  (steps done, name -> number) of `measure`, as often as the config asks
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,15 +21,83 @@ import numpy as np
 from jax import Array
 
 from roundscope.emu.whole_files import read_whole, write_whole
-from roundscope.experiments.train.divergence import followed
-from roundscope.experiments.train.loop import EVERY, blocks
-from roundscope.experiments.train.state import pick
-from roundscope.experiments.train.student import step as steps
-from roundscope.experiments.train.student.arms import Arm, how_of, key, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train import spikes
+from roundscope.experiments.train.groups import EVERY, blocks
+from roundscope.experiments.train.spikes import Rule, followed
+from roundscope.experiments.train.step import pick
+from roundscope.experiments.train.student import model
+from roundscope.experiments.train.student.arms import EXACT, Arm, Config, how_of, key, plan_of
 from roundscope.experiments.train.student.measure import measure
-from roundscope.experiments.train.student.results import DOUBLING, Result
 from roundscope.tools.results.run import Run
+
+Result = Run[Arm]  # what came of one arm
+Runs = Sequence[Result]
+Measures = Sequence[tuple[int, Mapping[str, float]]]
+RULE = (
+    "A run has diverged at the first step where its loss is not finite, where the median of its"
+    " last 100 losses that are no spikes is more than twice the lowest such median so far, or where"
+    " a spike begins that lasts 100 steps, or 20 and to the run's end. A spike: three losses in a"
+    " row whose logarithm is above the median by 8 times the spread."
+)
+# the loss is a mean square, so what counts is the factor by which it grows
+DOUBLING = Rule(rise=math.log(2.0), logarithm=True, lasting=20)
+Follow = partial(spikes.Follow, rule=DOUBLING)
+
+
+def measures(run: Result) -> Measures:
+    """Return what was measured during the run; empty where nothing was."""
+    found: Measures = run.extra.get("measures", ())
+    return found
+
+
+def before(run: Result, name: str) -> float:
+    """Return the median of a measure before the run diverged, NaN without any."""
+    looks = [each[name] for step, each in measures(run) if step <= run.time and name in each]
+    finite = [x for x in looks if math.isfinite(x)]
+    return float(np.median(finite)) if finite else math.nan
+
+
+def measured(runs: Iterable[Result]) -> list[str]:
+    """Return the names of what was measured, in their order."""
+    return list(dict.fromkeys(name for r in runs for _, each in measures(r) for name in each))
+
+
+def of_arms(runs: Iterable[Result]) -> dict[str, list[Result]]:
+    """Return the runs by the arm's name, in their order."""
+    found: dict[str, list[Result]] = {}
+    for r in runs:
+        found.setdefault(r.condition.name, []).append(r)
+    return found
+
+
+def paired(first: Iterable[Result], second: Iterable[Result]) -> list[tuple[Result, Result]]:
+    """Return the runs of two arms with the same seed and rate, so on the same rows and weights."""
+    other = {(r.seed, r.condition.lr): r for r in second}
+    return [(r, other[at]) for r in first if (at := (r.seed, r.condition.lr)) in other]
+
+
+def lone(runs: Sequence[Result]) -> list[str]:
+    """Return the arms that diverged with a seed with which FP32 at the same rate did not."""
+    arms = of_arms(runs)
+    exact = arms.pop(EXACT, [])
+
+    def fails(r: Result, e: Result) -> bool:
+        return r.diverged is not None and e.diverged is None
+
+    return [name for name, own in arms.items() if any(fails(r, e) for r, e in paired(own, exact))]
+
+
+def over(own: Sequence[Result], runs: Iterable[Result]) -> float:
+    """Return the final loss over FP32's of the same seed and rate: the geometric mean of `own`.
+
+    `runs` holds FP32's. Infinite where one is not finite or missing.
+    """
+    exact = [r for r in runs if r.condition.name == EXACT]
+    ratios = [r.loss / e.loss for r, e in paired(own, exact)]
+    if len(ratios) < len(own) or not all(map(math.isfinite, ratios)):
+        return math.inf
+    return float(np.exp(np.mean(np.log(ratios))))
+
 
 Progress = Callable[[int], None]  # steps done
 Look = tuple[int, dict[str, np.ndarray]]  # step, name of a measure -> (arms,)
@@ -37,7 +111,7 @@ class Begin(NamedTuple):
     """
 
     step: int
-    state: steps.State
+    state: model.State
     losses: np.ndarray
     norms: np.ndarray
 
@@ -48,11 +122,11 @@ class Begin(NamedTuple):
         )
 
 
-def data_of(config: Config, arms: Sequence[Arm], number: int) -> steps.Arms:
+def data_of(config: Config, arms: Sequence[Arm], number: int) -> model.Arms:
     """Return what differs between arms at a step, as data."""
     plans = [plan_of(config, arm.texts(number)) for arm in arms]
     tables = [p.table((config.seed + a.seed) % 2**32) for p, a in zip(plans, arms, strict=True)]
-    return steps.Arms(
+    return model.Arms(
         table=jnp.asarray(np.stack(tables)),
         lr=jnp.asarray([a.lr for a in arms], jnp.float32),
         beta=jnp.asarray([p.beta for p in plans], jnp.float32),
@@ -69,7 +143,7 @@ def seeds_of(config: Config, arms: Sequence[Arm]) -> tuple[Array, Array]:
 def fresh(config: Config, arms: Sequence[Arm]) -> Begin:
     """Return the beginning of a run."""
     none = np.zeros((0, len(arms)))
-    return Begin(0, steps.start(config, [a.seed for a in arms]), none, none)
+    return Begin(0, model.start(config, [a.seed for a in arms]), none, none)
 
 
 def advance(
@@ -81,7 +155,7 @@ def advance(
     goes on, since no branch depends on values.
     """
     how, (words, of) = how_of(config, arms), seeds_of(config, arms)
-    one, rows = steps.advance(config, how), steps.batches(config)
+    one, rows = model.advance(config, how), model.batches(config)
     changing = {begin.step, *(first for a in arms for first in a.firsts)}
     state, data, measured, losses, norms = begin.state, None, [], [begin.losses], [begin.norms]
 

@@ -28,8 +28,8 @@ from jax import Array
 
 from roundscope import Plan, attend
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import data
+from roundscope.experiments.train.spikes import Follow
 from roundscope.jax import Watch, corrected, tap, watch
 from tests.attention.jax import gpt
 from tests.checks.watching.outcomes import lines, means

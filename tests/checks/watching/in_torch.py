@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from roundscope.attention.torch import correction
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt import data
+from roundscope.experiments.train.spikes import Follow
 from roundscope.torch import correct, use, watch
 from tests.checks.watching.leak import check_rounded, leaking
 from tests.checks.watching.outcomes import lines, means

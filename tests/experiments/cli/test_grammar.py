@@ -23,12 +23,12 @@ from roundscope.experiments.questions.dose.doses import Dose, scale
 from roundscope.experiments.questions.proxy.study import asked as study
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
-from roundscope.experiments.train.gpt.linear_plans import formats_of
+from roundscope.experiments.train.gpt.linear import formats_of
 from roundscope.experiments.train.mx import INDEX
 from roundscope.experiments.train.mx import Site as LinearSite
 from roundscope.experiments.train.settings import settings
+from roundscope.experiments.train.student.arms import Config as Student
 from roundscope.experiments.train.student.arms import arm_of, plan_of
-from roundscope.experiments.train.student.config import Config as Student
 from roundscope.tools.errors import UsageError
 from roundscope.tools.sweep.conditions.axes import each_point, spec_of
 from roundscope.tools.sweep.conditions.condition import cell_of

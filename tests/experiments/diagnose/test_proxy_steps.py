@@ -29,9 +29,8 @@ from roundscope.experiments.diagnose.student.units import (
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import Trial
 from roundscope.experiments.train.mx import GROUPS, INDEX, How, Site, kept
-from roundscope.experiments.train.student import model, run, step
-from roundscope.experiments.train.student.arms import Arm, key, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student import model, run
+from roundscope.experiments.train.student.arms import Arm, Config, key, plan_of
 from roundscope.experiments.train.student.run import fresh
 from roundscope.tools.results.run import Run
 from tests.tools.databases import database
@@ -128,7 +127,7 @@ def seen():
     of its own.
     """
     state, run = bent(fresh(TINY, [Arm(name="a", lr=1e-3)])), made(LOW)
-    x, y = (v[0] for v in step.batches(TINY)(np.array([0], np.uint32), np.int32(0)))
+    x, y = (v[0] for v in model.batches(TINY)(np.array([0], np.uint32), np.int32(0)))
     params, plan = jax.tree.map(lambda leaf: leaf[0], state.state.params), run.plan(0)
 
     how = How(TINY.block, plan.rounded, frozenset(), True)

@@ -24,7 +24,7 @@ from roundscope.experiments.diagnose.gpt.units import Unit, exactly
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.run import training
-from roundscope.experiments.train.state import arm
+from roundscope.experiments.train.step import arm
 from roundscope.tools.diagnose.replay.clock import Clock
 from roundscope.tools.diagnose.replay.fate import Trial
 from roundscope.tools.diagnose.replay.start import Cause, replayed

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.train.gpt import data
-from roundscope.experiments.train.run import prepare
 from roundscope.tools.errors import UsageError
 
 
@@ -111,7 +110,7 @@ def test_prepare_writes_bytes(tmp_path, capsys):
     (tmp_path / "in" / "sub" / "c.txt").write_bytes(b"third")
     (tmp_path / "in" / "image").write_bytes(b"\x00\x01")
     (tmp_path / "in" / ".hidden").write_bytes(b"no")
-    prepare.run([tmp_path / "in"], tmp_path / "out", as_json=True)
+    data.prepare([tmp_path / "in"], tmp_path / "out", as_json=True)
     told = json.loads(capsys.readouterr().out)
     text = "first é secondthird".encode()
     train, val = (np.fromfile(tmp_path / "out" / name, "<u2") for name in ("train.bin", "val.bin"))
@@ -124,15 +123,15 @@ def test_prepare_writes_bytes(tmp_path, capsys):
         "train.bin",
         "val.bin",
     ]
-    prepare.run([tmp_path / "in"], tmp_path / "out", as_json=True)  # as after a kill at the end
+    data.prepare([tmp_path / "in"], tmp_path / "out", as_json=True)  # as after a kill at the end
     assert json.loads(capsys.readouterr().out) == told
     with pytest.raises(UsageError, match="other data"):
-        prepare.run([tmp_path / "in" / "a.txt"], tmp_path / "out", as_json=True)
+        data.prepare([tmp_path / "in" / "a.txt"], tmp_path / "out", as_json=True)
     (tmp_path / "out" / "val.bin").unlink()
     with pytest.raises(UsageError, match="other data"):
-        prepare.run([tmp_path / "in"], tmp_path / "out", as_json=True)
+        data.prepare([tmp_path / "in"], tmp_path / "out", as_json=True)
     with pytest.raises(UsageError, match="no text"):
-        prepare.run([tmp_path / "in" / "image"], tmp_path / "other", as_json=True)
+        data.prepare([tmp_path / "in" / "image"], tmp_path / "other", as_json=True)
 
 
 def test_stdlib_is_made_once(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from roundscope.experiments.train.run.drift import DriftWatch
+from roundscope.experiments.train.spikes import DriftWatch
 
 SHAPE = 3, 2, 2
 

@@ -8,8 +8,7 @@ import pytest
 from roundscope.emu.blocks.api import round_blocks
 from roundscope.experiments.train.mx import How, Site
 from roundscope.experiments.train.student import model
-from roundscope.experiments.train.student.arms import Arm, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import Arm, Config, plan_of
 from roundscope.experiments.train.student.measure import measure
 from roundscope.experiments.train.student.run import data_of, fresh
 

@@ -13,7 +13,7 @@ import pytest
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, groups, record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import injected, monitor, offset, step
+from roundscope.experiments.train.gpt import monitor, offset, step
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE, Wrong
 from roundscope.experiments.train.gpt.plans import by_arm, uniform
@@ -53,7 +53,7 @@ def test_where_and_what():
     """An error in another head or layer, one that a later change does not replace, or one that a
     change of the plan ends.
     """
-    assert injected.wrongs_of(CONFIG, ["layer=1 head=0 -> offset=16:bias"]) == (
+    assert offset.wrongs_of(CONFIG, ["layer=1 head=0 -> offset=16:bias"]) == (
         (None, None),
         (SIXTEEN, None),
     )
@@ -61,16 +61,16 @@ def test_where_and_what():
         "-> offset=16:bias; head=1 -> offset=-0.5:noise:all",
         "layer=0 -> plan=qiu-yao; layer=1 -> offset=none",
     ]
-    assert injected.wrongs_of(CONFIG, texts) == (
+    assert offset.wrongs_of(CONFIG, texts) == (
         (SIXTEEN, Wrong(c=-0.5, kind=NOISE, everywhere=True)),
         (None, None),
     )
     assert (
-        injected.wrongs_of(CONFIG, ["-> fp32 offset=0:fixed"])
+        offset.wrongs_of(CONFIG, ["-> fp32 offset=0:fixed"])
         == ((Wrong(c=0.0, kind=FIXED),) * 2,) * 2
     )  # of size 0, and there
-    assert injected.wrongs_of(CONFIG, ["-> offset=1:bias; -> offset=none"]) is None
-    assert injected.wrongs_of(CONFIG, ["", "site=O -> bf16"]) is None
+    assert offset.wrongs_of(CONFIG, ["-> offset=1:bias; -> offset=none"]) is None
+    assert offset.wrongs_of(CONFIG, ["", "site=O -> bf16"]) is None
 
 
 def test_plans_do_not_know_of_it():
@@ -155,7 +155,7 @@ def test_a_head_s_error_stays_in_its_head():
         moment after a step is 0.1 of it.
         """
         own = offset.offsets(
-            [injected.wrongs_of(CONFIG, [t]) for t in ("-> offset=0:bias", text)], [0, 0]
+            [offset.wrongs_of(CONFIG, [t]) for t in ("-> offset=0:bias", text)], [0, 0]
         )
         state, _, _ = step.advance(CONFIG)(
             step.start(CONFIG, 2), np.stack([tokens] * 2), plans, np.float32([1e-2] * 2), own

@@ -17,10 +17,14 @@ from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, mx, record
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, pairs
-from roundscope.experiments.train.gpt.interventions import plans_of
-from roundscope.experiments.train.gpt.linear import linear
-from roundscope.experiments.train.gpt.linear_plans import LinearPlans, described, formats_of, how_of
-from roundscope.experiments.train.gpt.linear_words import MATRICES
+from roundscope.experiments.train.gpt.interventions import MATRICES, plans_of
+from roundscope.experiments.train.gpt.linear import (
+    LinearPlans,
+    described,
+    formats_of,
+    how_of,
+    linear,
+)
 from roundscope.experiments.train.gpt.plans import by_layer
 from roundscope.experiments.train.mx import INDEX, Site
 from roundscope.experiments.train.settings import settings

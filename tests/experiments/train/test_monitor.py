@@ -11,8 +11,8 @@ from roundscope.attention import Plan, examine
 from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import monitor, offset, step
-from roundscope.experiments.train.gpt.injected import wrongs_of
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.gpt.offset import wrongs_of
 from roundscope.experiments.train.gpt.plans import by_arm, by_layer
 
 CONFIG = Config(layers=2, heads=2, width=16, context=12)

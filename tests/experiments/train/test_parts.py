@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.options import TrainOptions
-from roundscope.experiments.train import devices, groups, origins, state
+from roundscope.experiments.train import devices, groups, origins
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, step
 from roundscope.experiments.train.gpt.step import InParts, total
@@ -31,8 +31,8 @@ CONFIG = Config(
 
 def taken(loss, arms=1, config=CONFIG):
     """Losses and norms of gradients after two steps of weights that are all zero."""
-    own = [state.fresh(config, {"w": jnp.zeros(3)}) for _ in range(arms)]
-    now, run = state.stacked(own), InParts(config, None, loss)
+    own = [step.fresh(config, {"w": jnp.zeros(3)}) for _ in range(arms)]
+    now, run = step.stacked(own), InParts(config, None, loss)
     for _ in range(2):
         now, losses, norms = run(now, np.arange(8).reshape(4, 2), np.full(arms, 1e-3, "f4"), ())
     return np.asarray(losses), np.asarray(norms)
@@ -131,7 +131,7 @@ import hashlib, json, sys
 import jax, numpy as np
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import batches_of
 from roundscope.experiments.train.settings import settings
 
 def run(count, words, **more):

@@ -13,7 +13,7 @@ from roundscope.attention.plans.traced import HeadPlans
 from roundscope.experiments.train import groups
 from roundscope.experiments.train.gpt import engines, model, monitor, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
-from roundscope.experiments.train.loop import replayed
+from roundscope.experiments.train.groups import replayed
 from roundscope.experiments.train.settings import settings
 from roundscope.tools.errors import UsageError
 from tests.experiments.train.two_layers import CONFIG, MIXED, same, tokens_of, trained

@@ -9,7 +9,7 @@ import pytest
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.report import data, page
+from roundscope.experiments.train.report import page
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Alarm
@@ -64,7 +64,7 @@ def test_what_the_log_says_comes_back(tmp_path):
     """Heads or looks in another order, seeds that are taken for arms, a divergence dated by a norm
     or a drift.
     """
-    found = data.training(made(tmp_path / "run"))
+    found = record.training(made(tmp_path / "run"))
     assert [arm.name for arm in found.arms] == NAMES and found.groups == ["calm", "<low>"]
     low = found.arms[2]
     assert low.diverged == 25 and found.arms[0].diverged is None and low.worst == (1, 0, 0.5)
@@ -101,7 +101,7 @@ def test_the_page_says_what_happened_and_stands_alone(tmp_path):
 
 def test_a_sentence_of_many_arms_can_be_read(tmp_path):
     """A hundred names in the first sentence, or an "and 1 more" where the name is as short."""
-    found = data.training(made(tmp_path / "run"))
+    found = record.training(made(tmp_path / "run"))
     assert "calm/0, calm/0, calm/0, calm/0 and 3 more." in page.sentence(
         replace(found, arms=found.arms[:1] * 7)
     )
@@ -112,7 +112,7 @@ def test_a_sentence_of_many_arms_can_be_read(tmp_path):
 
 def test_alarms_are_drawn_where_they_are(tmp_path):
     """A mark at a value that is not there, on the other series, or an arm in another's colour."""
-    found = data.training(made(tmp_path / "run"))
+    found = record.training(made(tmp_path / "run"))
     marks = set(page.MARKS.values())
 
     def of(figure):
@@ -140,7 +140,7 @@ def test_alarms_are_drawn_where_they_are(tmp_path):
 def test_a_run_without_emulated_attention(tmp_path):
     """A page that cannot be without drift, or sends to a diagnosis that refuses the run."""
     folder = made(tmp_path / "run", drift=False, config=Config(plan="jax", layers=2, heads=2))
-    assert page.drifts(data.training(folder)) is None
+    assert page.drifts(record.training(folder)) is None
     text = page.write(folder).read_text()
     assert text.count("<svg ") == 3 and "roundscope diagnose" not in text
 
@@ -171,4 +171,4 @@ def test_the_command_takes_the_folder_and_its_log(tmp_path, capsys):
     with record.writing(folder) as log:
         log.begin(0, config={}, arms={"arms": []}, data={}, versions={}, device="", origin={})
     with pytest.raises(UsageError, match="no step in its log yet"):
-        data.training(folder)
+        record.training(folder)

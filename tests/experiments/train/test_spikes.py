@@ -5,8 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from roundscope.experiments.train.divergence import followed
-from roundscope.experiments.train.spikes import IN_A_ROW, Watch, divergences, growth, watches
+from roundscope.experiments.train.spikes import (
+    IN_A_ROW,
+    Watch,
+    divergences,
+    followed,
+    growth,
+    watches,
+)
 
 
 def curve(steps, arms=1, noise=0.05, seed=0, tails=None):

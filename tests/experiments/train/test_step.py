@@ -11,10 +11,10 @@ import optax
 import pytest
 
 from roundscope.attention import Plan
-from roundscope.experiments.train import optimiser
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, plans, step
 from roundscope.experiments.train.gpt.interventions import plans_of
+from roundscope.experiments.train.step import optimiser, rate
 
 # a model small enough that compiling is what takes the time
 CONFIG = Config(
@@ -160,14 +160,9 @@ def test_schedule():
     them.
     """
     config = replace(CONFIG, warmup=10, steps=110, lr=1e-3, min_lr=1e-4)
-    rates = [
-        float(optimiser.rate(config, jnp.int32(n), jnp.float32(1e-3)))
-        for n in (0, 9, 10, 60, 110, 500)
-    ]
+    rates = [float(rate(config, jnp.int32(n), jnp.float32(1e-3))) for n in (0, 9, 10, 60, 110, 500)]
     assert rates == pytest.approx([1e-3 / 11, 1e-2 / 11, 1e-3, 5.5e-4, 1e-4, 1e-4], rel=1e-5)
-    assert float(optimiser.rate(config, jnp.int32(60), jnp.float32(4e-3))) == pytest.approx(
-        2.2e-3, rel=1e-5
-    )
+    assert float(rate(config, jnp.int32(60), jnp.float32(4e-3))) == pytest.approx(2.2e-3, rel=1e-5)
 
 
 def test_the_optimiser_is_adamw():
@@ -176,7 +171,7 @@ def test_the_optimiser_is_adamw():
     """
     params = {"up": jnp.ones((3,)), "norm": jnp.full((2,), 2.0)}
     grads = {"up": jnp.array([3.0, -1.0, 2.0]), "norm": jnp.array([1.0, 5.0])}
-    ours = optimiser.make(CONFIG)
+    ours = optimiser(CONFIG)
     theirs = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.adamw(3e-3, b1=0.9, b2=0.95, weight_decay=0.1, mask={"up": True, "norm": False}),

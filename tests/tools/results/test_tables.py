@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from roundscope.experiments.train import record
-from roundscope.experiments.train.run import prepare
+from roundscope.experiments.train.gpt import data
 from roundscope.tools.diagnose.replay.store import Store
 from roundscope.tools.errors import StorageError, UsageError
 from roundscope.tools.results.tables import check_start
@@ -120,12 +120,12 @@ def test_a_state_that_cannot_be_read(tmp_path):
 
 def test_tokens_that_are_not_those_that_were_prepared(tmp_path):
     """A training on other tokens than meta.json says, without a word."""
-    prepare.write(tmp_path, iter([("a", b"words " * 100)]))
-    prepare.check(tmp_path)
+    data.write(tmp_path, iter([("a", b"words " * 100)]))
+    data.check(tmp_path)
     whole = (tmp_path / "train.bin").read_bytes()
     for odd in (whole[:-2], b"\0\0" + whole[2:]):
         (tmp_path / "train.bin").write_bytes(odd)
         with pytest.raises(UsageError, match=r"not what its meta\.json says"):
-            prepare.check(tmp_path)
+            data.check(tmp_path)
     (tmp_path / "meta.json").write_text(json.dumps({"vocab": 50304}))
-    prepare.check(tmp_path)  # somebody else's
+    data.check(tmp_path)  # somebody else's

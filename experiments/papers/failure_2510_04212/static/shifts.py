@@ -29,8 +29,7 @@ from roundscope.experiments.papers.failure_2510_04212.static.clamp import (
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt import step as one_step
-from roundscope.experiments.train.groups import Group
-from roundscope.experiments.train.loop import batches_of
+from roundscope.experiments.train.groups import Group, batches_of
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, UP, canvas
 from roundscope.tools.tensors.layers import read_layers, sample_path

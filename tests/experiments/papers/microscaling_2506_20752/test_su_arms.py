@@ -15,8 +15,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
     varied,
 )
 from roundscope.experiments.train.mx import GROUPS, Site
-from roundscope.experiments.train.student.arms import MATRICES, UNCHANGED, key, plan_of
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import MATRICES, UNCHANGED, Config, key, plan_of
 from tests.experiments.papers.microscaling_2506_20752.made import of_arm
 
 FIRST = 40

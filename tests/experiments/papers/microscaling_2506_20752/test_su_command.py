@@ -14,8 +14,7 @@ from roundscope.experiments.options import ReproduceOptions
 from roundscope.experiments.papers.microscaling_2506_20752 import code, study
 from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK, Setting, varied
-from roundscope.experiments.train.student.arms import UNCHANGED
-from roundscope.experiments.train.student.config import Config
+from roundscope.experiments.train.student.arms import UNCHANGED, Config
 from tests.experiments.papers.microscaling_2506_20752.made import looks, of_arm
 
 TINY = replace(

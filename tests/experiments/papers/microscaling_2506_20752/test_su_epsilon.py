@@ -13,9 +13,8 @@ from roundscope.experiments.papers.microscaling_2506_20752 import claims
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, pair_up
 from roundscope.experiments.train.mx import Site
-from roundscope.experiments.train.student.arms import UNCHANGED, Arm
-from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.results import measures
+from roundscope.experiments.train.student.arms import UNCHANGED, Arm, Config
+from roundscope.experiments.train.student.run import measures
 from tests.experiments.papers.microscaling_2506_20752.made import looks, run
 
 CONFIG = Config(

@@ -22,7 +22,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.interventions import 
 )
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
 from roundscope.experiments.train.student.arms import UNCHANGED
-from roundscope.experiments.train.student.results import paired
+from roundscope.experiments.train.student.run import paired
 from tests.experiments.papers.microscaling_2506_20752.made import run
 
 

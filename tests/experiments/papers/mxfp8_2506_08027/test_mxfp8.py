@@ -36,7 +36,7 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     trials,
 )
 from roundscope.experiments.papers.mxfp8_2506_08027.measurements import collected
-from roundscope.experiments.train.gpt.linear_plans import formats_of
+from roundscope.experiments.train.gpt.linear import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
 from roundscope.experiments.train.mx import INDEX
 from roundscope.experiments.train.student.arms import Arm

@@ -17,9 +17,9 @@ from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.questions.dose import doses as scales
 from roundscope.experiments.questions.dose import pictures, results, study, training
-from roundscope.experiments.train.divergence import Follow
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
+from roundscope.experiments.train.spikes import Follow
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
 from tests.tools.databases import database

@@ -16,19 +16,19 @@ from roundscope.emu.roundings.modes import BF16, RoundingMode
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.questions.proxy.study import answer, asked
 from roundscope.experiments.train.mx import GROUPS, INDEX, Site
+from roundscope.experiments.train.student import model as steps
 from roundscope.experiments.train.student import run
-from roundscope.experiments.train.student import step as steps
 from roundscope.experiments.train.student.arms import (
     MATRICES,
     UNCHANGED,
     Arm,
+    Config,
     arm_of,
     groups,
     interventions,
     plan_of,
 )
-from roundscope.experiments.train.student.config import Config
-from roundscope.experiments.train.student.results import Follow, lone
+from roundscope.experiments.train.student.run import Follow, lone
 from roundscope.tools.errors import UsageError
 from roundscope.tools.results.run import Run
 
