@@ -19,9 +19,9 @@ def of_run(
 
     first, until: the steps of the replays, None for those that decide; out: where they are kept.
     """
-    from roundscope.experiments.diagnose.student import rows
+    from roundscope.experiments.diagnose.student import case
 
-    if rows.file_of(folder) is None:
+    if case.file_of(folder) is None:
         from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
         return diagnose_run(folder, name=arm, first=first, until=until, out=out, progress=progress)

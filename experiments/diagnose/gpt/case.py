@@ -14,7 +14,7 @@ from roundscope.experiments.train.config import JAX, XLA
 from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
-from roundscope.tools.diagnose.replay.run_part import GREW, Failure
+from roundscope.tools.diagnose.replay.start import GREW, Failure
 from roundscope.tools.errors import UsageError, bad
 
 # steps that a replay goes on after the alarm: with other bits a failure may come later

@@ -28,9 +28,7 @@ from roundscope.experiments.train.groups import Group, batches_of, numbers, plan
 from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.step import arm, pick
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Trial
-from roundscope.tools.diagnose.replay.replayer import limit, shaken
+from roundscope.tools.diagnose.replay.replayer import Clock, Trial, limit, shaken
 from roundscope.tools.diagnose.replay.start import Own
 from roundscope.tools.diagnose.replay.store import Store, digest
 from roundscope.tools.results.machine import device

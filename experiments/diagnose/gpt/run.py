@@ -19,12 +19,10 @@ from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import batches_of, linears_at
 from roundscope.experiments.train.spikes import RULE
 from roundscope.experiments.train.step import arm
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Outcome, Trial
-from roundscope.tools.diagnose.replay.run_part import RunPart
-from roundscope.tools.diagnose.replay.start import Cause, Replayed, replayed
-from roundscope.tools.diagnose.search.guilty import REPEATS
-from roundscope.tools.diagnose.tensors.changes import changes, noise
+from roundscope.tools.diagnose.replay.replayer import Clock, Outcome, Trial
+from roundscope.tools.diagnose.replay.start import Cause, Replayed, RunPart, replayed
+from roundscope.tools.diagnose.search import REPEATS
+from roundscope.tools.diagnose.tensors.carrier import shares
 from roundscope.tools.diagnose.tensors.findings import (
     Findings,
     Progress,
@@ -32,8 +30,7 @@ from roundscope.tools.diagnose.tensors.findings import (
     findings,
 )
 from roundscope.tools.diagnose.tensors.measured import Measured, Subject
-from roundscope.tools.diagnose.tensors.repairs import SHAM
-from roundscope.tools.diagnose.tensors.rows import shares
+from roundscope.tools.diagnose.tensors.repairs import SHAM, changes, noise
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.request import Request
 

@@ -13,8 +13,7 @@ from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Order
 from roundscope.experiments.train.config import WORD
 from roundscope.experiments.train.gpt.plans import Plans
-from roundscope.tools.diagnose.search.family import Blocks, Family
-from roundscope.tools.diagnose.search.guilty import FEW
+from roundscope.tools.diagnose.search import FEW, Blocks, Family
 from roundscope.tools.diagnose.tensors.measured import WIDE, occurring
 from roundscope.tools.report.wording import listed
 

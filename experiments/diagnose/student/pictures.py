@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.diagnose.student.errors import GRADIENT
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
-from roundscope.tools.diagnose.report.pictures_run import EXACT, logarithmic
+from roundscope.tools.diagnose.report.pictures import LIFTED, logarithmic
 from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
 
 
@@ -78,7 +78,7 @@ def repairs(found: Found) -> Figure:
     for row, t in enumerate(found.tried):
         colour = UP if t.outcome.failures == len(t.outcome.fates) else QUIET
         if t.word == "averts it":
-            colour = EXACT
+            colour = LIFTED
         axes[0, 0].plot(t.error.zeta.mean(), row, "o", color=colour, ms=6)
         mean, half = t.error.bias
         axes[0, 1].errorbar(

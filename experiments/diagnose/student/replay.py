@@ -15,9 +15,7 @@ from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import FAMILY, Units, change, units_of
 from roundscope.experiments.train.student.arms import Arm, Config, how_of, key
 from roundscope.experiments.train.student.run import Begin, Follow, advance
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Trial
-from roundscope.tools.diagnose.replay.replayer import limit, shaken
+from roundscope.tools.diagnose.replay.replayer import Clock, Trial, limit, shaken
 from roundscope.tools.diagnose.replay.start import Own
 from roundscope.tools.diagnose.replay.store import digest
 

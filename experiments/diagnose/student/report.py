@@ -1,4 +1,4 @@
-"""The report on a proxy's run: its steps, tables and sentences, and diagnosis.json."""
+"""The report on a proxy's run: its verdict link by link, steps, tables, sentences, and its JSON."""
 
 from typing import Any
 
@@ -6,21 +6,108 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from roundscope.experiments.diagnose.student import pictures as measured
-from roundscope.experiments.diagnose.student.errors import GRADIENT
-from roundscope.experiments.diagnose.student.repairs import BASE, FOUND, RANDOM
-from roundscope.experiments.diagnose.student.run import ALL, SET, Found
+from roundscope.experiments.diagnose.student.blocks import Blocks
+from roundscope.experiments.diagnose.student.errors import GRADIENT, Error
+from roundscope.experiments.diagnose.student.run import (
+    ALL,
+    BASE,
+    FOUND,
+    RANDOM,
+    REST,
+    SET,
+    Found,
+    Tried,
+)
 from roundscope.experiments.diagnose.student.units import name, words
-from roundscope.experiments.diagnose.student.verdict import links
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.run import RULE
-from roundscope.tools.diagnose.replay.fate import Outcome
-from roundscope.tools.diagnose.replay.start import Cause
-from roundscope.tools.diagnose.report import data, pictures_run, words_run
+from roundscope.tools.diagnose.replay.replayer import Outcome
+from roundscope.tools.diagnose.replay.start import LEVEL, Cause
+from roundscope.tools.diagnose.report import data, pictures, words_run
 from roundscope.tools.diagnose.report.diagnosis import Diagnosis, step
 from roundscope.tools.diagnose.report.steps import replay_step, search_step
+from roundscope.tools.diagnose.tensors.verdict import Link
 from roundscope.tools.report.model import Picture, Section, Table, notes
 from roundscope.tools.report.pictures import DOWN, UP
 from roundscope.tools.results.machine import command_line, device, versions
+
+
+def links(found: Found) -> list[Link]:
+    """Return the links in the order of the steps; a step that was not reached has none."""
+    chain = words_run.links(found.replayed)
+    if found.guilty and SET in found.errors:
+        chain.append(_share(found))
+    if found.errors:
+        chain.append(_adds_up(found))
+    if found.origin:
+        chain.append(_blocks_link(found))
+    if found.tried:
+        chain.append(_repair(found))
+    return chain
+
+
+def subject(found: Found) -> Error:
+    """Return the error whose bias is at issue: of the set of step 2, else of all events."""
+    return found.errors.get(SET, found.errors[ALL])
+
+
+def _share(found: Found) -> Link:
+    own, rest, every = (float(found.errors[n].zeta.mean()) for n in (SET, REST, ALL))
+    evidence = (
+        f"zeta {own:.3g} with the set alone rounded, {rest:.3g} with all but it, {every:.3g} with"
+        " all events"
+    )
+    return Link(name="error", holds=own > rest, evidence=evidence)
+
+
+def _adds_up(found: Found) -> Link:
+    e, g = subject(found), found.errors[GRADIENT]
+    whose = "the set's error" if SET in found.errors else "the error of all events"
+    mean, half = e.bias
+    evidence = (
+        f"over {e.zeta.size} steps {whose} is {e.a:.2f} times what random directions give (flips:"
+        f" below {e.null:.2f}, p = {e.p:.1g}; the gradient itself: {g.a:.2f}); along the gradient"
+        f" {100 * mean:+.2g} % of it, +- {100 * half:.2g}"
+    )
+    return Link(name="coherence", holds=e.p < LEVEL, evidence=evidence)
+
+
+def looked(found: Found) -> list[Blocks]:
+    """Return the blocks of the set of step 2, or of all events without one."""
+    return [b for b in found.origin if b.marked] or list(found.origin)
+
+
+def _blocks_link(found: Found) -> Link:
+    worst = max(looked(found), key=lambda b: -b.shares["shrink"])
+    s, normal = worst.shares, worst.normal_shares
+    name = f"{worst.units[0].site} ({worst.format})"
+    evidence = (
+        f"the largest loss of magnitude: {name}, {100 * -s['shrink']:.2g} % (normal numbers:"
+        f" {100 * -normal['shrink']:.2g} %); {100 * s['clipped']:.2g} % clipped"
+        f" ({100 * normal['clipped']:.2g} %), {100 * s['underflow']:.2g} % become 0"
+        f" ({100 * normal['underflow']:.2g} %), {100 * s['excess']:.0f} % of the error would not be"
+        f" there under RCEIL ({100 * normal['excess']:.0f} %), {s['distinct']:.1f} different"
+        f" elements in a block ({normal['distinct']:.1f})"
+    )
+    return Link(
+        name="blocks unlike normal numbers",
+        holds=-s["shrink"] > 2.0 * -normal["shrink"] > 0.0,
+        evidence=evidence,
+    )
+
+
+def _repair(found: Found) -> Link:
+    real = [t for t in found.tried if t.name not in (BASE, FOUND, RANDOM)]
+    good, open_ = ([t for t in real if t.word == word] for word in ("averts it", "undecided"))
+
+    def said(own: list[Tried]) -> str:
+        return ", ".join(f"{t.name} ({t.outcome.count})" for t in own) or "none"
+
+    evidence = (
+        f"averted by: {said(good)}; undecided: {said(open_)}; shams: {found.tried[0].outcome.count}"
+    )
+    return Link(name="repair", holds=bool(good), evidence=evidence)
+
 
 HOW = (
     f"{words_run.SHAM} Epsilon is measured at the same weights and rows, so it contains no"
@@ -55,7 +142,7 @@ def losses(found: Found) -> Figure:
     """
     case, r = found.case, found.replayed
     curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
-    return pictures_run.losses(
+    return pictures.losses(
         curve, r, [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")]
     )
 

@@ -10,7 +10,7 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.experiments.train.mx import GROUPS, INDEX, Site
 from roundscope.experiments.train.student.arms import MATRICES, Config, Matrix, Plan
-from roundscope.tools.diagnose.search.family import Blocks, Family
+from roundscope.tools.diagnose.search import Blocks, Family
 from roundscope.tools.report.wording import listed
 
 Kept = BlockFormat | Rounding

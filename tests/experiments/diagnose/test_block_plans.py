@@ -10,8 +10,8 @@ from roundscope.attention.plans.presets import fa2_bf16, preset
 from roundscope.emu.blocks.format import block_format
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly, is_low, reseeded, units_of
 from roundscope.tools.diagnose.tensors.accounts import SITES_OF, accounts, head_events
-from roundscope.tools.diagnose.tensors.changes import changes, production_order, stochastic
 from roundscope.tools.diagnose.tensors.measured import Subject, measure
+from roundscope.tools.diagnose.tensors.repairs import changes, production_order, stochastic
 from roundscope.tools.trace.request import Request
 from tests.tools.diagnose.inputs import layer
 

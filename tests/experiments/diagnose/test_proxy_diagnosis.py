@@ -13,7 +13,6 @@ import pytest
 
 from roundscope.experiments.cli import main as cli
 from roundscope.experiments.diagnose.student import errors as proxy_errors
-from roundscope.experiments.diagnose.student import repairs as proxy_repairs
 from roundscope.experiments.diagnose.student import replay as proxy_replay
 from roundscope.experiments.diagnose.student import run as proxy_findings
 from roundscope.experiments.diagnose.student.case import case
@@ -21,9 +20,7 @@ from roundscope.experiments.diagnose.student.run import diagnose
 from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.mx import Site
 from roundscope.tools.diagnose.replay import replayer as replaying
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Trial
-from roundscope.tools.diagnose.replay.replayer import Replayer
+from roundscope.tools.diagnose.replay.replayer import Clock, Replayer, Trial
 from roundscope.tools.diagnose.replay.start import Cause
 from tests.tools.databases import database
 
@@ -42,7 +39,7 @@ def quick(folder, out):
     need no other.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(proxy_repairs, "texts", lambda case: REPAIRS)
+        patch.setattr(proxy_findings, "texts", lambda case: REPAIRS)
         patch.setattr(proxy_errors, "STEPS", 3)
         patch.setattr(replaying, "limit", lambda: 2)
         patch.setattr(proxy_replay, "limit", lambda: 2)
@@ -114,8 +111,10 @@ def test_repairs_that_reach_the_event_avert_it_and_no_others(found):
     """
     words = {t.name: t.word for t in found.tried}
     averts, not_ = "averts it", "does not avert it"
-    assert words["activations BF16"] == words[proxy_repairs.FOUND] == averts
-    assert words["weights BF16"] == words[proxy_repairs.RANDOM] == words[proxy_repairs.BASE] == not_
+    assert words["activations BF16"] == words[proxy_findings.FOUND] == averts
+    assert (
+        words["weights BF16"] == words[proxy_findings.RANDOM] == words[proxy_findings.BASE] == not_
+    )
 
 
 def test_without_anything_left_to_do_nothing_is_replayed(found, monkeypatch):

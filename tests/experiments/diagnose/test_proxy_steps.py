@@ -14,10 +14,9 @@ from roundscope.emu.blocks.api import round_blocks
 from roundscope.emu.blocks.format import block_format
 from roundscope.emu.roundings.modes import BF16, BINARY32
 from roundscope.experiments.diagnose.student.blocks import operands, origin
-from roundscope.experiments.diagnose.student.case import Case, case
+from roundscope.experiments.diagnose.student.case import Case, Row, case, read
 from roundscope.experiments.diagnose.student.errors import GRADIENT, coherence, errors, only
-from roundscope.experiments.diagnose.student.repairs import spelled, texts
-from roundscope.experiments.diagnose.student.rows import Row, read
+from roundscope.experiments.diagnose.student.run import spelled, texts
 from roundscope.experiments.diagnose.student.units import (
     Unit,
     change,

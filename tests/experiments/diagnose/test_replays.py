@@ -9,9 +9,7 @@ from roundscope.attention import Site
 from roundscope.experiments.diagnose.gpt.units import FAMILY, Unit
 from roundscope.experiments.train.spikes import growth
 from roundscope.tools.diagnose.replay import replayer as replaying
-from roundscope.tools.diagnose.replay.clock import Clock, spell
-from roundscope.tools.diagnose.replay.fate import Trial
-from roundscope.tools.diagnose.replay.replayer import Replayer
+from roundscope.tools.diagnose.replay.replayer import Clock, Replayer, Trial, spell
 from roundscope.tools.diagnose.replay.start import Cause, Own, replayed
 from roundscope.tools.diagnose.replay.store import Store
 from roundscope.tools.diagnose.report import words_run
@@ -329,7 +327,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     counts that differ between them.
     """
     from roundscope.tools.diagnose.report import data as diagnosed
-    from roundscope.tools.diagnose.report import pictures_run
+    from roundscope.tools.diagnose.report import pictures
     from roundscope.tools.diagnose.report.diagnosis import Diagnosis, report
     from roundscope.tools.diagnose.report.steps import replay_step, search_step
     from roundscope.tools.report.html import page
@@ -338,7 +336,7 @@ def test_the_page_and_the_data_of_steps_1_and_2(tmp_path):
     made = [
         replay_step(
             words_run.replayed(r),
-            pictures_run.losses([(n, 0.5) for n in range(60)], r, [(60, "red", "fails")], 1.0),
+            pictures.losses([(n, 0.5) for n in range(60)], r, [(60, "red", "fails")], 1.0),
             "losses",
         ),
         search_step(r, words_run.searched(r)),

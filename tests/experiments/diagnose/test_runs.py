@@ -25,8 +25,7 @@ from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.step import arm
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Trial
+from roundscope.tools.diagnose.replay.replayer import Clock, Trial
 from roundscope.tools.diagnose.replay.start import Cause, replayed
 from roundscope.tools.diagnose.tensors.carrier import carrier
 from roundscope.tools.diagnose.tensors.measured import measure

@@ -21,13 +21,11 @@ from roundscope.experiments.diagnose.gpt.units import (
 )
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Fate, Outcome
-from roundscope.tools.diagnose.search import guilty
-from roundscope.tools.diagnose.search.ddmin import Replays
-from roundscope.tools.diagnose.search.guilty import CONTROLS, search
-from roundscope.tools.diagnose.tensors.changes import changes, noise
+from roundscope.tools.diagnose import search
+from roundscope.tools.diagnose.replay.replayer import Clock, Fate, Outcome
+from roundscope.tools.diagnose.search import CONTROLS, Replays
 from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES
+from roundscope.tools.diagnose.tensors.repairs import changes, noise
 
 CONFIG = Config(layers=2, heads=2, width=16, context=8, plan="qiu-yao")
 QIU_YAO = {
@@ -151,7 +149,7 @@ def test_one_event_of_one_head_is_named():
     """Catches a search that ends at layers, heads or sites although one event of one head is it."""
     units = units_of(plans_of(CONFIG))
     culprit = Unit(1, 0, Site.PV)
-    g = search(planted(units, lambda x: culprit in x), units, FAMILY)
+    g = search.search(planted(units, lambda x: culprit in x), units, FAMILY)
     assert g.found == {culprit} and (g.size, g.of) == (1, 72) and g.is_minimal
     assert len(g.controls) == CONTROLS and not any(o.survives for o in g.controls)
     assert g.ties == () and g.turns == ()
@@ -163,7 +161,7 @@ def test_an_event_needed_in_every_head_is_named_over_all():
     """
     units = units_of(plans_of(Config(layers=4, heads=4, width=16, context=8, plan="qiu-yao")))
     need = {u for u in units if u.site in (Site.S, Site.SCALED)}
-    g = search(planted(units, lambda x: need <= x), units, FAMILY)
+    g = search.search(planted(units, lambda x: need <= x), units, FAMILY)
     assert (
         g.found == need
         and (g.size, g.of) == (2, 18)
@@ -176,7 +174,7 @@ def test_two_heads_with_different_events():
     """Catches a product of heads and events where each head needs its own event alone."""
     units = units_of(plans_of(CONFIG))
     need = {Unit(0, 1, Site.P), Unit(1, 1, Site.O)}
-    g = search(planted(units, lambda x: need <= x), units, FAMILY)
+    g = search.search(planted(units, lambda x: need <= x), units, FAMILY)
     assert g.found == need and g.is_minimal and (g.size, g.of) == (2, 72)
 
 
@@ -184,7 +182,9 @@ def test_ties_are_told_and_the_smallest_is_taken():
     """Catches a set of a whole layer where one event of another layer would do."""
     units = units_of(plans_of(CONFIG))
     first = {u for u in units if u.layer == 0 and u.site is Site.V}
-    g = search(planted(units, lambda x: first <= x or Unit(1, 1, Site.K) in x), units, FAMILY)
+    g = search.search(
+        planted(units, lambda x: first <= x or Unit(1, 1, Site.K) in x), units, FAMILY
+    )
     assert g.found == {Unit(1, 1, Site.K)}
     assert g.only.survives == (first <= units - g.found)
 
@@ -206,9 +206,9 @@ def test_a_set_that_survives_by_luck_is_not_believed(lucky, monkeypatch):
 
         return [Outcome(units=x, fates=tuple(fate(x, r) for r in times)) for x in sets]
 
-    monkeypatch.setattr(guilty, "often", often)
+    monkeypatch.setattr(search, "often", often)
     low, exact = often(None, None, [frozenset(), units], range(4))
-    g = guilty.guilty(
+    g = search.guilty(
         SimpleNamespace(clock=Clock(lambda step, text: None)),
         FAMILY,
         None,

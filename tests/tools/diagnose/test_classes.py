@@ -8,7 +8,7 @@ import pytest
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.judge import exponent, neighbours, spacing
-from roundscope.tools.diagnose.tensors.classes import (
+from roundscope.tools.diagnose.tensors.origin import (
     ABOVE,
     BELOW,
     CARRY,

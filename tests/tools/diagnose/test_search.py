@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from roundscope.tools.diagnose.replay.fate import Fate, Outcome
-from roundscope.tools.diagnose.search.ddmin import (
+from roundscope.tools.diagnose.replay.replayer import Fate, Outcome
+from roundscope.tools.diagnose.search import (
     Replays,
     ddmin,
     halves,

@@ -14,11 +14,10 @@ from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.api import round_to
 from roundscope.tools.diagnose.tensors.accounts import accounts, head_events
 from roundscope.tools.diagnose.tensors.carrier import carrier
-from roundscope.tools.diagnose.tensors.changes import changes
 from roundscope.tools.diagnose.tensors.coherence import coherence, flips
 from roundscope.tools.diagnose.tensors.measured import exact_twin, one_head
 from roundscope.tools.diagnose.tensors.origin import origin
-from roundscope.tools.diagnose.tensors.repairs import repair
+from roundscope.tools.diagnose.tensors.repairs import changes, repair
 from roundscope.tools.tensors.layers import Layer
 from tests.tools.diagnose.inputs import layer, measured, narrowed
 

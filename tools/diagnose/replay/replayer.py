@@ -3,22 +3,149 @@
 A launch is stopped as soon as all of its trials are decided. A sham is the run as it was with other
 last bits of its weights. Divergence is chaotic, so a changed run that survives says something only
 if shams do not: places of a launch that no trial needs are shams. One counts only if its launch
-went on to the end of the window, which a sham's own fate does not decide.
+went on to the end of the window, which a sham's own fate does not decide. `Clock` is the progress
+of all replays; their number to come is known as a lower and an upper bound.
 """
 
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Fate, Trial
 from roundscope.tools.diagnose.replay.store import Store
+
+Report = Callable[[int, str], None]  # (number of the step, what runs)
+
+
+class Clock:
+    """Counts replays done and to come.
+
+    The time left is that of the replays to come at the rate measured so far, without compilations.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report, self.step, self.what = report, 1, ""
+        self.arm_steps = self.replays = self.since = 0
+        self.fewest = self.most = 0
+        self.seconds, self.timed = 0.0, 0
+
+    def says(self, step: int, what: str) -> None:
+        """Report what runs now; the number of replays to come is not known."""
+        self.step, self.what, self.fewest, self.most, self.since = step, what, 0, 0, 0
+        self.advance(0)
+
+    def expects(self, fewest: int, most: int) -> None:
+        """Note how many replays are to come from here on, at least and at most."""
+        self.fewest, self.most, self.since = fewest, max(fewest, most), 0
+        self.advance(0)
+
+    def advance(self, arm_steps: int) -> None:
+        """Add steps of arms that were done, and report."""
+        self.arm_steps += arm_steps
+        self.report(self.step, self.text)
+
+    def done(self, replays: int, seconds: float) -> None:
+        """Add replays that were run in so many seconds; 0 seconds means that they were stored."""
+        self.replays, self.since = self.replays + replays, self.since + replays
+        if seconds:
+            self.seconds, self.timed = self.seconds + seconds, self.timed + replays
+        self.advance(0)
+
+    @property
+    def left(self) -> tuple[float, float] | None:
+        """The seconds that the replays to come take, at least and at most; None while not known."""
+        if not (self.timed and self.most):
+            return None
+        each = self.seconds / self.timed
+        return max(self.fewest - self.since, 0) * each, max(self.most - self.since, 0) * each
+
+    @property
+    def text(self) -> str:
+        """The text for a progress bar."""
+        found = f"{self.what}; {self.replays:,} replays, {self.arm_steps:,} steps done"
+        if self.most:
+            low, high = (max(n - self.since, 0) for n in (self.fewest, self.most))
+            found += f"; {low} to {high} replays to come"
+        if self.left is not None:
+            found += f", {spell(self.left[0])} to {spell(self.left[1])}"
+        return found
+
+
+def spell(seconds: float) -> str:
+    """Return seconds in words: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Trial(NamedTuple):
+    """A replay: a change of the arithmetic, as its model writes it, and the number of the repeat.
+
+    Repeat 0 begins at the run's own bits, every other one with other last bits of the weights and
+    other random bits.
+    """
+
+    change: Any
+    repeat: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """The outcome of one replay.
+
+    failed   the step at which it failed, None if it did not
+    losses   (steps,) up to where it was decided
+    """
+
+    failed: int | None
+    losses: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A set of exact events, and the fates of its repeats."""
+
+    units: frozenset[Any]
+    fates: tuple[Fate, ...]
+
+    @property
+    def failures(self) -> int:
+        """The number of repeats that failed."""
+        return sum(fate.failed is not None for fate in self.fates)
+
+    @property
+    def survives(self) -> bool:
+        """Return whether all repeats survive.
+
+        Sets are many, and one that survives by luck would pass for the cause.
+        """
+        return self.failures == 0
+
+    @property
+    def count(self) -> str:
+        """The text "k of n": k of n repeats survive."""
+        return f"{len(self.fates) - self.failures} of {len(self.fates)}"
+
+
+def better(fates: Sequence[Fate], others: Sequence[Fate]) -> float:
+    """Return p of Fisher's exact test, one-sided.
+
+    It is the probability that replays survive this much more often than others if a change makes no
+    difference.
+    """
+    from scipy.stats import fisher_exact
+
+    table = [
+        [sum(f.failed is None for f in x), sum(f.failed is not None for f in x)]
+        for x in (fates, others)
+    ]
+    return float(fisher_exact(table, alternative="greater")[1])
+
 
 # arms in a launch, by JAX's backend: few where they cost as much as one after the other, since
 # empty places then cost most

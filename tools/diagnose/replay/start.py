@@ -9,19 +9,17 @@ window.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from roundscope.tools.diagnose.replay.clock import Clock
-from roundscope.tools.diagnose.replay.fate import Fate, Outcome, Trial, better
-from roundscope.tools.diagnose.replay.replayer import Replayer
+from roundscope.tools.diagnose.replay.replayer import Clock, Fate, Outcome, Replayer, Trial, better
 from roundscope.tools.diagnose.replay.store import Store
-from roundscope.tools.diagnose.search.guilty import Guilty, guilty
+from roundscope.tools.diagnose.search import Guilty, guilty
 
 SANITY = 4  # repeats of the run as it was and of the exact one
 # after the last of the failures a window goes on for SPREADS times their spread, and at least for
@@ -287,3 +285,56 @@ def cause_of(failed: int | None, tried: Sequence[Sanity]) -> Cause:
     if tried and tried[-1].decides:
         return Cause.ROUNDING
     return Cause.UNDECIDED if any(s.holds for s in tried) else Cause.OTHER
+
+
+GREW = "growth"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An arm's failure.
+
+    kind    'not finite', 'rise', 'stay' or 'spike', of the loss above `limit`; or 'growth' of its
+            gradient norm
+    step    the step from which it counts;  seen: the step at which it was known
+    before  a step before it, and before any alarm of loss or gradient norm in the 100 steps ahead
+            of it: the damage may be done before the loss shows it
+    """
+
+    arm: str
+    kind: str
+    step: int
+    seen: int
+    before: int
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart:
+    """What only a run has.
+
+    arm        its name;  arms: how many the run has
+    failure    None if the arm never failed
+    grown      the step at which its gradient norm had grown, None without
+    last       the step of the last checkpoint
+    losses     of the arm, a number for every step
+    rule       the sentence that says when an arm has diverged
+    rest       the sentence that says what is not replayed in other arithmetic
+    step       that of the state which steps 3 to 6 examine
+    replayed   steps 1 and 2; None if the run never failed
+    survivals  the outcome of replays with a repair, by its name
+    rows       `tensors.rows.shares` with the set of step 2 exact, of each layer
+    """
+
+    arm: str
+    arms: int
+    failure: Failure | None
+    grown: int | None
+    last: int
+    losses: Mapping[int, float]
+    rule: str
+    rest: str
+    step: int
+    replayed: Replayed | None
+    survivals: dict[str, Outcome] = field(default_factory=dict)
+    rows: list[np.ndarray] = field(default_factory=list)

@@ -5,16 +5,15 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from roundscope.tools.diagnose.replay.fate import Outcome as Fates
-from roundscope.tools.diagnose.replay.run_part import RunPart
-from roundscope.tools.diagnose.replay.start import Replayed
-from roundscope.tools.diagnose.report import words, words_gpt, words_run
+from roundscope.tools.diagnose.replay.replayer import Outcome as Fates
+from roundscope.tools.diagnose.replay.start import Replayed, RunPart
+from roundscope.tools.diagnose.report import words, words_run
 from roundscope.tools.diagnose.report.diagnosis import Diagnosis
 from roundscope.tools.diagnose.report.steps import steps
-from roundscope.tools.diagnose.search.guilty import Guilty
-from roundscope.tools.diagnose.tensors.classes import CLASSES
+from roundscope.tools.diagnose.search import Guilty
 from roundscope.tools.diagnose.tensors.findings import Findings, Stopped
 from roundscope.tools.diagnose.tensors.measured import Measured
+from roundscope.tools.diagnose.tensors.origin import CLASSES
 from roundscope.tools.diagnose.tensors.repairs import Outcome
 from roundscope.tools.report.model import Points, Section, Text, notes
 from roundscope.tools.report.terminal import plain
@@ -74,9 +73,9 @@ def diagnosis(found: Findings | Stopped, seconds: float) -> Diagnosis:
     sentences = [words.rows(found)]
     if run is not None:
         sentences += [
-            words_gpt.replayed(run),
-            words_run.searched(run.replayed, words_gpt.NEVER),
-            words_gpt.survivors(run),
+            words.replayed(run),
+            words_run.searched(run.replayed, words.NEVER),
+            words.survivors(run),
         ]
     data = document(found, seconds)
     glossary = Points([(f"{name}:", f"{text}.") for name, text in GLOSSARY.items()])

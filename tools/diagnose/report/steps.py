@@ -7,19 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.tools.diagnose.replay.run_part import RunPart
-from roundscope.tools.diagnose.replay.start import Replayed
+from roundscope.tools.diagnose.replay.start import Replayed, RunPart
 from roundscope.tools.diagnose.report import (
     pictures,
-    pictures_run,
     words,
-    words_gpt,
     words_run,
 )
 from roundscope.tools.diagnose.report.diagnosis import step
-from roundscope.tools.diagnose.search.guilty import Guilty
-from roundscope.tools.diagnose.tensors.classes import CLASSES
+from roundscope.tools.diagnose.search import Guilty
 from roundscope.tools.diagnose.tensors.findings import Findings
+from roundscope.tools.diagnose.tensors.origin import CLASSES
 from roundscope.tools.diagnose.tensors.repairs import Outcome
 from roundscope.tools.report.model import Picture, Section, Table
 from roundscope.tools.report.pictures import DOWN, UP
@@ -208,17 +205,17 @@ def first_steps(part: RunPart | None) -> list[Section]:
             " continues with the losses before the checkpoint."
         )
     return [
-        replay_step(words_gpt.replayed(part), _losses(part), caption),
-        search_step(part.replayed, words_run.searched(part.replayed, words_gpt.NEVER)),
+        replay_step(words.replayed(part), _losses(part), caption),
+        search_step(part.replayed, words_run.searched(part.replayed, words.NEVER)),
     ]
 
 
 def _losses(part: RunPart) -> Any:
     curve, failure = list(part.losses.items()), part.failure
     if failure is None:
-        return pictures_run.losses(curve, part.replayed)
+        return pictures.losses(curve, part.replayed)
     marks = [(failure.step, UP, failure.kind), (part.step, DOWN, "steps 3 to 6")]
-    return pictures_run.losses(curve, part.replayed, marks, failure.limit)
+    return pictures.losses(curve, part.replayed, marks, failure.limit)
 
 
 def replay_step(sentence: str, figure: Any, caption: str) -> Section:
@@ -246,8 +243,8 @@ def search_step(r: Replayed | None, sentence: str) -> Section:
         2,
         "What must be exact",
         sentence,
-        Picture("What must be exact", pictures_run.exact_map(g), exact),
-        Picture("Survivors", pictures_run.survivors(r, g), survivors),
+        Picture("What must be exact", pictures.exact_map(g), exact),
+        Picture("Survivors", pictures.survivors(r, g), survivors),
         _levels(g),
         _checks(r, g),
     )

@@ -1,13 +1,27 @@
-"""The sentences of the report: one per step, the verdict, and what was not shown."""
+"""The sentences of the report: one per step, the verdict, and what was not shown.
+
+The last ones only a GPT's run has: its failure, its repairs.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from roundscope.tools.diagnose.report import words_gpt, words_run
+from roundscope.tools.diagnose.replay.start import GREW, RunPart
+from roundscope.tools.diagnose.report import words_run
+from roundscope.tools.diagnose.search import REPEATS
 from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES, Measured
 from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Link
+
+NEVER = "the run never failed"
+KINDS = {
+    "not finite": "its loss is not finite",
+    "rise": "its loss rises for good",
+    "stay": "its loss jumps up and stays",
+    "spike": "its loss spikes",
+    GREW: "its gradient norm has grown to more than ten times its lowest",
+}
 
 
 def headline(found: Findings) -> str:
@@ -17,14 +31,15 @@ def headline(found: Findings) -> str:
     """
     if found.run is None:
         return f"{left_out(found)}{mechanism(found)}"
-    return f"{left_out(found)}{words_gpt.headline(found.run)} {mechanism(found)}"
+    return f"{left_out(found)}{_run_headline(found.run)} {mechanism(found)}"
 
 
 def kind(found: Findings) -> str:
     """Return the verdict in a few words."""
     if found.run is None:
         return str(found.verdict.kind)
-    return f"{words_gpt.cause(found.run)}; {found.verdict.kind}"
+    replayed = found.run.replayed
+    return f"{NEVER if replayed is None else replayed.verdict}; {found.verdict.kind}"
 
 
 def first_line(found: Findings) -> str:
@@ -291,7 +306,7 @@ def origin(found: Findings) -> str:
 
 def repairs(found: Findings) -> str:
     """Return the sentence of step 6."""
-    return f"{_tried(found)} {words_gpt.survivors(found.run)}".rstrip()
+    return f"{_tried(found)} {survivors(found.run)}".rstrip()
 
 
 def _tried(found: Findings) -> str:
@@ -313,7 +328,7 @@ def not_shown(found: Findings) -> list[str]:
         " replay (steps 1 and 2)."
     )
     x = "X: it is not in the file. q stands in for it, and shows only the part of it that W_Q maps."
-    lines = words_gpt.not_shown(found.run) if found.run else [replay, x]
+    lines = _not_shown_of_run(found.run) if found.run else [replay, x]
     inputs = (
         "Other inputs: p, intervals and the smallest bias are statistics of these tokens; other"
         " steps of training may differ."
@@ -332,4 +347,77 @@ def not_shown(found: Findings) -> list[str]:
         lines.append(f"Other heads: steps 5 and 6 examine {found.where} alone{too}.")
     if found.layer.request.depends_on_head_number:
         lines.append("The plan rounds stochastically: step 5 draws other random bits than step 4.")
+    return lines
+
+
+def _run_headline(part: RunPart) -> str:
+    failure, r = part.failure, part.replayed
+    whom = "The run" if part.arms == 1 else f"Arm {part.arm}"
+    if r is None or failure is None:
+        return (
+            f"{whom} never failed in {part.last} steps, so nothing is replayed; its last state was"
+            " examined."
+        )
+    grew = ""
+    if part.grown is not None and failure.kind != GREW:
+        grew = f"; its gradient norm has grown tenfold by step {part.grown}"
+    return (
+        f"{whom} fails at step {failure.step}: {KINDS[failure.kind]}{grew}. {words_run.ending(r)}"
+    )
+
+
+def replayed(part: RunPart) -> str:
+    """Return the sentence of step 1."""
+    if part.replayed is None:
+        return (
+            "Does the failure come again? There is none: no loss rose, jumped up or was not finite"
+            f" in {part.last} steps, and no gradient norm grew."
+        )
+    return words_run.replayed(part.replayed)
+
+
+def survivors(part: RunPart | None) -> str:
+    """Return the outcomes of the replays of step 6."""
+    if part is None or not part.survivals:
+        return ""
+    kept = [f"{name} ({o.count})" for name, o in part.survivals.items() if o.survives]
+    lost = [f"{name} ({o.count} survive)" for name, o in part.survivals.items() if not o.survives]
+    return (
+        f"Replays survive with: {', '.join(kept) or 'none'}. They fail with:"
+        f" {', '.join(lost) or 'none'}."
+    )
+
+
+def _not_shown_of_run(part: RunPart) -> list[str]:
+    r = part.replayed
+    state = (
+        f"Other states: steps 3 to 6 examine one state, before step {part.step}, on its batch and,"
+        " if that is small, on those after it."
+    )
+    lines = [state, part.rest]
+    if r is None:
+        return [*lines, "Whether the run would have failed later, or with another seed."]
+    lines.append(
+        f"What comes after step {r.replayer.until} (--until): 'survives' means up to there, from"
+        f" step {r.replayer.first}, on these batches."
+    )
+    if part.grown is not None:
+        lines.append(
+            "What the loss does later: a replay counts as failed once its gradient norm has grown."
+        )
+    if r.guilty is not None:
+        lines.append(
+            "Other seeds: the set is that of this failure. No element can be left out; a smaller"
+            " set of other elements may exist."
+        )
+    if part.survivals:
+        lines.append(
+            f"How often: stochastic repairs are replayed {REPEATS} times, others as often as the"
+            " sets of step 2; all must survive."
+        )
+        lines.append(
+            "The replay's sham is stochastic rounding of delta's operand, or of delta, about as"
+            " large as the output's roundings or larger; the one in the other columns of the table"
+            " is noise in binary64."
+        )
     return lines

@@ -5,9 +5,9 @@ They say what its replays show, which set must be exact, and the evidence for it
 
 import numpy as np
 
-from roundscope.tools.diagnose.replay.fate import Outcome
+from roundscope.tools.diagnose.replay.replayer import Outcome
 from roundscope.tools.diagnose.replay.start import Cause, Replayed
-from roundscope.tools.diagnose.search.guilty import Guilty
+from roundscope.tools.diagnose.search import Guilty
 from roundscope.tools.diagnose.tensors.verdict import Link
 
 SHAM = (

@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 
 from roundscope.attention import Site
-from roundscope.tools.diagnose.replay.run_part import RunPart
-from roundscope.tools.diagnose.tensors.carrier import Carrier, carrier
+from roundscope.tools.diagnose.replay.start import RunPart
+from roundscope.tools.diagnose.tensors.carrier import Carrier, carrier, shares
 from roundscope.tools.diagnose.tensors.coherence import Coherence, coherence
 from roundscope.tools.diagnose.tensors.measured import (
     Measured,
@@ -23,7 +23,6 @@ from roundscope.tools.diagnose.tensors.measured import (
 )
 from roundscope.tools.diagnose.tensors.origin import Origin, origin
 from roundscope.tools.diagnose.tensors.repairs import Outcome, repair
-from roundscope.tools.diagnose.tensors.rows import shares
 from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
 from roundscope.tools.errors import bad
 from roundscope.tools.tensors.layers import Layer

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from roundscope.tools.diagnose.tensors.carrier import Carrier
-from roundscope.tools.diagnose.tensors.classes import CLASSES, STICKY
 from roundscope.tools.diagnose.tensors.coherence import Coherence
-from roundscope.tools.diagnose.tensors.origin import LEANS, Origin
+from roundscope.tools.diagnose.tensors.origin import CLASSES, LEANS, STICKY, Origin
 from roundscope.tools.diagnose.tensors.repairs import INVARIANT, Outcome
 
 
