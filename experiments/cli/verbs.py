@@ -169,7 +169,7 @@ def report(
     ] = None,
 ) -> None:
     """Draw a sweep's results or a training run into one HTML file that opens offline."""
-    from roundscope.experiments.train.report import page
+    from roundscope.experiments.train import report as page
 
     if (folder := page.folder_of(file)) is not None:
         print(f"written: {page.write(folder, out)}")

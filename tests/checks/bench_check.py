@@ -10,10 +10,10 @@ ratio in docs/notes/measurements.md, on 2 cores with AVX-512. Exit code 1 if one
 import sys
 from collections.abc import Iterator
 
+from roundscope.tools.bench import mx
 from roundscope.tools.bench.attention import SIZES, bench_attention
 from roundscope.tools.bench.dot import bench_dot
-from roundscope.tools.bench.mx import bench_mx
-from roundscope.tools.bench.round import bench_round
+from roundscope.tools.bench.round import ROUNDING, bench
 
 SIZE = 1 << 25
 ROUND = {"bf16": 0.72, "e4m3fn": 0.72}
@@ -35,12 +35,12 @@ ATTENTION = {  # on the CPU: the speed of attention that emulates nothing is 1
 
 def measured() -> Iterator[tuple[str, float, float]]:
     """(what, ratio, the least)."""
-    for verb, bench, limits in (("round", bench_round, ROUND), ("mx", bench_mx, BLOCKS)):
-        for row in bench(SIZE, formats=tuple(limits)):
+    for contest, limits in ((ROUNDING, ROUND), (mx.BLOCKS, BLOCKS)):
+        for row in bench(contest, SIZE, formats=tuple(limits)):
             least = {"ours": limits, "ours, with Stats": STATS}.get(row.name)
             if least is not None:
                 yield (
-                    f"bench {verb}: {row.format}, {row.name}, of a copy",
+                    f"bench {contest.name}: {row.format}, {row.name}, of a copy",
                     float(row.of_copy or 0.0),
                     least[row.format],
                 )

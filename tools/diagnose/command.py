@@ -1,10 +1,8 @@
 """`roundscope diagnose`: prints a verdict on tensors or a run, and writes its report and JSON."""
 
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from roundscope.tools.diagnose.report.diagnosis import RECORD
 from roundscope.tools.diagnose.tensors.findings import Findings, Progress, Stopped, diagnose
 from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import write
-from roundscope.tools.report.progress import every
+from roundscope.tools.report.progress import steps
 from roundscope.tools.report.terminal import console, print_json, show
 from roundscope.tools.results.folder import (
     checked_folder,
@@ -35,7 +33,7 @@ LAST = 7  # the writing of the report, after the steps of the diagnosis
 INTERRUPTED = 130
 # (run, arm, first step, last step, folder for what is kept, progress) -> findings, or a report
 OfRun = Callable[[Path, str | None, int | None, int | None, Path, Progress], Any]
-SELDOM = 30.0  # seconds between two lines where there is no terminal
+SELDOM = 30.0  # seconds between two lines of a run where there is no terminal
 
 
 def run(options: DiagnoseOptions, of_run: OfRun) -> None:
@@ -70,7 +68,7 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
     start = time.perf_counter()
     try:
         with (
-            _progress(1 if is_run else 3) as progress,
+            steps("diagnose", 1 if is_run else 3, LAST, SELDOM if is_run else None) as progress,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
             if is_run:
@@ -112,38 +110,3 @@ def _of_file(
     asked = request(TraceOptions(budget=False), plan_for(layers, plan), "none")
     layers = [noted(each, asked.plan, is_asked=plan is not None) for each in layers]
     return diagnose(layers, asked, path.name, progress)
-
-
-@contextmanager
-def _progress(first: int) -> Iterator[Progress]:
-    """Show the step, what runs and the time left; yields the function to call with step and text.
-
-    On a terminal's stderr this is a bar that disappears when done; elsewhere, for a run, it is a
-    line now and then.
-    """
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield _now_and_then() if first == 1 else lambda step, text: None
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    with Bar(
-        BarColumn(20),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("reading", total=LAST - first + 1)
-        yield lambda step, text: bar.update(
-            task,
-            completed=step - first,
-            description=f"step {step}: {text}" if step < LAST else text,
-        )
-
-
-def _now_and_then() -> Progress:
-    """Return a function that prints what runs on stderr, at most every `SELDOM` seconds."""
-    tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
-    return lambda step, text: tell(lambda: f"diagnose: step {step}: {text}")

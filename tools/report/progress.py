@@ -7,10 +7,15 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from roundscope.tools.report.terminal import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 SECONDS = 60.0  # between two lines where stderr is no terminal
 SELDOM = 15.0  # seconds between two lines of `telling` there
@@ -72,6 +77,21 @@ def every(
 
 
 @contextmanager
+def _drawn(columns: Callable[[ModuleType], Sequence[Any]]) -> Iterator["Progress"]:
+    """Yield rich's progress on stderr, gone at the end; columns: made of rich's module."""
+    from rich import progress
+
+    with progress.Progress(*columns(progress), console=console(stderr=True), transient=True) as own:
+        yield own
+
+
+def _printed(command: str, seconds: float) -> Callable[[str], None]:
+    """Return a function that prints what runs, a line every so many seconds at most."""
+    tell = every(seconds, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
+    return lambda text: tell(lambda: f"{command}: {text}")
+
+
+@contextmanager
 def bar(
     text: str, total: int, rest: int = 0, clock: Callable[[], float] = time.perf_counter
 ) -> Iterator[Callable[[int], None]]:
@@ -94,15 +114,14 @@ def bar(
 
         yield step
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(*columns, console=screen, transient=True) as shown:
+    with _drawn(
+        lambda rich: (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(20),
+            rich.MofNCompleteColumn(),
+            rich.TextColumn("{task.fields[left]}"),
+        )
+    ) as shown:
         task = shown.add_task(text, total=total, left="")
 
         def draw(done: int) -> None:
@@ -120,14 +139,65 @@ def telling(command: str) -> Iterator[Callable[[str], None]]:
 
     command: the name of the command, with which such a line begins.
     """
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        tell = every(SELDOM, lambda line: print(line, file=sys.stderr, flush=True), time.monotonic)
-        yield lambda text: tell(lambda: f"{command}: {text}")
+    if not console(stderr=True).is_terminal:
+        yield _printed(command, SELDOM)
         return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Progress(*columns, console=screen, transient=True) as shown:
+    with _drawn(
+        lambda rich: (
+            rich.SpinnerColumn(),
+            rich.TextColumn("{task.description}"),
+            rich.TimeElapsedColumn(),
+        )
+    ) as shown:
         task = shown.add_task("begins")
         yield lambda text: shown.update(task, description=text)
+
+
+@contextmanager
+def steps(
+    command: str, first: int, last: int, seconds: float | None
+) -> Iterator[Callable[[int, str], None]]:
+    """Show steps by number, and what runs; yields the function to call with both.
+
+    last: what comes after the steps, and has no number;  seconds: between two lines where stderr is
+    no terminal, which begin with the command; None: no lines there.
+    """
+    if not console(stderr=True).is_terminal:
+        tell = (lambda text: None) if seconds is None else _printed(command, seconds)
+        yield lambda step, text: tell(f"step {step}: {text}")
+        return
+    with _drawn(
+        lambda rich: (
+            rich.BarColumn(20),
+            rich.TextColumn("{task.description}"),
+            rich.TimeElapsedColumn(),
+        )
+    ) as shown:
+        task = shown.add_task("reading", total=last - first + 1)
+        yield lambda step, text: shown.update(
+            task,
+            completed=step - first,
+            description=f"step {step}: {text}" if step < last else text,
+        )
+
+
+@contextmanager
+def shares() -> Iterator[Callable[[str], Callable[[float], None]]]:
+    """Show parts of a work, a bar each with the time left.
+
+    Yields a function of a part's words, which begins its bar and returns the function to call with
+    the share of the part that was just done.
+    """
+    with _drawn(
+        lambda rich: (
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.TimeRemainingColumn(),
+        )
+    ) as shown:
+
+        def part(text: str) -> Callable[[float], None]:
+            task = shown.add_task(text, total=1.0)
+            return lambda share: shown.advance(task, share)
+
+        yield part

@@ -12,7 +12,7 @@ from roundscope.experiments.framework.page import verdict_table
 from roundscope.experiments.framework.verdicts import Verdict, Word
 from roundscope.experiments.train import bench_step as step
 from roundscope.tools.bench import attention, dot, sweep
-from roundscope.tools.bench import command as bench
+from roundscope.tools.bench import round as bench
 from roundscope.tools.bench.round import Row
 from roundscope.tools.look import formats
 from roundscope.tools.report import terminal

@@ -8,8 +8,8 @@ import pytest
 
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import record
+from roundscope.experiments.train import report as page
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.report import page
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.settings import plain
 from roundscope.experiments.train.spikes import Alarm

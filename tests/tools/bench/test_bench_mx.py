@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from roundscope.emu import BLOCK_NAMED, round_blocks
-from roundscope.tools.bench.mx import bench_mx, ml_dtypes_and_numpy
+from roundscope.tools.bench.mx import BLOCKS, ml_dtypes_and_numpy
+from roundscope.tools.bench.round import bench
 
 
 def test_all_that_run_agree() -> None:
@@ -14,7 +15,7 @@ def test_all_that_run_agree() -> None:
     array.
     """
     shares: list[float] = []
-    rows = bench_mx(1 << 16, repeat=1, formats=("mxfp8_e4m3", "nvfp4"), progress=shares.append)
+    rows = bench(BLOCKS, 1 << 16, repeat=1, formats=("mxfp8_e4m3", "nvfp4"), progress=shares.append)
     assert sum(shares) == pytest.approx(1.0)
     assert {r.format for r in rows} == {"mxfp8_e4m3", "nvfp4"}
     ran = [r for r in rows if r.differing is not None]
@@ -45,4 +46,4 @@ def test_ml_dtypes_and_numpy_writes_the_format(name: str) -> None:
 
 def test_sizes_that_cut_a_block_are_refused() -> None:
     with pytest.raises(ValueError, match="65536"):
-        bench_mx(1000)
+        bench(BLOCKS, 1000)

@@ -4,6 +4,7 @@ numbers, and rivals that may be missing.
 
 import json
 import sys
+from dataclasses import replace
 from importlib import metadata
 
 import numpy as np
@@ -11,13 +12,12 @@ import pytest
 
 from roundscope.emu import round_to
 from roundscope.tools.bench import attention as bench_attention
-from roundscope.tools.bench import command as bench
 from roundscope.tools.bench import deliver as bench_machine
 from roundscope.tools.bench import dot as bench_dot
-from roundscope.tools.bench import mx as bench_mx
 from roundscope.tools.bench import picture as bench_picture
 from roundscope.tools.bench import rivals as bench_rivals
-from roundscope.tools.bench.round import THREADS, Row, bench_round, sample
+from roundscope.tools.bench import round as bench
+from roundscope.tools.bench.round import ROUNDING, THREADS, Row, sample
 from roundscope.tools.report import pictures
 
 ROWS = [
@@ -51,9 +51,7 @@ DRAWN = {
 @pytest.fixture
 def measured(monkeypatch):
     """Rows in the place of a minute's measurements."""
-    monkeypatch.setattr(bench, "_measure", lambda size: ROWS)
-    monkeypatch.setattr(bench_mx, "bench_mx", lambda size, progress: ROWS)
-    monkeypatch.setattr(bench_mx, "bench_device", lambda size, progress: [])
+    monkeypatch.setattr(bench, "measured", lambda contest: ROWS)
     monkeypatch.setattr(bench_dot, "bench_dot", lambda progress: SUMS)
 
 
@@ -194,16 +192,13 @@ def without_torch(monkeypatch):
     bench_rivals._float_quantize.cache_clear()
 
 
-def test_torch_may_be_missing(without_torch, monkeypatch):
+def test_torch_may_be_missing(without_torch):
     """A benchmark that wants PyTorch; the makers are asked in a run of their own, so that it is
     short.
     """
     names = ("torch .to", "qtorch float_quantize")
-    monkeypatch.setattr(
-        "roundscope.tools.bench.round.RIVALS",
-        tuple(r for r in bench_rivals.RIVALS if r.name in names),
-    )
-    rows = [r for r in bench_round(1 << 10, repeat=1, formats=("bf16",)) if r.name in names]
+    contest = replace(ROUNDING, rivals=[r for r in bench_rivals.RIVALS if r.name in names])
+    rows = [r for r in bench.bench(contest, 1 << 10, 1, ("bf16",)) if r.name in names]
     assert [(r.name, r.note, r.of_copy) for r in rows] == [
         (name, "not installed", None) for name in names
     ]

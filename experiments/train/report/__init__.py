@@ -1,1 +1,0 @@
-"""`roundscope report RUN`: the report of a training run."""
