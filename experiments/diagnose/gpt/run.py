@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
-from roundscope.attention import Plan
 from roundscope.attention.plans.presets import exact
 from roundscope.experiments.diagnose.gpt.case import Case, case
 from roundscope.experiments.diagnose.gpt.replay import Gpt, gpt
 from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
 from roundscope.experiments.train import checkpoint
-from roundscope.experiments.train.gpt import pairs
-from roundscope.experiments.train.gpt.plans import by_layer
+from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.gpt import model
+from roundscope.experiments.train.gpt.linear import LinearPlans
+from roundscope.experiments.train.gpt.plans import Tables, by_layer
 from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import batches_of, linears_at
 from roundscope.experiments.train.spikes import RULE
@@ -49,10 +52,10 @@ def subjects(case: Case, step: int, state: Any) -> list[Subject]:
     )
     table = plans_at(by_layer(plans), np.int32(step))
     assert table is not None
-    read = pairs.read(
-        state.params, tokens, table, config, linears_at(case.settings, case.own, step)
+    do, (x, q, k, v) = _reading(config)(
+        state.params, tokens, table, linears_at(case.settings, case.own, step)
     )
-    x, *rest = (np.asarray(leaf)[:, : max(1, TOKENS // config.context)] for leaf in read)
+    x, *rest = (np.asarray(a)[:, : max(1, TOKENS // config.context)] for a in (x, q, k, v, do))
     found = []
     for i, row in enumerate(plans):
         different = list(dict.fromkeys(row))
@@ -63,7 +66,13 @@ def subjects(case: Case, step: int, state: Any) -> list[Subject]:
             found.append(
                 Subject(
                     layer=Layer(name=name, q=q, k=k, v=v, do=do),
-                    request=_request(plan, config.tile),
+                    request=Request(
+                        plan=plan,
+                        against=exact(),
+                        block_q=config.tile,
+                        block_k=config.tile,
+                        causal=True,
+                    ),
                     x=x[i],
                     numbers=heads,
                 )
@@ -71,8 +80,14 @@ def subjects(case: Case, step: int, state: Any) -> list[Subject]:
     return found
 
 
-def _request(plan: Plan, tile: int) -> Request:
-    return Request(plan=plan, against=exact(), block_q=tile, block_k=tile, causal=True)
+@lru_cache(16)
+def _reading(config: Config) -> Any:
+    """Return a function that returns dO of every layer, and what its attention read."""
+
+    def read(params: Any, tokens: Any, plans: Tables, linears: LinearPlans | None) -> Any:
+        return model.read(params, tokens, plans, config, linears=linears)
+
+    return jax.jit(read)
 
 
 def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tuple[int, int]]:

@@ -165,6 +165,26 @@ def run(
     return cross_entropy(logits, targets), seen
 
 
+def read(
+    params: Params,
+    tokens: Array,
+    plans: Planned,
+    config: Config,
+    offset: Offset | None = None,
+    linears: LinearPlans | None = None,
+) -> tuple[Array, Seen]:
+    """Return dO (L, B, T, N, H) of every layer's attention, and what it read."""
+    shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
+
+    def tapped(taps: Array) -> tuple[Array, Seen]:
+        return run(params, tokens, plans, config, taps, offset, linears)
+
+    found: tuple[Array, Seen] = jax.grad(tapped, has_aux=True)(
+        jnp.zeros(shape, params["embedding"].dtype)
+    )
+    return found
+
+
 def _taken(each: Any, where: slice) -> Any:
     """Return some layers of all."""
     return jax.tree.map(lambda leaf: leaf[where], each)

@@ -253,14 +253,9 @@ def _reading(config: Config, sole: Fixed | None) -> Any:
         offset: Offset | None,
         linears: LinearPlans | None,
     ) -> tuple[tuple[Array, ...], Array | None, Array]:
-        shape = (config.layers, 1, tokens.shape[1] - 1, config.heads, config.head_width)
         offset = offset and offset._replace(step=step)
         own = sole or plans_at(plans, step)
-
-        def run(taps: Array) -> tuple[Array, model.Seen]:
-            return model.run(params, tokens, own, config, taps, offset, linear_at(linears, step))
-
-        do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
+        do, seen = model.read(params, tokens, own, config, offset, linear_at(linears, step))
         wrong = offset and jax.vmap(partial(error, offset))(
             jnp.arange(config.layers), seen.q, seen.k, seen.v
         )

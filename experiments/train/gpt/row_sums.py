@@ -40,13 +40,7 @@ class RowSums(NamedTuple):
 def row_sums(config: Config, params: Any, tokens: Array, plans: Tables, step: Any) -> RowSums:
     """Return the row sums of dS of one arm at these weights; tokens are (B, T + 1)."""
     plans = plans_at(plans, step) or plans
-    shape = config.layers, tokens.shape[0], tokens.shape[1] - 1, config.heads, config.head_width
-
-    def run(taps: Array) -> Any:
-        return model.run(params, tokens, plans, config, taps)
-
-    do, seen = jax.grad(run, has_aux=True)(jnp.zeros(shape, jnp.float32))
-
+    do, seen = model.read(params, tokens, plans, config)
     dq, r = over_layers(partial(dq_and_sums, config), plans, seen.q, seen.k, seen.v, do)
     return RowSums(seen.x, seen.v, dq, r, pk(seen.q, seen.k))
 

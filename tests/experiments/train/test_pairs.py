@@ -3,6 +3,7 @@ breaks them.
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from roundscope.attention import DeltaFrom
+from roundscope.attention.differentiable import Pulled, pulled
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import model, pairs, plans
-from roundscope.tools.errors import UsageError
+from roundscope.experiments.train.gpt import model, plans
 
 pytestmark = pytest.mark.thorough  # minutes of training and replays
 
@@ -29,6 +30,7 @@ CONFIG = Config(
     matmul="fp32",
 )
 EXACT = plans.base(CONFIG)
+ALPHA = CONFIG.head_width**-0.5  # the scale of the scores
 TOKENS = np.random.default_rng(2).integers(0, 32, (3, 13)).astype(np.int32)
 
 
@@ -40,11 +42,33 @@ def sharpened():
 
 
 def pair_of(low):
-    """Exact, and another plan."""
+    """What both plans give from the q, k, v and dO that the exact one reaches, P K, and X; float64
+    with a leading axis of layers.
+    """
+
+    def one(own, *x):
+        return pulled(*x, plan=own, block_q=CONFIG.tile, block_k=CONFIG.tile, is_causal=True)
+
     with jax.enable_x64(True):
-        return pairs.pair(
-            sharpened(), TOKENS, plans.uniform(CONFIG), plans.uniform(CONFIG, low), CONFIG
-        )
+        tables = plans.uniform(CONFIG), plans.uniform(CONFIG, low)
+        do, (x, q, k, v) = model.read(sharpened(), TOKENS, tables[0], CONFIG)
+        found = [plans.over_layers(one, own, q, k, v, do) for own in tables]
+        s = jnp.einsum("lbtnh,lbsnh->lbnts", q, k) * ALPHA
+        p = jax.nn.softmax(jnp.where(jnp.tri(q.shape[2], dtype=bool), s, -jnp.inf), axis=-1)
+        pk = jnp.einsum("lbnts,lbsnh->lbtnh", p, k)
+    high, low = (Pulled(*map(np.asarray, own)) for own in found)
+    error = low.delta - high.delta
+    return SimpleNamespace(high=high, low=low, x=x, do=do, pk=np.asarray(pk), delta_error=error)
+
+
+def equation_1(pair):
+    """dQ_hp - dQ_lp = alpha diag(delta_lp - delta_hp) (P K)"""
+    return pair.high.dq - pair.low.dq, ALPHA * pair.delta_error[..., None] * pair.pk
+
+
+def equation_2(pair):
+    """dW^Q_hp - dW^Q_lp = alpha sum_T (delta_lp - delta_hp)[T] (PK)[T]^T X[T]"""
+    return [np.einsum("lbtd,lbtnh->lndh", pair.x, side) for side in equation_1(pair)]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +86,9 @@ def test_equations_1_and_2(pair):
     """A missing alpha, a sign, an axis of heads and features in the wrong order, arithmetic
     narrower than binary64.
     """
-    left, right = pairs.equation_1(pair)
+    left, right = equation_1(pair)
     assert left.shape == (2, 3, 12, 2, 8) and near(left, right)
-    left, right = pairs.equation_2(pair)
+    left, right = equation_2(pair)
     assert left.shape == (2, 2, 16, 8) and near(left, right)
 
 
@@ -74,10 +98,8 @@ def test_delta_error_is_that_of_the_operand(pair):
     rounded = np.asarray(
         pair.high.out.astype(jnp.bfloat16), np.float64
     )  # through binary32, where no tie arises here
-    with jax.enable_x64(True):
-        seen, do = pairs._state(CONFIG)(sharpened(), TOKENS, plans.uniform(CONFIG))
-    assert near(pair.delta_error, (np.asarray(do) * (rounded - pair.high.out)).sum(-1), 1e-12)
-    assert np.array_equal(pair.x, seen.x)
+    do = np.asarray(pair.do)
+    assert near(pair.delta_error, (do * (rounded - pair.high.out)).sum(-1), 1e-12)
 
 
 def test_delta_from_p_dp_is_delta():
@@ -88,15 +110,6 @@ def test_delta_from_p_dp_is_delta():
     assert near(both.low.delta, both.high.delta, 1e-13) and near(both.low.dq, both.high.dq, 1e-12)
 
 
-def test_atoms_add_up_to_equation_2(pair):
-    """Factors of another head, layer or order of tokens."""
-    whole = pairs.equation_2(pair)[1]
-    for layer, head in ((0, 1), (1, 0)):
-        own = pairs.atoms(pair, layer, head)
-        assert own.weight.shape == (36,) and own.pk.shape == (36, 8) and own.x.shape == (36, 16)
-        assert near(np.einsum("t,td,th->dh", own.weight, own.x, own.pk), whole[layer, head], 1e-13)
-
-
 def test_the_model_s_own_gradients_differ_by_equation_2(pair):
     """An equation that holds for tensors that the model does not use: whole gradients in float64,
     last layer, where both dO are one.
@@ -104,22 +117,17 @@ def test_the_model_s_own_gradients_differ_by_equation_2(pair):
     with jax.enable_x64(True):
         params = sharpened()
         tables = [plans.uniform(CONFIG, p) for p in (EXACT, EXACT.at("OD", "bf16"))]
-        (loss, high), (again, low) = (pairs.gradients(params, TOKENS, t, CONFIG) for t in tables)
+        gradients = jax.jit(jax.value_and_grad(model.loss), static_argnums=3)
+        (loss, high), (again, low) = (gradients(params, TOKENS, t, CONFIG) for t in tables)
     assert loss == again
     difference = np.moveaxis(
         np.asarray(high["layers"]["qkv"] - low["layers"]["qkv"])[-1, :, 0], 1, 0
     )
-    assert near(difference, pairs.equation_2(pair)[1][-1], 1e-10)
+    assert near(difference, equation_2(pair)[1][-1], 1e-10)
     first = [np.asarray(g["layers"]["qkv"][0, :, 2]) for g in (high, low)]
     assert not np.array_equal(*first)  # what layer 1 does to dO reaches layer 0
 
 
 def test_what_delta_does_not_explain_shows():
     """Equations that hold whatever the plans, because both sides come from one number."""
-    assert not near(*pairs.equation_1(pair_of(EXACT.at("OD", "bf16").at("DS", "bf16"))), 1e-3)
-
-
-def test_the_baseline_has_no_pair():
-    """plan = "jax" emulates nothing."""
-    with pytest.raises(UsageError, match="two emulated plans"):
-        pairs.pair({}, TOKENS, None, None, replace(CONFIG, plan="jax"))
+    assert not near(*equation_1(pair_of(EXACT.at("OD", "bf16").at("DS", "bf16"))), 1e-3)
