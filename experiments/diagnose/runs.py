@@ -4,29 +4,23 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.tools.diagnose.command import LAST
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.tensors.findings import Progress
 
 
-def of_run(
-    folder: Path,
-    arm: str | None,
-    first: int | None,
-    until: int | None,
-    out: Path,
-    progress: Progress,
-) -> Any:
+def of_run(folder: Path, options: DiagnoseOptions, out: Path, progress: Progress) -> Any:
     """Return the findings of a GPT's run, or the report of a student's (`roundscope proxy`).
 
-    first, until: the steps of the replays, None for those that decide; out: where they are kept.
+    out: where replays are kept.
     """
     from roundscope.experiments.diagnose.student import case
 
     if case.file_of(folder) is None:
         from roundscope.experiments.diagnose.gpt.run import diagnose_run
 
-        return diagnose_run(folder, name=arm, first=first, until=until, out=out, progress=progress)
+        return diagnose_run(folder, options, out, progress)
     from roundscope.experiments.diagnose.student import report, run
 
-    found = run.diagnose(folder, arm=arm, first=first, until=until, out=out, progress=progress)
+    found = run.diagnose(folder, options, out, progress)
     progress(LAST, "report")
     return report.diagnosis(found)

@@ -307,16 +307,10 @@ def passed(how: How, forward: Site | None, backward: Site | None, x: Array, rows
     return x if forward is None else rounded(how, x, rows, forward)
 
 
-def _forward_passed(
-    how: How, forward: Site | None, backward: Site | None, x: Array, rows: Rows
-) -> tuple[Array, Rows]:
-    return passed(how, forward, backward, x, rows), rows
-
-
-def _backward_passed(
-    how: How, forward: Site | None, backward: Site | None, rows: Rows, g: Array
-) -> tuple[Array, None]:
-    return (g if backward is None else rounded(how, g, rows, backward)), None
-
-
-passed.defvjp(_forward_passed, _backward_passed)
+passed.defvjp(
+    lambda how, forward, backward, x, rows: (passed(how, forward, backward, x, rows), rows),
+    lambda how, forward, backward, rows, g: (
+        g if backward is None else rounded(how, g, rows, backward),
+        None,
+    ),
+)

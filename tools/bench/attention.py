@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roundscope.attention.plans.twins import TWINS
-from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
+from roundscope.tools.bench.deliver import Bench, Drawing, Line, deliver, show
 from roundscope.tools.bench.round import race
 
 QUEUED = 0.05  # how many seconds of calls are queued
+CALLS = ("forward", "both")
 MOST = 20  # the largest number of calls that are queued
 
 LEGEND = """
@@ -105,17 +106,12 @@ def bench_attention(
     """Return every row, size by size; the contestant that others are compared with comes first."""
     import jax
 
-    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    return [
-        row
-        for size in sizes or SIZES[platform]
-        for row in _rows(size, _field(size, platform, progress), progress, repeat)
-    ]
-
-
-def _field(size: Size, platform: str, progress: Callable[[str], None]) -> list[Contestant]:
-    progress(f"{size}: compiling")
-    return _on_cpu(size) if platform == "cpu" else contestants(size)
+    on_cpu, rows = jax.default_backend() == "cpu", list[Row]()
+    for size in sizes or SIZES["cpu" if on_cpu else "gpu"]:
+        progress(f"{size}: compiling")
+        field = _on_cpu(size) if on_cpu else contestants(size)
+        rows += _rows(size, field, progress, repeat)
+    return rows
 
 
 def _on_cpu(size: Size) -> list[Contestant]:
@@ -227,30 +223,22 @@ def _rows(
     size: Size, field: list[Contestant], progress: Callable[[str], None], repeat: int
 ) -> list[Row]:
     progress(str(size))
-    runs = {
-        (c.name, call): in_a_row(getattr(c, call), c.wait)
-        for c in field
-        for call in ("forward", "both")
-    }
+    runs = {(c.name, call): in_a_row(getattr(c, call), c.wait) for c in field for call in CALLS}
     times = race(runs, repeat, lambda share: None)
-    rows, first = [], field[0].name
+    rows = []
     for c in field:
-        name = c.name
-        ratios = {
-            call: float(np.median(times[name, call] / times[first, call]))
-            for call in ("forward", "both")
-        }
-        forward, both = (float(np.median(times[name, call])) for call in ("forward", "both"))
+        own, first = ({call: times[x.name, call] for call in CALLS} for x in (c, field[0]))
+        forward, both = (float(np.median(own[call])) for call in CALLS)
         rows.append(
             Row(
                 size=str(size),
-                what=name,
+                what=c.name,
                 is_ours=c.is_ours,
                 forward=forward,
                 both=both,
                 tflops=size.operations / forward * 1e-12,
-                times=ratios["forward"],
-                times_both=ratios["both"],
+                times=float(np.median(own["forward"] / first["forward"])),
+                times_both=float(np.median(own["both"] / first["both"])),
                 compiled=c.compiled,
             )
         )
@@ -272,34 +260,22 @@ def run(as_json: bool, out: Path | None = None) -> None:
 
     with console(stderr=True).status("attention") as status:
         rows = bench_attention(lambda text: status.update(text))
-    deliver(
-        "attention",
-        rows,
-        None,
-        as_json,
-        out,
-        show_table=lambda: _print(rows),
-        drawing=lambda: _drawing(rows),
-    )
+    deliver(Bench("attention", None, _print, _drawing), rows, as_json, out)
 
 
 def _drawing(rows: list[Row]) -> Drawing:
-    bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
-    return Drawing(bars, _title(rows), f"speed of the forward / speed of {rows[0].what}")
-
-
-def _title(rows: list[Row]) -> str:
-    """Return what the picture shows, as a sentence."""
     from roundscope.tools.bench.picture import span
 
+    bars = [(f"B N T H = {r.size}", r.what, 1.0 / r.times, r.is_ours) for r in rows]
     best = [
         min(r.times for r in rows if r.is_ours and r.size == size)
         for size in dict.fromkeys(r.size for r in rows)
     ]
-    return (
+    title = (
         f"Attention with every rounding emulated takes {span(best)} times as long as"
         f" {rows[0].what}, which rounds as it likes"
     )
+    return Drawing(bars, title, f"speed of the forward / speed of {rows[0].what}")
 
 
 def _print(rows: list[Row]) -> None:

@@ -23,32 +23,33 @@ class Drawing(NamedTuple):
     axis: str
 
 
-def deliver(
-    what: str,
-    rows: Sequence[Any],
-    threads: int | None,
-    as_json: bool,
-    out: Path | None,
-    *,
-    show_table: Callable[[], None],
-    drawing: Callable[[], Drawing],
-) -> None:
-    """Print the rows and the machine; with `out`, also write them and a picture to that folder.
+class Bench(NamedTuple):
+    """A benchmark with a picture.
 
-    rows      records that become JSON
+    name      as the command line has it
     threads   how many threads ours used; None where its library chooses
+    show      prints the table of its rows, records that become JSON;  draw: what is drawn of them
     """
-    ran_on = machine(threads)
+
+    name: str
+    threads: int | None
+    show: Callable[[list[Any]], None]
+    draw: Callable[[list[Any]], Drawing]
+
+
+def deliver(bench: Bench, rows: list[Any], as_json: bool, out: Path | None) -> None:
+    """Print the rows and the machine; with `out`, also write them and a picture to that folder."""
+    ran_on = machine(bench.threads)
     results = {"machine": ran_on, "rows": rows}
     if as_json:
         print_json(results)
     else:
-        show_table()
+        bench.show(rows)
         _show_machine(ran_on)
     if out is not None:
         from roundscope.tools.bench.picture import write
 
-        write(out, what, results, *drawing(), as_json=as_json)
+        write(out, bench.name, results, bench.draw(rows), as_json=as_json)
 
 
 class Line(NamedTuple):
@@ -97,10 +98,7 @@ RIVALS = ("gfloat", "pychop", "torch", "qtorch", "torchao", "mmasim")
 
 
 def machine(threads: int | None) -> dict[str, Any]:
-    """Return the machine and the versions as plain data.
-
-    threads   how many threads ours used; None where its library chooses
-    """
+    """Return the machine and the versions as plain data; threads: those of ours, or None."""
     from roundscope.tools.results.machine import device
     from roundscope.tools.sweep.running.executors import cores
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from roundscope.emu import Accumulator, Order, dot, round_to
 from roundscope.emu.roundings.modes import rounding
-from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
+from roundscope.tools.bench.deliver import Bench, Drawing, Line, deliver, show
 from roundscope.tools.bench.round import THREADS, numba_threads, race
 from roundscope.tools.report.progress import bar
 
@@ -57,15 +57,7 @@ def run(as_json: bool = False, out: Path | None = None) -> None:
     """Print how fast each accumulator adds; `out` is a folder for the numbers and their picture."""
     with bar("sums", REPEAT + 1) as done:
         rows = bench_dot(progress=done)
-    deliver(
-        "dot",
-        rows,
-        THREADS,
-        as_json,
-        out,
-        show_table=lambda: _print(rows),
-        drawing=lambda: _drawing(rows),
-    )
+    deliver(Bench("dot", THREADS, _print, _drawing), rows, as_json, out)
 
 
 def _drawing(rows: list[Row]) -> Drawing:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from roundscope.emu.whole_files import write_whole
-from roundscope.tools.bench.deliver import Bar
+from roundscope.tools.bench.deliver import Bar, Drawing
 from roundscope.tools.report import pictures
 from roundscope.tools.report.pictures import COLOURS, INK, QUIET
 from roundscope.tools.results.folder import write_json
@@ -23,14 +23,7 @@ LINE = 0.21  # inches
 
 
 def write(
-    out: Path,
-    what: str,
-    results: dict[str, Any],
-    bars: Sequence[Bar],
-    title: str,
-    axis: str,
-    *,
-    as_json: bool,
+    out: Path, what: str, results: dict[str, Any], drawing: Drawing, *, as_json: bool
 ) -> None:
     """Write bench-WHAT.json, with the measurements, and bench-WHAT.png to a folder.
 
@@ -39,7 +32,7 @@ def write(
     out.mkdir(parents=True, exist_ok=True)
     data, drawn = out / f"bench-{what}.json", out / f"bench-{what}.png"
     write_json(data, results)
-    draw(drawn, bars, title, axis)
+    draw(drawn, *drawing)
     if not as_json:
         print(f"written: {data}\nwritten: {drawn}")
 
@@ -58,7 +51,8 @@ def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
         group: sorted((b for b in bars if b[0] == group), key=lambda b: -b[2])
         for group in dict.fromkeys(b[0] for b in bars)
     }
-    colours = _colours(bars)
+    rivals = dict.fromkeys(name for _, name, _, is_ours in bars if not is_ours)
+    colours = {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(rivals)}
     figure = Figure(
         figsize=(WIDTH, 1.5 + LINE * (len(bars) + 1.4 * len(groups))),
         layout="constrained",
@@ -92,11 +86,6 @@ def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
     handles = [Patch(color=colour, label=name) for name, colour in (keys | colours).items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     return figure
-
-
-def _colours(bars: Sequence[Bar]) -> dict[str, str]:
-    names = dict.fromkeys(name for _, name, _, is_ours in bars if not is_ours)
-    return {name: OTHERS[i % len(OTHERS)] for i, name in enumerate(names)}
 
 
 def number(value: float) -> str:

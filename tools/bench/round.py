@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roundscope.emu.roundings.modes import rounding, without_saturation
-from roundscope.tools.bench.deliver import Drawing, Line, deliver, show
+from roundscope.tools.bench.deliver import Bench, Drawing, Line, deliver, show
 from roundscope.tools.bench.rivals import RIVALS, Rival, Round, ours_on_xla
 from roundscope.tools.report.progress import shares
 
@@ -293,20 +293,15 @@ def measured(contest: Contest) -> list[Row]:
 
 def run(contest: Contest, as_json: bool = False, out: Path | None = None) -> None:
     """Print how fast float32 -> format -> float32 is; `out`: a folder for rows and picture."""
-    rows = measured(contest)
     axis = (
         f"speed / speed of a copy of the same bytes (dashed), on {THREADS} threads or on the"
         " same GPU"
     )
-    deliver(
-        contest.name,
-        rows,
-        THREADS,
-        as_json,
-        out,
-        show_table=lambda: _print(rows),
-        drawing=lambda: Drawing(_bars(rows), answer(contest.title, rows), axis),
-    )
+
+    def drawing(rows: list[Row]) -> Drawing:
+        return Drawing(_bars(rows), answer(contest.title, rows), axis)
+
+    deliver(Bench(contest.name, THREADS, _print, drawing), measured(contest), as_json, out)
 
 
 def answer(doing: str, rows: list[Row]) -> str:

@@ -6,7 +6,7 @@ The rival compiles a program for every condition.
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -56,11 +56,8 @@ def bench_sweep(progress: Callable[[str], None]) -> list[Row]:
     progress("xla")
     rows.append(_in_batches())
     two = next((r.rate for r in rows if r.what.startswith("numpy, 2 ")), rows[1].rate)
-    return [_with_ratios(row, rows[0].rate, two) for row in rows]
-
-
-def _with_ratios(row: Row, rival: float, two: float) -> Row:
-    return Row(**{**asdict(row), "against_rival": row.rate / rival, "against_two": row.rate / two})
+    rival = rows[0].rate
+    return [replace(r, against_rival=r.rate / rival, against_two=r.rate / two) for r in rows]
 
 
 def _cells(count: int, engine: str, first_seed: int = 0) -> list[Cell]:

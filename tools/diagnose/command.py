@@ -31,16 +31,15 @@ from roundscope.tools.trace.served import USUAL, noted, plan_for
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
 INTERRUPTED = 130
-# (run, arm, first step, last step, folder for what is kept, progress) -> findings, or a report
-OfRun = Callable[[Path, str | None, int | None, int | None, Path, Progress], Any]
+# (run, options, folder for what is kept, progress) -> findings, or a report
+OfRun = Callable[[Path, DiagnoseOptions, Path, Progress], Any]
 SELDOM = 30.0  # seconds between two lines of a run where there is no terminal
 
 
 def run(options: DiagnoseOptions, of_run: OfRun) -> None:
     """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage.
 
-    of_run: diagnoses a run, which is a folder: called with it, its arm, first and last step, the
-    folder for what is kept, and `progress`
+    of_run: diagnoses a run, which is a folder.
     """
     path = path_given("RUN_OR_TENSORS", options.source, options.sample)
     is_run = path.is_dir()
@@ -72,7 +71,7 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
             if is_run:
-                found = of_run(path, arm, first, until, folder, progress)
+                found = of_run(path, options, folder, progress)
             else:
                 found = _of_file(path, layer, plan, overrides, progress)
             progress(LAST, "report")

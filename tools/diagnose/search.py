@@ -80,6 +80,14 @@ class Family:
         return self.whole(kept, units) if self.over_all(kept, units) else self.singly(kept)
 
 
+def grouped(units: Iterable[Any], key: Callable[[Any], Any], words: Callable[[Any], str]) -> Blocks:
+    """Return blocks of the units with the same words, in the order of their keys."""
+    found: dict[str, list[Any]] = {}
+    for u in sorted(units, key=key):
+        found.setdefault(words(u), []).append(u)
+    return {name: frozenset(own) for name, own in found.items()}
+
+
 def union(blocks: Blocks, names: Iterable[str]) -> frozenset[Any]:
     """Return the units of some blocks."""
     return frozenset[Any]().union(*(blocks[name] for name in names))

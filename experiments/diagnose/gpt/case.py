@@ -14,6 +14,7 @@ from roundscope.experiments.train.config import JAX, XLA
 from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.spikes import WINDOW, Alarm, growth
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay.start import GREW, Failure
 from roundscope.tools.errors import UsageError, bad
 
@@ -104,11 +105,12 @@ class Case:
         return frozenset().union(*(units_of(self.plans(step)) for step in steps))
 
 
-def case(folder: Path, *, arm: str | None, first: int | None, until: int | None) -> Case:
+def case(folder: Path, options: DiagnoseOptions) -> Case:
     """Return what to diagnose.
 
     Raises UsageError for a folder without a run, a name that it lacks, or steps that it lacks.
     """
+    arm, first, until = options.arm, options.first, options.until
     known = checkpoint.steps(folder)
     if not (folder / record.NAME).is_file() or not known:
         repair = "give that of a `roundscope train` or `roundscope proxy`, or a file of tensors"

@@ -5,8 +5,7 @@ They are judged by the rules and the past of the run.
 
 import hashlib
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -147,7 +146,7 @@ class Gpt:
     case: Case
     store: Store
     clock: Clock
-    states: dict[int, Any]
+    states: dict[int, Any] = field(default_factory=dict)
     place: str = " in attention"
     family: Any = FAMILY
 
@@ -317,11 +316,6 @@ def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:
 def same(logged: float, found: float) -> bool:
     """Return whether two losses have the same bits, or neither is finite."""
     return logged == float(found) or not (np.isfinite(logged) or np.isfinite(found))
-
-
-def gpt(case: Case, folder: Path, clock: Clock) -> Gpt:
-    """Return a GPT's arm whose results are kept in the folder."""
-    return Gpt(case=case, store=Store(folder), clock=clock, states={})
 
 
 def _in_full(x: Any) -> str:

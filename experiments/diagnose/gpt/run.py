@@ -11,7 +11,7 @@ import numpy as np
 
 from roundscope.attention.plans.presets import exact
 from roundscope.experiments.diagnose.gpt.case import Case, case
-from roundscope.experiments.diagnose.gpt.replay import Gpt, gpt
+from roundscope.experiments.diagnose.gpt.replay import Gpt
 from roundscope.experiments.diagnose.gpt.units import Edit, by_head, everywhere, is_random
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.config import Config
@@ -22,8 +22,10 @@ from roundscope.experiments.train.gpt.step import plans_at
 from roundscope.experiments.train.groups import batches_of, linears_at
 from roundscope.experiments.train.spikes import RULE
 from roundscope.experiments.train.step import arm
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay.replayer import Clock, Outcome, Trial
 from roundscope.tools.diagnose.replay.start import Cause, Replayed, RunPart, replayed
+from roundscope.tools.diagnose.replay.store import Store
 from roundscope.tools.diagnose.search import REPEATS
 from roundscope.tools.diagnose.tensors.carrier import shares
 from roundscope.tools.diagnose.tensors.findings import (
@@ -150,13 +152,7 @@ def repaired_rows(
 
 
 def diagnose_run(
-    folder: Path,
-    *,
-    name: str | None,
-    first: int | None,
-    until: int | None,
-    out: Path,
-    progress: Progress,
+    folder: Path, options: DiagnoseOptions, out: Path, progress: Progress
 ) -> Findings | Stopped:
     """Return the diagnosis of one arm; out: where its replays are kept.
 
@@ -166,9 +162,13 @@ def diagnose_run(
     from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
-    chosen = case(folder, arm=name, first=first, until=until)
+    chosen = case(folder, options)
     clock = Clock(progress)
-    done = None if chosen.failure is None else replayed(gpt(chosen, out, clock), out, clock)
+    done = (
+        None
+        if chosen.failure is None
+        else replayed(Gpt(case=chosen, store=Store(out), clock=clock), out, clock)
+    )
     step, seen = _subjects(chosen, done)
     found = findings(
         seen, f"{folder.resolve().name}, arm {chosen.own.name}", progress, guilty_places(done, seen)
@@ -176,7 +176,7 @@ def diagnose_run(
     if isinstance(found, Stopped):
         return found
     clock.says(6, "replays of the repairs")
-    origins = found.origin.origins if found.leaning else []
+    origins = found.origin.origins if found.biased else []
     rows = repaired_rows(done, found.measured, step)
     return replace(
         found,
@@ -211,8 +211,8 @@ def _subjects(chosen: Case, done: Replayed | None) -> tuple[int, list[Subject]]:
         return chosen.last, subjects(
             chosen, chosen.last, arm(checkpoint.load(chosen.folder, chosen.last)[0], chosen.arm)
         )
-    model: Gpt = done.model
-    seen = subjects(chosen, chosen.looked, model.states[chosen.looked])
+    states: dict[int, Any] = done.model.states
+    seen = subjects(chosen, chosen.looked, states[chosen.looked])
     if all(
         np.isfinite(np.asarray(x)).all()
         for s in seen
@@ -220,4 +220,4 @@ def _subjects(chosen: Case, done: Replayed | None) -> tuple[int, list[Subject]]:
     ):
         return chosen.looked, seen
     first = chosen.known[0]
-    return first, subjects(chosen, first, model.states[first])
+    return first, subjects(chosen, first, states[first])

@@ -13,11 +13,12 @@ from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 from roundscope.emu.sums.accumulator import Order
 from roundscope.experiments.train.config import WORD
 from roundscope.experiments.train.gpt.plans import Plans
-from roundscope.tools.diagnose.search import FEW, Blocks, Family
+from roundscope.tools.diagnose.search import FEW, Blocks, Family, grouped
 from roundscope.tools.diagnose.tensors.measured import WIDE, occurring
 from roundscope.tools.report.wording import listed
 
 Edit = Callable[[Plans], Plans]  # the plans of a run -> those of a replay
+ORDER = {site: i for i, site in enumerate(Site)}
 SEEDS_APART = 7919  # between the stochastic seeds of two repeats
 
 
@@ -152,34 +153,26 @@ def _places(places: list[tuple[int, int]], known: set[tuple[int, int]]) -> str:
 
 def by_layer(units: Units) -> Blocks:
     """Return blocks of a layer's events."""
-    return {
-        f"layer {i}": frozenset(u for u in units if u.layer == i)
-        for i in sorted({u.layer for u in units})
-    }
+    return grouped(units, lambda u: u.layer, lambda u: f"layer {u.layer}")
 
 
 def by_head(units: Units) -> Blocks:
     """Return blocks of a head's events."""
-    places = sorted({u[:2] for u in units})
-    return {
-        f"layer {i}, head {n}": frozenset(u for u in units if u[:2] == (i, n)) for i, n in places
-    }
+    return grouped(units, lambda u: u[:2], row_words)
 
 
 def by_site(units: Units) -> Blocks:
     """Return blocks of an event in all heads."""
-    return {
-        str(s): frozenset(u for u in units if u.site is s)
-        for s in Site
-        if any(u.site is s for u in units)
-    }
+    return grouped(units, lambda u: ORDER[u.site], lambda u: str(u.site))
 
 
 def singly(units: Units) -> Blocks:
     """Return blocks of one event in one head."""
-    order = {site: i for i, site in enumerate(Site)}
-    inside = sorted(units, key=lambda u: (u.layer, u.head, order[u.site]))
-    return {f"{u.site} of layer {u.layer}, head {u.head}": frozenset([u]) for u in inside}
+    return grouped(
+        units,
+        lambda u: (u.layer, u.head, ORDER[u.site]),
+        lambda u: f"{u.site} of layer {u.layer}, head {u.head}",
+    )
 
 
 def levels(units: Units) -> list[tuple[str, Callable[[Units], Blocks]]]:

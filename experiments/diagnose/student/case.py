@@ -15,6 +15,7 @@ from roundscope.experiments.diagnose.gpt.case import LONGEST, MARGIN
 from roundscope.experiments.framework.store import APPLICATION
 from roundscope.experiments.train.student.arms import EXACT, Arm, Config, Plan, key, plan_of
 from roundscope.experiments.train.student.run import Begin, begin, fresh, prefix
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.errors import StorageError, UsageError, bad, one_line
 from roundscope.tools.results.tables import RESTORE, check_start, explained, json_of
 
@@ -163,12 +164,13 @@ class Case:
         return fresh(self.config, [self.own])
 
 
-def case(folder: Path, *, arm: str | None, first: int | None, until: int | None) -> Case:
+def case(folder: Path, options: DiagnoseOptions) -> Case:
     """Return what to diagnose: the earliest divergence.
 
     Runs whose FP32 twin did not diverge are preferred. Raises UsageError for a folder without a
     diverged run, a name or steps that it lacks; StorageError for a damaged file.
     """
+    arm, first, until = options.arm, options.first, options.until
     rows = read(folder)
     names = list(dict.fromkeys(row.arm.name for row in rows))
     if arm is not None and arm not in names:
@@ -190,7 +192,7 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
     assert chosen.diverged is not None
     origin = 0
     if first != 0:
-        latest = _latest(chosen.diverged, first)
+        latest = chosen.diverged - 1 if first is None else first
         origin = max((step for step in _kept(folder, chosen) if step <= latest), default=0)
     end = min(chosen.config.steps, chosen.diverged + 1 + MARGIN) if until is None else until
     if first is not None and not 0 <= first < chosen.diverged:
@@ -217,10 +219,6 @@ def case(folder: Path, *, arm: str | None, first: int | None, until: int | None)
         until=end,
         longest=longest,
     )
-
-
-def _latest(diverged: int, first: int | None) -> int:
-    return diverged - 1 if first is None else first
 
 
 def _starts(diverged: int, origin: int) -> tuple[int, ...]:

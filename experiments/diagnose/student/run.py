@@ -27,6 +27,7 @@ from roundscope.experiments.diagnose.student.units import (
 )
 from roundscope.experiments.train.mx import GROUPS
 from roundscope.experiments.train.student.arms import Plan, plan_of
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay.replayer import Clock, Outcome, Trial, better
 from roundscope.tools.diagnose.replay.start import LEVEL, Cause, Replayed, replayed
 from roundscope.tools.diagnose.search import REPEATS
@@ -106,17 +107,13 @@ def _with(
     new = {
         f: (rule or f.rule, replace(f.element, mode=mode or f.element.mode))
         for f in groups
-        if rule is not ScaleRule.BUMP or _bumps(f)
+        if rule is not ScaleRule.BUMP
+        or f.element.format.max_finite == 1.75 * 2.0**f.element.format.emax
     }
     return "; ".join(
         change(groups[f], spelled(replace(f, rule=other, element=element)))
         for f, (other, element) in new.items()
     )
-
-
-def _bumps(f: BlockFormat) -> bool:
-    """Return whether BUMP applies to the format's elements."""
-    return f.element.format.max_finite == 1.75 * 2.0**f.element.format.emax
 
 
 def spelled(f: BlockFormat) -> str:
@@ -208,13 +205,7 @@ class Found:
 
 
 def diagnose(
-    folder: Path,
-    *,
-    arm: str | None,
-    first: int | None,
-    until: int | None,
-    out: Path,
-    progress: Callable[[int, str], None],
+    folder: Path, options: DiagnoseOptions, out: Path, progress: Callable[[int, str], None]
 ) -> Found:
     """Return the diagnosis of one run; out: where replays are kept.
 
@@ -224,7 +215,7 @@ def diagnose(
 
     keep_compilations()
     began = time.perf_counter()
-    chosen, clock = case(folder, arm=arm, first=first, until=until), Clock(progress)
+    chosen, clock = case(folder, options), Clock(progress)
     done = replayed(Student(case=chosen, clock=clock), out, clock)
     begin = done.replayer.window.begin
     plan, units = chosen.plan(chosen.failed), done.units

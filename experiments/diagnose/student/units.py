@@ -10,7 +10,7 @@ from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.experiments.train.mx import GROUPS, INDEX, Site
 from roundscope.experiments.train.student.arms import MATRICES, Config, Matrix, Plan
-from roundscope.tools.diagnose.search import Blocks, Family
+from roundscope.tools.diagnose.search import Blocks, Family, grouped
 from roundscope.tools.report.wording import listed
 
 Kept = BlockFormat | Rounding
@@ -63,27 +63,17 @@ def units_of(config: Config, plan: Plan) -> Units:
 
 def by_layer(units: Units) -> Blocks:
     """Return blocks of a layer's events."""
-    return {
-        f"layer {i}": frozenset(u for u in units if u.layer == i)
-        for i in sorted({u.layer for u in units})
-    }
+    return grouped(units, lambda u: u.layer, lambda u: f"layer {u.layer}")
 
 
 def by_matrix(units: Units) -> Blocks:
     """Return blocks of a matrix's events over the layers; those of no matrix are one block."""
-    return {
-        m or "beside the matrices": frozenset(u for u in units if u.matrix == m)
-        for m in sorted({u.matrix for u in units})
-    }
+    return grouped(units, lambda u: u.matrix, lambda u: u.matrix or "beside the matrices")
 
 
 def by_site(units: Units) -> Blocks:
     """Return blocks of an event over layers and matrices."""
-    return {
-        str(s): frozenset(u for u in units if u.site is s)
-        for s in Site
-        if any(u.site is s for u in units)
-    }
+    return grouped(units, lambda u: INDEX[u.site], lambda u: str(u.site))
 
 
 def singly(units: Units) -> Blocks:

@@ -19,6 +19,7 @@ from roundscope.experiments.diagnose.student.case import case
 from roundscope.experiments.diagnose.student.run import diagnose
 from roundscope.experiments.diagnose.student.units import Unit
 from roundscope.experiments.train.mx import Site
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay import replayer as replaying
 from roundscope.tools.diagnose.replay.replayer import Clock, Replayer, Trial
 from roundscope.tools.diagnose.replay.start import Cause
@@ -43,7 +44,7 @@ def quick(folder, out):
         patch.setattr(proxy_errors, "STEPS", 3)
         patch.setattr(replaying, "limit", lambda: 2)
         patch.setattr(proxy_replay, "limit", lambda: 2)
-        return diagnose(folder, arm=None, first=None, until=None, out=out, progress=silent)
+        return diagnose(folder, DiagnoseOptions(), out, silent)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def test_the_first_divergence_is_taken_and_its_own_twin(folder):
     """Catches an FP32 run at another rate beside the diverged one, and a divergence that is not the
     first.
     """
-    c, named = (case(folder, arm=arm, first=None, until=None) for arm in (None, "fast"))
+    c, named = (case(folder, DiagnoseOptions(arm=arm)) for arm in (None, "fast"))
     query = (
         "SELECT diverged, json_extract(condition, '$.name') FROM runs WHERE diverged IS NOT NULL"
     )

@@ -31,6 +31,7 @@ from roundscope.experiments.train.mx import GROUPS, INDEX, How, Site, kept
 from roundscope.experiments.train.student import model, run
 from roundscope.experiments.train.student.arms import Arm, Config, key, plan_of
 from roundscope.experiments.train.student.run import fresh
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.results.run import Run
 from tests.tools.databases import database
 
@@ -261,12 +262,12 @@ def test_replays_begin_at_a_state_that_the_study_kept(tmp_path, monkeypatch):
     }
     with opened(tmp_path, "proxy") as store:
         store.add(runs, asdict(TINY), "cpu")
-    found = case(tmp_path, arm=None, first=None, until=None)
+    found = case(tmp_path, DiagnoseOptions())
     assert (
         found.own == arms[1]
         and found.origin == 3
         and found.starts == (3,)
-        and case(tmp_path, arm=None, first=2, until=None).origin == 0
+        and case(tmp_path, DiagnoseOptions(first=2)).origin == 0
     )
     ours, theirs = (jax.tree.leaves(b.state.params) for b in (found.beginning(), wanted.take([1])))
     assert (

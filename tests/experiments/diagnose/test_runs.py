@@ -18,15 +18,17 @@ from roundscope.experiments.cli import main as cli
 from roundscope.experiments.diagnose.gpt import run as gpt_run
 from roundscope.experiments.diagnose.gpt import run as run_command
 from roundscope.experiments.diagnose.gpt.case import case
-from roundscope.experiments.diagnose.gpt.replay import gpt
+from roundscope.experiments.diagnose.gpt.replay import Gpt
 from roundscope.experiments.diagnose.gpt.run import subjects
 from roundscope.experiments.diagnose.gpt.units import Unit, exactly
 from roundscope.experiments.train import checkpoint, record
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.run import training
 from roundscope.experiments.train.step import arm
+from roundscope.tools.diagnose.options import DiagnoseOptions
 from roundscope.tools.diagnose.replay.replayer import Clock, Trial
 from roundscope.tools.diagnose.replay.start import Cause, replayed
+from roundscope.tools.diagnose.replay.store import Store
 from roundscope.tools.diagnose.tensors.carrier import carrier
 from roundscope.tools.diagnose.tensors.measured import measure
 from roundscope.tools.errors import UsageError
@@ -86,10 +88,12 @@ def found(folder, tmp_path_factory):
 
 def of(folder, arm, out):
     """Steps 1 and 2 of an arm, with a short window."""
-    chosen = case(folder, arm=arm, first=None, until=None)
+    chosen = case(folder, DiagnoseOptions(arm=arm))
     end = chosen.failure.seen + 10
     clock = Clock(silent)
-    return replayed(gpt(replace(chosen, until=end, longest=end), out, clock), out, clock)
+    return replayed(
+        Gpt(case=replace(chosen, until=end, longest=end), store=Store(out), clock=clock), out, clock
+    )
 
 
 def test_the_failure_is_that_of_the_log(folder):
@@ -97,15 +101,15 @@ def test_the_failure_is_that_of_the_log(folder):
     is known.
     """
     rows = [r for r in record.rows(folder, "steps", "planted") if r["loss"] is None]
-    chosen = case(folder, arm="planted", first=None, until=None)
+    chosen = case(folder, DiagnoseOptions(arm="planted"))
     assert chosen.failure.kind == "not finite" and chosen.failure.step == rows[0]["step"]
     assert (
         chosen.starts[0] < chosen.failure.step
         and chosen.starts[-1] == 0
         and chosen.until == chosen.failure.step + 100
     )
-    assert case(folder, arm=None, first=None, until=None).own.name == "hot"
-    assert case(folder, arm="plain", first=None, until=None).failure is None
+    assert case(folder, DiagnoseOptions()).own.name == "hot"
+    assert case(folder, DiagnoseOptions(arm="plain")).failure is None
 
 
 def test_a_run_in_fused_kernels_is_replayed_without(folder, monkeypatch):
@@ -119,7 +123,7 @@ def test_a_run_in_fused_kernels_is_replayed_without(folder, monkeypatch):
         return state, meta | {"config": meta["config"] | {"sums": "preset", "engine": "pallas"}}
 
     monkeypatch.setattr(checkpoint, "load", fused)
-    config = case(folder, arm="planted", first=None, until=None).settings.config
+    config = case(folder, DiagnoseOptions(arm="planted")).settings.config
     assert (config.engine, config.sums) == ("xla", "preset")
 
 
@@ -190,7 +194,7 @@ def test_the_carrier_of_a_run_is_the_error_of_the_gradient(folder):
     """Catches q in the place of X, and tokens of another sequence: q is X W_Q, and M the right side
     of equation 2 of arXiv 2510.04212.
     """
-    chosen = case(folder, arm="plain", first=None, until=None)
+    chosen = case(folder, DiagnoseOptions(arm="plain"))
     state = arm(checkpoint.load(folder, 20)[0], chosen.arm)
     seen = subjects(chosen, 20, state)
     assert [s.heads for s in seen] == [["0", "1"], ["0", "1"]] and seen[0].x.shape == (16, 16, 16)
@@ -209,7 +213,7 @@ def test_the_carrier_of_a_run_is_the_error_of_the_gradient(folder):
 
 def test_heads_with_plans_of_their_own_are_looked_at_apart(folder):
     """Catches a head measured under the plan of its neighbour."""
-    chosen = case(folder, arm="planted", first=None, until=None)
+    chosen = case(folder, DiagnoseOptions(arm="planted"))
     seen = subjects(chosen, 0, arm(checkpoint.load(folder, 0)[0], chosen.arm))
     assert [(s.layer.name, s.heads) for s in seen] == [
         ("layer 0", ["0", "1"]),
@@ -284,7 +288,7 @@ def test_a_run_that_never_failed_says_so(folder, tmp_path, capsys):
 def test_bad_windows(folder, options, words):
     """Catches windows that cannot show the failure, and names that fall back to another arm."""
     with pytest.raises(UsageError, match=words):
-        case(folder, **{"arm": None, "first": None, "until": None} | options)
+        case(folder, DiagnoseOptions(**options))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from roundscope.emu.blocks.api import round_blocks
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, mx, record
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt import model, pairs
+from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.interventions import MATRICES, plans_of
 from roundscope.experiments.train.gpt.linear import (
     LinearPlans,
@@ -179,7 +179,8 @@ def test_what_attention_reads_left_the_linear_layers():
     params = model.init(config, jax.random.key(0))
     tokens = (np.arange(33, dtype=np.int32) % 32)[None]
     linears = plans(config, "layer=1 matrix=qkv site=Y -> e4m3fn:toward-zero")
-    _, *read, _ = pairs.read(params, tokens, by_layer(plans_of(config)), config, linears)
+    table = by_layer(plans_of(config))
+    _, (_, *read) = model.read(params, tokens, table, config, linears=linears)
     for x in map(np.asarray, read):
         on_grid = [np.array_equal(round_to(own, "e4m3fn"), own) for own in x]
         assert on_grid == [False, True]

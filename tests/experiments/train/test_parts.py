@@ -19,7 +19,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model, step
 from roundscope.experiments.train.gpt.step import InParts, total
 from roundscope.experiments.train.settings import settings
-from roundscope.experiments.train.step import compiled, updated
+from roundscope.experiments.train.step import compiled, fresh, stacked, updated
 from roundscope.tools.errors import UsageError
 
 # one number of each part; added from left to right they make 1, by halves 0
@@ -31,8 +31,8 @@ CONFIG = Config(
 
 def taken(loss, arms=1, config=CONFIG):
     """Losses and norms of gradients after two steps of weights that are all zero."""
-    own = [step.fresh(config, {"w": jnp.zeros(3)}) for _ in range(arms)]
-    now, run = step.stacked(own), InParts(config, None, loss)
+    own = [fresh(config, {"w": jnp.zeros(3)}) for _ in range(arms)]
+    now, run = stacked(own), InParts(config, None, loss)
     for _ in range(2):
         now, losses, norms = run(now, np.arange(8).reshape(4, 2), np.full(arms, 1e-3, "f4"), ())
     return np.asarray(losses), np.asarray(norms)
@@ -129,7 +129,7 @@ def test_a_new_run_has_a_part_for_each_device(monkeypatch):
 PROGRAM = """
 import hashlib, json, sys
 import jax, numpy as np
-from roundscope.experiments.train.gpt import step
+from roundscope.experiments.train import step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.groups import batches_of
 from roundscope.experiments.train.settings import settings

@@ -34,12 +34,12 @@ def narrowed_down():
 def test_no_sentence_denies_what_another_head_shows(narrowed_down):
     """Catches "in none of 4 heads" about two of them, while a third is biased."""
     f = narrowed_down
-    assert f.verdict.kind is Kind.NOTHING and {name for name, _ in f.leaning} == {"biased"}
+    assert f.verdict.kind is Kind.NOTHING and {name for name, _ in f.biased} == {"biased"}
     for said in (words.headline(f), words.coherence(f)):
         assert (
             "none of" not in said
             and "biased, head" in said
-            and f"{len(f.leaning)} of 4 heads" in said
+            and f"{len(f.biased)} of 4 heads" in said
         )
     clearest = min(f.coherences[1].p)
     assert f"p = {clearest:.1g}" in words.headline(f) and "of the 2 heads" in words.headline(f)
@@ -50,7 +50,7 @@ def test_biased_heads_are_named_with_their_layer(narrowed_down):
     """Catches "layer 1 0" for head 0 of layer 1."""
     f = narrowed_down
     said = words.coherence(f)
-    assert all(f"{layer}, head {head}" in said for layer, head in f.leaning[:6])
+    assert all(f"{layer}, head {head}" in said for layer, head in f.biased[:6])
 
 
 def test_the_furthest_head_is_the_furthest_of_all(narrowed_down):

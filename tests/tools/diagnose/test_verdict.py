@@ -25,7 +25,7 @@ def outcome(mean, half, p, moved=(-9.0, -8.0)):
         change=0.0,
         after=bias,
         moved=moved,
-        leaning=0,
+        biased=0,
         time=1.0,
     )
 
@@ -116,7 +116,7 @@ def test_rounding_toward_zero_leans_but_is_not_the_chain():
     P is.
     """
     f = found(layer("one-signed-v", t=128), narrowed(OUT="bf16:toward-zero"))
-    assert f.verdict.kind is Kind.OTHER or not f.leaning
+    assert f.verdict.kind is Kind.OTHER or not f.biased
     x = layer("one-signed-v", t=128)
     f = found(replace(x, do=-np.abs(x.do)), narrowed(OUT="bf16:toward-zero"))
     assert f.verdict.kind is Kind.OTHER and f.origin.origins == ["OUT"]

@@ -251,7 +251,7 @@ def _outcome(found: Findings, o: Outcome) -> dict[str, Any]:
         "bias": plain(o.after),
         "moved": list(o.moved),
         "change_of_output_rms": o.change,
-        "heads_that_lean": o.leaning,
+        "heads_that_lean": o.biased,
         "invariance": o.invariance,
         "time_ratio": o.time,
         "replay_survives": survives(found.run, o.arm.name, o is found.base),

@@ -186,7 +186,7 @@ def _row(found: Findings, o: Outcome) -> list[str]:
         f"{b.p:.1g}",
         f"{b.rms:.1e}",
         f"{o.change:.1e}",
-        str(o.leaning),
+        str(o.biased),
         invariance,
         f"{o.time:.2f}",
         survival(found.run, o.arm.name, o is found.base),

@@ -72,7 +72,7 @@ def not_finite(lost: Sequence[Measured]) -> str:
 
 
 def _opening(found: Findings) -> str:
-    count, of = len(found.leaning), found.coherence.tests
+    count, of = len(found.biased), found.coherence.tests
     heads = f"{count} of {of} heads"
     if not count:
         return (
@@ -107,7 +107,7 @@ def mechanism(found: Findings) -> str:
 def _biased(found: Findings) -> str:
     """Return in how many of all heads delta's error adds up, and the most extreme of them."""
     return (
-        f"The error of delta adds up over tokens in {len(found.leaning)} of {found.coherence.tests}"
+        f"The error of delta adds up over tokens in {len(found.biased)} of {found.coherence.tests}"
         f" heads, most in {_furthest(found)}"
     )
 
@@ -144,7 +144,7 @@ def _numbers(a: float, p: float, mean: float, rms: float) -> str:
 
 def _nothing(found: Findings) -> str:
     c, h = found.coherence, found.head
-    if found.leaning:
+    if found.biased:
         which = "where an event must be exact"
         if found.among > 1:
             which = f"the most extreme of the {found.among} heads {which}"
@@ -248,8 +248,8 @@ def direction(found: Findings) -> str:
 
 def coherence(found: Findings) -> str:
     """Return the sentence of step 4."""
-    count = len(found.leaning)
-    named = [f"{layer}, head {head}" for layer, head in found.leaning[:6]]
+    count = len(found.biased)
+    named = [f"{layer}, head {head}" for layer, head in found.biased[:6]]
     which = "; ".join(named) + (" and more" if count > 6 else "")
     answer = f"It does in none of {found.coherence.tests} heads"
     if count:
@@ -342,7 +342,7 @@ def not_shown(found: Findings) -> list[str]:
     cost = "The cost of a repair in a kernel: the times are those of this emulation, measured now."
     lines += [inputs, biases, cost]
     if found.verdict.kind is not Kind.NOTHING:
-        others = len(found.leaning) - 1
+        others = len(found.biased) - 1
         too = f"; {others} other heads are biased too" if others > 0 else ""
         lines.append(f"Other heads: steps 5 and 6 examine {found.where} alone{too}.")
     if found.layer.request.depends_on_head_number:

@@ -139,7 +139,7 @@ def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
         name: delta(new - old)
         for name, old, new in zip(("scores", "row sum", "P", "V"), states, states[1:], strict=False)
     }
-    found |= {str(site): delta(error) for site, error in output_errors(h).items()}
+    found |= {str(site): delta(error.sum(0)) for site, error in weighed_errors(h).items()}
     if m.request.plan.delta_from is not DeltaFrom.OUT:
         found.pop("OUT")
     return found | {"rest": m.drift.error[b, :, n] - np.sum(list(found.values()), axis=0)}
@@ -168,13 +168,11 @@ def _positive(x: np.ndarray) -> Any:
     return np.where(shaped > 0.0, shaped, np.inf)
 
 
-def output_errors(h: Head) -> dict[Site, np.ndarray]:
-    """Return errors of the events between P V and the output, as they are in the output, (T, H)."""
-    return {site: error.sum(0) for site, error in weighed_errors(h).items()}
-
-
 def weighed_errors(h: Head) -> dict[Site, np.ndarray]:
-    """Return `output_errors` by key tile, (tiles, T, H); OUT and OD have one tile."""
+    """Return errors of the events between P V and the output, as they are in the output.
+
+    They are by key tile, (tiles, T, H); OUT and OD have one tile.
+    """
     found = {}
     for site in OUTPUT_SITES:
         if site in h.events:

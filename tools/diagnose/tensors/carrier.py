@@ -63,15 +63,18 @@ class Carrier:
 
 def carrier(m: Measured) -> Carrier:
     """Run step 3 for one layer."""
-    x = m.layer
-    q, k = x.q.astype(np.float64), x.k.astype(np.float64)
+    heads = [_head(*rows) for rows in zip(*_factors(m), by_head(m.drift.error), strict=True)]
+    return Carrier(**{name: np.array([h[name] for h in heads]) for name in heads[0]})
+
+
+def _factors(m: Measured) -> tuple[np.ndarray, np.ndarray]:
+    """Return P K, and what W_Q reads (q where it is not known), by head."""
+    q, k = m.layer.q.astype(np.float64), m.layer.k.astype(np.float64)
     # with k in the place of v the output is P K
     pk = by_head(call(q, k, k, None, m.request, m.request.against, m.scale, None).out)
-    read = by_head(
-        x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1]))
-    )
-    heads = [_head(*rows) for rows in zip(pk, read, by_head(m.drift.error), strict=True)]
-    return Carrier(**{name: np.array([h[name] for h in heads]) for name in heads[0]})
+    if m.x is None:
+        return pk, by_head(m.layer.q)
+    return pk, by_head(np.broadcast_to(m.x[:, :, None], (*q.shape[:3], m.x.shape[-1])))
 
 
 def _head(pk: np.ndarray, q: np.ndarray, c: np.ndarray) -> dict[str, Any]:
@@ -132,13 +135,7 @@ def shares(m: Measured, plan: Plan) -> np.ndarray | None:
     assert x.do is not None
     q, k, v, do = (_wider(a, last) for a, last in ((x.q, 0.0), (x.k, 1.0), (x.v, 0.0), (x.do, 0.0)))
     dq = by_head(call(q, k, v, do, m.request, plan, m.scale, None).dq)
-    k = x.k.astype(np.float64)
-    pk = by_head(
-        call(x.q.astype(np.float64), k, k, None, m.request, m.request.against, m.scale, None).out
-    )
-    read = by_head(
-        x.q if m.x is None else np.broadcast_to(m.x[:, :, None], (*x.q.shape[:3], m.x.shape[-1]))
-    )
+    pk, read = _factors(m)
     rest = np.einsum("nt,ntd,nth->ndh", dq[..., -1], read, pk)
     gradient = np.einsum("ntd,nth->ndh", read, dq[..., :-1])
     size = np.linalg.norm(gradient, axis=(1, 2))

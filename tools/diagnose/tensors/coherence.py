@@ -48,7 +48,7 @@ class Coherence:
         return FALSE_ALARMS / max(self.tests, 1)
 
     @property
-    def leaning(self) -> np.ndarray:
+    def biased(self) -> np.ndarray:
         """The heads that are biased."""
         return np.flatnonzero(self.p < self.level)
 

@@ -89,10 +89,10 @@ class Findings:
         return furthest(self.coherences, _places(self.measured))
 
     @property
-    def leaning(self) -> list[tuple[str, str]]:
+    def biased(self) -> list[tuple[str, str]]:
         """(layer, head) of every head that is biased."""
         pairs = zip(self.measured, self.coherences, strict=True)
-        return [(m.layer.name, m.heads[i]) for m, c in pairs for i in c.leaning]
+        return [(m.layer.name, m.heads[i]) for m, c in pairs for i in c.biased]
 
     def effect(self, outcome: Outcome) -> Effect:
         """Return what an arm did to the bias."""

@@ -92,7 +92,7 @@ def _main_ties(
 
 
 NEAREST = (RoundingMode.TIES_TO_EVEN, RoundingMode.TIES_TO_AWAY)
-LEANS = 0.01  # the p below which an account is biased
+BIASED = 0.01  # the p below which an account is biased
 COUNTS_FROM = 0.1  # the share of the bias from which an account counts as an origin
 
 
@@ -163,7 +163,7 @@ class Origin:
         found = [
             n
             for n, b in self.accounts.items()
-            if b.p < LEANS and self.share(n) >= COUNTS_FROM and n != "rest"
+            if b.p < BIASED and self.share(n) >= COUNTS_FROM and n != "rest"
         ]
         return sorted(found, key=lambda n: -self.share(n))
 

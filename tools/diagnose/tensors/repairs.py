@@ -164,7 +164,7 @@ class Outcome:
     change       root mean square change of the output, over all heads
     after        the bias with the arm
     moved        95 % interval of the paired change of delta's error per token
-    leaning      the number of heads of the layer that are biased with the arm
+    biased       the number of heads of the layer that are biased with the arm
     time         of the emulation, relative to the plan's
     """
 
@@ -173,7 +173,7 @@ class Outcome:
     change: float
     after: Bias
     moved: tuple[float, float]
-    leaning: int
+    biased: int
     time: float
 
     @property
@@ -248,7 +248,7 @@ def _tried(
         change=change,
         after=bias(error[head]),
         moved=(moved.low, moved.high),
-        leaning=int((flips(error, FEW) < level).sum()),
+        biased=int((flips(error, FEW) < level).sum()),
         time=min(took) / (seconds or min(took)),
     )
     return outcome, min(took), seen.out

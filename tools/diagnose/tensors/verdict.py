@@ -21,7 +21,7 @@ from enum import StrEnum
 
 from roundscope.tools.diagnose.tensors.carrier import Carrier
 from roundscope.tools.diagnose.tensors.coherence import Coherence
-from roundscope.tools.diagnose.tensors.origin import CLASSES, LEANS, STICKY, Origin
+from roundscope.tools.diagnose.tensors.origin import BIASED, CLASSES, STICKY, Origin
 from roundscope.tools.diagnose.tensors.repairs import INVARIANT, Outcome
 
 
@@ -71,9 +71,9 @@ class Verdict:
 def effect(outcome: Outcome, before: Outcome, *, biased: bool) -> Effect:
     """Return what an arm did; biased: whether there was a bias to remove."""
     after, mean = outcome.after, before.after.mean
-    still_biased = after.p < LEANS
+    still_biased = after.p < BIASED
     if not biased:
-        new = after.p < LEANS / 10 and abs(after.mean) > before.after.high - mean
+        new = after.p < BIASED / 10 and abs(after.mean) > before.after.high - mean
         return Effect.MADE if new else Effect.NONE
     remains = max(abs(after.low), abs(after.high)) / abs(mean)
     if remains < 0.1 or not still_biased:
