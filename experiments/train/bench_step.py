@@ -64,7 +64,8 @@ def run(as_json: bool) -> None:
 
 
 def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
-    """Return pairs of a model's config and a number of arms."""
+    import jax
+
     from roundscope.experiments.train.config import Config
 
     small = Config(data="repeat")
@@ -72,18 +73,10 @@ def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
         return [(replace(small, batch=4), 1)]
     gpt2 = replace(small, layers=12, heads=12, width=768, context=LONG, batch=8, block=64)
     usual = [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40)]
-    return [*usual, (gpt2, 1)] if _is_one_hopper() else usual
-
-
-def _is_one_hopper() -> bool:
-    """Return whether JAX has one GPU, a Hopper.
-
-    Fused kernels need its tensor cores; with more GPUs the other rows would use more of them than
-    fused kernels do.
-    """
-    import jax
-
-    return len(jax.devices()) == 1 and getattr(jax.devices()[0], "compute_capability", "") == "9.0"
+    # fused kernels need the tensor cores of a Hopper, and rows without them would use more GPUs
+    one = len(jax.devices()) == 1
+    is_hopper = getattr(jax.devices()[0], "compute_capability", "") == "9.0"
+    return [*usual, (gpt2, 1)] if one and is_hopper else usual
 
 
 def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
@@ -146,15 +139,14 @@ def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
 
 def _group(config: Any, arms: int) -> tuple[Any, Callable[[int], Any]]:
     from roundscope.experiments.train.gpt import step
-    from roundscope.experiments.train.groups import Group, batches_of
+    from roundscope.experiments.train.groups import Group, drawing
     from roundscope.experiments.train.settings import Arm, Settings
 
     settings = Settings(
         config=config, arms=tuple(Arm(name=str(i), lr=config.lr) for i in range(arms))
     )
-    batches = batches_of(settings)
     group = Group(settings, list(range(arms)), step.start(config, arms))
-    return group, lambda number: {seed: b.batch(number) for seed, b in batches.items()}
+    return group, drawing(settings)
 
 
 def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> float:

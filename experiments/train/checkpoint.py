@@ -126,7 +126,6 @@ def _json(about: Mapping[str, Any]) -> bytes:
 
 
 def _flat(state: Any) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree by their path."""
     import jax
 
     return {
@@ -172,24 +171,21 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     from safetensors import SafetensorError
     from safetensors.numpy import load as parse
 
+    tensors = path.with_suffix(".safetensors")
     try:
-        content = read_whole(path.with_suffix(".safetensors"))
+        content = read_whole(tensors)
     except OSError as error:
-        raise _damaged(path.with_suffix(".safetensors"), error.strerror) from None
-    if len(content) != meta.get("bytes"):
-        raise _damaged(
-            path.with_suffix(".safetensors"),
-            f"{len(content)} bytes, not the {meta.get('bytes')} that were written",
-        )
+        raise _damaged(tensors, error.strerror) from None
+    if len(content) != (size := meta.get("bytes")):
+        raise _damaged(tensors, f"{len(content)} bytes, not the {size} that were written")
     if hashlib.sha256(content).hexdigest() != meta.get("sha256"):
         raise _damaged(
-            path.with_suffix(".safetensors"),
-            "as many bytes as were written, but not the same: its SHA-256 differs",
+            tensors, "as many bytes as were written, but not the same: its SHA-256 differs"
         )
     try:
         return parse(content)
     except (SafetensorError, ValueError) as error:
-        raise _damaged(path.with_suffix(".safetensors"), one_line(error)) from None
+        raise _damaged(tensors, one_line(error)) from None
 
 
 def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> Any:
@@ -232,7 +228,6 @@ def _damaged(path: Path, why: object) -> UsageError:
 
 
 def _another(path: Path) -> str:
-    """Return how to go on without this checkpoint."""
     folder, number = path.parents[1], int(path.stem)
     earlier = [step for step in steps(folder) if step < number]
     if not earlier:

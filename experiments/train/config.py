@@ -38,7 +38,7 @@ class Config:
     matmul                  "bf16": operands of linear layers rounded to BF16, sums FP32
                             (experiments.train.gpt.linear); "fp16"; "fp32"
     plan, changes           attention: a preset or "jax"; its changes, such as "layer=1 ->
-                            plan=qiu-yao", and those of linear layers (linear_words)
+                            plan=qiu-yao", and those of linear layers (interventions)
     sums                    "native": the device's own sums of products, fast, reproducible on one
                             kind of device only; "preset": as the preset says
     engine                  "xla", which on a CPU leaves attention to NumPy where that has the same

@@ -2,7 +2,7 @@
 
 Config.parts decides which bits a run has, and the number of devices does not: a batch of p parts is
 on up to p devices, and each of them takes as many parts as any other, one after the other
-(`experiments.train.parts`). A run without parts has arms spread where the number of devices divides
+(`gpt.step.InParts`). A run without parts has arms spread where the number of devices divides
 that of arms. No sum crosses devices then, but bits are those of that many devices: XLA compiles
 another program, which adds up in another order (losses agree to 1e-4). XLA cannot take a fused
 kernel apart, so arms of a run with engine=pallas are not spread.

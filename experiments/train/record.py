@@ -163,13 +163,15 @@ def is_log(path: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        with closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)
-        ) as connection:
+        with closing(_opened(path)) as connection:
             [(found,)] = connection.execute("PRAGMA application_id")
     except sqlite3.Error:
         return False
     return bool(found == APPLICATION)
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)
 
 
 def last_start(folder: Path) -> dict[str, Any]:
@@ -192,12 +194,7 @@ def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any
     check_start(path, "DIR")
     key = ", ".join(TABLES[table][1])
     where, values = ("", ()) if arm is None else (" WHERE arm = ?", (arm,))
-    with (
-        explained(path),
-        closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", uri=True, timeout=30.0)
-        ) as connection,
-    ):
+    with explained(path), closing(_opened(path)) as connection:
         if not is_ours(connection, path, APPLICATION, "DIR"):
             raise bad("DIR", str(folder), f"its {NAME} is empty; restore it from a copy")
         check_version(connection, path, SCHEMA, "read it with the one that wrote it")

@@ -334,7 +334,6 @@ def _mark_alarms(ax: Axes, arm: Arm, y: np.ndarray, series: str, colour: str) ->
 
 
 def _marks(t: Training, series: str) -> list[str]:
-    """Return the kinds of alarms that are drawn."""
     there = {a["kind"] for arm in t.arms for a in arm.alarms if a["series"] == series}
     return [kind for kind in MARKS if kind in there]
 
@@ -363,7 +362,6 @@ def _heads(
 
 
 def _of_heads(ax: Axes, arm: Arm, y: np.ndarray) -> None:
-    """Draw a line for each head, in one color for each layer."""
     for layer, head in np.ndindex(y.shape[1:]):
         name = f"layer {layer}" if head == 0 else None
         ax.plot(

@@ -118,7 +118,7 @@ def typed(name: str, value: Any) -> Any:
         return None
     wanted = options[0]
     try:
-        return _READERS[wanted](value)
+        return _read(wanted, value)
     except (ValueError, OverflowError, TypeError):
         ends = ", or none" if type(None) in options else ""
         raise bad(name, value, f"give {_WORDS[wanted]}{ends}") from None
@@ -231,29 +231,17 @@ def _checked(text: Any) -> str:
     return text
 
 
-def _whole(value: Any) -> int:
-    if type(value) not in (int, str):
-        raise ValueError
-    return int(value)
+def _read(kind: type, value: Any) -> Any:
+    """Return a value in its type. Raises ValueError for one of another."""
+    if kind is bool and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    if kind is int and type(value) in (int, str):
+        return int(value)
+    if kind is float and not isinstance(value, bool) and math.isfinite(float(value)):
+        return float(value)
+    if kind is str and isinstance(value, str):
+        return value
+    raise ValueError
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(float(value)):
-        raise ValueError
-    return float(value)
-
-
-def _truth(value: Any) -> bool:
-    if str(value).lower() not in ("true", "false"):
-        raise ValueError
-    return str(value).lower() == "true"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-_READERS = {int: _whole, float: _number, bool: _truth, str: _text}
 _WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}

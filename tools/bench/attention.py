@@ -140,7 +140,6 @@ def _on_cpu(size: Size) -> list[Contestant]:
 
 
 def _of_numpy(size: Size) -> list[Contestant]:
-    """Return calls of the NumPy engine: with programs, without them, and traced."""
     from roundscope.attention import Record, attend, examine
     from roundscope.attention.engines.fused import from_scores
 

@@ -103,7 +103,6 @@ def _compiling(count: int = 3) -> Row:
 
 
 def _pool(jobs: int) -> Row:
-    """Run a sweep as the command runs it, into a file."""
     from roundscope.tools.sweep.running.run import run
     from roundscope.tools.sweep.storage.store import writing
 

@@ -93,7 +93,6 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
 
 
 def _named(path: Path, plan: str | None, arm: str | None) -> str:
-    """Return the default name of the folder, which says what was diagnosed."""
     parts = [f"diagnose-{path.resolve().name if path.is_dir() else path.stem}"]
     if arm is not None:
         parts.append(arm)

@@ -158,7 +158,6 @@ def case(folder: Path, options: DiagnoseOptions) -> Case:
 
 
 def _series(folder: Path, arm: str) -> tuple[dict[int, float], dict[int, float]]:
-    """Return losses and gradient norms by step."""
     rows = record.rows(folder, "steps", arm)
 
     def by_step(name: str) -> dict[int, float]:

@@ -23,7 +23,7 @@ from roundscope.experiments.diagnose.gpt.units import (
 )
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.gpt.plans import Plans, Tables, by_arm, by_layer, structures
-from roundscope.experiments.train.groups import Group, batches_of, numbers, plans_at
+from roundscope.experiments.train.groups import Group, drawing, numbers, plans_at
 from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.step import arm, pick
@@ -128,13 +128,11 @@ class Window:
 
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield losses and gradient norms of the trials, which are vmapped."""
-        group, batches = Trials(self.case, trials, self.state), batches_of(copies(self.case, 1))
+        group, drawn = Trials(self.case, trials, self.state), drawing(copies(self.case, 1))
         every = EVERY.get(jax.default_backend(), SELDOM)
         for start in range(self.first, until, every):
             steps = range(start, min(start + every, until))
-            seen = [
-                group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}) for n in steps
-            ]
+            seen = [group.advance(n, drawn(n)) for n in steps]
             losses, norms = np.asarray(jax.device_get(seen), float).swapaxes(0, 1)
             yield losses, norms
 
@@ -239,7 +237,7 @@ class Gpt:
         members = next(group for group in numbers(case.settings) if case.arm in group)
         state, meta = checkpoint.load(case.folder, first)
         group = Group(case.settings, members, pick(state, members))
-        batches = batches_of(case.settings)
+        drawn = drawing(case.settings)
         column = members.index(case.arm)
         states = {}
         every = EVERY.get(jax.default_backend(), SELDOM)
@@ -249,7 +247,7 @@ class Gpt:
             for n in range(start, min(start + every, until)):
                 if n in keep:
                     states[n] = jax.tree.map(lambda leaf: leaf[column], jax.device_get(group.state))
-                seen.append(group.advance(n, {seed: b.batch(n) for seed, b in batches.items()}))
+                seen.append(group.advance(n, drawn(n)))
             found.append(np.asarray(jax.device_get(seen), float)[:, :, column])
             judge.update(start, *(x[:, None] for x in found[-1].T))
             self.clock.advance(len(members) * len(seen))
@@ -307,7 +305,6 @@ class Gpt:
 
 
 def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return what the spike rule kept of one arm's loss."""
     watch = Watch("loss", 1)
     watch.restore(meta["watch"][0], [number])
     return watch.state()

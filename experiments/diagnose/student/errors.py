@@ -26,6 +26,7 @@ from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
+from roundscope.experiments.train import mx
 from roundscope.experiments.train.mx import How, Kept, reseeded
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.arms import Config, Plan, plan_of
@@ -94,11 +95,7 @@ def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[s
     GRADIENT is FP32's gradient in the place of epsilon, with zeta 1.
     """
     config, seed = case.config, (case.config.seed + case.own.seed) % 2**32
-    rounded, drawn = (
-        frozenset().union(*(getattr(p, name) for p in plans.values()))
-        for name in ("rounded", "drawn")
-    )
-    how = How(config.block, rounded, drawn, all(p.even for p in plans.values()))
+    how = mx.how_of(config.block, list(plans.values()))
     exact = plan_of(config, ()).table(seed)
     tables = jnp.asarray(np.stack([exact, *(p.table(seed) for p in plans.values())]))
     rows, of = model.batches(config), _gradients(numbers_only(config), how)

@@ -217,7 +217,6 @@ def _repairs(found: Found) -> Table:
 
 
 def _median(o: Outcome) -> str:
-    """Return the median of the steps at which those that diverge do."""
     steps = [f.failed for f in o.fates if f.failed is not None]
     return f"{np.median(steps):.0f}" if steps else ""
 
@@ -244,7 +243,7 @@ def diagnosis(found: Found) -> Diagnosis:
 
 
 def kind(found: Found) -> str:
-    """Return the verdict in a few"""
+    """Return the verdict in a few words."""
     r = found.replayed
     if r.cause is not Cause.ROUNDING:
         return r.verdict
@@ -253,7 +252,7 @@ def kind(found: Found) -> str:
 
 
 def who(found: Found) -> str:
-    """Return the run, in"""
+    """Return the run in words."""
     own = found.case.own
     return f"{own.name}, seed {own.seed}, lr {own.lr:g}"
 

@@ -10,7 +10,7 @@ sequences of T tokens, V tokens.
 
 W^Q of a head is qkv[layer, :, 0, head]. Residual stream, norms, softmax, logits and loss are FP32;
 linear layers are as `experiments.train.gpt.linear` says, or with roundings at named events
-(`experiments.train.gpt.linear_plans`); attention is as its plan says.
+(`LinearPlans`, there); attention is as its plan says.
 """
 
 import math
@@ -186,7 +186,6 @@ def read(
 
 
 def _taken(each: Any, where: slice) -> Any:
-    """Return some layers of all."""
     return jax.tree.map(lambda leaf: leaf[where], each)
 
 
@@ -199,7 +198,6 @@ def _attention(
     tap: Array | None,
     wrong: Wrong | None = None,
 ) -> tuple[Array, Seen]:
-    """Return x plus the layer's attention, and what it read."""
     read = normed(x, w["norm1"], events, Matrix.QKV)
     qkv = product(read, w["qkv"].reshape(config.width, -1), config.matmul, events, Matrix.QKV)
     q, k, v = (

@@ -278,7 +278,6 @@ def _reading(config: Config, sole: Fixed | None) -> Any:
 
 @jax.jit
 def _at(plans: Tables, step: Any) -> Tables:
-    """Return the plans of arms at a step."""
     seeded = jax.vmap(plans_at, in_axes=(0, None))(plans, step)
     assert seeded is not None
     return seeded

@@ -39,7 +39,6 @@ def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> Stat
 
 @lru_cache(64)
 def _fresh(config: Config) -> Callable[[Any], State]:
-    """Return a function that makes a state without an axis of arms from a seed."""
     return jax.jit(lambda seed: step.fresh(config, model.init(config, jax.random.key(seed))))
 
 
@@ -63,10 +62,10 @@ def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None)
     lr      (A,) float32: the peak of each arm, from which `train.step.rate` computes the step's
     offset  of arms, the error of delta's operand (`experiments.train.gpt.offset`), or None: another
             executable, without it
-    linears of arms, what the linear layers round (`experiments.train.gpt.linear_plans`), or None:
+    linears of arms, what the linear layers round (`experiments.train.gpt.linear`), or None:
             another executable, without it
 
-    mesh    the devices of a batch in parts (`experiments.train.parts`), by default the default one
+    mesh    the devices of a batch in parts (`InParts`), by default the default one
 
     Losses and norms (before clipping) are those at the weights before the step. The same state,
     tokens, plans and lr on the same device give the same bits.
@@ -290,7 +289,6 @@ def _mean(count: int, parts: int, sums: Any) -> Any:
 
 
 def _over(count: int, x: Array) -> Array:
-    """Return the sum of x over devices, on each of them."""
     if count == 1:
         return x
     stretches = jnp.pad(x.reshape(-1), (0, -x.size % count)).reshape(count, -1)

@@ -275,5 +275,4 @@ def described(settings: Settings) -> dict[str, Any]:
 
 
 def _shares(settings: Settings, numbers: Sequence[int]) -> np.ndarray:
-    """Return the learning rates of steps over their peak."""
     return np.asarray(step.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0)))

@@ -113,7 +113,6 @@ def _ends(config: Config, how: How, params: Any, x: Array, table: Array) -> dict
 
 
 def _gamma(gamma: Array, row: Array, size: int) -> tuple[Array, ...]:
-    """Return GAMMAS of one layer."""
     clipped, last = ends_row(gamma, row, size, -1)
     blocks = jnp.abs(gamma).reshape(-1, size)
     ratio = jnp.mean(blocks.max(axis=1) / blocks.min(axis=1))

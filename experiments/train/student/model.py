@@ -5,7 +5,7 @@ A step is one of all arms at once, with weights in FP32; the rows of a step are 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -211,9 +211,7 @@ def advance(config: Config, how: How) -> Callable[..., step.Seen]:
         def trained(tree: Any) -> Any:
             return tree | ({"beta": tree["beta"] * arm.beta} if "beta" in tree else {})
 
-        def own_loss(params: Any) -> Array:
-            return loss(params, config, how, x, y, table)
-
-        return step.one(config.optimiser, state, arm.lr, own_loss, trained)
+        own = partial(loss, config=config, how=how, x=x, y=y, table=table)
+        return step.one(config.optimiser, state, arm.lr, own, trained)
 
     return step.compiled(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))

@@ -134,13 +134,11 @@ def _stopped(found: Stopped, seconds: float) -> Diagnosis:
 
 
 def _trace(file: str, plan: str) -> str:
-    """Return the command that traces a file under a plan."""
     source = "--sample" if file == sample_path().name else file
     return f"roundscope trace {source} --plan {plan.rstrip('*')}"
 
 
 def _lost(lost: Sequence[Measured]) -> dict[str, Any]:
-    """Return what is infinite or NaN in the results of layers, by their names."""
     return {
         m.layer.name: {"sentence": str(m.not_finite)} | plain(m.not_finite)
         for m in lost
@@ -181,7 +179,10 @@ def _begin(file: str, m: Measured, measured: Sequence[Measured], seconds: float)
         "versions": all_versions(request.engine),
         "platform": platform.platform(),
         "seconds": seconds,
-        "digests": {x.layer.name: _digests(x.layer) for x in measured},
+        "digests": {
+            x.layer.name: {role: digest(getattr(x.layer, role)) for role in ("q", "k", "v", "do")}
+            for x in measured
+        },
     }
 
 
@@ -197,10 +198,6 @@ def _machine(data: dict[str, Any]) -> list[str]:
         for name, roles in data["digests"].items()
         for role, digest in roles.items()
     ]
-
-
-def _digests(layer: Any) -> dict[str, str]:
-    return {role: digest(getattr(layer, role)) for role in ("q", "k", "v", "do")}
 
 
 def _steps(found: Findings) -> dict[str, Any]:

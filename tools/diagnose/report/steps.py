@@ -239,20 +239,18 @@ def search_step(r: Replayed | None, sentence: str) -> Section:
         " sets, all are replayed, size by size. Outcomes are kept, none is replayed twice."
         f" {words_run.SHAM}"
     )
+    levels = [
+        [x.name, str(len(x.blocks)), str(len(x.needed)), "; ".join(x.needed)] for x in g.levels
+    ]
     return step(
         2,
         "What must be exact",
         sentence,
         Picture("What must be exact", pictures.exact_map(g), exact),
         Picture("Survivors", pictures.survivors(r, g), survivors),
-        _levels(g),
+        Table(("level", "of", "needed", "which"), levels),
         _checks(r, g),
     )
-
-
-def _levels(g: Guilty) -> Table:
-    rows = [[x.name, str(len(x.blocks)), str(len(x.needed)), "; ".join(x.needed)] for x in g.levels]
-    return Table(("level", "of", "needed", "which"), rows)
 
 
 def _checks(r: Replayed, g: Guilty) -> Table:

@@ -50,14 +50,6 @@ def first_line(found: Findings) -> str:
     return f"{left_out(found)}{words_run.first_line(run.replayed)}"
 
 
-def opening(found: Findings) -> str:
-    """Return the answer for tensors in one sentence, without numbers of single heads.
-
-    Layers with infinite or NaN results are named before it.
-    """
-    return f"{left_out(found)}{_opening(found)}"
-
-
 def left_out(found: Findings) -> str:
     """Return what is infinite or NaN in layers that take no part in the steps; "" for none."""
     if not found.lost:
@@ -71,15 +63,21 @@ def not_finite(lost: Sequence[Measured]) -> str:
     return " ".join(f"{m.layer.name}: {m.not_finite}" for m in lost)
 
 
-def _opening(found: Findings) -> str:
+def opening(found: Findings) -> str:
+    """Return the answer for tensors in one sentence, without numbers of single heads.
+
+    Layers with infinite or NaN results are named before it.
+    """
     count, of = len(found.biased), found.coherence.tests
     heads = f"{count} of {of} heads"
     if not count:
-        return (
+        return left_out(found) + (
             f"Rounding does not add up here: in none of {of} heads does the error of delta, summed"
             " over tokens, exceed what random signs would give."
         )
-    start = f"Rounding adds up here: the error of delta grows over tokens in {heads}"
+    start = (
+        f"{left_out(found)}Rounding adds up here: the error of delta grows over tokens in {heads}"
+    )
     if found.verdict.kind is Kind.CHAIN:
         return f"{start}, by the mechanism of arXiv 2510.04212."
     if found.verdict.kind is Kind.OTHER:
@@ -113,7 +111,6 @@ def _biased(found: Findings) -> str:
 
 
 def _furthest(found: Findings) -> str:
-    """Return the head that stands out most of all, with its numbers."""
     layer, head = found.furthest
     c = found.coherences[layer]
     mean, rms = c.total[head] / c.error.shape[1], c.rms[head]
@@ -306,18 +303,14 @@ def origin(found: Findings) -> str:
 
 def repairs(found: Findings) -> str:
     """Return the sentence of step 6."""
-    return f"{_tried(found)} {survivors(found.run)}".rstrip()
-
-
-def _tried(found: Findings) -> str:
+    replays = survivors(found.run)
     if found.verdict.kind is Kind.NOTHING:
         harmful = [o.arm.name for o in found.outcomes if found.effect(o) is Effect.MADE]
         tail = f"; {', '.join(harmful)} would make a bias" if harmful else " and none makes one"
-        return (
-            f"What would the known repairs do? In {found.where} there is no bias to remove{tail}."
-        )
+        answer = f"In {found.where} there is no bias to remove{tail}."
+        return f"What would the known repairs do? {answer} {replays}".rstrip()
     effects = "; ".join(f"{o.arm.name}: {found.effect(o)}" for o in found.outcomes)
-    return f"Which repair removes the bias of {found.where}? {effects}."
+    return f"Which repair removes the bias of {found.where}? {effects}. {replays}".rstrip()
 
 
 def not_shown(found: Findings) -> list[str]:

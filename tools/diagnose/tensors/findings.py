@@ -137,7 +137,6 @@ def diagnose(
 
 
 def _check_plain(x: Layer) -> None:
-    """Raise UsageError for a layer whose call had what the accounts of the diagnosis lack."""
     had = {
         "a mask that is not causal": x.mask,
         "a window": x.window,
@@ -204,7 +203,6 @@ def findings(
 
 
 def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
-    """Return (layer, head) of every head."""
     return [(i, n) for i, m in enumerate(measured) for n in range(len(m.heads))]
 
 

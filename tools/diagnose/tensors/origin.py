@@ -19,7 +19,7 @@ is below 1/4 ulp; without it, it is `before` to the nearest 1/16 ulp, so that |f
 arguments spread evenly one in sixteen falls there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,45 +180,34 @@ class Origin:
 def origin(m: Measured, n: int) -> Origin:
     """Run step 5 at one head, over all its sequences."""
     seen = [_of_sequence(m, b, n) for b in range(m.layer.q.shape[0])]
-    errors = {name: np.concatenate([x.errors[name] for x in seen]) for name in seen[0].errors}
-    runs = [x.running for x in seen if x.running is not None]
+    parts, features, several, classes, runs = zip(*seen, strict=True)
+    errors = {name: np.concatenate([x[name] for x in parts]) for name in parts[0]}
     return Origin(
         head=n,
         total=bias(by_head(m.drift.error)[n]),
         accounts={name: bias(x) for name, x in errors.items()},
         errors=errors,
-        features=np.concatenate([x.features for x in seen]),
-        several=np.concatenate([x.several for x in seen]),
-        classes=[_added(own) for own in zip(*(x.classes for x in seen), strict=True)],
+        features=np.concatenate(features),
+        several=np.concatenate(several),
+        classes=[_added(own) for own in zip(*classes, strict=True)],
         running=max(
-            runs, key=lambda run: (run.several, abs(run.error[-1] / run.ulp)), default=None
+            (run for run in runs if run is not None),
+            key=lambda run: (run.several, abs(run.error[-1] / run.ulp)),
+            default=None,
         ),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """One sequence's part of an Origin."""
-
-    errors: dict[str, np.ndarray]
-    features: np.ndarray
-    several: np.ndarray
-    classes: list[Classes]
-    running: Running | None
-
-
-def _of_sequence(m: Measured, b: int, n: int) -> _Part:
+def _of_sequence(
+    m: Measured, b: int, n: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, list[Classes], Running | None]:
+    """Return one sequence's errors, features, rows with several P = 1, classes, running error."""
     h = head_events(m, b, n)
     read = h.events["OD"][1] if "OD" in h.events else np.asarray(m.low.out, np.float64)[b, :, n]
     difference = read - np.asarray(m.exact.out, np.float64)[b, :, n]
     several: Any = h.ones() > 1
-    return _Part(
-        errors=accounts(m, b, n, h),
-        features=h.do * difference,
-        several=several.any(0),
-        classes=_classes(m, h, several),
-        running=_running(m, b, n, several.any(0)),
-    )
+    classes, running = _classes(m, h, several), _running(m, b, n, several.any(0))
+    return accounts(m, b, n, h), h.do * difference, several.any(0), classes, running
 
 
 def _added(own: Sequence[Classes]) -> Classes:
@@ -226,19 +215,16 @@ def _added(own: Sequence[Classes]) -> Classes:
 
     Events add up, means per token are averaged.
     """
-    events, ones = (
-        np.sum([getattr(c, name) for c in own], axis=0) for name in ("events", "ones_events")
-    )
-    bias, ones_bias = (
-        np.mean([getattr(c, name) for c in own], axis=0) for name in ("bias", "ones_bias")
-    )
-    return Classes(
-        site=own[0].site,
-        events=events,
-        bias=bias,
-        ones_bias=ones_bias,
-        ones_events=ones,
-        to_nearest=own[0].to_nearest,
+
+    def over(name: str, how: Callable[..., Any]) -> Any:
+        return how([getattr(c, name) for c in own], axis=0)
+
+    return replace(
+        own[0],
+        events=over("events", np.sum),
+        bias=over("bias", np.mean),
+        ones_bias=over("ones_bias", np.mean),
+        ones_events=over("ones_events", np.sum),
     )
 
 
