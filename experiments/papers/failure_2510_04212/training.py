@@ -32,6 +32,7 @@ from roundscope.experiments.train.gpt.linear import FULL
 from roundscope.experiments.train.gpt.plans import Tables
 from roundscope.experiments.train.gpt.row_sums import row_sums
 from roundscope.experiments.train.groups import Group, blocks, drawing
+from roundscope.experiments.train.spikes import Follow
 from roundscope.tools.results.run import Run
 
 # steps done, losses (A,) since the look before, ||W_Q,h|| (A, L, N)
