@@ -7,10 +7,9 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roundscope.tools.report.terminal import console
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 SECONDS = 60.0  # between two lines where stderr is no terminal
+WHAT = "{task.description}"  # a column of rich
 SELDOM = 15.0  # seconds between two lines of `telling` there
 
 
@@ -77,11 +77,22 @@ def every(
 
 
 @contextmanager
-def _drawn(columns: Callable[[ModuleType], Sequence[Any]]) -> Iterator["Progress"]:
-    """Yield rich's progress on stderr, gone at the end; columns: made of rich's module."""
+def _drawn(*columns: str, width: int = 20) -> Iterator["Progress"]:
+    """Yield rich's progress on stderr, gone at the end.
+
+    columns: names below, or texts with fields of a task;  width: of the bar, in characters
+    """
     from rich import progress
 
-    with progress.Progress(*columns(progress), console=console(stderr=True), transient=True) as own:
+    named = {
+        "bar": progress.BarColumn(width),
+        "count": progress.MofNCompleteColumn(),
+        "elapsed": progress.TimeElapsedColumn(),
+        "remaining": progress.TimeRemainingColumn(),
+        "spinner": progress.SpinnerColumn(),
+    }
+    made = [named.get(name) or progress.TextColumn(name) for name in columns]
+    with progress.Progress(*made, console=console(stderr=True), transient=True) as own:
         yield own
 
 
@@ -114,14 +125,7 @@ def bar(
 
         yield step
         return
-    with _drawn(
-        lambda rich: (
-            rich.TextColumn("{task.description}"),
-            rich.BarColumn(20),
-            rich.MofNCompleteColumn(),
-            rich.TextColumn("{task.fields[left]}"),
-        )
-    ) as shown:
+    with _drawn(WHAT, "bar", "count", "{task.fields[left]}") as shown:
         task = shown.add_task(text, total=total, left="")
 
         def draw(done: int) -> None:
@@ -142,13 +146,7 @@ def telling(command: str) -> Iterator[Callable[[str], None]]:
     if not console(stderr=True).is_terminal:
         yield _printed(command, SELDOM)
         return
-    with _drawn(
-        lambda rich: (
-            rich.SpinnerColumn(),
-            rich.TextColumn("{task.description}"),
-            rich.TimeElapsedColumn(),
-        )
-    ) as shown:
+    with _drawn("spinner", WHAT, "elapsed") as shown:
         task = shown.add_task("begins")
         yield lambda text: shown.update(task, description=text)
 
@@ -166,13 +164,7 @@ def steps(
         tell = (lambda text: None) if seconds is None else _printed(command, seconds)
         yield lambda step, text: tell(f"step {step}: {text}")
         return
-    with _drawn(
-        lambda rich: (
-            rich.BarColumn(20),
-            rich.TextColumn("{task.description}"),
-            rich.TimeElapsedColumn(),
-        )
-    ) as shown:
+    with _drawn("bar", WHAT, "elapsed") as shown:
         task = shown.add_task("reading", total=last - first + 1)
         yield lambda step, text: shown.update(
             task,
@@ -188,13 +180,7 @@ def shares() -> Iterator[Callable[[str], Callable[[float], None]]]:
     Yields a function of a part's words, which begins its bar and returns the function to call with
     the share of the part that was just done.
     """
-    with _drawn(
-        lambda rich: (
-            rich.TextColumn("{task.description}"),
-            rich.BarColumn(),
-            rich.TimeRemainingColumn(),
-        )
-    ) as shown:
+    with _drawn(WHAT, "bar", "remaining", width=40) as shown:
 
         def part(text: str) -> Callable[[float], None]:
             task = shown.add_task(text, total=1.0)

@@ -166,18 +166,16 @@ def repairs(found: Findings) -> Figure:
         ax.set_xlim(max(reach[:, 0].min() * 1.05, -bound), min(reach[:, 1].max() * 1.05, bound))
     for at, o in zip(y, arms, strict=True):
         said = f"A = {o.after.a:.1f}" + ("" if o is found.base else f", {found.effect(o)}")
-        ax.annotate(
-            said,
-            (1.01, at),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8.5,
-            color=INK,
-        )
+        _beside(ax, at, said, color=INK)
     ax.set_yticks(y, [o.arm.name for o in arms])
     ax.set_ylim(-0.6, len(arms) - 0.4)
     ax.set_xlabel(f"mean error of delta per token, 95 % interval   ({found.where})")
     return figure
+
+
+def _beside(ax: Axes, at: float, text: str, **style: Any) -> None:
+    place = (1.01, at), ("axes fraction", "data")
+    ax.annotate(text, place[0], xycoords=place[1], va="center", fontsize=8.5, **style)
 
 
 def heads_below(found: Findings, axes: tuple[Any, ...]) -> None:
@@ -209,13 +207,7 @@ def accounts(found: Findings) -> Figure:
         ax.barh(at, b.mean, height=0.62, color=colour, alpha=0.85)
         ax.plot([b.low, b.high], [at, at], color=INK, lw=1.0)
         if b is not o.total and abs(o.share(name)) >= 5e-3:
-            ax.annotate(
-                f"{100 * o.share(name):+.0f} %",
-                (1.01, at),
-                xycoords=("axes fraction", "data"),
-                va="center",
-                fontsize=8.5,
-            )
+            _beside(ax, at, f"{100 * o.share(name):+.0f} %")
     ax.axvline(0.0, color=INK, lw=0.8)
     ax.set_yticks(y, list(named), fontfamily="monospace")
     ax.set_xlabel(f"mean error of delta per token, 95 % interval   ({found.where})")
