@@ -98,6 +98,9 @@ def _row(
     changes = tuple((int(step), str(text)) for step, text in wanted["changes"])
     arm = Arm(name=wanted["name"], changes=changes, lr=float(wanted["lr"]), seed=int(seed))
     model = Config(**fields)
+    if diverged is not None and diverged >= model.steps:
+        amiss = f"it diverged at step {diverged} of {model.steps}"
+        raise StorageError(f"{path}: a run is not what roundscope writes: {amiss}; {RESTORE} file")
     for step in arm.firsts:
         plan_of(model, arm.texts(step))
     points = tuple(

@@ -32,6 +32,7 @@ from roundscope.experiments.train.student import model, run
 from roundscope.experiments.train.student.arms import Arm, Config, key, plan_of
 from roundscope.experiments.train.student.run import fresh
 from roundscope.tools.diagnose.options import DiagnoseOptions
+from roundscope.tools.errors import StorageError
 from roundscope.tools.results.run import Run
 from tests.tools.databases import database
 
@@ -275,6 +276,17 @@ def test_replays_begin_at_a_state_that_the_study_kept(tmp_path, monkeypatch):
         and found.beginning().step == 3
     )
     assert len(list(tmp_path.glob("begin-*"))) == 1
+
+
+@pytest.mark.parametrize("diverged", [TINY.steps, 2**62])
+def test_a_run_that_diverged_after_its_end_is_damaged(tmp_path, diverged):
+    """A line about --until, which nobody gave, that names no file."""
+    arm = Arm(name="a", changes=(), lr=0.1, seed=7)
+    run = Run(condition=arm, steps=20, diverged=diverged, loss=1.0, curve=((20, 1.0, 1.0),))
+    with opened(tmp_path, "proxy") as store:
+        store.add({"own": run}, asdict(TINY), "cpu")
+    with pytest.raises(StorageError, match=rf"proxy\.sqlite: .* step {diverged} of {TINY.steps}"):
+        read(tmp_path)
 
 
 def test_runs_of_every_results_file_are_read(tmp_path):
