@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jaxlib.version
 
-from roundscope.attention.jax.host import send
-from roundscope.attention.jax.tapping import Call, heard_by, layer_name, listening
+from roundscope.attention.jax.tapping import Call, heard_by, layer_name, listening, send
 from roundscope.attention.models.capture_file import (
     Captured,
     Choice,

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.jax.host import send
+from roundscope.attention.jax.correction import probed, wide
 from roundscope.attention.jax.options import Facts
-from roundscope.attention.jax.probes import probed, wide
-from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry
+from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry, send
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
@@ -100,7 +99,7 @@ def watch(
     """Return a watch over tapped attention: does its arithmetic leak into the queries' gradient?
 
     In exact arithmetic the rows of dS sum to zero. A look measures how far they do not, with the
-    model's own kernel, forward and backward (`attention.jax.probes`), and how large a part of the
+    model's own kernel, forward and backward (`attention.jax.correction`), and how large a part of the
     gradient this makes (`attention.models.drift`). It runs a jitted program of its own, which is
     compiled once for each shape of the arguments and returns only a few numbers for each head. The
     training step is not touched.

@@ -12,10 +12,9 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
+from roundscope.attention.testing.errors import UNITS, Margins, all_gross
 from roundscope.attention.testing.families import draw, rounded
 from roundscope.attention.testing.foreign.user import Kernel, takes
-from roundscope.attention.testing.gross import UNITS, all_gross
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 
 TEST = "edges"

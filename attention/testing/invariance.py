@@ -13,10 +13,9 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
+from roundscope.attention.testing.errors import UNITS, Margins, all_gross
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import Kernel, takes
-from roundscope.attention.testing.gross import UNITS, all_gross
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import raised
 

@@ -5,9 +5,8 @@ of their attention. Capturing, choosing plans and watching are such functions.
 
 The `forward` of each of these modules is wrapped, so that a forward that is repeated for
 activation checkpointing is seen too, in whatever thread. `F.scaled_dot_product_attention` is seen
-by a `TorchFunctionMode` inside the wrapper, also within `nn.MultiheadAttention`
-(`attention.torch.multi_head`); the other implementations of the transformers library through its
-registry (`attention.torch.transformers`).
+by a `TorchFunctionMode` inside the wrapper; `attention.torch.other_calls` has the attention that
+does not call it, of `nn.MultiheadAttention` and of the transformers library.
 
 A copy of an intercepted model, by `copy.deepcopy` or by pickling it, has its own attention.
 """
@@ -28,9 +27,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roundscope.attention.alignment import Alignment
-from roundscope.attention.models.removable import Removable
-from roundscope.attention.models.selection import Layer, chosen
-from roundscope.attention.torch import multi_head, transformers
+from roundscope.attention.models.selection import Layer, Removable, chosen
+from roundscope.attention.torch import other_calls
 from roundscope.attention.torch.discovery import calls_attention
 from roundscope.emu.numbers import listed
 from roundscope.emu.shown import shown
@@ -220,8 +218,8 @@ def intercept(
         for layer in own:
             undo.append(_installed(found[layer], layer, handler))
         if any(isinstance(found[layer], nn.MultiheadAttention) for layer in own):
-            undo.append(multi_head.without_fast_path())
-        undo.append(transformers.routed([found[layer] for layer in own], _answered))
+            undo.append(other_calls.without_fast_path())
+        undo.append(other_calls.routed([found[layer] for layer in own], _answered))
     except BaseException:
         for step in reversed(undo):
             step()
@@ -334,10 +332,10 @@ class _Sdpa(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             if kwargs.get("need_weights", True):
                 call_of, answer = partial(_of_sdpa, chain.layer), partial(_answered, chain)
-                return multi_head.weighted(call_of, answer, *args, **kwargs)
+                return other_calls.weighted(call_of, answer, *args, **kwargs)
             with self:
-                return multi_head.opened(*args, **kwargs)
-        return multi_head.traceable(func)(*args, **kwargs)
+                return other_calls.opened(*args, **kwargs)
+        return other_calls.traceable(func)(*args, **kwargs)
 
 
 def _answered(chain: _Chain, call: Call) -> Tensor:

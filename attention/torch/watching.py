@@ -19,11 +19,10 @@ from torch.nn.attention import SDPBackend
 from roundscope.attention.alignment import shift_of
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
-from roundscope.attention.models.removable import Removable
-from roundscope.attention.models.selection import Layer, chosen, heads_given, heads_of
+from roundscope.attention.models.selection import Layer, Removable, chosen, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
-from roundscope.attention.torch.feature_of_ones import (
+from roundscope.attention.torch.correction import (
     check_row_sums,
     extended_width,
     kernel_chosen,
@@ -57,7 +56,7 @@ def watch(
 
     In exact arithmetic the rows of dS sum to zero. On the first of every `every` steps, attention
     is called a second time, after the backward, for one batch entry of each layer, with a feature
-    of ones behind K (`attention.torch.feature_of_ones`), and its own backward then returns what
+    of ones behind K (`attention.torch.correction`), and its own backward then returns what
     those sums are. The part that they make in the gradient of the queries' weights is the drift;
     its share, over heads, layers and looks, is what the threshold is for
     (`attention.models.alarm`). It tells arithmetics that leak from those that do not. It does not

@@ -12,7 +12,7 @@ from roundscope.emu.numbers import as_float
 from roundscope.emu.roundings.modes import Rounding, without_saturation
 from roundscope.emu.shown import shown
 from roundscope.emu.testing import differences
-from roundscope.emu.testing.distance import distance, is_number
+from roundscope.emu.testing.differences import distance, is_number
 from roundscope.emu.testing.given import FORMATS, floats_of, format_of, numpy_of, wide
 
 NAN = ("any", "bits")

@@ -27,13 +27,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roundscope.attention.testing.assertions import (
+        assert_as_good_as,
+        assert_deterministic,
+        assert_invariant,
+    )
     from roundscope.attention.testing.calls import Inputs, Outputs
     from roundscope.attention.testing.comparison import Comparison
+    from roundscope.attention.testing.errors import Margins
     from roundscope.attention.testing.families import FAMILIES, draw
     from roundscope.attention.testing.foreign.user import Kernel, kernel_of
-    from roundscope.attention.testing.margins import Margins
-    from roundscope.attention.testing.paired import assert_as_good_as
-    from roundscope.attention.testing.repeated import assert_deterministic, assert_invariant
     from roundscope.emu.testing import (
         assert_bit_equal,
         assert_max_ulp,
