@@ -1,4 +1,4 @@
-"""Errors of the results of attention, head by head, and how much worse than its plan a kernel may be.
+"""Errors of the results of attention, head by head, and how much worse than a plan they may be.
 
 `Errors` has the size, the worst row and the bias of each head, `Margins` the ratios that are
 accepted, and `Gross` a head whose errors no order of additions explains: one far from the plan, or

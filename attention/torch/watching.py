@@ -16,9 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-from roundscope.attention.alignment import shift_of
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
-from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
+from roundscope.attention.models.drift import (
+    HeadNumbers,
+    HeadSums,
+    HeadTensors,
+    head_sums,
+    numbers_of_sums,
+)
 from roundscope.attention.models.selection import Layer, Removable, chosen, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
@@ -239,7 +244,7 @@ class Watch(Removable):
         """Stop watching. A second call does nothing."""
         self._drop()
         self._uncounted()
-        self._uncounted = _nothing
+        self._uncounted = lambda: None
 
     def _begin(self) -> None:
         """Count a forward that begins, and look at it if its turn has come."""
@@ -365,21 +370,22 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
             inputs = v.transpose(1, 2).flatten(2) if q.shape[2] == k.shape[2] else None
             q, do, out, dq, r = (x[:, of_q] for x in (q, do, out, dq, r))
             k, v = (x[:, of_q // group] for x in (k, v))
-        sums = head_sums(
-            q,
-            k,
-            v,
-            do,
+        given = HeadTensors(
+            q=q,
+            k=k,
+            v=v,
+            do=do,
             r=r,
             dq=dq,
             out=out,
             scale=call.scale,
             is_causal=call.is_causal,
             alignment=call.alignment,
-            mask=_mask(call, stack[0].entry, of_q),
+            window=call.window,
+            mask=_mask(call.mask, stack[0].entry, of_q),
             inputs=inputs,
-            elements=_elements(call.q),
         )
+        sums = head_sums(given, _elements(call.q))
         table = torch.stack(list(sums)).double()
     return _Measured(own, table, [_note(x, kernel) for x in stack if x.kernel != kernel])
 
@@ -429,24 +435,13 @@ def _note(seen: _Seen, kernel: str | None) -> str:
     )
 
 
-def _mask(call: Call, entry: int, heads: Tensor | None) -> Tensor | None:
-    """Return what heads of a batch entry see, as a mask that broadcasts to (N, T, S)."""
-    mask = call.mask
+def _mask(mask: Tensor | None, entry: int, heads: Tensor | None) -> Tensor | None:
+    """Return what a mask says of heads of a batch entry; it broadcasts to (N, T, S)."""
     if mask is not None and mask.ndim == 4:
         mask = mask[entry if mask.shape[0] > 1 else 0]
     if mask is not None and heads is not None and mask.ndim == 3 and mask.shape[0] > 1:
         mask = mask[heads]
-    if call.window is None:
-        return mask
-    queries, keys = call.q.shape[2], call.k.shape[2]
-    t, s = (torch.arange(n, device=call.q.device) for n in (queries, keys))
-    first = shift_of(call.alignment, queries, keys)
-    near = (t[:, None] + first - s).abs() < call.window
-    if mask is None:
-        return near
-    if mask.dtype == torch.bool:
-        return mask & near
-    return mask.masked_fill(~near, float("-inf"))
+    return mask
 
 
 def _counted(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
@@ -478,21 +473,8 @@ def _counted(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
 def _binary32() -> Iterator[None]:
     """Multiply float32 matrices in binary32, also where a program asks for TF32."""
     own = torch.backends.cuda.matmul
-    try:
-        before = own.fp32_precision
-    except AttributeError:  # before PyTorch 2.9
-        before, own.allow_tf32 = own.allow_tf32, False
-        try:
-            yield
-        finally:
-            own.allow_tf32 = before
-        return
-    own.fp32_precision = "ieee"
+    before, own.fp32_precision = own.fp32_precision, "ieee"
     try:
         yield
     finally:
         own.fp32_precision = before
-
-
-def _nothing() -> None:
-    pass
