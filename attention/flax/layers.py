@@ -8,7 +8,8 @@ function again for a model whose attention was replaced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ from roundscope.attention.alignment import Alignment, alignment_given
 from roundscope.attention.api import attend
 from roundscope.attention.arguments import block_given, causal_given, plan_given, scale_given
 from roundscope.attention.grammar.text import plan_of
-from roundscope.attention.jax import tap as tapped
+from roundscope.attention.jax.tapping import four_axes
+from roundscope.attention.jax.tapping import tap as tapped
 from roundscope.attention.models.selection import Layer, Removable, chosen
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.shown import shown
@@ -112,7 +114,7 @@ def attention_fn(
         q, k, v = promote_dtype((query, key, value), dtype=dtype)
         lead = q.shape[:-3]
         out = attend(
-            *(_four_axes(x) for x in (q, k, v)),
+            *(four_axes(x) for x in (q, k, v)),
             plan=plan,
             block_q=block_q,
             block_k=block_k,
@@ -154,11 +156,6 @@ def _check_modelled(
             )
 
 
-def _four_axes(x: Array) -> Array:
-    """Return (..., T, N, H) as (B, T, N, H)."""
-    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
-
-
 def _mask(mask: Array, lead: tuple[int, ...]) -> Array:
     """Return a mask that broadcasts to (..., N, T, S), of any type, as bool (B or 1, N or 1, T, S).
 
@@ -170,7 +167,7 @@ def _mask(mask: Array, lead: tuple[int, ...]) -> Array:
     own = seen.shape[:-3]
     if math.prod(own) not in (1, math.prod(lead)):
         seen = jnp.broadcast_to(seen, (*lead, *seen.shape[-3:]))
-    return _four_axes(seen)
+    return four_axes(seen)
 
 
 class Replacement(Removable):
@@ -181,16 +178,6 @@ class Replacement(Removable):
     Attributes:
         layers: The layers whose attention was replaced.
     """
-
-    def __init__(self, before: Sequence[tuple[Layer, Any, AttentionFn]]) -> None:
-        self.layers = tuple(layer for layer, _, _ in before)
-        self._before = list(before)
-
-    def remove(self) -> None:
-        """Give the layers the attention back that they had. A second call does nothing."""
-        while self._before:
-            _, module, own = self._before.pop()
-            module.attention_fn = own
 
 
 def use(
@@ -332,7 +319,9 @@ def _replaced(
     modules: Mapping[Layer, Any], functions: Mapping[Layer, Callable[..., Any]]
 ) -> Replacement:
     """Give modules other attention functions."""
-    before = [(layer, modules[layer], modules[layer].attention_fn) for layer in functions]
+    undo = [
+        partial(setattr, modules[x], "attention_fn", modules[x].attention_fn) for x in functions
+    ]
     for layer, function in functions.items():
         modules[layer].attention_fn = function
-    return Replacement(before)
+    return Replacement(list(functions), undo)

@@ -224,8 +224,8 @@ class _Site:
 
     def hand(self, number: Array, tensors: Arrays, arrays: Arrays) -> None:
         """Hand a call to those who want it."""
-        tensors = {name: _four_axes(x) for name, x in tensors.items()}
-        own = {name: _four_axes_of(x, name) for name, x in arrays.items()}
+        tensors = {name: four_axes(x) for name, x in tensors.items()}
+        own = {name: _mask_axes(x, name) for name, x in arrays.items()}
         for listener, layer in self.listeners:
             if layer is None or listener.wants(layer):
                 _handed(self, listener, layer, number, tensors, own)
@@ -305,15 +305,15 @@ def _merged_option(x: Array, size: int, is_mapped: bool, entries: int) -> Array:
     return _merged(jnp.broadcast_to(x, shape), size, is_mapped)
 
 
-def _four_axes(x: Any) -> Array:
+def four_axes(x: Any) -> Array:
     """Return (..., T, N, H) as (B, T, N, H)."""
     return jnp.asarray(x).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
-def _four_axes_of(x: Any, name: str) -> Array:
+def _mask_axes(x: Any, name: str) -> Array:
     """Return a mask or bias that broadcasts to (..., N, T, S) as (B or 1, N or 1, T, S)."""
     if x.ndim > 4:
-        return _four_axes(x)
+        return four_axes(x)
     return jnp.asarray(x).reshape((1,) * (4 - x.ndim) + x.shape)
 
 

@@ -1,7 +1,7 @@
 """A layer of a model, which layers a user means, and changes of layers that are taken back."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, cast
@@ -136,11 +136,19 @@ def _listed(known: Sequence[Layer]) -> str:
 
 
 class Removable:
-    """A change of a model, until `remove` is called; a context manager that does so at its end."""
+    """A change of a model, until `remove` is called; a context manager that does so at its end.
+
+    Attributes:
+        layers: The layers that are changed.
+    """
+
+    def __init__(self, layers: Sequence[Layer], undo: Sequence[Callable[[], object]]) -> None:
+        self.layers, self._undo = tuple(layers), list(undo)
 
     def remove(self) -> None:
         """Take the change back. A second call does nothing."""
-        raise NotImplementedError
+        while self._undo:
+            self._undo.pop()()
 
     def __enter__(self) -> Self:
         return self

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.capture_file import (
     Captured,
@@ -34,34 +35,32 @@ from roundscope.attention.models.capture_file import (
 )
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.torch.arrays import numpy_of
-from roundscope.attention.torch.calls import CHAIN, Call, attention_layers, intercept
+from roundscope.attention.torch.calls import CHAIN, Call, intercept, kernel_chosen
+from roundscope.attention.torch.discovery import attention_layers
 
 GRADIENTS = ("dq", "dk", "dv")
 SHOWN = 8  # how many layers that did not run are named
-KERNELS = ("math", "flash", "efficient", "cudnn", "overrideable")  # by torch's SDPBackend
 
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """A call that is being captured: its arrays by name, as they come.
+    """A call that is being captured.
 
-    about       the fields of `Captured` that are no arrays
+    fields      those of `Captured`, as they come
     has_graph   whether its gradients will come, so that a repeated forward adds nothing
     calls       how often the layer was called in this pass
     """
 
     layer: Layer
-    step: int
-    arrays: dict[str, np.ndarray]
-    about: dict[str, Any]
+    fields: dict[str, Any]
     notes: list[str]
     has_graph: bool = False
     calls: int = 1
 
     def keep(self, name: str, array: np.ndarray) -> None:
         """Keep a gradient, the first one if there are several backwards."""
-        if name not in self.arrays:
-            self.arrays[name] = array
+        if name not in self.fields:
+            self.fields[name] = array
         elif name == "do":
             self.notes.append("there were several backwards; the first is kept")
 
@@ -70,14 +69,7 @@ class Record:
         notes = list(self.notes)
         if self.calls > 1:
             notes.append(f"called {self.calls} times in this pass; the first call is kept")
-        fields: dict[str, Any] = self.about | self.arrays
-        return Captured(
-            number=self.layer.number,
-            name=self.layer.name,
-            step=self.step,
-            notes=tuple(dict.fromkeys(notes)),
-            **fields,
-        )
+        return Captured(**self.fields, notes=tuple(dict.fromkeys(notes)))
 
 
 class Recorder:
@@ -119,13 +111,19 @@ class Recorder:
         if self.calls[call.layer] > 1:
             self.records[self.step, call.layer.number].calls += 1
             return call.run(call.q, call.k, call.v)
-        record = Record(
-            layer=call.layer,
-            step=self.step,
-            arrays=self._arrays(call),
-            about=_about_call(call),
-            notes=_notes(call, self.is_nested),
-        )
+        fields = self._arrays(call) | {
+            "number": call.layer.number,
+            "name": call.layer.name,
+            "step": self.step,
+            "scale": float(call.scale),
+            "is_causal": bool(call.is_causal),
+            "alignment": call.alignment,
+            "window": call.window,
+            "softcap": call.softcap,
+            "dropout": float(call.dropout),
+            "implementation": _implementation(call),
+        }
+        record = Record(layer=call.layer, fields=fields, notes=_notes(call, self.is_nested))
         self.device = call.q.device
         self.records[self.step, call.layer.number] = record
         return self._run(call, record)
@@ -140,7 +138,7 @@ class Recorder:
         if waiting:
             arrays = self._arrays(call)
             for record in reversed(waiting):
-                if all(_same(arrays[name], record.arrays[name]) for name in ("q", "k", "v")):
+                if all(_same(arrays[name], record.fields[name]) for name in ("q", "k", "v")):
                     return self._run(call, record)
         return call.run(call.q, call.k, call.v)
 
@@ -158,20 +156,20 @@ class Recorder:
             inputs = (call.q.view_as(call.q), call.k.view_as(call.k), call.v.view_as(call.v))
             for name, x in zip(GRADIENTS, inputs, strict=True):
                 if x.requires_grad:
-                    _hook(x, keep(name))
+                    x.register_hook(keep(name))
         out = call.run(*inputs)
-        if "out" not in record.arrays:
-            record.arrays["out"] = self._array(out, key_heads)
+        if "out" not in record.fields:
+            record.fields["out"] = self._array(out, key_heads)
         if out.requires_grad:
             record.has_graph = True
-            _hook(out, keep("do"))
+            out.register_hook(keep("do"))
             if not are_apart:
-                _hook(out, lambda do: self._again(call, do, record))
+                out.register_hook(lambda do: self._again(call, do, record))
         return out
 
     def _again(self, call: Call, do: Tensor, record: Record) -> None:
         """Keep the gradients of a call of which two of q, k and v are one tensor: run it again."""
-        if call.dropout or "dq" in record.arrays:
+        if call.dropout or "dq" in record.fields:
             record.notes.append("no dq, dk, dv: two of q, k and v are one tensor, with dropout")
             return
         with torch.enable_grad():
@@ -183,7 +181,7 @@ class Recorder:
             "dq, dk and dv are of a second run of the call, since two of q, k and v are one tensor"
         )
 
-    def _arrays(self, call: Call) -> dict[str, np.ndarray]:
+    def _arrays(self, call: Call) -> dict[str, Any]:
         """Return the chosen parts of what a call is given."""
         key_heads = _four(call.k).shape[1]
         try:
@@ -228,11 +226,6 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _hook(x: Any, take: Callable[[Tensor], None]) -> None:
-    """Let a function take the gradient of a tensor, which it leaves as it is."""
-    x.register_hook(take)
-
-
 def _four(x: Tensor) -> Tensor:
     """Return a tensor (B, N, T, H); one without heads (B, T, H) gets one head.
 
@@ -262,39 +255,15 @@ def _are_one(a: Tensor, b: Tensor) -> bool:
     return a.grad_fn is b.grad_fn and a.output_nr == b.output_nr
 
 
-def _about_call(call: Call) -> dict[str, Any]:
-    return {
-        "scale": float(call.scale),
-        "is_causal": bool(call.is_causal),
-        "alignment": call.alignment,
-        "window": call.window,
-        "softcap": call.softcap,
-        "dropout": float(call.dropout),
-        "implementation": _implementation(call),
-    }
-
-
 def _implementation(call: Call) -> str:
-    """Return the name of what computes a call, for SDPA with the kernel that it takes.
-
-    The kernel is told by the function by which SDPA itself chooses; without it, it is not told.
-    """
-    if call.implementation != "sdpa":
-        return call.implementation
+    """Return the name of what computes a call, for SDPA with the kernel that it takes, if told."""
     try:
-        number = torch._fused_sdp_choice(
-            call.q,
-            call.k,
-            call.v,
-            call.mask,
-            call.dropout,
-            call.is_causal,
-            scale=call.scale,
-            enable_gqa=_four(call.q).shape[1] != _four(call.k).shape[1],
-        )
-    except (AttributeError, TypeError, RuntimeError):
-        return "sdpa"
-    return f"sdpa {KERNELS[number]}" if 0 <= number < len(KERNELS) else "sdpa"
+        kernel = kernel_chosen(call, call.q, call.k, call.v)
+    except (AttributeError, TypeError, RuntimeError, ValueError):
+        kernel = None
+    if kernel is None or kernel == SDPBackend.ERROR.name:
+        return call.implementation
+    return f"sdpa {kernel.removesuffix('_ATTENTION').lower()}"
 
 
 def _notes(call: Call, is_nested: bool) -> list[str]:

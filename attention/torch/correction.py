@@ -125,21 +125,6 @@ def kernels_allowed() -> list[SDPBackend]:
     return [kernel for kernel, is_allowed in kernels if is_allowed]
 
 
-def kernel_chosen(call: Call, q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Return the name of the kernel that SDPA takes for these tensors of a call.
-
-    None where PyTorch does not tell, or the call is none of SDPA's.
-    """
-    choice = getattr(torch, "_fused_sdp_choice", None)
-    if choice is None or call.implementation != "sdpa":
-        return None
-    number = choice(
-        q, k, v, call.mask, call.dropout, call.is_causal, scale=call.scale,
-        enable_gqa=k.shape[1] != q.shape[1],
-    )  # fmt: skip
-    return str(SDPBackend(number).name)
-
-
 def correct(
     model: nn.Module,
     layers: str | int | Sequence[int] = "*",

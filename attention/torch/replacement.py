@@ -16,11 +16,10 @@ from roundscope.attention.torch.calls import (
     Call,
     Handler,
     Interception,
-    attention_layers,
     intercept,
 )
-from roundscope.attention.torch.masks import check_mask, visible
-from roundscope.attention.torch.operator import attention
+from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.operator import attention, check_mask, visible
 
 
 def use(

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,22 @@ from roundscope.attention.models.drift import (
 )
 from roundscope.attention.models.selection import Layer, Removable, chosen, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
-from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
+from roundscope.attention.torch.calls import (
+    Call,
+    Interception,
+    before_forward,
+    intercept,
+    kernel_chosen,
+)
 from roundscope.attention.torch.correction import (
     check_row_sums,
     extended_width,
-    kernel_chosen,
     kernels_allowed,
     same_kernels,
     with_ones,
     with_zeros,
 )
+from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.numbers import check_count
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
@@ -185,14 +190,14 @@ class Watch(Removable):
         start: int,
         modules: Sequence[str],
     ) -> None:
-        self.layers, self.note = tuple(layers), ""
+        super().__init__(layers, [before_forward(model, self._begin)])
+        self.note = ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
         self._forwards, self._start, self._modules = forwards, start, modules
         self._count, self._looks, self._is_told = 0, 0, False
         self._seen: dict[Layer, _Seen] = {}
         self._interception: Interception | None = None
         self._eager: Any = None  # what restores torch.compile
-        self._uncounted = _counted(model, self._begin)
 
     @property
     def alarm(self) -> Alarm | None:
@@ -243,8 +248,7 @@ class Watch(Removable):
     def remove(self) -> None:
         """Stop watching. A second call does nothing."""
         self._drop()
-        self._uncounted()
-        self._uncounted = lambda: None
+        super().remove()
 
     def _begin(self) -> None:
         """Count a forward that begins, and look at it if its turn has come."""
@@ -387,7 +391,14 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
         )
         sums = head_sums(given, _elements(call.q))
         table = torch.stack(list(sums)).double()
-    return _Measured(own, table, [_note(x, kernel) for x in stack if x.kernel != kernel])
+    width = extended_width(call.q.shape[-1], call.v.shape[-1])
+    notes = [
+        f"layer {x.call.layer.number}: SDPA takes {x.kernel} for {call.q.shape[-1]} features and"
+        f" {kernel} for {width}, whose row sums these are"
+        for x in stack
+        if x.kernel != kernel
+    ]
+    return _Measured(own, table, notes)
 
 
 def _finished(call: Call, sums: Any) -> Any:
@@ -426,15 +437,6 @@ def _row_sums(
     return dq[..., :features], r, kernel
 
 
-def _note(seen: _Seen, kernel: str | None) -> str:
-    """Return what is to be known of a layer that another kernel measured."""
-    q, v = seen.call.q, seen.call.v
-    return (
-        f"layer {seen.call.layer.number}: SDPA takes {seen.kernel} for {q.shape[-1]} features and"
-        f" {kernel} for {extended_width(q.shape[-1], v.shape[-1])}, whose row sums these are"
-    )
-
-
 def _mask(mask: Tensor | None, entry: int, heads: Tensor | None) -> Tensor | None:
     """Return what a mask says of heads of a batch entry; it broadcasts to (N, T, S)."""
     if mask is not None and mask.ndim == 4:
@@ -442,31 +444,6 @@ def _mask(mask: Tensor | None, entry: int, heads: Tensor | None) -> Tensor | Non
     if mask is not None and heads is not None and mask.ndim == 3 and mask.shape[0] > 1:
         mask = mask[heads]
     return mask
-
-
-def _counted(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
-    """Call `begin` before every forward of a model, and return what ends that.
-
-    A hook of a module that was compiled in place would be compiled with it, so its compiled call is
-    wrapped instead.
-    """
-    compiled = model.__dict__.get("_compiled_call_impl")
-    if compiled is None:
-        hook = model.register_forward_pre_hook(lambda module, args: begin())
-        return hook.remove
-
-    @wraps(compiled)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        begin()
-        return compiled(*args, **kwargs)
-
-    model.__dict__["_compiled_call_impl"] = counted
-
-    def undo() -> None:
-        if model.__dict__.get("_compiled_call_impl") is counted:
-            model.__dict__["_compiled_call_impl"] = compiled
-
-    return undo
 
 
 @contextmanager

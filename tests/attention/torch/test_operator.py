@@ -16,7 +16,7 @@ from roundscope import PRESETS, Plan, Site, attend
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.torch import operator
-from roundscope.attention.torch.masks import visible
+from roundscope.attention.torch.operator import visible
 from roundscope.emu import BlockFormat, Format, rounding
 from roundscope.torch import attention
 from tests.checks.fuzz_cases import plan_of as plan_of_case
