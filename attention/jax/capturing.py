@@ -156,7 +156,8 @@ class _Recorder:
     def captured(self) -> list[Captured]:
         """Return what was kept, by step and layer."""
         kept, self.kept = self.kept, []
-        return sorted((finished(call, self.choice) for call in kept), key=_place)
+        calls = [finished(call, self.choice) for call in kept]
+        return sorted(calls, key=lambda call: (call.step, call.number))
 
     def heard(self) -> str:
         """Return what was heard of, for an error."""
@@ -167,10 +168,6 @@ class _Recorder:
             )
         of_layers = ", ".join(f"{x.number} {x.name}: {n} calls" for x, n in self.calls.items())
         return f"layers={shown(self.layers)}, steps={self.steps}, but heard were {of_layers}"
-
-
-def _place(call: Captured) -> tuple[int, int]:
-    return call.step, call.number
 
 
 def _about() -> dict[str, str]:

@@ -143,7 +143,17 @@ def check_understood(attention: Attention, call: Given) -> None:
     """
     named = defaults(attention) | call.others | call.arrays
     for name, value in named.items():
-        _check_understood(attention, name, value, named)
+        is_array = is_of_jax(value) or isinstance(value, np.ndarray)
+        asks_nothing = not is_array and value in NONE
+        is_off = name == "dropout_rate" and named.get("deterministic", False)
+        if name in UNDERSTOOD or name in HARMLESS or asks_nothing or is_off:
+            continue
+        is_short = isinstance(value, (bool, int, float, str, tuple))
+        raise ValueError(
+            f"{name}={repr(value) if is_short else type(value).__name__}: an argument of"
+            f" {_name(attention)} that changes what is computed and is not modelled here; leave it"
+            f" out to capture, watch or correct the call, or use only {', '.join(UNDERSTOOD)}"
+        )
 
 
 def scale_of(attention: Attention, call: Given) -> float:
@@ -182,24 +192,6 @@ def defaults(attention: Attention) -> dict[str, Any]:
         return {}
     behind = list(signature.parameters.values())[3:]
     return {p.name: p.default for p in behind if p.default is not inspect.Parameter.empty}
-
-
-def _check_understood(
-    attention: Attention, name: str, value: Any, named: Mapping[str, Any]
-) -> None:
-    if name in UNDERSTOOD or name in HARMLESS:
-        return
-    if not (is_of_jax(value) or isinstance(value, np.ndarray)) and value in NONE:
-        return
-    if name == "dropout_rate" and named.get("deterministic", False):
-        return
-    is_short = isinstance(value, (bool, int, float, str, tuple))
-    shown = repr(value) if is_short else type(value).__name__
-    raise ValueError(
-        f"{name}={shown}: an argument of {_name(attention)} that changes what is computed and is"
-        f" not modelled here; leave it out to capture, watch or correct the call, or use only"
-        f" {', '.join(UNDERSTOOD)}"
-    )
 
 
 def _window(size: Any, is_causal: bool) -> int | None:

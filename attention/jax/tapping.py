@@ -225,7 +225,7 @@ class _Site:
     def hand(self, number: Array, tensors: Arrays, arrays: Arrays) -> None:
         """Hand a call to those who want it."""
         tensors = {name: four_axes(x) for name, x in tensors.items()}
-        own = {name: _mask_axes(x, name) for name, x in arrays.items()}
+        own = {name: _mask_axes(x) for name, x in arrays.items()}
         for listener, layer in self.listeners:
             if layer is None or listener.wants(layer):
                 _handed(self, listener, layer, number, tensors, own)
@@ -310,7 +310,7 @@ def four_axes(x: Any) -> Array:
     return jnp.asarray(x).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
-def _mask_axes(x: Any, name: str) -> Array:
+def _mask_axes(x: Any) -> Array:
     """Return a mask or bias that broadcasts to (..., N, T, S) as (B or 1, N or 1, T, S)."""
     if x.ndim > 4:
         return four_axes(x)

@@ -82,8 +82,8 @@ class Watch:
             )
         for layer, (_, _, off) in self._probe.found.items():
             _check_same_output(layer, off, self._probe.facts)
-        found = {layer: own[:2] for layer, own in sorted(self._probe.found.items(), key=_number)}
-        return self._watcher.look(step, found)
+        layers = sorted(self._probe.found, key=lambda layer: layer.number)
+        return self._watcher.look(step, {layer: self._probe.found[layer][:2] for layer in layers})
 
 
 def watch(
@@ -227,7 +227,3 @@ def _check_same_output(layer: Layer, off: float, facts: Facts | None) -> None:
             f" returns another output, off by {off:.2g} of its norm; its scale is not"
             f" {facts.scale:.6g}, or it treats features apart; give it an argument `scale`"
         )
-
-
-def _number(item: tuple[Layer, Any]) -> int:
-    return item[0].number

@@ -17,7 +17,7 @@ few heads give no evidence at all. Looks, results and directions share the false
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -325,7 +325,8 @@ def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Itera
             for direction in DIRECTIONS[statistic]:
                 evidence = weigh(direction * apart[statistic], margins.of(statistic), level)
                 if statistic in ("gain", "mean") and direction * own <= abs(theirs):
-                    evidence = _settled(evidence)
+                    # nearer to 0 than the plan, in another direction
+                    evidence = replace(evidence, chance=1.0, state=State.FINE)
                 yield Finding(
                     inputs=kind,
                     result=name,
@@ -336,11 +337,6 @@ def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Itera
                     heads=apart[statistic].size,
                     evidence=evidence,
                 )
-
-
-def _settled(e: Evidence) -> Evidence:
-    """Return the evidence of a kernel that is nearer to 0 than the plan, in another direction."""
-    return Evidence(mean=e.mean, error=e.error, chance=1.0, state=State.FINE)
 
 
 def _shown(e: Errors, statistic: str) -> float:

@@ -238,7 +238,7 @@ def _rows_without_keys(
     )
     theirs = plan.outputs(masked, backward=own.dq is not None)
     seeing = {
-        n: _with_rows(a, getattr(theirs, n)) if n in ROWS else a
+        n: np.concatenate([getattr(theirs, n)[:, :BLIND], a[:, BLIND:]], 1) if n in ROWS else a
         for n, a in own.named()
         if n != "lse"
     }
@@ -256,8 +256,3 @@ def _rows_without_keys(
         " no other result is harmed."
     )
     return Verdict(Answer.NOTE, sentence, is_strict=True)
-
-
-def _with_rows(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return a result whose first rows are those of another."""
-    return np.concatenate([theirs[:, :BLIND], own[:, BLIND:]], 1)

@@ -124,7 +124,10 @@ def _reaches(function: FunctionType, depth: int) -> bool:
         return True
     return depth > 0 and any(
         isinstance(other, FunctionType)
-        and _is_followed(function.__module__, other.__module__)
+        and (
+            other.__module__ == function.__module__
+            or (other.__module__ or "").partition(".")[0] not in LIBRARIES
+        )
         and _reaches(other, depth - 1)
         for other in map(_bare, meant)
     )
@@ -144,11 +147,6 @@ def _meant(function: FunctionType, names: set[str]) -> Iterator[Any]:
         yield value
         if isinstance(value, ModuleType):
             yield from (vars(value)[part] for part in names & vars(value).keys())
-
-
-def _is_followed(file: str, other: str | None) -> bool:
-    """Return whether the functions of a module are followed from another module."""
-    return file == other or (other or "").partition(".")[0] not in LIBRARIES
 
 
 def _names(code: CodeType) -> Iterator[str]:

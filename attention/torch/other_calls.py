@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,9 @@ WITH_WEIGHTS = "nn.MultiheadAttention with need_weights"  # Call.implementation
 _slow: list[bool] = []  # for each interception of such modules, whether the fast path was on
 
 
-def _no_torch_function(tensors: Any) -> bool:
-    return False
-
-
 def _opened(function: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """Return a function of PyTorch that does not give itself to modes as a whole."""
-    known = function.__globals__ | {"has_torch_function": _no_torch_function}
+    known = function.__globals__ | {"has_torch_function": lambda tensors: False}
     own = FunctionType(
         function.__code__, known, function.__name__, function.__defaults__, function.__closure__
     )
@@ -124,8 +121,6 @@ def _multiplied(call: Call, kept: list[Tensor]) -> tuple[Call, Callable[..., Ten
 
     kept: gets the weights of the first run whose gradients reach q and k of the call
     """
-    from dataclasses import replace
-
     kind = call.q.device.type
     is_autocast, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     scale = math.sqrt(1.0 / call.q.shape[-1])

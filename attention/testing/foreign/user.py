@@ -202,12 +202,7 @@ def takes(function: Kernel, argument: str) -> bool:
 
 def in_time(kernel: Kernel, seconds: float | None) -> Kernel:
     """Return a kernel that fails if a call takes longer than so many seconds; None: any time."""
-    return kernel if seconds is None else functools.partial(_in_time, kernel, seconds)
-
-
-def _in_time(kernel: Kernel, seconds: float, x: Inputs) -> Outputs:
-    outputs: Outputs = limited(kernel, seconds, x)
-    return outputs
+    return kernel if seconds is None else functools.partial(limited, kernel, seconds)
 
 
 def library_of(function: Callable[..., Any]) -> str:

@@ -153,9 +153,16 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for size in SIZES:
         if size != f.size and f.rows == 1:
             yield f"blocks of {size}", partial(round_blocks, format=replace(f, size=size))
-    yield "one scale for each row", partial(_by_rows, f=f)
-    yield "one scale for each column", partial(_by_columns, f=f)
-    yield "one scale for the whole array", partial(_by_array, f=f)
+    yield "one scale for each row", lambda x: round_blocks(x, replace(f, size=x.shape[1]))
+    column = replace(f, rows=1)
+    yield (
+        "one scale for each column",
+        lambda x: round_blocks(x, replace(column, size=x.shape[0]), axis=0),
+    )
+    yield (
+        "one scale for the whole array",
+        lambda x: round_blocks(x.reshape(1, -1), replace(column, size=x.size)).reshape(x.shape),
+    )
     if f.tensor:
         name = "without the scale of the whole array"
         yield name, partial(round_blocks, format=replace(f, tensor=False))
@@ -178,22 +185,6 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
             yield f"stored exponents {words}", partial(_times, f=f, factor=factor)
     if f.scale == E8M0:
         yield "divided by 2^-126 where the scale is 2^-127", partial(_divided, f=f)
-
-
-def _by_rows(x: np.ndarray, f: BlockFormat) -> np.ndarray:
-    y: np.ndarray = round_blocks(x, replace(f, size=x.shape[1]))
-    return y
-
-
-def _by_columns(x: np.ndarray, f: BlockFormat) -> np.ndarray:
-    y: np.ndarray = round_blocks(x, replace(f, size=x.shape[0], rows=1), axis=0)
-    return y
-
-
-def _by_array(x: np.ndarray, f: BlockFormat) -> np.ndarray:
-    flat = np.ascontiguousarray(x).reshape(1, -1)
-    y: np.ndarray = round_blocks(flat, replace(f, size=flat.size, rows=1))
-    return y.reshape(x.shape)
 
 
 def _by_reciprocal(x: np.ndarray, f: BlockFormat) -> np.ndarray:

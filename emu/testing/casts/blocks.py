@@ -80,7 +80,15 @@ def scale_agreements(
             Agreement(name=f"rule {rule}", agree=int(p.good.sum()), of=p.good.size)
             for rule, p in found
         ),
-        tuple(_example(int(i), best) for i in wrong),
+        tuple(
+            Example(
+                given=float(best.top[i]),
+                got=float(best.got[i]),
+                expected=float(best.expected[i]),
+                where=f"scale of block {i}",
+            )
+            for i in wrong
+        ),
     )
 
 
@@ -162,11 +170,6 @@ def _pooled(pairs: list[Pair], f: BlockFormat, asked: BlockFormat) -> _Scales:
     )
 
 
-def _example(i: int, p: _Scales) -> Example:
-    given, got, expected = (float(a[i]) for a in (p.top, p.got, p.expected))
-    return Example(given=given, got=got, expected=expected, where=f"scale of block {i}")
-
-
 def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     """Return the judgment of a quantizer that is meant to implement a block format."""
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
@@ -175,11 +178,17 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     is_random = asked.element.mode is RoundingMode.STOCHASTIC
     pairs = [(x, under_cast(found, x, asked, cast)) for x, found in pairs]
     scales, exceptions = scale_agreements(pairs, asked)
+    drawn = pairs[1][1]
     rows: Sequence[Row] = [
         *scale_rows(pairs, asked),
         *_element_rows([found for _, found in pairs], asked),
         *special_rows(function, asked),
-        _bias(pairs[1][1], asked),
+        bias_row(
+            drawn.quotients.reshape(-1),
+            drawn.elements.reshape(-1),
+            asked.element,
+            of="; of elements within the largest",
+        ),
         *steady_rows(function, arrays[1], asked.element),
     ]
     own, best = name_of(asked, asked), known[0]
@@ -248,11 +257,6 @@ def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
     smallest = np.broadcast_to((found.scales == f.scale.min_positive)[:, None], found.x.shape)
     arrays = (found.x, found.quotients, found.elements, products, smallest.astype(np.float64))
     return tuple(array.reshape(-1) for array in arrays)
-
-
-def _bias(found: Quantized, f: BlockFormat) -> Row:
-    q, elements = found.quotients.reshape(-1), found.elements.reshape(-1)
-    return bias_row(q, elements, f.element, of="; of elements within the largest")
 
 
 def _explanations(pairs: list[Pair], asked: BlockFormat) -> tuple[list[Agreement], FaultyCast]:

@@ -146,7 +146,9 @@ def bias_row(q: Numbers, got: Numbers, r: Rounding, of: str = "") -> Row:
     is_biased = any(mean_of(d).is_biased for d in parts)
     note = _in_words(q, got, ulps, r.format)
     row = row_of("bias", QUESTION, good, q, got, expected, f=r.format, note=f"{note}{of}")
-    return _with_status(row, Status.FAIL if is_biased else Status.PASS)
+    if is_biased:
+        return replace(row, status=Status.FAIL)
+    return replace(row, status=Status.PASS, examples=())
 
 
 def _halves(q: Numbers, d: Numbers, f: Format) -> list[Numbers]:
@@ -157,10 +159,6 @@ def _halves(q: Numbers, d: Numbers, f: Format) -> list[Numbers]:
     low, high = (np.abs(side) for side in bracket(q, f))
     near = np.abs(q) < (low + high) / 2
     return [part for part in (d[near], d[~near & (low != high)]) if part.size]
-
-
-def _with_status(row: Row, status: Status) -> Row:
-    return replace(row, status=status, examples=row.examples if status is Status.FAIL else ())
 
 
 def _in_words(q: Numbers, got: Numbers, ulps: Numbers, f: Format) -> str:

@@ -86,8 +86,7 @@ def fitting(
     """Return what the elements would be under these scales, and how well each number fits."""
     product = scales[:, None]
     elements = _on_grid(y / product, f.element.format, carried)
-    elements, score = _scored(x / product, elements, f.element, y, product, cast)
-    return elements, score
+    return _scored(x / product, elements, f.element, y, product, cast)
 
 
 def _candidates(asked: Numbers, x: Numbers, f: BlockFormat) -> list[Numbers]:

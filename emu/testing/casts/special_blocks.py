@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -53,14 +54,6 @@ def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
     if (alone.y == 0).all():
         return _noted(row, note)
     return _noted(row, "an array of zeros alone does not stay zero", Status.FAIL)
-
-
-def _nan(function: Function, f: BlockFormat, name: str, question: str) -> Row:
-    return _not_finite(function, f, name, question, np.nan)
-
-
-def _infinities(function: Function, f: BlockFormat, name: str, question: str) -> Row:
-    return _not_finite(function, f, name, question, np.inf)
 
 
 def _not_finite(function: Function, f: BlockFormat, name: str, question: str, value: float) -> Row:
@@ -181,8 +174,11 @@ def _noted(row: Row, note: str, status: Status | None = None) -> Row:
 
 _ROWS: dict[str, tuple[str, Question]] = {
     "blocks of zeros": ("Do blocks of zeros stay zero?", _zeros),
-    "NaN": ("Does a NaN stay NaN?", _nan),
-    "infinities": ("Is the result for an infinity infinite or NaN, and not finite?", _infinities),
+    "NaN": ("Does a NaN stay NaN?", partial(_not_finite, value=np.nan)),
+    "infinities": (
+        "Is the result for an infinity infinite or NaN, and not finite?",
+        partial(_not_finite, value=np.inf),
+    ),
     "NaN stays": ("Do NaN and infinities leave the other blocks as they are?", _stays),
     "blocks moved": ("Is a block quantized in the same way at another place?", _moved),
     "short last block": ("Is a shorter last block treated as if padded with zeros?", _ragged),
