@@ -280,10 +280,10 @@ def compare(
             theirs = plan.outputs(x, backward=own.dq is not None)
             answer.heads += x.q.shape[0] * x.q.shape[2]
             for pair in of_results(x, own, theirs):
-                mine, array = getattr(own, pair.name), getattr(theirs, pair.name)
-                bits.setdefault(pair.name, []).append(float(agree(mine, array).mean()))
+                share = float(agree(pair.mine, pair.theirs).mean())
+                bits.setdefault(pair.name, []).append(share)
                 pairs[kind].add(pair)
-                answer.gross += gross(kind, pair, mine, array, margins, unit)
+                answer.gross += gross(kind, pair, margins, unit)
             pairs[kind].findings = list(_findings(pairs[kind], kind, margins, level))
             answer.findings = [f for p in pairs.values() for f in p.findings]
             if stop and not answer.is_fine:

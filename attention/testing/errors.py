@@ -194,11 +194,19 @@ class Gross:
 class Pair:
     """The errors of one result of a kernel and of a plan, from the same exact result.
 
-    `tokens` is the number of queries or of keys, whichever is smaller.
+    Attributes:
+        name: "out", "dq", "dk" or "dv".
+        tokens: The number of queries or of keys, whichever is smaller.
+        mine: The kernel's result, (B, T, N, H).
+        theirs: The plan's result.
+        kernel: The errors of the kernel's.
+        plan: The errors of the plan's.
     """
 
     name: str
     tokens: int
+    mine: np.ndarray
+    theirs: np.ndarray
     kernel: Errors
     plan: Errors
 
@@ -219,12 +227,10 @@ def pairs(x: Inputs, own: Outputs, theirs: Outputs) -> Iterator[Pair]:
             )
         kernel, plan = (errors(a, getattr(want, name)) for a in (mine, array))
         tokens = min(x.q.shape[1], x.k.shape[1])
-        yield Pair(name=name, tokens=tokens, kernel=kernel, plan=plan)
+        yield Pair(name=name, tokens=tokens, mine=mine, theirs=array, kernel=kernel, plan=plan)
 
 
-def gross(
-    kind: str, pair: Pair, mine: np.ndarray, theirs: np.ndarray, margins: Margins, unit: float
-) -> Iterator[Gross]:
+def gross(kind: str, pair: Pair, margins: Margins, unit: float) -> Iterator[Gross]:
     """Yield the worst head of each gross problem of a result.
 
     The worst row of a head is compared with the worst of all heads of the plan: where a row of a
@@ -234,15 +240,13 @@ def gross(
 
     Args:
         kind: The kind of inputs in words.
-        pair: The errors of the kernel and of the plan.
-        mine: The kernel's result, (B, T, N, H).
-        theirs: The plan's result.
+        pair: The results of the kernel and of the plan, and their errors.
         margins: The ratios of errors that are gross.
         unit: The least error that is taken for the plan's.
     """
-    strange = ~np.isfinite(mine) & np.isfinite(theirs)
+    strange = ~np.isfinite(pair.mine) & np.isfinite(pair.theirs)
     if strange.any():
-        found = lost(mine, np.where(strange, theirs, mine))
+        found = lost(pair.mine, np.where(strange, pair.theirs, pair.mine))
         assert found.first is not None
         entry, token, head, feature = found.first
         yield Gross(
@@ -254,36 +258,23 @@ def gross(
             size=math.inf,
             feature=feature,
         )
-    limit = margins.gross_rms if pair.tokens >= FEW else margins.gross_row
-    largest = np.full_like(pair.plan.row, pair.plan.row.max())
     others = ~strange.any((1, 3))  # the heads of which nothing was said yet
-    yield from _far(kind, pair, "rms", pair.plan.rms, limit, others, unit)
-    yield from _far(kind, pair, "row", largest, margins.gross_row, others, unit)
-
-
-def _far(
-    kind: str,
-    pair: Pair,
-    statistic: str,
-    plan: np.ndarray,
-    limit: float,
-    heads: np.ndarray,
-    unit: float,
-) -> Iterator[Gross]:
-    """Yield the head, of some, whose error is furthest from the plan's, if beyond the limit."""
-    kernel = getattr(pair.kernel, statistic)
-    over = np.where(heads.reshape(-1), ratios(kernel, plan, unit), 0.0)
-    at = int(over.argmax())
-    if over[at] > limit:
-        entry, head = divmod(at, heads.shape[1])
-        yield Gross(
-            inputs=kind,
-            result=pair.name,
-            head=(entry, head),
-            token=int(pair.kernel.at[at]),
-            problem=WORDS[statistic].format(kernel[at], plan[at]),
-            size=float(over[at]),
-        )
+    largest = np.full_like(pair.plan.row, pair.plan.row.max())
+    limit = margins.gross_rms if pair.tokens >= FEW else margins.gross_row
+    for name, plan, most in (("rms", pair.plan.rms, limit), ("row", largest, margins.gross_row)):
+        kernel = getattr(pair.kernel, name)
+        over = np.where(others.reshape(-1), ratios(kernel, plan, unit), 0.0)
+        at = int(over.argmax())
+        if over[at] > most:
+            entry, head = divmod(at, others.shape[1])
+            yield Gross(
+                inputs=kind,
+                result=pair.name,
+                head=(entry, head),
+                token=int(pair.kernel.at[at]),
+                problem=WORDS[name].format(kernel[at], plan[at]),
+                size=float(over[at]),
+            )
 
 
 def all_gross(
@@ -300,5 +291,4 @@ def all_gross(
         unit: The least error that is taken for the plan's.
     """
     for pair in pairs(x, own, theirs):
-        mine, array = getattr(own, pair.name), getattr(theirs, pair.name)
-        yield from gross(kind, pair, mine, array, margins, unit)
+        yield from gross(kind, pair, margins, unit)

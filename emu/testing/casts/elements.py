@@ -25,6 +25,7 @@ from roundscope.emu.testing.casts.records import (
     Numbers,
     Row,
     Status,
+    counted,
     row_of,
     same,
     skipped,
@@ -196,7 +197,7 @@ def steady_rows(function: Function, x: np.ndarray, r: Rounding) -> list[Row]:
     if r.mode is RoundingMode.STOCHASTIC:
         return [skipped("second call", AGAIN, "the mode is stochastic"), _input_row(function, x)]
     first, second = (_bytes(call(function, x)) for _ in range(2))
-    return [_row("second call", AGAIN, first == second), _input_row(function, x)]
+    return [counted("second call", AGAIN, int(first == second), 1), _input_row(function, x)]
 
 
 def _input_row(function: Function, x: np.ndarray) -> Row:
@@ -213,17 +214,7 @@ def _input_row(function: Function, x: np.ndarray) -> Row:
         if not error.is_refusal:
             raise
         return skipped("input kept", INPUT, str(error))
-    return _row("input kept", INPUT, np.array_equal(seen[0], before))
-
-
-def _row(name: str, question: str, good: bool) -> Row:
-    return Row(
-        name=name,
-        question=question,
-        status=Status.PASS if good else Status.FAIL,
-        agree=int(good),
-        of=1,
-    )
+    return counted("input kept", INPUT, int(np.array_equal(seen[0], before)), 1)
 
 
 def _bytes(returned: object) -> bytes:

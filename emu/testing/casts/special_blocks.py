@@ -16,6 +16,7 @@ from roundscope.emu.testing.casts.records import (
     Function,
     Row,
     Status,
+    counted,
     row_of,
     same,
     skipped,
@@ -164,8 +165,7 @@ def _block_row(name: str, question: str, good: np.ndarray) -> Row:
     agree, of = int(good.sum()), int(good.size)
     if not of:
         return skipped(name, question, "no such block")
-    status = Status.PASS if agree == of else Status.FAIL
-    return Row(name=name, question=question, status=status, agree=agree, of=of)
+    return counted(name, question, agree, of)
 
 
 def _noted(row: Row, note: str, status: Status | None = None) -> Row:
