@@ -318,7 +318,6 @@ def attention_layers(model: nnx.Module) -> dict[Layer, Any]:
 def _replaced(
     modules: Mapping[Layer, Any], functions: Mapping[Layer, Callable[..., Any]]
 ) -> Replacement:
-    """Give modules other attention functions."""
     undo = [
         partial(setattr, modules[x], "attention_fn", modules[x].attention_fn) for x in functions
     ]

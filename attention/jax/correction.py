@@ -103,7 +103,6 @@ def wide(x: Array) -> Array:
 
 
 def _widened(x: Array, more: int) -> Array:
-    """Return x with so many features of zeros behind its own."""
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)])
 
 

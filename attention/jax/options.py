@@ -208,13 +208,11 @@ def _window(size: Any, is_causal: bool) -> int | None:
 
 
 def _is_number(x: Any) -> bool:
-    """Return whether x is an array of one number whose value is known."""
     is_array = is_of_jax(x) or isinstance(x, np.ndarray)
     return is_array and not is_traced(x) and x.shape == () and isinstance(x.dtype, np.dtype)
 
 
 def _signature(attention: Attention) -> inspect.Signature | None:
-    """Return the signature of a function, or None if it has none that can be read."""
     try:
         return inspect.signature(attention)
     except ValueError:
@@ -222,6 +220,5 @@ def _signature(attention: Attention) -> inspect.Signature | None:
 
 
 def _name(attention: Any) -> str:
-    """Return what a function is called."""
     own = getattr(attention, "func", attention)  # of a partial
     return str(getattr(own, "__name__", type(own).__name__))

@@ -220,7 +220,6 @@ def _norm(x: Array) -> Array:
 
 
 def _check_same_output(layer: Layer, off: float, facts: Facts | None) -> None:
-    """Raise ValueError if attention with more features is another function."""
     if facts is not None and off > OFF:
         raise ValueError(
             f"layer {layer.number} ({layer.name}): with more features, {facts.implementation}"

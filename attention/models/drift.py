@@ -276,7 +276,6 @@ class _Attention:
         return e / total, ones.sum(-1) > 1.5
 
     def _masked(self, scores: Any, t: slice, s: slice) -> Any:
-        """Return the scores of some rows with the mask in them."""
         mask = self.mask if self.mask.shape[2] == 1 else self.mask[:, :, t]
         mask = mask if mask.shape[3] == 1 else mask[..., s]
         if "bool" in str(mask.dtype):
@@ -317,7 +316,6 @@ def _quotient(xp: Any, x: Any, y: Any) -> Any:
 
 
 def _namespace(x: Any) -> Any:
-    """Return the module whose functions take x: numpy, jax.numpy or torch."""
     name = type(x).__module__.partition(".")[0]
     if name == "torch":
         return sys.modules["torch"]

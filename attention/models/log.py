@@ -168,7 +168,6 @@ def _cut_torn_line(file: Any) -> None:
 
 
 def _plain(look: Look) -> dict[str, Any]:
-    """Return a look as types of JSON."""
     alarm = look.alarm
     return {
         "watch": VERSION,
@@ -196,7 +195,6 @@ def _plain(look: Look) -> dict[str, Any]:
 
 
 def _look(path: str | Path, number: int, line: str) -> Look:
-    """Return the look that a line describes."""
     try:
         found = parsed(line)
         version = found["watch"]

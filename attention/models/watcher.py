@@ -125,7 +125,6 @@ def _shares(name: str, look: Look | LayerLook) -> dict[str, float]:
 
 
 def _means(name: str, numbers: Sequence[HeadNumbers]) -> dict[str, float]:
-    """Return what is said of the heads of one layer or more."""
 
     def of(which: str) -> list[float]:
         return [x for own in numbers for x in getattr(own, which)]

@@ -379,7 +379,6 @@ def _kernel(
 
 
 def _kinds(kernel: Kernel, x: Inputs, to: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the kinds of changes that are asked about, all of which the call allows."""
     able = {change.kind for change in changes(x, takes(kernel, "mask"))}
     if to is None:
         if not able:

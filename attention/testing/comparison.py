@@ -316,7 +316,6 @@ def check_heads(heads: int, false_alarm: float, kinds: int, draws: int) -> None:
 
 
 def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Iterator[Finding]:
-    """Yield the answers of all questions on one kind of inputs."""
     for name in pairs.kernel:
         kernel, plan = (_joined(side[name]) for side in (pairs.kernel, pairs.plan))
         apart = differences(kernel, plan)

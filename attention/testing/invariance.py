@@ -26,6 +26,10 @@ KINDS = ("batch", "heads", "prefix", "padding")
 Part = Callable[[Outputs], Outputs]
 
 
+def _same(outputs: Outputs) -> Outputs:
+    return outputs
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """A change of a call that leaves its exact results as they are.
@@ -45,8 +49,8 @@ class Change:
     first: Inputs
     changed: Inputs
     compared: Inputs
-    of_first: Part
-    of_changed: Part
+    of_first: Part = _same
+    of_changed: Part = _same
 
 
 def changes(x: Inputs, with_mask: bool = False, kinds: Collection[str] = KINDS) -> Iterator[Change]:
@@ -70,10 +74,6 @@ def changes(x: Inputs, with_mask: bool = False, kinds: Collection[str] = KINDS) 
         yield _padded(x)
 
 
-def _same(outputs: Outputs) -> Outputs:
-    return outputs
-
-
 def _alone(x: Inputs) -> Change:
     """Return a call of the last entry of the batch alone."""
     last = _inputs(x, lambda a: a[-1:])
@@ -84,7 +84,6 @@ def _alone(x: Inputs) -> Change:
         changed=last,
         compared=last,
         of_first=lambda o: _outputs(o, lambda a: a[-1:]),
-        of_changed=_same,
     )
 
 
@@ -97,7 +96,6 @@ def _reversed(
         first=x,
         changed=_inputs(x, turned),
         compared=x,
-        of_first=_same,
         of_changed=lambda o: _outputs(o, turned),
     )
 
@@ -118,7 +116,6 @@ def _prefix(x: Inputs) -> Change:
         changed=prefix,
         compared=prefix,
         of_first=lambda o: _outputs(o, lambda a: a[:, :count]),
-        of_changed=_same,
     )
 
 
@@ -144,7 +141,6 @@ def _padded(x: Inputs) -> Change:
         first=x,
         changed=replace(x, k=longer(x.k), v=longer(x.v), mask=sees, is_causal=False),
         compared=x,
-        of_first=_same,
         of_changed=shorter,
     )
 

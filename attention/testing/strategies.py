@@ -197,7 +197,6 @@ def _print_plan(plan: Plan, printer: RepresentationPrinter, is_cycle: bool) -> N
 
 
 def _print_inputs(inputs: Inputs, printer: RepresentationPrinter, is_cycle: bool) -> None:
-    """Print the shapes of inputs, and not their numbers."""
     printer.text(repr(inputs))
 
 
@@ -378,7 +377,6 @@ def _errors(plan: Plan, site: Site) -> st.SearchStrategy[What]:
 
 
 def _is_held(plan: Plan, site: Site, value: float) -> bool:
-    """Return whether the format of an event has a value."""
     try:
         check_held(Injection(site=site, what=SetTo(value=value)), plan)
     except ValueError:
@@ -429,7 +427,6 @@ def _numbers(name: str, given: Count, usual: Any) -> Any:
 
 
 def _check_names(noun: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Raise ValueError unless there are names, all of which are known."""
     if not names:
         raise ValueError(f"no {noun} is given; name at least one of {', '.join(known)}")
     for name in names:

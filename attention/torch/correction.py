@@ -63,15 +63,11 @@ def extended_width(features: int, value_features: int) -> int:
     return -(-max(features + 1, value_features) // 8) * 8
 
 
-def with_zeros(x: Tensor, width: int) -> Tensor:
-    """Return a tensor with features of 0 behind its own."""
-    return F.pad(x, (0, width - x.shape[-1]))
-
-
-def with_ones(k: Tensor, width: int) -> Tensor:
-    """Return keys with a feature of ones behind their own, and then zeros."""
-    wide = with_zeros(k, width)
-    wide[..., k.shape[-1]] = 1.0
+def extended(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
+    """Return Q', K', V' and dO', with a feature of ones behind K and zeros behind the others."""
+    width = extended_width(q.shape[-1], v.shape[-1])
+    wide = tuple(F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v, do))
+    wide[1][..., k.shape[-1]] = 1.0
     return wide
 
 
@@ -111,6 +107,17 @@ def same_kernels(allowed: list[SDPBackend], like: Tensor) -> Iterator[None]:
     """Let SDPA choose among the kernels that `kernels_allowed` returned, without autocast."""
     with sdpa_kernel(allowed), torch.autocast(like.device.type, enabled=False):
         yield
+
+
+@contextmanager
+def products_in_binary32() -> Iterator[None]:
+    """Multiply float32 matrices in binary32, also where a program asks for TF32."""
+    own = torch.backends.cuda.matmul
+    before, own.fp32_precision = own.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        own.fp32_precision = before
 
 
 def kernels_allowed() -> list[SDPBackend]:
@@ -232,11 +239,8 @@ def _with_row_sums(
 
     r is in binary32 at least, so that what it is multiplied with is too.
     """
-    features, width = q.shape[-1], extended_width(q.shape[-1], v.shape[-1])
-    wide = [
-        x.detach().requires_grad_()
-        for x in (with_zeros(q, width), with_ones(k, width), with_zeros(v, width))
-    ]
-    dq, dk, dv = torch.autograd.grad(run(*wide), wide, with_zeros(do, width))
+    features, (*inputs, wide_do) = q.shape[-1], extended(q, k, v, do)
+    wide = [x.detach().requires_grad_() for x in inputs]
+    dq, dk, dv = torch.autograd.grad(run(*wide), wide, wide_do)
     r = dq[..., features : features + 1].to(torch.promote_types(q.dtype, torch.float32)) / scale
     return dq[..., :features], dk[..., :features], dv[..., : v.shape[-1]], r

@@ -81,7 +81,6 @@ def attention_layers(
 
 
 def _calls_attention(module: nn.Module) -> bool:
-    """Return whether the code of a module's own class calls attention."""
     return any(
         _reaches(function, DEPTH)
         for own in type(module).__mro__

@@ -319,7 +319,6 @@ def _numpy(x: Tensor | None) -> np.ndarray | None:
 
 
 def _by_jax(name: str, options: Options, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Return what a program of `attention.torch.by_jax` makes of the tensors."""
     from roundscope.attention.torch import by_jax
 
     return by_jax.run(getattr(by_jax, name), options, tensors)
@@ -342,13 +341,11 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep what the backward needs: the inputs."""
     ctx.save_for_backward(*inputs[:5])
     ctx.options = inputs[5:]
 
 
 def _differentiate(ctx: Any, do: Tensor) -> tuple[Any, ...]:
-    """Return the gradient of each argument of the operator."""
     saved = ctx.saved_tensors  # read once, which checkpointing asks for
     dq, dk, dv, dsinks = _backward(do, *saved, *ctx.options)
     return dq, dk, dv, None, None if saved[4] is None else dsinks, *(None for _ in ctx.options)

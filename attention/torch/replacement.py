@@ -101,7 +101,6 @@ def use(
 
 
 def _handler(plan: Any, block_q: int, block_k: int) -> Handler:
-    """Return what answers the calls of a layer: the user's function, or attention on a plan."""
     if callable(plan):
         handler: Callable[[Call], Tensor] = plan
         return handler

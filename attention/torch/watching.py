@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,11 @@ from roundscope.attention.torch.calls import (
 )
 from roundscope.attention.torch.correction import (
     check_row_sums,
+    extended,
     extended_width,
     kernels_allowed,
+    products_in_binary32,
     same_kernels,
-    with_ones,
-    with_zeros,
 )
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.numbers import check_count
@@ -282,7 +281,6 @@ class Watch(Removable):
             )
 
     def _end(self) -> None:
-        """Give the model its own attention back, and torch.compile its stance."""
         if self._interception is not None:
             self._interception.remove()
         if self._eager is not None:
@@ -354,7 +352,6 @@ def _stacks(seen: Mapping[Layer, _Seen]) -> list[list[_Seen]]:
 
 
 def _elements(like: Tensor) -> int:
-    """Return how many scores are held at a time."""
     return ELEMENTS_OF_CPU if like.device.type == "cpu" else ELEMENTS
 
 
@@ -363,7 +360,7 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
     call = stack[0].call
     count, group = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
     own = heads_of(heads, count)
-    with torch.no_grad(), _binary32(), torch.autocast(call.q.device.type, enabled=False):
+    with torch.no_grad(), products_in_binary32(), torch.autocast(call.q.device.type, enabled=False):
         q, k, v = (torch.cat([getattr(x.call, name) for x in stack]) for name in "qkv")
         do = torch.cat([x.do for x in stack if x.do is not None])
         out = torch.cat([x.out for x in stack])
@@ -418,10 +415,10 @@ def _row_sums(
     A mask of the whole batch is part of a call, which is then made for as many copies.
     """
     first, call = stack[0], stack[0].call
-    features, width = q.shape[-1], extended_width(q.shape[-1], v.shape[-1])
+    features = q.shape[-1]
     is_whole = call.mask is not None and call.mask.ndim == 4 and call.mask.shape[0] > 1
     copies, at = (first.batch, first.entry) if is_whole else (1, 0)
-    wide = with_zeros(q, width), with_ones(k, width), with_zeros(v, width), with_zeros(do, width)
+    wide = extended(q, k, v, do)
     kernel, gradients = None, []
     devices = [q.device] if q.is_cuda else []
     with torch.enable_grad(), same_kernels(first.allowed, q), \
@@ -444,14 +441,3 @@ def _mask(mask: Tensor | None, entry: int, heads: Tensor | None) -> Tensor | Non
     if mask is not None and heads is not None and mask.ndim == 3 and mask.shape[0] > 1:
         mask = mask[heads]
     return mask
-
-
-@contextmanager
-def _binary32() -> Iterator[None]:
-    """Multiply float32 matrices in binary32, also where a program asks for TF32."""
-    own = torch.backends.cuda.matmul
-    before, own.fp32_precision = own.fp32_precision, "ieee"
-    try:
-        yield
-    finally:
-        own.fp32_precision = before

@@ -145,7 +145,6 @@ def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
 
 
 def _finite(x: float, r: Rounding) -> dict[str, Any]:
-    """Return the fields of an `Explanation` for a finite number other than zero."""
     f, exact = r.format, Fraction(x)
     exponent, kept, rest = split(abs(exact), f)
     unit = Fraction(2) ** (exponent - f.precision + 1)

@@ -210,7 +210,6 @@ def interpolated(
 
 @cache
 def _columns(table: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-    """Return the columns of a table of coefficients as arrays."""
     return tuple(np.array(column, np.int64) for column in zip(*table, strict=True))
 
 

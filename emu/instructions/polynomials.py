@@ -50,7 +50,6 @@ POWER = (
 
 
 def _polynomial(ops: Ops, coefficients: tuple[float, ...], x: Array) -> Array:
-    """Return a polynomial, one multiply-add for each power."""
     y = ops.xp.full_like(x, coefficients[0])
     for c in coefficients[1:]:
         y = fma(ops, y, x, c)

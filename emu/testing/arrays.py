@@ -203,7 +203,6 @@ def _words(x: np.ndarray) -> np.ndarray:
 
 
 def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) -> str:
-    """Return the message for arrays of one dtype whose bits differ where `wrong` says."""
     f = format_named(FORMATS[a.dtype.name]) if a.dtype.name in FORMATS else None
     at, steps = _farthest(a, b, wrong, f)
     first = int(np.flatnonzero(wrong)[0]) == at
@@ -222,7 +221,6 @@ def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) ->
 
 
 def _farthest(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, f: Format | None) -> tuple[int, int]:
-    """Return the flat index of the numbers that are farthest apart, and their distance."""
     if f is None:
         return int(np.flatnonzero(wrong)[0]), 0
     steps = np.ravel(distance(wide(a), wide(b), f))

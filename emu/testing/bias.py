@@ -179,7 +179,6 @@ def _message(
     f: Format,
     what: str,
 ) -> str:
-    """Return the message for errors whose bias is beyond the limit."""
     along = np.sign(d) * np.sign(y)
     inexact = int((d != 0).sum())
     toward, outward = int((along < 0).sum()), int((along > 0).sum())
@@ -205,7 +204,6 @@ def _message(
 
 
 def _lost_message(x: np.ndarray, y: np.ndarray, lost: np.ndarray, f: Format, what: str) -> str:
-    """Return the message for numbers that are infinite or NaN where the exact ones are finite."""
     at = int(np.flatnonzero(lost)[0])
     head = f"{int(lost.sum()):,} of {x.size:,} numbers are not finite where the exact ones are,"
     return differences.joined(
@@ -215,7 +213,6 @@ def _lost_message(x: np.ndarray, y: np.ndarray, lost: np.ndarray, f: Format, wha
 
 
 def _entry(x: np.ndarray, y: np.ndarray, at: int, f: Format) -> list[str]:
-    """Return the lines of one number and of the exact one."""
     return [
         differences.written("actual", float(x.flat[at]), f),
         differences.written("exact", float(y.flat[at]), f),

@@ -235,7 +235,6 @@ def _skip(names: list[str]) -> None:
 
 
 def _put_back(states: dict[str, Any]) -> None:
-    """Set the shared generators to earlier states."""
     name, keys, *rest = states["numpy.random"]
     np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
     random.setstate(states["random"])

@@ -65,7 +65,7 @@ def behaviors(r: Rounding) -> Iterator[tuple[str, Behavior]]:
     zero, r after a rounding to a wider format or after a cut that loses the sticky bit, and no
     rounding at all. The functions take float64 arrays.
     """
-    policies = [r.overflow, *(o for o in _policies(r.format) if o is not r.overflow)]
+    policies = [r.overflow, *(o for o in overflows(r.format)[::-1] if o is not r.overflow)]
     modes = [r.mode, *(m for m in RoundingMode if m is not r.mode)]
     for mode in (m for m in modes if m is not RoundingMode.STOCHASTIC):
         for policy in policies:
@@ -80,8 +80,8 @@ def behaviors(r: Rounding) -> Iterator[tuple[str, Behavior]]:
 def _twisted(r: Rounding) -> Iterator[tuple[str, Behavior]]:
     """Yield r with one more step before or behind it."""
     words, p = _words(r), r.format.precision
-    yield f"{words} with subnormal results flushed to zero", partial(_flushed, r=r)
-    yield f"{words} with subnormal inputs flushed to zero", partial(_flushed_before, r=r)
+    yield f"{words} with subnormal results flushed to zero", partial(flushed, r=r)
+    yield f"{words} with subnormal inputs flushed to zero", partial(flushed_before, r=r)
     for via in VIAS:
         if via != r.format.name and format_named(via).precision > p:
             first = Rounding(format=format_named(via))
@@ -95,16 +95,13 @@ def _twisted(r: Rounding) -> Iterator[tuple[str, Behavior]]:
 
 def _words(r: Rounding) -> str:
     """Return "bf16 ties-to-even", with the overflow policy where the format has several."""
-    policy = f", overflow={r.overflow}" if len(_policies(r.format)) > 1 else ""
+    policy = f", overflow={r.overflow}" if len(overflows(r.format)) > 1 else ""
     return f"{r.format.name} {r.mode}{policy}"
 
 
-def _policies(f: Format) -> list[Overflow]:
-    return [
-        *([Overflow.INF] if f.inf else []),
-        *([Overflow.NAN] if f.nan else []),
-        Overflow.SATURATE,
-    ]
+def overflows(f: Format) -> list[Overflow]:
+    """Return the overflow policies that a format can have."""
+    return [Overflow.SATURATE, *[Overflow.NAN] * f.nan, *[Overflow.INF] * f.inf]
 
 
 def _round(x: np.ndarray, r: Rounding) -> np.ndarray:
@@ -116,12 +113,14 @@ def _twice(x: np.ndarray, first: Rounding, r: Rounding) -> np.ndarray:
     return _round(_round(x, first), r)
 
 
-def _flushed(x: np.ndarray, r: Rounding) -> np.ndarray:
+def flushed(x: np.ndarray, r: Rounding) -> np.ndarray:
+    """Return rounded numbers, with zero for results below the smallest normal number."""
     y = _round(x, r)
     return np.where(np.abs(y) < r.format.min_normal, np.copysign(0.0, y), y)
 
 
-def _flushed_before(x: np.ndarray, r: Rounding) -> np.ndarray:
+def flushed_before(x: np.ndarray, r: Rounding) -> np.ndarray:
+    """Return rounded numbers, those below the smallest normal number taken for zero."""
     return _round(np.where(np.abs(x) < r.format.min_normal, np.copysign(0.0, x), x), r)
 
 
@@ -233,7 +232,6 @@ def _results(cast: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
 def _message(
     x: np.ndarray, actual: np.ndarray, expected: np.ndarray, wrong: np.ndarray, r: Rounding
 ) -> str:
-    """Return the message for results that differ where `wrong` says."""
     values, kinds = wide(x), classes_of(x, r.format)
     at = _example(values, wrong, kinds)
     f, kind = r.format, list(CLASSES)[kinds[at]]
@@ -253,7 +251,6 @@ def _message(
 
 
 def _counts(wrong: np.ndarray, kinds: np.ndarray) -> list[str]:
-    """Return a line for each class: how many of how many of its numbers differ."""
     lines = []
     for n, (name, words) in enumerate(CLASSES.items()):
         total, bad = int((kinds == n).sum()), int((wrong & (kinds == n)).sum())

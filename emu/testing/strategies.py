@@ -290,7 +290,6 @@ def blocks(
 
 @st.composite
 def _block(draw: st.DrawFn, f: BlockFormat, dtype: np.dtype) -> np.ndarray:
-    """Draw one block of shape (rows, size)."""
     lowest, highest = _exponent_range(dtype)
     ends = st.sampled_from([lowest, lowest + 1, highest])
     exponent = draw(st.one_of(st.integers(-8, 8), st.integers(lowest, highest), ends))
@@ -330,7 +329,6 @@ def _thresholds(f: Format) -> list[float]:
 
 
 def _allows(f: BlockFormat, rule: ScaleRule) -> bool:
-    """Return whether a block format may have a scale rule."""
     try:
         replace(f, rule=rule)
     except ValueError:
@@ -426,7 +424,6 @@ def _scaled(units: float, exponent: int) -> float:
 
 
 def _info(dtype: np.dtype) -> Any:
-    """Return the limits of the carrier's numbers."""
     if dtype.name != "bfloat16":
         return np.finfo(dtype)
     import ml_dtypes

@@ -266,7 +266,6 @@ def _run_numpy(function: Callable[..., Any], c: Convention, x: Inputs) -> Output
 
 
 def _turned(x: np.ndarray, layout: str) -> np.ndarray:
-    """Return a copy in the other layout, or in the same."""
     return np.array(x.swapaxes(1, 2) if layout == "BNTH" else x, order="C")
 
 

@@ -13,9 +13,10 @@ from roundscope.emu.blocks.format import E8M0, BlockFormat, ScaleRule
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Rounding, rounding
-from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults, overflows
+from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Agreement, Numbers
+from roundscope.emu.testing.rounding import overflows
 
 Quantizer = Callable[[np.ndarray], np.ndarray]
 Scales = Callable[[Numbers, Numbers, BlockFormat], Numbers]
@@ -109,8 +110,12 @@ def _quantizers(asked: BlockFormat) -> Iterator[Known]:
             g = replace(f, element=r)
             yield Known(name_of(g, asked), partial(round_blocks, format=g), _cast_to(r))
     for f in rules:
-        for fault, quantizer, cast in _faults(f):
-            yield Known(f"{name_of(f, asked)}, {fault}", quantizer, cast)
+        own = name_of(f, asked)
+        for fault, cast in faults(f.element.format, is_quotient=True).items():
+            quantizer = partial(_scaled, f=f, scales=_own, cast=cast)
+            yield Known(f"{own}, elements {fault}", quantizer, cast)
+        for fault, by_own_cast in _with_own_cast(f):
+            yield Known(f"{own}, {fault}", by_own_cast, _cast_to(f.element))
         yield from _by_logarithm(f, asked)
     for f in rules:
         for r in _other_elements(asked.element):
@@ -131,14 +136,6 @@ def _other_elements(r: Rounding) -> list[Rounding]:
         rounding(r, overflow=policy) for policy in overflows(r.format) if policy is not r.overflow
     ]
     return [*policies, *modes]
-
-
-def _faults(f: BlockFormat) -> Iterator[Known]:
-    own = _cast_to(f.element)
-    for fault, cast in faults(f.element.format, is_quotient=True).items():
-        yield Known(f"elements {fault}", partial(_scaled, f=f, scales=_own, cast=cast), cast)
-    for fault, quantizer in _with_own_cast(f):
-        yield Known(fault, quantizer, own)
 
 
 def _by_logarithm(f: BlockFormat, asked: BlockFormat) -> Iterator[Known]:
@@ -282,7 +279,6 @@ def _narrow(x: Numbers, own: Numbers, f: BlockFormat, name: str) -> Numbers:
 
 
 def _floored(x: Numbers, own: Numbers, f: BlockFormat, least: float) -> Numbers:
-    """Return scales of largest magnitudes that are at least so large."""
     top = np.maximum(np.abs(x).max(axis=1), least).astype(np.float32)[:, None]
     return np.asarray(to_blocks(top, replace(f, size=1, rows=1)).scales, np.float64)[:, 0]
 

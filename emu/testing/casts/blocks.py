@@ -260,7 +260,6 @@ def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
 
 
 def _explanations(pairs: list[Pair], asked: BlockFormat) -> tuple[list[Agreement], FaultyCast]:
-    """Return every known behavior with its number of blocks, and the best one's cast."""
     arrays = []
     for x, found in pairs:
         at = layout_of(x.shape, asked, -1)

@@ -15,6 +15,7 @@ import numpy as np
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.tensors import is_tensor
 from roundscope.emu.testing.casts.behaviors import casts, explanations
 from roundscope.emu.testing.casts.probes import RANDOM, finite_probes
@@ -27,7 +28,6 @@ from roundscope.emu.testing.casts.records import (
     Status,
     counted,
     row_of,
-    same,
     skipped,
     with_whole,
 )
@@ -340,7 +340,6 @@ def _special_row(function: Function, name: str, r: Rounding) -> Row:
 
 
 def _remaining(x: Numbers, got: Numbers, best: Agreement, asked: Rounding) -> str:
-    """Return one of the numbers that the nearest known rounding does not explain, in words."""
     if best.agree == best.of:
         return ""
     wrong = np.flatnonzero(~same(got, dict(casts(asked))[best.name](x)))

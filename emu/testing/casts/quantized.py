@@ -17,11 +17,11 @@ from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.blocks.api import to_blocks
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.layout import Layout, layout_of, to_lines
-from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
+from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.behaviors import FaultyCast
 from roundscope.emu.testing.casts.elements import is_allowed
-from roundscope.emu.testing.casts.records import Function, Numbers, same
+from roundscope.emu.testing.casts.records import Function, Numbers
 from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
 from roundscope.emu.testing.foreign import ForeignError
 
@@ -83,10 +83,26 @@ def fitting(
     carried: float,
     cast: FaultyCast | None = None,
 ) -> tuple[Numbers, Numbers]:
-    """Return what the elements would be under these scales, and how well each number fits."""
-    product = scales[:, None]
-    elements = _on_grid(y / product, f.element.format, carried)
-    return _scored(x / product, elements, f.element, y, product, cast)
+    """Return what the elements would be under these scales, and how well each number fits.
+
+    A score is 2 for the element of the cast, and 1 for one next to the quotient. Where an element
+    is beyond float32 once it is multiplied, the result cannot say which element it was, and it
+    counts as that of the cast.
+    """
+    product, r, e = scales[:, None], f.element, f.element.format
+    q, p = x / product, y / product
+    if carried:  # a result is moved to the element that it misses by a last bit
+        nearest = round_to(p, Rounding(format=e, overflow=Overflow.SATURATE))
+        p = np.where(np.abs(p - nearest) <= carried * np.abs(nearest), nearest, p)
+    low = Rounding(format=e, mode=RoundingMode.TOWARD_ZERO, overflow=Overflow.SATURATE)
+    clipped = (np.abs(p) == e.max_finite) & (np.abs(q) > e.max_finite)
+    near = (p == round_to(p, low)) & ((np.abs(p - q) < ulp_of(q, e)) | clipped)
+    good, expected = is_allowed(p, q, r)
+    if cast is not None:
+        expected = cast(q, r)
+        good = same(p, expected)
+    beyond = ~good & np.isinf(y) & (y == (expected * product).astype(np.float32))
+    return np.where(beyond, expected, p), np.where(good | beyond, 2, near.astype(int))
 
 
 def _candidates(asked: Numbers, x: Numbers, f: BlockFormat) -> list[Numbers]:
@@ -101,37 +117,7 @@ def _candidates(asked: Numbers, x: Numbers, f: BlockFormat) -> list[Numbers]:
     return [asked, *near]
 
 
-def _on_grid(p: Numbers, f: Format, carried: float) -> Numbers:
-    """Return results divided by a scale, moved to the element that they miss by a last bit."""
-    if not carried:
-        return p
-    nearest = round_to(p, Rounding(format=f, overflow=Overflow.SATURATE))
-    return np.where(np.abs(p - nearest) <= carried * np.abs(nearest), nearest, p)
-
-
-def _scored(
-    q: Numbers, p: Numbers, r: Rounding, y: Numbers, product: Numbers, cast: FaultyCast | None
-) -> tuple[Numbers, Numbers]:
-    """Return elements and their scores: 2 for that of the cast, 1 for one next to the quotient.
-
-    Where an element is beyond float32 once it is multiplied, the result cannot say which element it
-    was, and it counts as that of the cast.
-    """
-    f = r.format
-    low = Rounding(format=f, mode=RoundingMode.TOWARD_ZERO, overflow=Overflow.SATURATE)
-    clipped = (np.abs(p) == f.max_finite) & (np.abs(q) > f.max_finite)
-    near = (p == round_to(p, low)) & ((np.abs(p - q) < ulp_of(q, f)) | clipped)
-    good, expected = is_allowed(p, q, r)
-    if cast is not None:
-        expected = cast(q, r)
-        good = same(p, expected)
-    beyond = ~good & np.isinf(y) & (y == (expected * product).astype(np.float32))
-    return np.where(beyond, expected, p), np.where(good | beyond, 2, near.astype(int))
-
-
 CARRIED = 2.0**-22  # relative error of a number in float32 that is a product of two scales
-
-
 ARRAYS = ("x", "y", "elements", "scales", "score", "fit")  # those with a row for each block
 
 
@@ -216,7 +202,6 @@ def expected_scales(x: np.ndarray, f: BlockFormat) -> tuple[Numbers, float]:
 
 
 def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) -> Quantized:
-    """Return elements and scales as a quantizer returned them."""
     if len(parts) not in (2, 3):
         raise ForeignError(
             "result",

@@ -203,12 +203,6 @@ def with_whole(rows: Sequence[Row], noun: str, whole: Agreement) -> tuple[Row, .
     return *rows, counted(f"all {noun}", f"Are all {noun} as asked?", whole.agree, whole.of)
 
 
-def same(a: Numbers, b: Numbers) -> np.ndarray:
-    """Return where two arrays hold the same number; NaN equals NaN, and 0 equals -0."""
-    equal: np.ndarray = (a == b) | (np.isnan(a) & np.isnan(b))
-    return equal
-
-
 def skipped(name: str, question: str, note: str) -> Row:
     """Return a row of a question that does not arise."""
     return Row(name=name, question=question, status=Status.SKIPPED, agree=0, of=0, note=note)

@@ -9,6 +9,7 @@ import numpy as np
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
 from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.block_probes import random_blocks
 from roundscope.emu.testing.casts.quantized import quantized
 from roundscope.emu.testing.casts.records import (
@@ -18,7 +19,6 @@ from roundscope.emu.testing.casts.records import (
     Status,
     counted,
     row_of,
-    same,
     skipped,
 )
 from roundscope.emu.testing.foreign import ForeignError
