@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jaxlib.version
 
-from roundscope.attention.jax.tapping import Call, heard_by, layer_name, listening, send
+from roundscope.attention.jax.tapping import Call, heard_by, listening, send
 from roundscope.attention.models.capture_file import (
     Captured,
     Choice,
@@ -130,9 +130,7 @@ class _Recorder:
             arrays["mask"] = choice.of_mask(call.mask, shape, groups)
         facts = call.facts
 
-        def receive(found: dict[str, Any]) -> None:
-            n = int(found.pop("number"))
-            layer = call.layer or Layer(name=layer_name(n), number=n)
+        def receive(layer: Layer, found: dict[str, Any]) -> None:
             if call.layer is None and not self.wants(layer):
                 return
             step = self.calls[layer]
@@ -151,7 +149,7 @@ class _Recorder:
                     )
                 )
 
-        send(receive, arrays | {"number": call.number})
+        send(call, receive, arrays)
 
     def captured(self) -> list[Captured]:
         """Return what was kept, by step and layer."""

@@ -12,7 +12,7 @@ from jax import Array
 
 from roundscope.attention.jax.correction import probed, wide
 from roundscope.attention.jax.options import Facts
-from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry, send
+from roundscope.attention.jax.tapping import Call, listening, send
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
 from roundscope.attention.models.drift import HeadNumbers, HeadTensors, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
@@ -164,13 +164,12 @@ class _Probe:
         self.facts = call.facts
         heads = heads_of(self.heads, call.tensors["q"].shape[2])
 
-        def receive(found: dict[str, Any]) -> None:
-            n, off = int(found.pop("number")), float(found.pop("off"))
-            layer = call.layer or Layer(name=layer_name(n), number=n)
+        def receive(layer: Layer, found: dict[str, Any]) -> None:
+            off = float(found.pop("off"))
             self.found.setdefault(layer, (heads, HeadNumbers(**found), off))
 
         off, numbers = _measured(call, heads)
-        send(receive, numbers._asdict() | {"number": call.number, "off": off})
+        send(call, receive, numbers._asdict() | {"off": off})
 
 
 def _measured(call: Call, heads: tuple[int, ...]) -> tuple[Array, HeadNumbers]:
@@ -183,7 +182,7 @@ def _measured(call: Call, heads: tuple[int, ...]) -> tuple[Array, HeadNumbers]:
         k,
         v,
         do,
-        of_entry(call.options),
+        {name: x[:1] for name, x in call.options.items()},
         scale=facts.scale,
         takes_scale=facts.takes_scale,
     )
