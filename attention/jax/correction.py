@@ -163,7 +163,7 @@ def corrected(attention: Attention) -> Attention:
     def call(*args: Any, **options: Any) -> Any:
         own = given(attention, args, options)
         check_understood(attention, own)
-        scale, has_scale = scale_of(attention, own), takes_scale(attention, own)
+        scale, has_scale = scale_of(own), takes_scale(attention, own)
 
         def run(q: Any, k: Any, v: Any, arrays: Any, **more: Any) -> Any:
             return attention(q, k, v, **arrays, **(own.others | more))

@@ -67,6 +67,7 @@ class Given:
         v: Values, (..., S, G, Hv).
         arrays: The other arguments that are arrays, such as a mask.
         others: The other arguments that are not; part of the program.
+        all: Both, and the defaults of arguments that are not given.
     """
 
     q: Any
@@ -74,6 +75,7 @@ class Given:
     v: Any
     arrays: dict[str, Any]
     others: dict[str, Any]
+    all: dict[str, Any]
 
 
 def given(attention: Attention, args: tuple[Any, ...], options: Mapping[str, Any]) -> Given:
@@ -99,7 +101,8 @@ def given(attention: Attention, args: tuple[Any, ...], options: Mapping[str, Any
     named = {name: x.item() if _is_number(x) else x for name, x in named.items()}
     arrays = {name: x for name, x in named.items() if is_of_jax(x) or isinstance(x, np.ndarray)}
     others = {name: x for name, x in named.items() if name not in arrays}
-    return Given(q=q, k=k, v=v, arrays=arrays, others=others)
+    known = defaults(attention) | others | arrays
+    return Given(q=q, k=k, v=v, arrays=arrays, others=others, all=known)
 
 
 def facts_of(
@@ -117,7 +120,7 @@ def facts_of(
         ValueError: An argument is not understood, or it is not known whether the call is causal.
     """
     check_understood(attention, call)
-    named = defaults(attention) | call.others | call.arrays
+    named = call.all
     if is_causal is None and "is_causal" not in named:
         raise ValueError(
             f"{_name(attention)}: it has no argument is_causal, so that it is not known which keys"
@@ -129,7 +132,7 @@ def facts_of(
     implementation = named.get("implementation")
     return Facts(
         is_causal=bool(causal),
-        scale=scale_of(attention, call) if scale is None else float(scale),
+        scale=scale_of(call) if scale is None else float(scale),
         takes_scale=takes_scale(attention, call),
         window=_window(named.get("local_window_size"), bool(causal)) or named.get("window"),
         implementation=" ".join(x for x in (_name(attention), implementation) if x),
@@ -141,11 +144,10 @@ def check_understood(attention: Attention, call: Given) -> None:
 
     Among them are softcaps, sinks and dropout, with which the rows of dS need not sum to zero.
     """
-    named = defaults(attention) | call.others | call.arrays
-    for name, value in named.items():
+    for name, value in call.all.items():
         is_array = is_of_jax(value) or isinstance(value, np.ndarray)
         asks_nothing = not is_array and value in NONE
-        is_off = name == "dropout_rate" and named.get("deterministic", False)
+        is_off = name == "dropout_rate" and call.all.get("deterministic", False)
         if name in UNDERSTOOD or name in HARMLESS or asks_nothing or is_off:
             continue
         is_short = isinstance(value, (bool, int, float, str, tuple))
@@ -156,9 +158,9 @@ def check_understood(attention: Attention, call: Given) -> None:
         )
 
 
-def scale_of(attention: Attention, call: Given) -> float:
+def scale_of(call: Given) -> float:
     """Return the factor of the scores of a call: its argument, or 1 / sqrt(H)."""
-    scale = (defaults(attention) | call.others | call.arrays).get("scale")
+    scale = call.all.get("scale")
     if scale is None:
         return 1.0 / math.sqrt(call.q.shape[-1])
     if is_traced(scale):

@@ -22,10 +22,7 @@ def run(
 ) -> tuple[Tensor, ...]:
     """Return the results of `forward` or `backward` as tensors.
 
-    Args:
-        program: `forward` or `backward`.
-        options: The arguments that are no tensors.
-        tensors: The tensors that the program takes, on one device; None where a call has none.
+    The tensors are on one device; None where a call has none.
     """
     is_wide = any(x is not None and x.dtype is torch.float64 for x in tensors)
     with jax.enable_x64(is_wide or bool(jax.config.read("jax_enable_x64"))):

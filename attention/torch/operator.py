@@ -185,12 +185,7 @@ def _text(plan: Any) -> str:
 def _numbers(
     q: Tensor, plan: Plan, scale: Any, block_q: Any, block_k: Any, window: Any, softcap: Any
 ) -> tuple[Any, ...]:
-    """Return scale, tiles, window and softcap as the numbers that an operator takes.
-
-    Raises:
-        TypeError: One of them has the wrong type.
-        ValueError: One of them has a wrong value.
-    """
+    """Return scale, tiles, window and softcap as the numbers that an operator takes."""
     if scale is not None:
         scale_given(scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24)
         scale = float(scale)

@@ -204,8 +204,10 @@ def _words(x: np.ndarray) -> np.ndarray:
 
 def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) -> str:
     f = format_named(FORMATS[a.dtype.name]) if a.dtype.name in FORMATS else None
-    at, steps = _farthest(a, b, wrong, f)
-    first = int(np.flatnonzero(wrong)[0]) == at
+    among = np.flatnonzero(wrong)
+    steps = np.ravel(distance(wide(a), wide(b), f)) if f else np.zeros(a.size, int)
+    at = int(among[np.argmax(steps[among])])
+    first = int(among[0]) == at
     where = differences.place(at, a.shape)
     words = f"the first at {where} is the farthest" if first else f"the farthest at {where}"
     lines = [
@@ -216,14 +218,5 @@ def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) ->
     return differences.joined(
         differences.titled(what, f"{head}, {words}"),
         *lines,
-        differences.apart(steps, f) if f else "",
+        differences.apart(int(steps[at]), f) if f else "",
     )
-
-
-def _farthest(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, f: Format | None) -> tuple[int, int]:
-    if f is None:
-        return int(np.flatnonzero(wrong)[0]), 0
-    steps = np.ravel(distance(wide(a), wide(b), f))
-    among = np.flatnonzero(wrong)
-    at = int(among[np.argmax(steps[among])])
-    return at, int(steps[at])

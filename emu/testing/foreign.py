@@ -134,9 +134,7 @@ def _called(function: Callable[..., Any], given: tuple[Any, ...], what: str) -> 
         before = {name: get() for name, (get, _) in _shared().items()}
         try:
             result = function(*given)
-        except KeyboardInterrupt:
-            raise
-        except ForeignError:
+        except (KeyboardInterrupt, ForeignError):
             raise
         except SystemExit as error:
             raise ForeignError(what, ends(error)) from error

@@ -368,15 +368,10 @@ def _value(
 ) -> float:
     """Return the carrier's number nearest to what was drawn.
 
-    Args:
-        f: the format.
-        dtype: the carrier.
-        exponent: the exponent of a normal number.
-        significand: the significand without its leading bit, in ulps.
-        kind: `_NORMAL`, `_SUBNORMAL`, or the zero, infinity or NaN that the result is.
-        move: infinity or 0.0 for the carrier's next number toward it, or None.
-        part: a part of an ulp that is added, in [0, 1).
-        sign: 1 or -1.
+    significand   without its leading bit, in ulps
+    kind          `_NORMAL`, `_SUBNORMAL`, or the zero, infinity or NaN that the result is
+    move          infinity or 0.0 for the carrier's next number toward it, or None
+    part          a part of an ulp that is added, in [0, 1)
     """
     if kind not in (_NORMAL, _SUBNORMAL):
         return sign * kind

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
-from roundscope.emu.blocks.layout import from_lines, layout_of
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.testing.casts.behaviors import FaultyCast
+from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.emu.testing.casts.block_behaviors import (
     equal_blocks,
     explanations,
@@ -174,7 +173,12 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     """Return the judgment of a quantizer that is meant to implement a block format."""
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
     pairs = [(x, quantized(function, x, asked)) for x in arrays]
-    known, cast = _explanations(pairs, asked)
+    results = [
+        (x, from_lines(np, found.y.astype(np.float32), layout_of(x.shape, asked, -1)))
+        for x, found in pairs
+    ]
+    carried = 0.0 if asked.power_of_two else CARRIED
+    known, cast = explanations(results, asked, carried)
     is_random = asked.element.mode is RoundingMode.STOCHASTIC
     pairs = [(x, under_cast(found, x, asked, cast)) for x, found in pairs]
     scales, exceptions = scale_agreements(pairs, asked)
@@ -205,7 +209,7 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
         done="are equal",
         known="rule",
         prefix=f"{shape} with ",
-        remaining=_remaining(arrays, pairs, best, asked),
+        remaining=_remaining(results, best, asked, carried),
         is_random=is_random,
         behaves_as=best.name if best.agree == best.of else own if is_asked else None,
         rows=rows,
@@ -228,27 +232,22 @@ def _element_rows(found: list[Quantized], f: BlockFormat) -> list[Row]:
     given, q, elements, products, smallest = flat
     kept = np.isfinite(q) & np.isfinite(products)
     usual, low, r = kept & (smallest == 0), kept & (smallest != 0), f.element
-    return [
-        *class_rows(q[usual], elements[usual], r, products[usual], given[usual]),
-        _smallest_row(given[low], q[low], elements[low], products[low], r),
-        zero_row(q[usual], elements[usual], r, r.format.negative_zero),
-    ]
-
-
-def _smallest_row(
-    given: Numbers, q: Numbers, elements: Numbers, products: Numbers, r: Rounding
-) -> Row:
-    good, expected = is_allowed(elements, q, r)
-    return row_of(
+    good, expected = is_allowed(elements[low], q[low], r)
+    smallest_row = row_of(
         "smallest elements",
         "Are the elements of blocks with the smallest scale rounded as asked?",
         good,
-        given,
-        elements * products,
-        expected * products,
+        given[low],
+        elements[low] * products[low],
+        expected * products[low],
         f=r.format,
-        scale=products,
+        scale=products[low],
     )
+    return [
+        *class_rows(q[usual], elements[usual], r, products[usual], given[usual]),
+        smallest_row,
+        zero_row(q[usual], elements[usual], r, r.format.negative_zero),
+    ]
 
 
 def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
@@ -257,14 +256,6 @@ def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
     smallest = np.broadcast_to((found.scales == f.scale.min_positive)[:, None], found.x.shape)
     arrays = (found.x, found.quotients, found.elements, products, smallest.astype(np.float64))
     return tuple(array.reshape(-1) for array in arrays)
-
-
-def _explanations(pairs: list[Pair], asked: BlockFormat) -> tuple[list[Agreement], FaultyCast]:
-    arrays = []
-    for x, found in pairs:
-        at = layout_of(x.shape, asked, -1)
-        arrays.append((x, from_lines(np, found.y.astype(np.float32), at)))
-    return explanations(arrays, asked, 0.0 if asked.power_of_two else CARRIED)
 
 
 def _allowed(pairs: list[Pair], asked: BlockFormat) -> Agreement:
@@ -279,28 +270,27 @@ def _allowed(pairs: list[Pair], asked: BlockFormat) -> Agreement:
 
 
 def _remaining(
-    arrays: list[np.ndarray], pairs: list[Pair], best: Agreement, asked: BlockFormat
+    results: list[tuple[np.ndarray, np.ndarray]],
+    best: Agreement,
+    asked: BlockFormat,
+    carried: float,
 ) -> str:
     """Return one of the blocks that the nearest known behavior does not explain, in words."""
     if best.agree == best.of:
         return ""
-    quantizer, carried = quantizer_named(best.name, asked), 0.0 if asked.power_of_two else CARRIED
-    for x, (_, found) in zip(arrays, pairs, strict=True):
-        y = from_lines(np, found.y.astype(np.float32), layout_of(x.shape, asked, -1))
+    quantizer = quantizer_named(best.name, asked)
+    for x, y in results:
         wrong = np.flatnonzero(~equal_blocks(quantizer(x), y, asked, carried))
         if wrong.size:
-            top = np.abs(found.x[wrong[0]]).max()
+            top = np.abs(to_lines(np, x, layout_of(x.shape, asked, -1))[wrong[0]]).max()
             return f", such as block {wrong[0]}, whose largest magnitude is {top:.9g}"
     return ""
 
 
 def _shape_name(f: BlockFormat) -> str:
     """Return the name of a block format, whatever its rule and its elements' rounding are."""
-    for name, known in BLOCK_NAMED.items():
-        if _shape(f) == _shape(known):
-            return name
-    return str(f)
 
+    def shape(f: BlockFormat) -> tuple[object, ...]:
+        return f.element.format, f.size, f.rows, f.scale, f.tensor
 
-def _shape(f: BlockFormat) -> tuple[object, ...]:
-    return f.element.format, f.size, f.rows, f.scale, f.tensor
+    return next((name for name, g in BLOCK_NAMED.items() if shape(g) == shape(f)), str(f))

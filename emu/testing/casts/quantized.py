@@ -118,7 +118,6 @@ def _candidates(asked: Numbers, x: Numbers, f: BlockFormat) -> list[Numbers]:
 
 
 CARRIED = 2.0**-22  # relative error of a number in float32 that is a product of two scales
-ARRAYS = ("x", "y", "elements", "scales", "score", "fit")  # those with a row for each block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,11 +156,6 @@ class Quantized:
         """The inputs divided by the scales that the quantizer used."""
         quotients: Numbers = self.x / (self.tensor * self.scales)[:, None]
         return quotients
-
-    def part(self, kept: np.ndarray) -> "Quantized":
-        """Return the blocks that a boolean array or a slice selects."""
-        arrays = {name: getattr(self, name)[kept] for name in ARRAYS}
-        return replace(self, **arrays)
 
 
 def quantized(function: Function, x: np.ndarray, f: BlockFormat) -> Quantized:

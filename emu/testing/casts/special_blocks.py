@@ -45,10 +45,10 @@ def _asked(ask: Question, function: Function, f: BlockFormat, name: str, questio
 
 
 def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
-    x, special, _ = _with(f, 0.0, whole=True)
-    found = quantized(function, x, f).part(special)
-    good = (found.y == 0).all(axis=1)
-    scale = np.unique(found.scales)
+    x, special = _with(f, 0.0, whole=True)
+    found = quantized(function, x, f)
+    good = (found.y[special] == 0).all(axis=1)
+    scale = np.unique(found.scales[special])
     note = f"their scale is {scale[0]:g}" if found.given and scale.size == 1 else ""
     row = _block_row(name, question, good)
     alone = quantized(function, x * 0, f)
@@ -58,11 +58,10 @@ def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
 
 
 def _not_finite(function: Function, f: BlockFormat, name: str, question: str, value: float) -> Row:
-    x, special, first = _with(f, value)
-    found = quantized(function, x, f).part(special)
-    y = found.y[np.arange(len(found.y)), first[special]]
+    x, special = _with(f, value)
+    blocks = quantized(function, x, f).y[special]
+    y, rest = blocks[:, 0], blocks[:, 1:]
     good = np.isnan(y) if np.isnan(value) else ~np.isfinite(y)
-    rest = np.delete(found.y, 0, axis=1)
     nan = int(np.isnan(rest).all(axis=1).sum())
     note = (
         "the whole block becomes NaN"
@@ -84,11 +83,11 @@ def _not_finite(function: Function, f: BlockFormat, name: str, question: str, va
 def _stays(function: Function, f: BlockFormat, name: str, question: str) -> Row:
     if f.element.mode is RoundingMode.STOCHASTIC:
         return skipped(name, question, RANDOM)
-    ordinary, _, _ = _with(f, 0.0)
+    ordinary, _ = _with(f, 0.0)
     before = quantized(function, ordinary, f)
     good = np.ones(len(before.y), bool)
     for value in (np.nan, np.inf):
-        x, special, _ = _with(f, value)
+        x, special = _with(f, value)
         after = quantized(function, x, f)
         good &= special | same(after.y, before.y).all(axis=1)
     row = _block_row(name, question, good[~special])
@@ -145,10 +144,8 @@ def _ragged(function: Function, f: BlockFormat, name: str, question: str) -> Row
     return _with_coins(_block_row(name, question, good), function, x, f)
 
 
-def _with(
-    f: BlockFormat, value: float, whole: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return an array, which of its blocks hold the value, and where in each block it stands.
+def _with(f: BlockFormat, value: float, whole: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return an array, and which of its blocks hold the value.
 
     whole: whether all numbers of such a block are the value; otherwise only the first is.
     """
@@ -156,9 +153,8 @@ def _with(
     at = layout_of(x.shape, f, -1)
     lines = to_lines(np, x, at).copy()
     special = np.arange(len(lines)) % EVERY == 1 % len(lines)
-    place = np.zeros(len(lines), int)
     lines[special, slice(None) if whole else slice(0, 1)] = value
-    return np.ascontiguousarray(from_lines(np, lines, at)), special, place
+    return np.ascontiguousarray(from_lines(np, lines, at)), special
 
 
 def _block_row(name: str, question: str, good: np.ndarray) -> Row:
