@@ -173,10 +173,7 @@ def _mask(mask: Array, lead: tuple[int, ...]) -> Array:
 class Replacement(Removable):
     """The attention that was put in the place of a model's own, until `remove` is called.
 
-    It is also a context manager that removes it at its end.
-
-    Attributes:
-        layers: The layers whose attention was replaced.
+    It is also a context manager that removes it at its end; `layers` are those that were replaced.
     """
 
 

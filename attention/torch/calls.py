@@ -86,10 +86,7 @@ Handler: TypeAlias = Callable[[Call], Tensor]
 class Interception(Removable):
     """Handlers that were put in the place of a model's attention, until `remove` is called.
 
-    It is also a context manager that removes them at its end.
-
-    Attributes:
-        layers: The layers whose calls are seen.
+    It is also a context manager that removes them at its end; `layers` are those that are seen.
     """
 
 
