@@ -67,9 +67,6 @@ def probed(
     Args:
         run: The function, called as run(q, k, v, options), with `scale=` behind if it takes it.
         q: (..., T, N, H); k: (..., S, G, H); v: (..., S, G, Hv); do: (..., T, N, Hv).
-        k: See q.
-        v: See q.
-        do: See q.
         options: The function's other arguments that are arrays.
         scale: The factor of the scores.
         takes_scale: Whether the function has an argument `scale`.

@@ -267,7 +267,8 @@ def assert_deterministic(
         "calls", calls, 2, "it is the number of calls, such as 3, and a second call is needed"
     )
     names = _names("results", results, RESULTS)
-    called = _kernel(kernel, names, library, layout, dtype)
+    backward = any(name != "out" for name in names)
+    called = kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
     x = _called(inputs, is_causal, dtype)
     first = called(x)
     for number in range(2, calls + 1):
@@ -328,7 +329,8 @@ def assert_invariant(
     """
     __tracebackhide__ = True
     names = _names("results", results, RESULTS)
-    called = _kernel(kernel, names, library, layout, dtype)
+    backward = any(name != "out" for name in names)
+    called = kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
     x = _called(inputs, is_causal, dtype)
     kinds = _kinds(called, x, to)
     check_truth("bits", bits)
@@ -364,18 +366,6 @@ def _called(inputs: Inputs | None, is_causal: bool | None, dtype: str) -> Inputs
     if inputs is None:
         inputs = draw("gaussian", batch=2, tokens=100, heads=4, is_causal=True, dtype=dtype)
     return inputs if is_causal is None else replace(inputs, is_causal=is_causal)
-
-
-def _kernel(
-    kernel: Callable[..., Any] | str,
-    results: tuple[str, ...],
-    library: str | None,
-    layout: str | None,
-    dtype: str,
-) -> Kernel:
-    """Return a kernel that takes gradients only if they are compared."""
-    backward = any(name != "out" for name in results)
-    return kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
 
 
 def _kinds(kernel: Kernel, x: Inputs, to: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -110,12 +110,8 @@ def check_edges(
         dtype: The type of the inputs and of the results.
         names: The names of the edges that are asked about; None for all of `edge_names`.
     """
-
-    def is_wanted(name: str) -> bool:
-        return names is None or name in names
-
     for name, x in edges(features, is_causal, dtype):
-        if is_wanted(name):
+        if names is None or name in names:
             yield _asked(name, lambda x=x: judged(kernel, plan, x, margins, dtype))  # type: ignore[misc]
     x = draw("gaussian", batch=1, heads=2, tokens=TOKENS, features=features, dtype=dtype)
     x = replace(x, is_causal=is_causal)
@@ -127,7 +123,7 @@ def check_edges(
         BLIND_ROWS: lambda: _rows_without_keys(kernel, plan, masked, margins, dtype),
     }
     for name, ask in special.items():
-        if not is_wanted(name):
+        if names is not None and name not in names:
             continue
         if name in MASKED and not takes(kernel, "mask"):
             sentence = "The kernel takes no mask."

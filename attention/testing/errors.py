@@ -280,15 +280,6 @@ def gross(kind: str, pair: Pair, margins: Margins, unit: float) -> Iterator[Gros
 def all_gross(
     kind: str, x: Inputs, own: Outputs, theirs: Outputs, margins: Margins, unit: float
 ) -> Iterator[Gross]:
-    """Yield the worst head of each gross problem of all results of a call.
-
-    Args:
-        kind: The kind of inputs in words.
-        x: The inputs.
-        own: The kernel's results.
-        theirs: The plan's results.
-        margins: The ratios of errors that are gross.
-        unit: The least error that is taken for the plan's.
-    """
+    """Yield the worst head of each gross problem of all results of a call, as `gross` does."""
     for pair in pairs(x, own, theirs):
         yield from gross(kind, pair, margins, unit)

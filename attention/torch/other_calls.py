@@ -57,10 +57,8 @@ def without_fast_path() -> Callable[[], None]:
     """Switch the fast path of `nn.TransformerEncoder` off, which calls no attention of a module.
 
     It serves models in eval mode without gradients, layer by layer, and skips padding. The switch
-    is `torch.backends.mha.set_fastpath_enabled`, which is one for the process.
-
-    Returns:
-        A function that restores it, as it was before the first of several calls.
+    is `torch.backends.mha.set_fastpath_enabled`, which is one for the process. The function that is
+    returned restores it, as it was before the first of several calls.
     """
     _slow.append(torch.backends.mha.get_fastpath_enabled())
     torch.backends.mha.set_fastpath_enabled(False)
@@ -79,12 +77,7 @@ def weighted(
     """Return what `F.multi_head_attention_forward` does with need_weights=True.
 
     The weights are those of the call's own attention, also where handlers answer otherwise.
-
-    Args:
-        call_of: Makes a `Call` of the arguments of SDPA.
-        answer: Returns the output of a call by the handlers.
-        *args: Arguments of `F.multi_head_attention_forward`.
-        **options: More of them.
+    `call_of` makes a `Call` of the arguments of SDPA, and `answer` lets the handlers answer it.
     """
     is_causal = options.pop("is_causal", False) and options.get("attn_mask") is None
     is_averaged = options.pop("average_attn_weights", True)
@@ -180,12 +173,8 @@ IGNORED = frozenset(
 def routed(modules: Sequence[nn.Module], answered: Callable[..., Tensor]) -> Callable[[], None]:
     """Let the handlers of modules answer for an implementation other than SDPA.
 
-    Args:
-        modules: The modules that call attention; those of other libraries are left alone.
-        answered: Takes the chain of handlers of a module and a `Call`, and returns the output.
-
-    Returns:
-        A function that restores the configs.
+    Modules of other libraries are left alone. `answered` takes the chain of handlers of a module
+    and a `Call`, and returns the output. The function that is returned restores the configs.
 
     Raises:
         ValueError: An implementation whose calls cannot be seen.

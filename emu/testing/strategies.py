@@ -161,8 +161,7 @@ def values(
         1.00390625
     """
     if format is None:
-        held = "float64" if carrier_named(carrier).itemsize > 4 else "float32"
-        return formats(carrier=held).flatmap(
+        return _held_formats(carrier_named(carrier)).flatmap(
             lambda f: values(f, carrier, infinities=infinities, nan=nan)
         )
     f, dtype = rounding(format).format, carrier_named(carrier)
@@ -211,8 +210,7 @@ def arrays(
     dtype = carrier_named(carrier)
     shapes = hnp.array_shapes(max_dims=3, max_side=8) if shape is None else shape
     if format is None:
-        held = "float64" if dtype.itemsize > 4 else "float32"
-        return formats(carrier=held).flatmap(
+        return _held_formats(dtype).flatmap(
             lambda f: arrays(f, carrier, shape=shape, infinities=infinities, nan=nan)
         )
     numbers = values(format, carrier, infinities=infinities, nan=nan)
@@ -286,6 +284,10 @@ def blocks(
     if count < 1:
         raise ValueError(f"count={count}: an array has at least one block")
     return np.concatenate([draw(_block(f, dtype)) for _ in range(count)], axis=1)
+
+
+def _held_formats(dtype: np.dtype) -> st.SearchStrategy[Format]:
+    return formats(carrier="float64" if dtype.itemsize > 4 else "float32")
 
 
 @st.composite
