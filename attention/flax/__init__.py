@@ -4,7 +4,6 @@
 of a model, and `tap` lets `roundscope.jax.capture` and `roundscope.jax.watch` hear them.
 """
 
-from roundscope.attention.flax.layers import Replacement, tap, use
-from roundscope.attention.flax.plans import attention_fn
+from roundscope.attention.flax.layers import Replacement, attention_fn, tap, use
 
 __all__ = ["Replacement", "attention_fn", "tap", "use"]

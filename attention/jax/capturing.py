@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jaxlib.version
 
-from roundscope.attention.jax.host import send
-from roundscope.attention.jax.tapping import Call, heard_by, layer_name, listening
+from roundscope.attention.jax.tapping import Call, heard_by, listening, send
 from roundscope.attention.models.capture_file import (
     Captured,
     Choice,
@@ -131,9 +130,7 @@ class _Recorder:
             arrays["mask"] = choice.of_mask(call.mask, shape, groups)
         facts = call.facts
 
-        def receive(found: dict[str, Any]) -> None:
-            n = int(found.pop("number"))
-            layer = call.layer or Layer(name=layer_name(n), number=n)
+        def receive(layer: Layer, found: dict[str, Any]) -> None:
             if call.layer is None and not self.wants(layer):
                 return
             step = self.calls[layer]
@@ -152,12 +149,13 @@ class _Recorder:
                     )
                 )
 
-        send(receive, arrays | {"number": call.number})
+        send(call, receive, arrays)
 
     def captured(self) -> list[Captured]:
         """Return what was kept, by step and layer."""
         kept, self.kept = self.kept, []
-        return sorted((finished(call, self.choice) for call in kept), key=_place)
+        calls = [finished(call, self.choice) for call in kept]
+        return sorted(calls, key=lambda call: (call.step, call.number))
 
     def heard(self) -> str:
         """Return what was heard of, for an error."""
@@ -168,10 +166,6 @@ class _Recorder:
             )
         of_layers = ", ".join(f"{x.number} {x.name}: {n} calls" for x, n in self.calls.items())
         return f"layers={shown(self.layers)}, steps={self.steps}, but heard were {of_layers}"
-
-
-def _place(call: Captured) -> tuple[int, int]:
-    return call.step, call.number
 
 
 def _about() -> dict[str, str]:

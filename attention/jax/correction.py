@@ -1,7 +1,19 @@
-"""`corrected`: an attention function whose dS has rows that sum to zero, whatever kernel it is."""
+"""Row sums of dS of any attention function, and `corrected`: the function without them.
 
+In exact arithmetic every row of dS = P (dP - delta) sums to zero. A feature of ones behind K, with
+zeros behind Q, V and dO, changes neither the scores nor dP, and dQ = scale dS K then has the row
+sums as its last feature:
+
+    Q' = [Q | 0]   K' = [K | 1 0 ...]   V' = [V | 0]   dO' = [dO | 0]      dQ'[H] = scale r
+
+The scale is that of the H features that there were. A function without an argument `scale` is taken
+to use 1 / sqrt of the number of features: it is given 4 H of them, and 2 Q. That is exact, since
+1 / sqrt(4 H) is half the scale.
+"""
+
+from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +26,81 @@ from roundscope.attention.jax.options import (
     scale_of,
     takes_scale,
 )
-from roundscope.attention.jax.probes import probed, wide
 from roundscope.emu.shown import shown
+
+GROUP = 8  # kernels want so many features, or twice as many, and so on
+
+
+class Probe(NamedTuple):
+    """What an attention function returns with a feature of ones.
+
+    Attributes:
+        out: The output, (B, T, N, Hv): in exact arithmetic that of the plain call.
+        dq: dQ, (B, T, N, H).
+        dk: dK, (B, S, G, H).
+        dv: dV, (B, S, G, Hv).
+        scaled_sums: The row sums of dS, times the scale, (B, T, N), in the type of dQ.
+        of_options: The gradients of the function's other arguments.
+    """
+
+    out: Array
+    dq: Array
+    dk: Array
+    dv: Array
+    scaled_sums: Array
+    of_options: Any
+
+
+def probed(
+    run: Callable[..., Array],
+    q: Array,
+    k: Array,
+    v: Array,
+    do: Array,
+    options: Any,
+    *,
+    scale: float,
+    takes_scale: bool,
+) -> Probe:
+    """Return the results of one forward and backward with a feature of ones.
+
+    Args:
+        run: The function, called as run(q, k, v, options), with `scale=` behind if it takes it.
+        q: (..., T, N, H); k: (..., S, G, H); v: (..., S, G, Hv); do: (..., T, N, Hv).
+        options: The function's other arguments that are arrays.
+        scale: The factor of the scores.
+        takes_scale: Whether the function has an argument `scale`.
+    """
+    features, of_v = q.shape[-1], v.shape[-1]
+    more, factor = (GROUP - features % GROUP, 1) if takes_scale else (3 * features, 2)
+    more_v = more if of_v == features else 0  # many functions want as many features of V as of K
+    said = {"scale": scale} if takes_scale else {}
+    wide_q, wide_v, wide_do = (
+        _widened(x, n) for x, n in ((q * factor, more), (v, more_v), (do, more_v))
+    )
+    wide_k = _widened(k, more).at[..., features].set(1)
+    out, pull = jax.vjp(
+        lambda q, k, v, options: run(q, k, v, options, **said), wide_q, wide_k, wide_v, options
+    )
+    dq, dk, dv, of_options = pull(wide_do.astype(out.dtype))
+    dq = dq * factor
+    return Probe(
+        out=out[..., :of_v],
+        dq=dq[..., :features],
+        dk=dk[..., :features],
+        dv=dv[..., :of_v],
+        scaled_sums=dq[..., features],
+        of_options=of_options,
+    )
+
+
+def wide(x: Array) -> Array:
+    """Return x in binary32, or in binary64 if it is that."""
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def _widened(x: Array, more: int) -> Array:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, more)])
 
 
 def corrected(attention: Attention) -> Attention:
@@ -30,7 +115,7 @@ def corrected(attention: Attention) -> Attention:
     where dQ* and dK* are those of rows that sum to zero. All that is needed to subtract them can be
     had from the function itself:
 
-        scale r          the last feature of dQ, with a feature of ones behind K (`jax.probes`)
+        scale r          the last feature of dQ, with a feature of ones behind K
         P K              the output with K in the place of V
         P^T (scale r Q)  the gradient of that V, where the gradient of the output is scale r Q
 
@@ -75,7 +160,7 @@ def corrected(attention: Attention) -> Attention:
     def call(*args: Any, **options: Any) -> Any:
         own = given(attention, args, options)
         check_understood(attention, own)
-        scale, has_scale = scale_of(attention, own), takes_scale(attention, own)
+        scale, has_scale = scale_of(own), takes_scale(attention, own)
 
         def run(q: Any, k: Any, v: Any, arrays: Any, **more: Any) -> Any:
             return attention(q, k, v, **arrays, **(own.others | more))

@@ -67,6 +67,7 @@ class Given:
         v: Values, (..., S, G, Hv).
         arrays: The other arguments that are arrays, such as a mask.
         others: The other arguments that are not; part of the program.
+        all: Both, and the defaults of arguments that are not given.
     """
 
     q: Any
@@ -74,6 +75,7 @@ class Given:
     v: Any
     arrays: dict[str, Any]
     others: dict[str, Any]
+    all: dict[str, Any]
 
 
 def given(attention: Attention, args: tuple[Any, ...], options: Mapping[str, Any]) -> Given:
@@ -99,7 +101,8 @@ def given(attention: Attention, args: tuple[Any, ...], options: Mapping[str, Any
     named = {name: x.item() if _is_number(x) else x for name, x in named.items()}
     arrays = {name: x for name, x in named.items() if is_of_jax(x) or isinstance(x, np.ndarray)}
     others = {name: x for name, x in named.items() if name not in arrays}
-    return Given(q=q, k=k, v=v, arrays=arrays, others=others)
+    known = defaults(attention) | others | arrays
+    return Given(q=q, k=k, v=v, arrays=arrays, others=others, all=known)
 
 
 def facts_of(
@@ -117,7 +120,7 @@ def facts_of(
         ValueError: An argument is not understood, or it is not known whether the call is causal.
     """
     check_understood(attention, call)
-    named = defaults(attention) | call.others | call.arrays
+    named = call.all
     if is_causal is None and "is_causal" not in named:
         raise ValueError(
             f"{_name(attention)}: it has no argument is_causal, so that it is not known which keys"
@@ -129,7 +132,7 @@ def facts_of(
     implementation = named.get("implementation")
     return Facts(
         is_causal=bool(causal),
-        scale=scale_of(attention, call) if scale is None else float(scale),
+        scale=scale_of(call) if scale is None else float(scale),
         takes_scale=takes_scale(attention, call),
         window=_window(named.get("local_window_size"), bool(causal)) or named.get("window"),
         implementation=" ".join(x for x in (_name(attention), implementation) if x),
@@ -141,14 +144,23 @@ def check_understood(attention: Attention, call: Given) -> None:
 
     Among them are softcaps, sinks and dropout, with which the rows of dS need not sum to zero.
     """
-    named = defaults(attention) | call.others | call.arrays
-    for name, value in named.items():
-        _check_understood(attention, name, value, named)
+    for name, value in call.all.items():
+        is_array = is_of_jax(value) or isinstance(value, np.ndarray)
+        asks_nothing = not is_array and value in NONE
+        is_off = name == "dropout_rate" and call.all.get("deterministic", False)
+        if name in UNDERSTOOD or name in HARMLESS or asks_nothing or is_off:
+            continue
+        is_short = isinstance(value, (bool, int, float, str, tuple))
+        raise ValueError(
+            f"{name}={repr(value) if is_short else type(value).__name__}: an argument of"
+            f" {_name(attention)} that changes what is computed and is not modelled here; leave it"
+            f" out to capture, watch or correct the call, or use only {', '.join(UNDERSTOOD)}"
+        )
 
 
-def scale_of(attention: Attention, call: Given) -> float:
+def scale_of(call: Given) -> float:
     """Return the factor of the scores of a call: its argument, or 1 / sqrt(H)."""
-    scale = (defaults(attention) | call.others | call.arrays).get("scale")
+    scale = call.all.get("scale")
     if scale is None:
         return 1.0 / math.sqrt(call.q.shape[-1])
     if is_traced(scale):
@@ -184,24 +196,6 @@ def defaults(attention: Attention) -> dict[str, Any]:
     return {p.name: p.default for p in behind if p.default is not inspect.Parameter.empty}
 
 
-def _check_understood(
-    attention: Attention, name: str, value: Any, named: Mapping[str, Any]
-) -> None:
-    if name in UNDERSTOOD or name in HARMLESS:
-        return
-    if not (is_of_jax(value) or isinstance(value, np.ndarray)) and value in NONE:
-        return
-    if name == "dropout_rate" and named.get("deterministic", False):
-        return
-    is_short = isinstance(value, (bool, int, float, str, tuple))
-    shown = repr(value) if is_short else type(value).__name__
-    raise ValueError(
-        f"{name}={shown}: an argument of {_name(attention)} that changes what is computed and is"
-        f" not modelled here; leave it out to capture, watch or correct the call, or use only"
-        f" {', '.join(UNDERSTOOD)}"
-    )
-
-
 def _window(size: Any, is_causal: bool) -> int | None:
     """Return how many keys a query sees, its own included, of JAX's window (left, right)."""
     if size is None:
@@ -216,13 +210,11 @@ def _window(size: Any, is_causal: bool) -> int | None:
 
 
 def _is_number(x: Any) -> bool:
-    """Return whether x is an array of one number whose value is known."""
     is_array = is_of_jax(x) or isinstance(x, np.ndarray)
     return is_array and not is_traced(x) and x.shape == () and isinstance(x.dtype, np.dtype)
 
 
 def _signature(attention: Attention) -> inspect.Signature | None:
-    """Return the signature of a function, or None if it has none that can be read."""
     try:
         return inspect.signature(attention)
     except ValueError:
@@ -230,6 +222,5 @@ def _signature(attention: Attention) -> inspect.Signature | None:
 
 
 def _name(attention: Any) -> str:
-    """Return what a function is called."""
     own = getattr(attention, "func", attention)  # of a partial
     return str(getattr(own, "__name__", type(own).__name__))

@@ -19,7 +19,8 @@ from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from roundscope.attention.arguments import causal_given, is_traced, scale_given
 from roundscope.attention.jax.options import Attention, Facts, Given, facts_of, given, scores_bias
@@ -166,12 +167,11 @@ def _layer_given(name: str | None, number: int | None, layer: Any) -> Layer | st
         return name if number is None else Layer(name=name, number=number)
     if is_traced(layer):
         return None
-    return Layer(name=layer_name(int(layer)), number=int(layer))
+    return _layer_numbered(int(layer))
 
 
-def layer_name(number: int) -> str:
-    """Return the name of a layer that has only a number."""
-    return f"layers.{number}"
+def _layer_numbered(number: int) -> Layer:
+    return Layer(name=f"layers.{number}", number=number)
 
 
 class _Site:
@@ -223,11 +223,11 @@ class _Site:
 
     def hand(self, number: Array, tensors: Arrays, arrays: Arrays) -> None:
         """Hand a call to those who want it."""
-        tensors = {name: _four_axes(x) for name, x in tensors.items()}
-        own = {name: _four_axes_of(x, name) for name, x in arrays.items()}
+        tensors = {name: four_axes(x) for name, x in tensors.items()}
+        own = {name: _mask_axes(x) for name, x in arrays.items()}
         for listener, layer in self.listeners:
             if layer is None or listener.wants(layer):
-                _handed(self, listener, layer, number, tensors, own)
+                self._handed(listener, layer, number, tensors, own)
 
     def run_entry(self, q: Any, k: Any, v: Any, arrays: Arrays, **more: Any) -> Array:
         """Return the function's output for one entry of the batch, (1, T, N, Hv)."""
@@ -237,49 +237,47 @@ class _Site:
         out = self.attention(q, k, v, **own, **(self.call.others | more))
         return jnp.asarray(out).reshape(1, *out.shape[axes - 3 :])
 
+    def _handed(
+        self,
+        listener: Listener,
+        layer: Layer | None,
+        number: Array,
+        tensors: Arrays,
+        arrays: Arrays,
+    ) -> None:
+        """Hand a call to a listener; axes that `jax.vmap` maps over are a part of the batch."""
 
-def _handed(
-    site: _Site,
-    listener: Listener,
-    layer: Layer | None,
-    number: Array,
-    tensors: Arrays,
-    arrays: Arrays,
-) -> None:
-    """Hand a call to a listener, with the axes that `jax.vmap` maps over as a part of the batch."""
-    names, of_arrays = tuple(tensors), tuple(arrays)
-
-    @jax.custom_batching.custom_vmap
-    def hand(number: Array, tensors: tuple[Array, ...], arrays: tuple[Array, ...]) -> tuple[()]:
-        options = dict(zip(of_arrays, arrays, strict=True))
-        listener.hear(
-            Call(
-                layer=layer,
-                number=number,
-                facts=site.facts,
-                tensors=dict(zip(names, tensors, strict=True)),
-                mask=scores_bias(options),
-                options=options,
-                run=site.run_entry,
+        @jax.custom_batching.custom_vmap
+        def hand(number: Array, tensors: Arrays, options: Arrays) -> tuple[()]:
+            listener.hear(
+                Call(
+                    layer=layer,
+                    number=number,
+                    facts=self.facts,
+                    tensors=tensors,
+                    mask=scores_bias(options),
+                    options=options,
+                    run=self.run_entry,
+                )
             )
-        )
-        return ()
+            return ()
 
-    @hand.def_vmap
-    def mapped(size: int, is_mapped: Any, number: Array, tensors: Any, arrays: Any) -> Any:
-        if is_mapped[0]:
-            raise ValueError(
-                "layer: jax.vmap maps over it; a call is one layer, so map over other arguments"
+        @hand.def_vmap
+        def mapped(size: int, is_mapped: Any, number: Array, tensors: Any, options: Any) -> Any:
+            is_of_number, of_tensors, of_options = is_mapped
+            if is_of_number:
+                raise ValueError(
+                    "layer: jax.vmap maps over it; a call is one layer, so map over other arguments"
+                )
+            entries = tensors["q"].shape[1 if of_tensors["q"] else 0]
+            hand(
+                number,
+                {n: _merged(x, size, of_tensors[n]) for n, x in tensors.items()},
+                {n: _merged_option(x, size, of_options[n], entries) for n, x in options.items()},
             )
-        entries = tensors[names.index("q")].shape[1 if is_mapped[1][names.index("q")] else 0]
-        tensors = tuple(_merged(x, size, m) for x, m in zip(tensors, is_mapped[1], strict=True))
-        arrays = tuple(
-            _merged_option(x, size, m, entries) for x, m in zip(arrays, is_mapped[2], strict=True)
-        )
+            return (), ()
+
         hand(number, tensors, arrays)
-        return (), ()
-
-    hand(number, tuple(tensors.values()), tuple(arrays.values()))
 
 
 def _numbered(listener: Listener, layer: Layer | str | None) -> Layer | None:
@@ -304,15 +302,15 @@ def _merged_option(x: Array, size: int, is_mapped: bool, entries: int) -> Array:
     return _merged(jnp.broadcast_to(x, shape), size, is_mapped)
 
 
-def _four_axes(x: Any) -> Array:
+def four_axes(x: Any) -> Array:
     """Return (..., T, N, H) as (B, T, N, H)."""
     return jnp.asarray(x).reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
-def _four_axes_of(x: Any, name: str) -> Array:
+def _mask_axes(x: Any) -> Array:
     """Return a mask or bias that broadcasts to (..., N, T, S) as (B or 1, N or 1, T, S)."""
     if x.ndim > 4:
-        return _four_axes(x)
+        return four_axes(x)
     return jnp.asarray(x).reshape((1,) * (4 - x.ndim) + x.shape)
 
 
@@ -321,6 +319,23 @@ def _with_axes(x: Array, axes: int) -> Array:
     return x.reshape((1,) * max(axes - 4, 0) + x.shape[max(4 - axes, 0) :])
 
 
-def of_entry(options: Mapping[str, Any], entry: int = 0) -> Arrays:
-    """Return the masks of one entry of the batch, (1, N or 1, T, S)."""
-    return {name: x if x.shape[0] == 1 else x[entry : entry + 1] for name, x in options.items()}
+def send(
+    call: Call,
+    receive: Callable[[Layer, dict[str, np.ndarray]], None],
+    arrays: Mapping[str, Array],
+) -> None:
+    """Let a program call `receive` on the host, with a call's layer and these arrays by name.
+
+    The call may come later than the program returns; `jax.effects_barrier()` waits for it. Types
+    are kept: JAX runs callbacks in a thread of its own, where `jax.enable_x64` of the caller does
+    not hold and numbers of 64 bits would lose half of them, so they travel as pairs of 32 bits.
+    """
+    wide = {name: np.dtype(x.dtype) for name, x in arrays.items() if x.dtype.itemsize == 8}
+
+    def received(number: Any, found: dict[str, Any]) -> None:
+        own = {name: np.array(x) for name, x in found.items()}
+        own |= {name: own[name].view(dtype)[..., 0] for name, dtype in wide.items()}
+        receive(call.layer or _layer_numbered(int(number)), own)
+
+    halves = {name: lax.bitcast_convert_type(arrays[name], jnp.uint32) for name in wide}
+    jax.debug.callback(received, call.number, dict(arrays) | halves)

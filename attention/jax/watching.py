@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.jax.host import send
+from roundscope.attention.jax.correction import probed, wide
 from roundscope.attention.jax.options import Facts
-from roundscope.attention.jax.probes import probed, wide
-from roundscope.attention.jax.tapping import Call, layer_name, listening, of_entry
+from roundscope.attention.jax.tapping import Call, listening, send
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
-from roundscope.attention.models.drift import HeadNumbers, head_numbers
+from roundscope.attention.models.drift import HeadNumbers, HeadTensors, head_numbers
 from roundscope.attention.models.selection import Layer, heads_given, heads_of
 from roundscope.attention.models.watcher import Watcher
 from roundscope.emu.numbers import check_count, check_truth
@@ -83,8 +82,8 @@ class Watch:
             )
         for layer, (_, _, off) in self._probe.found.items():
             _check_same_output(layer, off, self._probe.facts)
-        found = {layer: own[:2] for layer, own in sorted(self._probe.found.items(), key=_number)}
-        return self._watcher.look(step, found)
+        layers = sorted(self._probe.found, key=lambda layer: layer.number)
+        return self._watcher.look(step, {layer: self._probe.found[layer][:2] for layer in layers})
 
 
 def watch(
@@ -100,10 +99,10 @@ def watch(
     """Return a watch over tapped attention: does its arithmetic leak into the queries' gradient?
 
     In exact arithmetic the rows of dS sum to zero. A look measures how far they do not, with the
-    model's own kernel, forward and backward (`attention.jax.probes`), and how large a part of the
-    gradient this makes (`attention.models.drift`). It runs a jitted program of its own, which is
-    compiled once for each shape of the arguments and returns only a few numbers for each head. The
-    training step is not touched.
+    model's own kernel, forward and backward (`attention.jax.correction`), and how large a part of
+    the gradient this makes (`attention.models.drift`). It runs a jitted program of its own, which
+    is compiled once for each shape of the arguments and returns only a few numbers for each head.
+    The training step is not touched.
 
     A look costs one forward and backward of the model on the arguments that it is given, and about
     twice the attention of one sequence on top. Only the first entry of the batch is measured, so
@@ -165,13 +164,12 @@ class _Probe:
         self.facts = call.facts
         heads = heads_of(self.heads, call.tensors["q"].shape[2])
 
-        def receive(found: dict[str, Any]) -> None:
-            n, off = int(found.pop("number")), float(found.pop("off"))
-            layer = call.layer or Layer(name=layer_name(n), number=n)
+        def receive(layer: Layer, found: dict[str, Any]) -> None:
+            off = float(found.pop("off"))
             self.found.setdefault(layer, (heads, HeadNumbers(**found), off))
 
         off, numbers = _measured(call, heads)
-        send(receive, numbers._asdict() | {"number": call.number, "off": off})
+        send(call, receive, numbers._asdict() | {"off": off})
 
 
 def _measured(call: Call, heads: tuple[int, ...]) -> tuple[Array, HeadNumbers]:
@@ -184,27 +182,31 @@ def _measured(call: Call, heads: tuple[int, ...]) -> tuple[Array, HeadNumbers]:
         k,
         v,
         do,
-        of_entry(call.options),
+        {name: x[:1] for name, x in call.options.items()},
         scale=facts.scale,
         takes_scale=facts.takes_scale,
     )
     out, dq = (call.tensors[name][:1] for name in ("out", "dq"))
     own = np.array(heads)
     of_keys = own // (q.shape[2] // k.shape[2])
-    mask = _windowed(call.mask, facts, q.shape[1], k.shape[1])
-    if mask is not None and mask.shape[1] > 1:
-        mask = mask[:, own]
-    numbers = head_numbers(
-        *(_heads(x, of) for x, of in ((q, own), (k, of_keys), (v, of_keys), (do, own))),
+    mask = call.mask
+    if mask is not None:
+        mask = mask[0][own] if mask.shape[1] > 1 else mask[0]
+    given = HeadTensors(
+        q=_heads(q, own),
+        k=_heads(k, of_keys),
+        v=_heads(v, of_keys),
+        do=_heads(do, own),
         r=wide(_heads(probe.scaled_sums, own)) / facts.scale,
         dq=_heads(dq, own),
         out=_heads(out, own),
         scale=facts.scale,
         is_causal=facts.is_causal,
-        mask=None if mask is None else mask[0],
+        window=facts.window,
+        mask=mask,
         inputs=v[0].reshape(v.shape[1], -1) if q.shape[1] == k.shape[1] else None,
     )
-    return _norm(probe.out - out) / _norm(out), numbers
+    return _norm(probe.out - out) / _norm(out), head_numbers(given)
 
 
 def _heads(x: Array, heads: np.ndarray) -> Array:
@@ -212,30 +214,14 @@ def _heads(x: Array, heads: np.ndarray) -> Array:
     return x[0].swapaxes(0, 1)[heads]
 
 
-def _windowed(mask: Any, facts: Facts, queries: int, keys: int) -> Any:
-    """Return the mask of a call with its window in it; four axes."""
-    if facts.window is None:
-        return mask
-    apart = jnp.arange(queries)[:, None] - jnp.arange(keys)
-    near = (abs(apart) < facts.window)[None, None]
-    if mask is None:
-        return near
-    return mask & near if mask.dtype == bool else jnp.where(near, mask, -jnp.inf)
-
-
 def _norm(x: Array) -> Array:
     return jnp.sqrt((wide(x) ** 2).sum())
 
 
 def _check_same_output(layer: Layer, off: float, facts: Facts | None) -> None:
-    """Raise ValueError if attention with more features is another function."""
     if facts is not None and off > OFF:
         raise ValueError(
             f"layer {layer.number} ({layer.name}): with more features, {facts.implementation}"
             f" returns another output, off by {off:.2g} of its norm; its scale is not"
             f" {facts.scale:.6g}, or it treats features apart; give it an argument `scale`"
         )
-
-
-def _number(item: tuple[Layer, Any]) -> int:
-    return item[0].number

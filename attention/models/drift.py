@@ -24,6 +24,7 @@ Written once for NumPy, JAX (under jit as well) and PyTorch.
 
 import math
 import sys
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from roundscope.attention.alignment import Alignment, shift_of
@@ -82,28 +83,14 @@ class HeadSums(NamedTuple):
     exact: Any
 
 
-def head_numbers(
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
-    *,
-    r: Any,
-    dq: Any,
-    out: Any,
-    scale: float,
-    is_causal: bool = False,
-    alignment: Alignment | None = None,
-    mask: Any = None,
-    inputs: Any = None,
-    elements: int = ELEMENTS,
-) -> HeadNumbers:
-    """Return the numbers of each head of one layer, from one batch entry of its attention.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadTensors:
+    """What a backward of attention was given and returned: one batch entry of one layer.
 
-    P, P K and dS are computed from q, k, v and dO as they are given, in binary32, or in binary64 if
-    q is float64. They are held for some rows at a time, so that memory grows as T and not as T^2.
+    Several layers that are alike have an axis of layers (L, ...) in front of every tensor but the
+    mask, which they share.
 
-    Args:
+    Attributes:
         q: Queries (N, T, H), of any float type: an array of NumPy or JAX, or a tensor of PyTorch.
         k: Keys (G, S, H), where G divides N.
         v: Values (G, S, Hv).
@@ -115,10 +102,36 @@ def head_numbers(
         is_causal: Whether query t sees only keys s <= t, both counted from the start unless
             `alignment` says otherwise.
         alignment: "top-left" (None is too) or "bottom-right", as for `attend`.
+        window: How many keys a query sees, its own included; None for all.
         mask: True where a query sees a key, or floats that are added to the scores; broadcasts to
             (N, T, S).
         inputs: What W_Q reads, (T, D). By default the values of all key heads, side by side, stand
             for it, or ones where T is not S.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    r: Any
+    dq: Any
+    out: Any
+    scale: float
+    is_causal: bool = False
+    alignment: Alignment | None = None
+    window: int | None = None
+    mask: Any = None
+    inputs: Any = None
+
+
+def head_numbers(x: HeadTensors, elements: int = ELEMENTS) -> HeadNumbers:
+    """Return the numbers of each head of one layer, from one batch entry of its attention.
+
+    P, P K and dS are computed from q, k, v and dO as they are given, in binary32, or in binary64 if
+    q is float64. They are held for some rows at a time, so that memory grows as T and not as T^2.
+
+    Args:
+        x: The tensors of the layer.
         elements: How many scores are held at a time.
 
     Returns:
@@ -129,72 +142,47 @@ def head_numbers(
 
         >>> import numpy as np
         >>> q, k, v, do = np.random.default_rng(0).standard_normal((4, 2, 16, 8))
-        >>> found = head_numbers(q, k, v, do, r=np.zeros((2, 16)), dq=q, out=v, scale=0.5)
+        >>> zeros = np.zeros((2, 16))
+        >>> x = HeadTensors(q=q, k=k, v=v, do=do, r=zeros, dq=q, out=v, scale=0.5)
+        >>> found = head_numbers(x)
         >>> found.drift.tolist(), found.several_ones.tolist()
         ([0.0, 0.0], [0.0, 0.0])
     """
-    queries = q.shape[1]
-    q, k, v, do, r, dq, out = (x[None] for x in (q, k, v, do, r, dq, out))
-    sums = head_sums(
-        q,
-        k,
-        v,
-        do,
-        r=r,
-        dq=dq,
-        out=out,
-        scale=scale,
-        is_causal=is_causal,
-        alignment=alignment,
-        mask=mask,
-        inputs=None if inputs is None else inputs[None],
-        elements=elements,
-    )
-    return numbers_of_sums(HeadSums(*(x[0] for x in sums)), queries)
+    names = ("q", "k", "v", "do", "r", "dq", "out", "inputs")
+    tensors = {n: y[None] for n in names if (y := getattr(x, n)) is not None}
+    sums = head_sums(replace(x, **tensors), elements)
+    return numbers_of_sums(HeadSums(*(y[0] for y in sums)), x.q.shape[1])
 
 
-def head_sums(
-    q: Any,
-    k: Any,
-    v: Any,
-    do: Any,
-    *,
-    r: Any,
-    dq: Any,
-    out: Any,
-    scale: float,
-    is_causal: bool = False,
-    alignment: Alignment | None = None,
-    mask: Any = None,
-    inputs: Any = None,
-    elements: int = ELEMENTS,
-) -> HeadSums:
+def head_sums(x: HeadTensors, elements: int = ELEMENTS) -> HeadSums:
     """Return the sums of each head of several layers that have the same shapes, scale and mask.
 
-    Arguments are those of `head_numbers` with an axis of layers (L, ...) in front, but for the
-    mask, which the layers share. What is held at a time does not grow with the layers.
+    What is held at a time does not grow with the layers.
+
+    Args:
+        x: The tensors of the layers, with an axis of layers in front.
+        elements: How many scores are held at a time.
 
     Returns:
         The sums, (L, N) each, in binary32 or binary64, on the device of q.
     """
-    xp, ones_above = _namespace(q), 1.0 - HALF_ULP.get(_type_name(q), 2.0**-25)
-    kept = _type_name(q) if _type_name(q) == "float64" else "float32"
-    q, k, v, do, r, dq, out = (_cast(xp, x, kept) for x in (q, k, v, do, r, dq, out))
-    u = _stand_in(xp, v, q.shape[2]) if inputs is None else _cast(xp, inputs, kept)
+    xp, ones_above = _namespace(x.q), 1.0 - HALF_ULP.get(_type_name(x.q), 2.0**-25)
+    kept = _type_name(x.q) if _type_name(x.q) == "float64" else "float32"
+    q, k, v, do, r, dq, out = (_cast(xp, y, kept) for y in (x.q, x.k, x.v, x.do, x.r, x.dq, x.out))
+    u = _stand_in(xp, v, q.shape[2]) if x.inputs is None else _cast(xp, x.inputs, kept)
     layers, heads, queries = q.shape[:3]
-    first = shift_of(alignment, queries, k.shape[2]) if is_causal else None
-    attention = _Attention(xp, q * scale, k, v, do, first, mask, ones_above)
+    attention = _Attention(xp, replace(x, q=q * x.scale, k=k, v=v, do=do), ones_above)
     rows = max(1, elements // (layers * heads * k.shape[2]))
     parts = [
         attention.rows(slice(start, min(start + rows, queries)))
         for start in range(0, queries, rows)
     ]
     sizes, several, exact, pk = (
-        x[0] if len(x) == 1 else xp.concatenate(x, 2) for x in zip(*parts, strict=True)
+        y[0] if len(y) == 1 else xp.concatenate(y, 2) for y in zip(*parts, strict=True)
     )
     off = r - (r.sum(-1) / queries)[..., None]
     return HeadSums(
-        drift=_square_of_product(xp, u, pk * (r * scale)[..., None]),
+        drift=_square_of_product(xp, u, pk * (r * x.scale)[..., None]),
         gradient=_square_of_product(xp, u, dq),
         sums=r.sum(-1),
         squares=(r * r).sum(-1),
@@ -230,40 +218,29 @@ class _Attention:
     What has query heads has axes (L G, N / G, T, features), the others (L G, S, features).
     """
 
-    def __init__(
-        self,
-        xp: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        do: Any,
-        first: int | None,
-        mask: Any,
-        ones_above: float,
-    ) -> None:
-        """Arrange tensors (L, N, T, H) and (L, G, S, H); q is scaled.
-
-        first: the key at which query 0 of a causal call stands; None for calls that are not causal.
-        """
+    def __init__(self, xp: Any, x: HeadTensors, ones_above: float) -> None:
+        """Arrange the tensors of layers; q is scaled."""
         self.xp, self.matmul, self.ones_above = xp, _matmul(xp), ones_above
-        self.shape, self.groups, self.keys = tuple(q.shape[:3]), k.shape[1], k.shape[2]
-        self.q, self.do = (self._by_key_head(x) for x in (q, do))
-        k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+        self.shape, self.groups, self.keys = tuple(x.q.shape[:3]), x.k.shape[1], x.k.shape[2]
+        self.q, self.do = (self._by_key_head(y) for y in (x.q, x.do))
+        k, v = (y.reshape(-1, *y.shape[2:]) for y in (x.k, x.v))
         self.k, self.v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         self.vk, self.values = xp.concatenate((v, k), -1), v.shape[-1]
-        self.mask: Any = None if mask is None else _by_group(mask, self.groups, self.shape[1])
-        self.first, self.places = first, None
-        if first is not None:
-            self.places = xp.arange(max(self.shape[2], self.keys), **_place(xp, q))
+        self.mask: Any = None if x.mask is None else _by_group(x.mask, self.groups, self.shape[1])
+        self.is_causal, self.window, self.places = x.is_causal, x.window, None
+        if x.is_causal or x.window is not None:
+            self.places = xp.arange(max(self.shape[2], self.keys), **_place(xp, x.q))
+        # the key at which query 0 stands
+        self.first = shift_of(x.alignment, self.shape[2], self.keys)
         # in any other call every row sees a key, of a causal one its first
-        self.has_blind_rows = mask is not None or (first is not None and first < 0)
+        self.has_blind_rows = x.mask is not None or x.window is not None or self.first < 0
 
     def rows(self, t: slice) -> tuple[Any, Any, Any, Any]:
         """Return rowsum |dS|, whether several P are 1, the exact output and P K, of some rows.
 
         Their axes are (L, N, T) and (L, N, T, features).
         """
-        last = self.keys if self.first is None else t.stop + self.first
+        last = t.stop + self.first if self.is_causal else self.keys
         s = slice(0, max(1, min(last, self.keys)))
         q, do = (x[:, :, t].reshape(x.shape[0], -1, x.shape[-1]) for x in (self.q, self.do))
         p, several = self._weights(self.matmul(q, self.k[..., s]), t, s)
@@ -280,7 +257,10 @@ class _Attention:
         xp, shape = self.xp, scores.shape
         by_head = (-1, self.groups, self.shape[1] // self.groups, t.stop - t.start, shape[-1])
         if self.places is not None:
-            seen = self.places[t, None] + self.first >= self.places[s]
+            apart = self.places[t, None] + self.first - self.places[s]
+            seen = apart >= 0 if self.is_causal else abs(apart) < self.window
+            if self.is_causal and self.window is not None:
+                seen = seen & (apart < self.window)
             scores = xp.where(seen, scores.reshape(by_head), -math.inf).reshape(shape)
         if self.mask is not None:
             scores = self._masked(scores.reshape(by_head), t, s).reshape(shape)
@@ -291,13 +271,11 @@ class _Attention:
         total = e.sum(-1)[..., None]
         if self.has_blind_rows:
             total = xp.where(total > 0.0, total, 1.0)
-        ones = _cast(
-            xp, e >= self.ones_above, _type_name(e)
-        )  # sums of booleans are slow in PyTorch
+        # sums of booleans are slow in PyTorch
+        ones = _cast(xp, e >= self.ones_above, _type_name(e))
         return e / total, ones.sum(-1) > 1.5
 
     def _masked(self, scores: Any, t: slice, s: slice) -> Any:
-        """Return the scores of some rows with the mask in them."""
         mask = self.mask if self.mask.shape[2] == 1 else self.mask[:, :, t]
         mask = mask if mask.shape[3] == 1 else mask[..., s]
         if "bool" in str(mask.dtype):
@@ -338,7 +316,6 @@ def _quotient(xp: Any, x: Any, y: Any) -> Any:
 
 
 def _namespace(x: Any) -> Any:
-    """Return the module whose functions take x: numpy, jax.numpy or torch."""
     name = type(x).__module__.partition(".")[0]
     if name == "torch":
         return sys.modules["torch"]

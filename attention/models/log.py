@@ -12,7 +12,7 @@ Numbers that are not finite are null.
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,6 @@ def _cut_torn_line(file: Any) -> None:
 
 
 def _plain(look: Look) -> dict[str, Any]:
-    """Return a look as types of JSON."""
     alarm = look.alarm
     return {
         "watch": VERSION,
@@ -196,7 +195,6 @@ def _plain(look: Look) -> dict[str, Any]:
 
 
 def _look(path: str | Path, number: int, line: str) -> Look:
-    """Return the look that a line describes."""
     try:
         found = parsed(line)
         version = found["watch"]
@@ -217,10 +215,6 @@ def _look(path: str | Path, number: int, line: str) -> Look:
         raise ValueError(
             f"{path}: line {number} is spoiled: {amiss}; delete the line, or restore the log"
         )
-    return _of_plain(found)
-
-
-def _of_plain(found: Mapping[str, Any]) -> Look:
     alarm, threshold = found["alarm"], found["threshold"]
     return Look(
         step=int(found["step"]),

@@ -1,9 +1,10 @@
-"""A layer of a model, and which layers a user means."""
+"""A layer of a model, which layers a user means, and changes of layers that are taken back."""
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from types import TracebackType
+from typing import Self, cast
 
 from roundscope.emu.numbers import is_whole, listed
 from roundscope.emu.shown import shown
@@ -132,3 +133,30 @@ def _numbers(layers: str | int | Sequence[int]) -> set[int]:
 def _listed(known: Sequence[Layer]) -> str:
     first = [f"{layer.number} {layer.name}" for layer in known[:8]]
     return ", ".join(first) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
+
+
+class Removable:
+    """A change of a model, until `remove` is called; a context manager that does so at its end.
+
+    Attributes:
+        layers: The layers that are changed.
+    """
+
+    def __init__(self, layers: Sequence[Layer], undo: Sequence[Callable[[], object]]) -> None:
+        self.layers, self._undo = tuple(layers), list(undo)
+
+    def remove(self) -> None:
+        """Take the change back. A second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.remove()

@@ -32,13 +32,7 @@ class Watcher:
         log: str | Path | None = None,
         on_alarm: Callable[[Alarm], object] | None = None,
     ) -> None:
-        """Begin to follow a training.
-
-        Args:
-            threshold: The share above which there is an alarm, None for none.
-            log: The file to which looks are appended.
-            on_alarm: Called once, with the alarm; by default it is printed to stderr.
-        """
+        """Begin to follow a training; the arguments are those of `watch`."""
         self._shares, self._on_alarm, self.log = Shares(threshold), on_alarm, log
         self._is_on = False
         if on_alarm is not None and not callable(on_alarm):
@@ -125,7 +119,6 @@ def _shares(name: str, look: Look | LayerLook) -> dict[str, float]:
 
 
 def _means(name: str, numbers: Sequence[HeadNumbers]) -> dict[str, float]:
-    """Return what is said of the heads of one layer or more."""
 
     def of(which: str) -> list[float]:
         return [x for own in numbers for x in getattr(own, which)]

@@ -275,7 +275,7 @@ class QueryOrder(StrEnum):
 class Polynomial:
     """The columns of a tile in which a polynomial replaces the instruction ex2 in EXP.
 
-    FlashAttention-4 has such a polynomial (`emu.instructions.polynomial`).
+    FlashAttention-4 has such a polynomial (`emu.instructions.polynomials`).
 
     A tile consists of fragments of 32 columns. In every fragment from number `first` on, except the
     last of the tile, the polynomial computes column c of the fragment where (c - c % 2) % every >=

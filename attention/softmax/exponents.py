@@ -16,7 +16,7 @@ from roundscope.attention.softmax.maximum import finite, masked, new_maximum
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import LOG2_E, exp2_64, exp64
 from roundscope.emu.instructions.approximate import ex2, expf
-from roundscope.emu.instructions.polynomial import poly_ex2
+from roundscope.emu.instructions.polynomials import poly_ex2
 from roundscope.emu.roundings.modes import BINARY32
 
 LOG2_E32 = 1.44269502162933349609375  # binary32(log2 e)

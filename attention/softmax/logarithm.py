@@ -14,7 +14,7 @@ from roundscope.attention.softmax.maximum import finite
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import LOG2_E, log64
 from roundscope.emu.instructions.approximate import expf, lg2
-from roundscope.emu.instructions.logarithms import LN_2, log2f, logf
+from roundscope.emu.instructions.polynomials import LN_2, log2f, logf
 from roundscope.emu.roundings.modes import BINARY32
 
 

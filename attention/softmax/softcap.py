@@ -12,7 +12,7 @@ from roundscope.attention.plans.choices import CappedBy, Tanh
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.functions import tanh64
-from roundscope.emu.instructions.tanh import tanhf
+from roundscope.emu.instructions.polynomials import tanhf
 from roundscope.emu.roundings.modes import BINARY32
 
 FORWARD = (Site.SS, Site.CAP, Site.TANH)

@@ -51,11 +51,8 @@ class Verdict(NamedTuple):
 
 def strict(case: Case) -> Case:
     """Return a case as it counts if one is strict: some notes are failures."""
-    return replace(case, answer=Answer.FAIL) if _is_noted(case) else case
-
-
-def _is_noted(case: Case) -> bool:
-    return case.is_strict and case.answer is Answer.NOTE
+    is_noted = case.is_strict and case.answer is Answer.NOTE
+    return replace(case, answer=Answer.FAIL) if is_noted else case
 
 
 def not_run(test: str, name: str, error: Exception, began: float) -> Case:

@@ -1,28 +1,114 @@
 """Is a kernel as good as a plan? Both are compared with exact attention on the same tensors.
 
 The questions are paired: the errors of a kernel are compared with the errors that the plan has on
-the same inputs, since the plan itself is biased on some of them. `evidence` says how a paired
-difference becomes an answer.
+the same inputs, since the plan itself is biased on some of them. The test of a paired difference
+may be looked at again and again. Kernel and plan run on the same independently drawn heads, and
+each head gives a difference d of some error of theirs. If the kernel is as good as the plan, then d
+is as likely below as above its margin by the same amount: d - margin is symmetric around 0 or below
+it. For independent symmetric x_i, and for any u > 0,
+
+    P(sum x_i >= u sqrt(sum x_i^2)) <= exp(-u^2 / 2),
+
+since the signs are fair coins once the magnitudes are known (Hoeffding's inequality). It needs no
+normal distribution and no variance. The bound is never below exp(-n / 2) for n heads, so that too
+few heads give no evidence at all. Looks, results and directions share the false-alarm rate equally.
 """
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
-from roundscope.attention.testing.errors import STATISTICS, Errors, differences
-from roundscope.attention.testing.evidence import Evidence, State, heads_needed, weigh
+from roundscope.attention.testing.errors import (
+    STATISTICS,
+    Errors,
+    Gross,
+    Margins,
+    Pair,
+    differences,
+    gross,
+)
+from roundscope.attention.testing.errors import pairs as of_results
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import Kernel
-from roundscope.attention.testing.gross import Gross, Pair, gross
-from roundscope.attention.testing.gross import pairs as of_results
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.stats.comparison import agree
 from roundscope.emu.testing.foreign import raised
+
+CLEAR = 3.0  # standard errors below its margin at which a difference is settled
+
+
+class State(StrEnum):
+    """The state of a question: answered by "alarm" or "fine", still "open", or "undefined".
+
+    It is undefined where a number of the results is not finite, so that they have no bias.
+    """
+
+    ALARM = "alarm"
+    FINE = "fine"
+    OPEN = "open"
+    UNDEFINED = "undefined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """How clearly differences exceed their margin.
+
+    Attributes:
+        mean: The mean difference.
+        error: The standard error of the mean.
+        chance: A bound of the probability of differences like these, or clearer ones, if the kernel
+            is as good as the plan.
+        state: The answer.
+    """
+
+    mean: float
+    error: float
+    chance: float
+    state: State
+
+
+def chance(x: np.ndarray) -> float:
+    """Return the bound of the probability that symmetric numbers have a sum as large as this."""
+    total, size = float(x.sum()), float(np.square(x).sum())
+    if total <= 0.0:
+        return 1.0
+    if not math.isfinite(size):
+        return math.exp(-0.5 * x.size)
+    return math.exp(-0.5 * total * total / size)
+
+
+def weigh(d: np.ndarray, margin: float, level: float) -> Evidence:
+    """Return the evidence that differences exceed a margin.
+
+    Args:
+        d: Differences of independent heads, (n,); NaN where a result has no such error.
+        margin: The largest difference that is accepted.
+        level: The probability of a false alarm.
+    """
+    if np.isnan(d).any():
+        return Evidence(mean=math.nan, error=math.nan, chance=1.0, state=State.UNDEFINED)
+    bound = chance(d - margin)
+    with np.errstate(invalid="ignore"):
+        mean = float(d.mean())
+        spread = float(d.std(ddof=1)) if d.size > 1 else math.inf
+    error = spread / math.sqrt(d.size)
+    state = State.OPEN
+    if bound <= level:
+        state = State.ALARM
+    elif mean + CLEAR * error <= margin:
+        state = State.FINE
+    return Evidence(mean=mean, error=error, chance=bound, state=state)
+
+
+def heads_needed(level: float) -> int:
+    """Return the least number of heads that can give an alarm at a level."""
+    return math.ceil(-2.0 * math.log(level))
+
 
 FALSE_ALARM = 1e-4
 DIRECTIONS = {"rms": (1,), "row": (1,), "gain": (-1, 1), "mean": (-1, 1)}
@@ -194,10 +280,10 @@ def compare(
             theirs = plan.outputs(x, backward=own.dq is not None)
             answer.heads += x.q.shape[0] * x.q.shape[2]
             for pair in of_results(x, own, theirs):
-                mine, array = getattr(own, pair.name), getattr(theirs, pair.name)
-                bits.setdefault(pair.name, []).append(float(agree(mine, array).mean()))
+                share = float(agree(pair.mine, pair.theirs).mean())
+                bits.setdefault(pair.name, []).append(share)
                 pairs[kind].add(pair)
-                answer.gross += gross(kind, pair, mine, array, margins, unit)
+                answer.gross += gross(kind, pair, margins, unit)
             pairs[kind].findings = list(_findings(pairs[kind], kind, margins, level))
             answer.findings = [f for p in pairs.values() for f in p.findings]
             if stop and not answer.is_fine:
@@ -230,7 +316,6 @@ def check_heads(heads: int, false_alarm: float, kinds: int, draws: int) -> None:
 
 
 def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Iterator[Finding]:
-    """Yield the answers of all questions on one kind of inputs."""
     for name in pairs.kernel:
         kernel, plan = (_joined(side[name]) for side in (pairs.kernel, pairs.plan))
         apart = differences(kernel, plan)
@@ -239,7 +324,8 @@ def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Itera
             for direction in DIRECTIONS[statistic]:
                 evidence = weigh(direction * apart[statistic], margins.of(statistic), level)
                 if statistic in ("gain", "mean") and direction * own <= abs(theirs):
-                    evidence = _settled(evidence)
+                    # nearer to 0 than the plan, in another direction
+                    evidence = replace(evidence, chance=1.0, state=State.FINE)
                 yield Finding(
                     inputs=kind,
                     result=name,
@@ -250,11 +336,6 @@ def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Itera
                     heads=apart[statistic].size,
                     evidence=evidence,
                 )
-
-
-def _settled(e: Evidence) -> Evidence:
-    """Return the evidence of a kernel that is nearer to 0 than the plan, in another direction."""
-    return Evidence(mean=e.mean, error=e.error, chance=1.0, state=State.FINE)
 
 
 def _shown(e: Errors, statistic: str) -> float:

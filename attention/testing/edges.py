@@ -12,10 +12,9 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
+from roundscope.attention.testing.errors import UNITS, Margins, all_gross
 from roundscope.attention.testing.families import draw, rounded
 from roundscope.attention.testing.foreign.user import Kernel, takes
-from roundscope.attention.testing.gross import UNITS, all_gross
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 
 TEST = "edges"
@@ -111,12 +110,8 @@ def check_edges(
         dtype: The type of the inputs and of the results.
         names: The names of the edges that are asked about; None for all of `edge_names`.
     """
-
-    def is_wanted(name: str) -> bool:
-        return names is None or name in names
-
     for name, x in edges(features, is_causal, dtype):
-        if is_wanted(name):
+        if names is None or name in names:
             yield _asked(name, lambda x=x: judged(kernel, plan, x, margins, dtype))  # type: ignore[misc]
     x = draw("gaussian", batch=1, heads=2, tokens=TOKENS, features=features, dtype=dtype)
     x = replace(x, is_causal=is_causal)
@@ -128,7 +123,7 @@ def check_edges(
         BLIND_ROWS: lambda: _rows_without_keys(kernel, plan, masked, margins, dtype),
     }
     for name, ask in special.items():
-        if not is_wanted(name):
+        if names is not None and name not in names:
             continue
         if name in MASKED and not takes(kernel, "mask"):
             sentence = "The kernel takes no mask."
@@ -239,7 +234,7 @@ def _rows_without_keys(
     )
     theirs = plan.outputs(masked, backward=own.dq is not None)
     seeing = {
-        n: _with_rows(a, getattr(theirs, n)) if n in ROWS else a
+        n: np.concatenate([getattr(theirs, n)[:, :BLIND], a[:, BLIND:]], 1) if n in ROWS else a
         for n, a in own.named()
         if n != "lse"
     }
@@ -257,8 +252,3 @@ def _rows_without_keys(
         " no other result is harmed."
     )
     return Verdict(Answer.NOTE, sentence, is_strict=True)
-
-
-def _with_rows(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return a result whose first rows are those of another."""
-    return np.concatenate([theirs[:, :BLIND], own[:, BLIND:]], 1)

@@ -13,10 +13,9 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, Verdict, not_run
+from roundscope.attention.testing.errors import UNITS, Margins, all_gross
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import Kernel, takes
-from roundscope.attention.testing.gross import UNITS, all_gross
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import raised
 
@@ -25,6 +24,10 @@ CALLS = 3
 SECOND_CALL = "a second call"  # the name of the question whether the kernel is deterministic
 KINDS = ("batch", "heads", "prefix", "padding")
 Part = Callable[[Outputs], Outputs]
+
+
+def _same(outputs: Outputs) -> Outputs:
+    return outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +49,8 @@ class Change:
     first: Inputs
     changed: Inputs
     compared: Inputs
-    of_first: Part
-    of_changed: Part
+    of_first: Part = _same
+    of_changed: Part = _same
 
 
 def changes(x: Inputs, with_mask: bool = False, kinds: Collection[str] = KINDS) -> Iterator[Change]:
@@ -71,10 +74,6 @@ def changes(x: Inputs, with_mask: bool = False, kinds: Collection[str] = KINDS) 
         yield _padded(x)
 
 
-def _same(outputs: Outputs) -> Outputs:
-    return outputs
-
-
 def _alone(x: Inputs) -> Change:
     """Return a call of the last entry of the batch alone."""
     last = _inputs(x, lambda a: a[-1:])
@@ -85,7 +84,6 @@ def _alone(x: Inputs) -> Change:
         changed=last,
         compared=last,
         of_first=lambda o: _outputs(o, lambda a: a[-1:]),
-        of_changed=_same,
     )
 
 
@@ -98,7 +96,6 @@ def _reversed(
         first=x,
         changed=_inputs(x, turned),
         compared=x,
-        of_first=_same,
         of_changed=lambda o: _outputs(o, turned),
     )
 
@@ -119,7 +116,6 @@ def _prefix(x: Inputs) -> Change:
         changed=prefix,
         compared=prefix,
         of_first=lambda o: _outputs(o, lambda a: a[:, :count]),
-        of_changed=_same,
     )
 
 
@@ -145,7 +141,6 @@ def _padded(x: Inputs) -> Change:
         first=x,
         changed=replace(x, k=longer(x.k), v=longer(x.v), mask=sees, is_causal=False),
         compared=x,
-        of_first=_same,
         of_changed=shorter,
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
@@ -58,9 +57,9 @@ def reference(
 
     In FP16 a plan that is given by its name has FP16 in place of BF16.
     """
-    is_twin = isinstance(plan, str) and plan in TWINS
-    rows, keys = TWINS[cast(str, plan)].tiles(features) if is_twin else (TILE, TILE)
-    chosen = TWINS[plan].plan if isinstance(plan, str) and plan in TWINS else plan_given(plan)
+    twin = TWINS[plan] if isinstance(plan, str) and plan in TWINS else None
+    rows, keys = twin.tiles(features) if twin else (TILE, TILE)
+    chosen = twin.plan if twin else plan_given(plan)
     if dtype == "float16" and isinstance(plan, str):
         chosen = half(chosen)
     if changes:

@@ -33,7 +33,7 @@ from roundscope.attention.tiles.loops import (
 from roundscope.attention.tiles.orders import Pass, merged, passes
 from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.instructions.logarithms import LN_2
+from roundscope.emu.instructions.polynomials import LN_2
 
 _OPERANDS = Operands(  # the events whose results a tile reads
     (Site.Q, Site.QS), (Site.K, Site.KS, Site.KC), Site.V, Site.DO, Site.LSE, Site.DELTA

@@ -4,11 +4,11 @@ from roundscope.attention.torch.calls import (
     Call,
     Handler,
     Interception,
-    attention_layers,
     intercept,
 )
 from roundscope.attention.torch.capturing import capture
 from roundscope.attention.torch.correction import correct, corrected
+from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention
 from roundscope.attention.torch.replacement import use
 from roundscope.attention.torch.watching import Watch, watch

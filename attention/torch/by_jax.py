@@ -4,7 +4,6 @@ A program is compiled once for each set of options, shapes and types.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from roundscope.attention.api import attend
 from roundscope.attention.torch.arrays import turned
-from roundscope.attention.torch.options import Options
+from roundscope.attention.torch.operator import Options
 
 
 def run(
@@ -23,13 +22,13 @@ def run(
 ) -> tuple[Tensor, ...]:
     """Return the results of `forward` or `backward` as tensors.
 
-    Args:
-        program: `forward` or `backward`.
-        options: The arguments that are no tensors.
-        tensors: The tensors that the program takes, on one device; None where a call has none.
+    The tensors are on one device; None where a call has none.
     """
-    with _wide(tensors):
-        return _tensors_of(program(options)(*map(_jax_of, tensors)))
+    is_wide = any(x is not None and x.dtype is torch.float64 for x in tensors)
+    with jax.enable_x64(is_wide or bool(jax.config.read("jax_enable_x64"))):
+        # the wait lets PyTorch reuse the memory of what JAX has read, on any stream
+        results = jax.block_until_ready(program(options)(*map(_jax_of, tensors)))
+        return tuple(from_dlpack(x) for x in results)
 
 
 @lru_cache(256)
@@ -78,20 +77,3 @@ def _jax_of(x: Tensor | None) -> jax.Array | None:
         )
     array: jax.Array = jax.dlpack.from_dlpack(x.detach().contiguous())
     return array
-
-
-def _tensors_of(arrays: tuple[jax.Array, ...]) -> tuple[Tensor, ...]:
-    """Return JAX arrays as tensors of the same device and memory, once they are computed.
-
-    The wait lets PyTorch reuse the memory of what JAX has read, on any stream.
-    """
-    return tuple(from_dlpack(x) for x in jax.block_until_ready(arrays))
-
-
-def _wide(tensors: tuple[Tensor | None, ...]) -> AbstractContextManager[Any]:
-    """Return a context in which JAX has 64-bit types if one of the tensors is float64."""
-    is_wide = any(x is not None and x.dtype is torch.float64 for x in tensors)
-    wide: AbstractContextManager[Any] = jax.enable_x64(
-        is_wide or bool(jax.config.read("jax_enable_x64"))
-    )
-    return wide

@@ -5,9 +5,8 @@ of their attention. Capturing, choosing plans and watching are such functions.
 
 The `forward` of each of these modules is wrapped, so that a forward that is repeated for
 activation checkpointing is seen too, in whatever thread. `F.scaled_dot_product_attention` is seen
-by a `TorchFunctionMode` inside the wrapper, also within `nn.MultiheadAttention`
-(`attention.torch.multi_head`); the other implementations of the transformers library through its
-registry (`attention.torch.transformers`).
+by a `TorchFunctionMode` inside the wrapper; `attention.torch.other_calls` has the attention that
+does not call it, of `nn.MultiheadAttention` and of the transformers library.
 
 A copy of an intercepted model, by `copy.deepcopy` or by pickling it, has its own attention.
 """
@@ -18,21 +17,20 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, update_wrapper
+from functools import partial, update_wrapper, wraps
 from types import MethodType
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
 from roundscope.attention.alignment import Alignment
-from roundscope.attention.models.removable import Removable
-from roundscope.attention.models.selection import Layer, chosen
-from roundscope.attention.torch import multi_head, transformers
-from roundscope.attention.torch.discovery import calls_attention
-from roundscope.emu.numbers import listed
+from roundscope.attention.models.selection import Layer, Removable, chosen
+from roundscope.attention.torch import other_calls
+from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.shown import shown
 
 Run: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -88,74 +86,8 @@ Handler: TypeAlias = Callable[[Call], Tensor]
 class Interception(Removable):
     """Handlers that were put in the place of a model's attention, until `remove` is called.
 
-    It is also a context manager that removes them at its end.
-
-    Attributes:
-        layers: The layers whose calls are seen.
+    It is also a context manager that removes them at its end; `layers` are those that are seen.
     """
-
-    def __init__(self, layers: Sequence[Layer], undo: Sequence[Callable[[], None]]) -> None:
-        self.layers, self._undo = tuple(layers), list(undo)
-
-    def remove(self) -> None:
-        """Give the model its own attention back. A second call does nothing."""
-        while self._undo:
-            self._undo.pop()()
-
-
-def attention_layers(
-    model: nn.Module, modules: Iterable[str] | None = None
-) -> dict[Layer, nn.Module]:
-    """Return the modules of a model that call attention themselves, in the model's order.
-
-    A module is one of them if the code of its class, or a function that it calls, names
-    `scaled_dot_product_attention`, the registry of the transformers library, or the function
-    under `nn.MultiheadAttention`.
-
-    Args:
-        model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
-        modules: The paths of the modules, as in `model.named_modules()`, where they are not found
-            so.
-
-    Returns:
-        Layer -> module. Layers are numbered from 0.
-
-    Raises:
-        TypeError: `model` is not an `nn.Module`.
-        ValueError: `model` has no such module, or not one of the paths.
-
-    Example:
-        >>> from torch import nn
-        >>> from roundscope.attention.torch.calls import attention_layers
-        >>> model = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2))
-        >>> list(attention_layers(model))
-        [Layer(name='1', number=0)]
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model: {shown(model)}, must be a torch.nn.Module")
-    model = getattr(model, "_orig_mod", model)
-    known = dict(model.named_modules())
-    if modules is None:
-        names = [name for name, module in known.items() if calls_attention(module)]
-        if not names:
-            raise ValueError(
-                f"model: no module of this {type(model).__name__} calls"
-                " F.scaled_dot_product_attention in its own code; name those that do, as in"
-                " modules=['blocks.0.attention']"
-            )
-    else:
-        names = (
-            [modules]
-            if isinstance(modules, str)
-            else listed("modules", modules, "a list, as ['layer.0']")
-        )
-        names = [name for n, name in enumerate(names) if name not in names[:n]]
-        for name in names:
-            if not isinstance(name, str) or name not in known:
-                raise ValueError(f"modules: {shown(name)} is no path of model.named_modules()")
-        if not names:
-            raise ValueError(f"modules={shown(modules)}: names none; leave it out for all")
-    return {Layer(name=name, number=n): known[name] for n, name in enumerate(names)}
 
 
 def intercept(
@@ -220,8 +152,8 @@ def intercept(
         for layer in own:
             undo.append(_installed(found[layer], layer, handler))
         if any(isinstance(found[layer], nn.MultiheadAttention) for layer in own):
-            undo.append(multi_head.without_fast_path())
-        undo.append(transformers.routed([found[layer] for layer in own], _answered))
+            undo.append(other_calls.without_fast_path())
+        undo.append(other_calls.routed([found[layer] for layer in own], _answered))
     except BaseException:
         for step in reversed(undo):
             step()
@@ -334,10 +266,10 @@ class _Sdpa(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             if kwargs.get("need_weights", True):
                 call_of, answer = partial(_of_sdpa, chain.layer), partial(_answered, chain)
-                return multi_head.weighted(call_of, answer, *args, **kwargs)
+                return other_calls.weighted(call_of, answer, *args, **kwargs)
             with self:
-                return multi_head.opened(*args, **kwargs)
-        return multi_head.traceable(func)(*args, **kwargs)
+                return other_calls.opened(*args, **kwargs)
+        return other_calls.traceable(func)(*args, **kwargs)
 
 
 def _answered(chain: _Chain, call: Call) -> Tensor:
@@ -408,3 +340,43 @@ def _autocast(x: Tensor | None) -> Tensor | None:
         return x
     kind = x.device.type
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def before_forward(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
+    """Call `begin` before every forward of a model, and return what ends that.
+
+    A hook of a module that was compiled in place would be compiled with it, so its compiled call is
+    wrapped instead.
+    """
+    compiled = model.__dict__.get("_compiled_call_impl")
+    if compiled is None:
+        hook = model.register_forward_pre_hook(lambda module, args: begin())
+        return hook.remove
+
+    @wraps(compiled)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        return compiled(*args, **kwargs)
+
+    model.__dict__["_compiled_call_impl"] = told
+
+    def undo() -> None:
+        if model.__dict__.get("_compiled_call_impl") is told:
+            model.__dict__["_compiled_call_impl"] = compiled
+
+    return undo
+
+
+def kernel_chosen(call: Call, q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """Return the name of the kernel that SDPA takes for these tensors of a call, as SDPBackend has.
+
+    None where PyTorch does not tell, or the call is none of SDPA's.
+    """
+    choice = getattr(torch, "_fused_sdp_choice", None)
+    if choice is None or call.implementation != "sdpa":
+        return None
+    number = choice(
+        q, k, v, call.mask, call.dropout, call.is_causal, scale=call.scale,
+        enable_gqa=q.ndim == 4 and k.shape[1] != q.shape[1],
+    )  # fmt: skip
+    return str(SDPBackend(number).name)

@@ -1,4 +1,10 @@
-"""Captures what attention is given and returns in a PyTorch model, and writes it to a file."""
+"""`capture`: what attention is given and returns in a PyTorch model, kept and written to a file.
+
+No bit of the model's outputs or gradients changes. A call that is kept runs on views of q, k and v,
+whose hooks are given dq, dk and dv; a hook of the output is given do. Where two of q, k and v are
+one tensor, views would add its gradients up in another order: there, the gradients come from a
+second run of the same call.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +12,270 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend
 
 from roundscope.attention.models.capture_file import (
     Captured,
+    Choice,
     choice_given,
     file_given,
+    finished,
     numbers_given,
     write_captures,
 )
-from roundscope.attention.torch.calls import CHAIN, attention_layers, intercept
-from roundscope.attention.torch.recorder import Recorder
+from roundscope.attention.models.selection import Layer
+from roundscope.attention.torch.arrays import numpy_of
+from roundscope.attention.torch.calls import CHAIN, Call, intercept, kernel_chosen
+from roundscope.attention.torch.discovery import attention_layers
+
+GRADIENTS = ("dq", "dk", "dv")
+SHOWN = 8  # how many layers that did not run are named
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """A call that is being captured.
+
+    fields      those of `Captured`, as they come
+    has_graph   whether its gradients will come, so that a repeated forward adds nothing
+    calls       how often the layer was called in this pass
+    """
+
+    layer: Layer
+    fields: dict[str, Any]
+    notes: list[str]
+    has_graph: bool = False
+    calls: int = 1
+
+    def keep(self, name: str, array: np.ndarray) -> None:
+        """Keep a gradient, the first one if there are several backwards."""
+        if name not in self.fields:
+            self.fields[name] = array
+        elif name == "do":
+            self.notes.append("there were several backwards; the first is kept")
+
+    def captured(self) -> Captured:
+        """Return the call as data."""
+        notes = list(self.notes)
+        if self.calls > 1:
+            notes.append(f"called {self.calls} times in this pass; the first call is kept")
+        return Captured(**self.fields, notes=tuple(dict.fromkeys(notes)))
+
+
+class Recorder:
+    """Answers the calls of a model, keeps those that are wanted, and counts the forward passes."""
+
+    def __init__(self, choice: Choice, steps: tuple[int, ...] | None) -> None:
+        self.choice, self.steps = choice, steps
+        self.records: dict[tuple[int, int], Record] = {}  # by step and number of the layer
+        self.step, self.depth = -1, 0
+        self.calls: Counter[Layer] = Counter()  # of this pass
+        self.device = torch.device("cpu")
+        self.is_nested = False
+
+    def begin(self, *_: Any) -> None:
+        """Count a forward pass as it begins: the hook before a model's forward."""
+        if not _in_backward():
+            if not self.depth:
+                self._next()
+            self.depth += 1
+
+    def end(self, *_: Any) -> None:
+        """Note that a forward pass is over: the hook after a model's forward."""
+        if not _in_backward():
+            self.depth -= 1
+
+    def _next(self) -> None:
+        self.step += 1
+        self.calls.clear()
+
+    def answer(self, call: Call) -> Tensor:
+        """Return the output of the model's own attention, and keep the call if it is wanted."""
+        if _in_backward():
+            return self._repeated(call)
+        if not self.depth and (self.step < 0 or self.calls[call.layer]):
+            self._next()
+        self.calls[call.layer] += 1
+        if self.steps is not None and self.step not in self.steps:
+            return call.run(call.q, call.k, call.v)
+        if self.calls[call.layer] > 1:
+            self.records[self.step, call.layer.number].calls += 1
+            return call.run(call.q, call.k, call.v)
+        fields = self._arrays(call) | {
+            "number": call.layer.number,
+            "name": call.layer.name,
+            "step": self.step,
+            "scale": float(call.scale),
+            "is_causal": bool(call.is_causal),
+            "alignment": call.alignment,
+            "window": call.window,
+            "softcap": call.softcap,
+            "dropout": float(call.dropout),
+            "implementation": _implementation(call),
+        }
+        record = Record(layer=call.layer, fields=fields, notes=_notes(call, self.is_nested))
+        self.device = call.q.device
+        self.records[self.step, call.layer.number] = record
+        return self._run(call, record)
+
+    def _repeated(self, call: Call) -> Tensor:
+        """Return the output of a call that is repeated in a backward.
+
+        Where the first call had no graph, as under reentrant checkpointing, the gradients come
+        through this one.
+        """
+        waiting = [r for r in self.records.values() if r.layer == call.layer and not r.has_graph]
+        if waiting:
+            arrays = self._arrays(call)
+            for record in reversed(waiting):
+                if all(_same(arrays[name], record.fields[name]) for name in ("q", "k", "v")):
+                    return self._run(call, record)
+        return call.run(call.q, call.k, call.v)
+
+    def _run(self, call: Call, record: Record) -> Tensor:
+        """Run a call, keep its output, and let hooks keep its gradients."""
+        inputs = (call.q, call.k, call.v)
+        key_heads = _four(call.k).shape[1]
+
+        def keep(name: str) -> Callable[[Tensor], None]:
+            return lambda gradient: record.keep(name, self._array(gradient, key_heads))
+
+        needed = [x for x in inputs if x.requires_grad] if torch.is_grad_enabled() else []
+        are_apart = not any(_are_one(a, b) for a, b in combinations(needed, 2))
+        if needed and are_apart:
+            inputs = (call.q.view_as(call.q), call.k.view_as(call.k), call.v.view_as(call.v))
+            for name, x in zip(GRADIENTS, inputs, strict=True):
+                if x.requires_grad:
+                    x.register_hook(keep(name))
+        out = call.run(*inputs)
+        if "out" not in record.fields:
+            record.fields["out"] = self._array(out, key_heads)
+        if out.requires_grad:
+            record.has_graph = True
+            out.register_hook(keep("do"))
+            if not are_apart:
+                out.register_hook(lambda do: self._again(call, do, record))
+        return out
+
+    def _again(self, call: Call, do: Tensor, record: Record) -> None:
+        """Keep the gradients of a call of which two of q, k and v are one tensor: run it again."""
+        if call.dropout or "dq" in record.fields:
+            record.notes.append("no dq, dk, dv: two of q, k and v are one tensor, with dropout")
+            return
+        with torch.enable_grad():
+            q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
+            gradients = torch.autograd.grad(call.run(q, k, v), (q, k, v), do.detach())
+        for name, gradient in zip(GRADIENTS, gradients, strict=True):
+            record.keep(name, self._array(gradient, _four(call.k).shape[1]))
+        record.notes.append(
+            "dq, dk and dv are of a second run of the call, since two of q, k and v are one tensor"
+        )
+
+    def _arrays(self, call: Call) -> dict[str, Any]:
+        """Return the chosen parts of what a call is given."""
+        key_heads = _four(call.k).shape[1]
+        try:
+            arrays = {n: self._array(getattr(call, n), key_heads) for n in ("q", "k", "v")}
+            if call.mask is not None:
+                q, k = _four(call.q), _four(call.k)
+                shape = (*q.shape[:3], k.shape[2])
+                mask = call.mask.detach()
+                mask = mask.unsqueeze(1) if call.q.dim() == mask.dim() == 3 else mask
+                arrays["mask"] = _copy(self.choice.of_mask(mask, shape, key_heads))
+            if call.sinks is not None:
+                arrays["sinks"] = _copy(self.choice.of_sinks(call.sinks.detach(), key_heads))
+        except ValueError as error:
+            raise ValueError(f"layer {call.layer.number} ({call.layer.name}): {error}") from None
+        return arrays
+
+    def _array(self, x: Tensor, key_heads: int) -> np.ndarray:
+        return _copy(self.choice.entries(_four(x.detach()), key_heads))
+
+    def captured(self) -> list[Captured]:
+        """Return the calls, by step and layer."""
+        return [finished(self.records[key].captured(), self.choice) for key in sorted(self.records)]
+
+    def missing(self, layers: Sequence[Layer]) -> str:
+        """Return what was asked for and did not run, in words; empty if all of it did."""
+        ran = range(self.step + 1)
+        late = [] if self.steps is None else [n for n in self.steps if n not in ran]
+        words = [self.passed()] if late else []
+        steps = ran if self.steps is None else [n for n in self.steps if n in ran]
+        idle = [(x, n) for x in layers for n in steps if (n, x.number) not in self.records]
+        words += [f"layer {x.number} ({x.name}) did not run in forward pass {n}" for x, n in idle]
+        return "; ".join(words[:SHOWN]) + (f"; {n} more" if (n := len(words) - SHOWN) > 0 else "")
+
+    def passed(self) -> str:
+        """Return which forward passes ran and which were asked for, in words."""
+        asked = "all" if self.steps is None else f"steps={list(self.steps)}"
+        return f"{self.step + 1} forward passes ran, and {asked} were asked for"
+
+
+def _in_backward() -> bool:
+    """Return whether a backward runs in this thread, as when checkpointing repeats a forward."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _four(x: Tensor) -> Tensor:
+    """Return a tensor (B, N, T, H); one without heads (B, T, H) gets one head.
+
+    Raises:
+        ValueError: The tensor has other axes.
+    """
+    if x.dim() == 3:
+        return x.unsqueeze(1)
+    if x.dim() != 4:
+        raise ValueError(f"q, k, v: shape {tuple(x.shape)}, must be (B, N, T, H) or (B, T, H)")
+    return x
+
+
+def _copy(x: Tensor) -> np.ndarray:
+    """Return a copy of a tensor, which the model may change later."""
+    return numpy_of(x.to("cpu", copy=True).contiguous())
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _are_one(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are one to autograd, which adds up their gradients."""
+    if a.grad_fn is None or b.grad_fn is None:
+        return a is b
+    return a.grad_fn is b.grad_fn and a.output_nr == b.output_nr
+
+
+def _implementation(call: Call) -> str:
+    """Return the name of what computes a call, for SDPA with the kernel that it takes, if told."""
+    try:
+        kernel = kernel_chosen(call, call.q, call.k, call.v)
+    except (AttributeError, TypeError, RuntimeError, ValueError):
+        kernel = None
+    if kernel is None or kernel == SDPBackend.ERROR.name:
+        return call.implementation
+    return f"sdpa {kernel.removesuffix('_ATTENTION').lower()}"
+
+
+def _notes(call: Call, is_nested: bool) -> list[str]:
+    notes = []
+    kind = call.q.device.type
+    if torch.is_autocast_enabled(kind) and call.q.dtype != torch.get_autocast_dtype(kind):
+        notes.append(
+            f"autocast to {torch.get_autocast_dtype(kind)} was on, which changes types inside"
+        )
+    if is_nested:
+        notes.append("another interception of Roundscope was in place, which may have answered")
+    return notes
 
 
 @contextmanager

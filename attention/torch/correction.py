@@ -1,8 +1,17 @@
-"""`correct`: gradients whose rows of dS sum to zero, from the kernel that a model already has.
+"""Row sums of dS from any kernel, by its own backward, and `correct`: gradients without them.
 
 In exact arithmetic each row of dS = P (dP - delta) sums to zero, since delta = rowsum(P dP) and the
 rows of P sum to 1. A fused kernel takes delta from its rounded output, and the sums r[t] are not 0.
-The rows get their sum back to zero, without a look into the kernel, if
+A feature of ones shows them:
+
+    K' = [K | 1 0 ..]    Q' = [Q | 0 ..]    V' = [V | 0 ..]    dO' = [dO | 0 ..]
+
+The scores, the output and delta are what they were, and
+
+    scale dS K' = [dQ | scale r 0 ..],   r[t] = sum over s of dS[t, s]
+
+All four have the same width, a multiple of 8, as kernels need it. The rows get their sum back to
+zero, without a look into the kernel, if
 
     dS' = dS - r P     (row t less r[t] P[t, s])
 
@@ -12,8 +21,8 @@ which is what delta + r in the place of delta gives, and so
     dK' = dK - scale P^T (r Q)      row t of Q times r[t]
     dV' = dV
 
-Every term comes from the kernel: r by a feature of ones (`attention.torch.feature_of_ones`), P K is
-its forward with K in the place of V, and P^T (r Q) is that call's dV for dO = r Q.
+Every term comes from the kernel: P K is its forward with K in the place of V, and P^T (r Q) is that
+call's dV for dO = r Q.
 
 What it costs: the forward is the model's own, once, with the bits that it has; only q, k and v are
 kept. The backward runs two forwards and two backwards, one with H + 8 features and one with H,
@@ -29,23 +38,98 @@ delta = rowsum(P dP) / rowsum(P).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from roundscope.attention.torch.calls import Call, Interception, Run, intercept
-from roundscope.attention.torch.feature_of_ones import (
-    check_row_sums,
-    extended_width,
-    kernels_allowed,
-    same_kernels,
-    with_ones,
-    with_zeros,
-)
+
+WIDEST = 256  # features of a head that fused kernels take
+
+
+def extended_width(features: int, value_features: int) -> int:
+    """Return the width of the extended tensors: a multiple of 8 with room for a feature more.
+
+    Example:
+        >>> extended_width(64, 64), extended_width(36, 48)
+        (72, 48)
+    """
+    return -(-max(features + 1, value_features) // 8) * 8
+
+
+def extended(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
+    """Return Q', K', V' and dO', with a feature of ones behind K and zeros behind the others."""
+    width = extended_width(q.shape[-1], v.shape[-1])
+    wide = tuple(F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v, do))
+    wide[1][..., k.shape[-1]] = 1.0
+    return wide
+
+
+def check_row_sums(call: Call, why: str) -> None:
+    """Raise ValueError for a call whose rows of dS have no known sum over the keys.
+
+    Args:
+        call: The call.
+        why: What the caller wants of them, for the message.
+    """
+    where = f"layer {call.layer.number} ({call.layer.name})"
+    if call.q.ndim != 4:
+        raise ValueError(
+            f"{where}: q has shape {tuple(call.q.shape)}, must be (batch, heads, tokens, features)"
+            f" {why}; choose other layers"
+        )
+    for name, reason in (
+        ("softcap", "the derivative of tanh stands between dS and the scores"),
+        ("sinks", "the sink takes part in their sum"),
+    ):
+        if getattr(call, name) is not None:
+            raise ValueError(
+                f"{where}: has {name}, so rows of dS need not sum to zero over the keys, since"
+                f" {reason}; it cannot be {why}: choose other layers"
+            )
+    width = extended_width(call.q.shape[-1], call.v.shape[-1])
+    is_fused = call.implementation != "eager" and call.q.is_cuda
+    if is_fused and width > WIDEST:
+        raise ValueError(
+            f"{where}: heads of {call.q.shape[-1]} features become {width} with a feature of ones,"
+            f" and fused kernels take {WIDEST} at most; it cannot be {why}: choose other layers"
+        )
+
+
+@contextmanager
+def same_kernels(allowed: list[SDPBackend], like: Tensor) -> Iterator[None]:
+    """Let SDPA choose among the kernels that `kernels_allowed` returned, without autocast."""
+    with sdpa_kernel(allowed), torch.autocast(like.device.type, enabled=False):
+        yield
+
+
+@contextmanager
+def products_in_binary32() -> Iterator[None]:
+    """Multiply float32 matrices in binary32, also where a program asks for TF32."""
+    own = torch.backends.cuda.matmul
+    before, own.fp32_precision = own.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        own.fp32_precision = before
+
+
+def kernels_allowed() -> list[SDPBackend]:
+    """Return the kernels among which SDPA may choose here: those of an `sdpa_kernel` block."""
+    cuda = torch.backends.cuda
+    kernels = (
+        (SDPBackend.FLASH_ATTENTION, cuda.flash_sdp_enabled()),
+        (SDPBackend.EFFICIENT_ATTENTION, cuda.mem_efficient_sdp_enabled()),
+        (SDPBackend.CUDNN_ATTENTION, cuda.cudnn_sdp_enabled()),
+        (SDPBackend.MATH, cuda.math_sdp_enabled()),
+    )
+    return [kernel for kernel, is_allowed in kernels if is_allowed]
 
 
 def correct(
@@ -155,11 +239,8 @@ def _with_row_sums(
 
     r is in binary32 at least, so that what it is multiplied with is too.
     """
-    features, width = q.shape[-1], extended_width(q.shape[-1], v.shape[-1])
-    wide = [
-        x.detach().requires_grad_()
-        for x in (with_zeros(q, width), with_ones(k, width), with_zeros(v, width))
-    ]
-    dq, dk, dv = torch.autograd.grad(run(*wide), wide, with_zeros(do, width))
+    features, (*inputs, wide_do) = q.shape[-1], extended(q, k, v, do)
+    wide = [x.detach().requires_grad_() for x in inputs]
+    dq, dk, dv = torch.autograd.grad(run(*wide), wide, wide_do)
     r = dq[..., features : features + 1].to(torch.promote_types(q.dtype, torch.float32)) / scale
     return dq[..., :features], dk[..., :features], dv[..., : v.shape[-1]], r

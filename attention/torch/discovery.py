@@ -6,12 +6,16 @@ those in functions that these call, up to `DEPTH` calls away. Functions of PyTor
 transformers library are followed within a file only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch.nn.functional as F
 from torch import nn
+
+from roundscope.attention.models.selection import Layer
+from roundscope.emu.numbers import listed
+from roundscope.emu.shown import shown
 
 NAMES = frozenset(
     ("scaled_dot_product_attention", "ALL_ATTENTION_FUNCTIONS", "multi_head_attention_forward")
@@ -21,8 +25,62 @@ LIBRARIES = ("torch", "transformers")
 DEPTH = 3
 
 
-def calls_attention(module: nn.Module) -> bool:
-    """Return whether the code of a module's own class calls attention."""
+def attention_layers(
+    model: nn.Module, modules: Iterable[str] | None = None
+) -> dict[Layer, nn.Module]:
+    """Return the modules of a model that call attention themselves, in the model's order.
+
+    A module is one of them if the code of its class, or a function that it calls, names
+    `scaled_dot_product_attention`, the registry of the transformers library, or the function
+    under `nn.MultiheadAttention`.
+
+    Args:
+        model: Any `nn.Module`; a compiled model gives those of the model that was compiled.
+        modules: The paths of the modules, as in `model.named_modules()`, where they are not found
+            so.
+
+    Returns:
+        Layer -> module. Layers are numbered from 0.
+
+    Raises:
+        TypeError: `model` is not an `nn.Module`.
+        ValueError: `model` has no such module, or not one of the paths.
+
+    Example:
+        >>> from torch import nn
+        >>> from roundscope.attention.torch.discovery import attention_layers
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.MultiheadAttention(8, 2))
+        >>> list(attention_layers(model))
+        [Layer(name='1', number=0)]
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: {shown(model)}, must be a torch.nn.Module")
+    model = getattr(model, "_orig_mod", model)
+    known = dict(model.named_modules())
+    if modules is None:
+        names = [name for name, module in known.items() if _calls_attention(module)]
+        if not names:
+            raise ValueError(
+                f"model: no module of this {type(model).__name__} calls"
+                " F.scaled_dot_product_attention in its own code; name those that do, as in"
+                " modules=['blocks.0.attention']"
+            )
+    else:
+        names = (
+            [modules]
+            if isinstance(modules, str)
+            else listed("modules", modules, "a list, as ['layer.0']")
+        )
+        names = [name for n, name in enumerate(names) if name not in names[:n]]
+        for name in names:
+            if not isinstance(name, str) or name not in known:
+                raise ValueError(f"modules: {shown(name)} is no path of model.named_modules()")
+        if not names:
+            raise ValueError(f"modules={shown(modules)}: names none; leave it out for all")
+    return {Layer(name=name, number=n): known[name] for n, name in enumerate(names)}
+
+
+def _calls_attention(module: nn.Module) -> bool:
     return any(
         _reaches(function, DEPTH)
         for own in type(module).__mro__
@@ -65,7 +123,10 @@ def _reaches(function: FunctionType, depth: int) -> bool:
         return True
     return depth > 0 and any(
         isinstance(other, FunctionType)
-        and _is_followed(function.__module__, other.__module__)
+        and (
+            other.__module__ == function.__module__
+            or (other.__module__ or "").partition(".")[0] not in LIBRARIES
+        )
         and _reaches(other, depth - 1)
         for other in map(_bare, meant)
     )
@@ -85,11 +146,6 @@ def _meant(function: FunctionType, names: set[str]) -> Iterator[Any]:
         yield value
         if isinstance(value, ModuleType):
             yield from (vars(value)[part] for part in names & vars(value).keys())
-
-
-def _is_followed(file: str, other: str | None) -> bool:
-    """Return whether the functions of a module are followed from another module."""
-    return file == other or (other or "").partition(".")[0] not in LIBRARIES
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`attention`: emulated attention of PyTorch tensors, differentiable, as an operator of PyTorch.
 
-Four operators are registered, `roundscope::attention`, `roundscope::attention_backward`, and
+Three operators are registered, `roundscope::attention`, `roundscope::attention_backward`, and
 `roundscope::visible` for masks of numbers. An operator takes strings and no records, so a plan
 enters as its text (`attention.grammar.text`). The text holds the whole plan: a graph that
 torch.compile stored means the same in another process, and shows which plan it runs. A registry of
@@ -8,7 +8,7 @@ plans under digests would be empty there.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,41 @@ from roundscope.attention.torch.arrays import (
     tensor_of,
     turned,
 )
-from roundscope.attention.torch.masks import check_mask, visible
-from roundscope.attention.torch.options import Options
 from roundscope.emu.numbers import check_array
 from roundscope.emu.shown import shown
+
+OF_MASKS = (torch.bool, torch.float64, torch.float32, torch.bfloat16, torch.float16)
+BIAS = (
+    "A bias of the scores is not modelled, only a mask: 0 where a query sees a key, and -inf or the"
+    " lowest number of the type elsewhere"
+)
+# the arguments of both operators; those behind the tensors are the fields of `Options`
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? sinks, str plan, bool is_causal,"
+    " float? scale, SymInt block_q, SymInt block_k, SymInt? window, float? softcap, str engine,"
+    " str? alignment"
+)
+
+
+class Options(NamedTuple):
+    """The arguments of a call that are no tensors, in the order in which the operators take them.
+
+    See `attention`; the plan is its text.
+    """
+
+    plan: str
+    is_causal: bool
+    scale: float | None
+    block_q: int
+    block_k: int
+    window: int | None
+    softcap: float | None
+    engine: str
+    alignment: Alignment | None
+
+    def of_attend(self) -> dict[str, Any]:
+        """Return the arguments of `attend` and `examine`."""
+        return self._asdict() | {"plan": plan_of(self.plan)}
 
 
 def attention(
@@ -136,22 +167,8 @@ def attention(
         engine = "numpy" if q.device.type == "cpu" else "xla"
     if mask is not None and mask.is_floating_point():
         mask = visible(mask)
-    out: Tensor = _attention(
-        q,
-        k,
-        v,
-        mask,
-        sinks,
-        text,
-        is_causal,
-        scale,
-        block_q,
-        block_k,
-        window,
-        softcap,
-        engine,
-        alignment,
-    )
+    options = Options(text, is_causal, scale, block_q, block_k, window, softcap, engine, alignment)
+    out: Tensor = _attention(q, k, v, mask, sinks, *options)
     return out
 
 
@@ -168,12 +185,7 @@ def _text(plan: Any) -> str:
 def _numbers(
     q: Tensor, plan: Plan, scale: Any, block_q: Any, block_k: Any, window: Any, softcap: Any
 ) -> tuple[Any, ...]:
-    """Return scale, tiles, window and softcap as the numbers that an operator takes.
-
-    Raises:
-        TypeError: One of them has the wrong type.
-        ValueError: One of them has a wrong value.
-    """
+    """Return scale, tiles, window and softcap as the numbers that an operator takes."""
     if scale is not None:
         scale_given(scale, q.shape[3], is_wide=plan[Site.SCALED].format.precision > 24)
         scale = float(scale)
@@ -235,43 +247,27 @@ def _check_tensors(
         raise ValueError(f"mask: on {mask.device}, must be on {q.device} as q")
 
 
-def _type_of(plan: str, q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
-    """Return the type of the output."""
-    like = (np.empty(0, NUMPY[x.dtype]) for x in (q, k, v))
-    return TORCH[np.dtype(output_type(plan_of(plan), (), *like))]
-
-
-@torch.library.custom_op("roundscope::attention", mutates_args=())
+@torch.library.custom_op(
+    "roundscope::attention", mutates_args=(), schema=f"({ARGUMENTS}) -> Tensor"
+)
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    plan: str,
-    is_causal: bool,
-    scale: float | None,
-    block_q: int,
-    block_k: int,
-    window: int | None,
-    softcap: float | None,
-    engine: str,
-    alignment: str | None,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None, *given: Any
 ) -> Tensor:
     """Return the output (B, N, T, Hv)."""
-    _check_tensors(q, k, v, mask, sinks)
-    given = plan, is_causal, scale, block_q, block_k, window, softcap, engine
-    options = Options(*given, alignment_given(alignment))
-    if engine != "numpy":
+    options = _options(q, k, v, mask, sinks, given)
+    if options.engine != "numpy":
         (out,) = _by_jax("forward", options, (q, k, v, mask, sinks))
         return out
-    _check_on_cpu(q)
     arrays = (turned(numpy_of(x)) for x in (q, k, v))
     result = attend(*arrays, mask=_numpy(mask), sinks=_numpy(sinks), **options.of_attend())
     return tensor_of(turned(result))
 
 
-@torch.library.custom_op("roundscope::attention_backward", mutates_args=())
+@torch.library.custom_op(
+    "roundscope::attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor do, {ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def _backward(
     do: Tensor,
     q: Tensor,
@@ -279,24 +275,13 @@ def _backward(
     v: Tensor,
     mask: Tensor | None,
     sinks: Tensor | None,
-    plan: str,
-    is_causal: bool,
-    scale: float | None,
-    block_q: int,
-    block_k: int,
-    window: int | None,
-    softcap: float | None,
-    engine: str,
-    alignment: str | None,
+    *given: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and sinks; the last is empty for a call without sinks."""
-    _check_tensors(q, k, v, mask, sinks)
-    given = plan, is_causal, scale, block_q, block_k, window, softcap, engine
-    options = Options(*given, alignment_given(alignment))
-    if engine != "numpy":
+    options = _options(q, k, v, mask, sinks, given)
+    if options.engine != "numpy":
         found = _by_jax("backward", options, (do, q, k, v, mask, sinks))
     else:
-        _check_on_cpu(q)
         arrays = (turned(numpy_of(x)) for x in (q, k, v, do))
         e = examine(
             *arrays, mask=_numpy(mask), sinks=_numpy(sinks), record=None, **options.of_attend()
@@ -307,17 +292,28 @@ def _backward(
     return found[0], found[1], found[2], dsinks
 
 
+def _options(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    sinks: Tensor | None,
+    given: tuple[Any, ...],
+) -> Options:
+    """Return what an operator is given beside tensors, once all of it is checked."""
+    _check_tensors(q, k, v, mask, sinks)
+    options = Options(*given)
+    options = options._replace(alignment=alignment_given(options.alignment))
+    if options.engine == "numpy" and q.device.type != "cpu":
+        raise ValueError(f"engine='numpy': q is on {q.device}; use engine='xla', or q.cpu()")
+    return options
+
+
 def _numpy(x: Tensor | None) -> np.ndarray | None:
     return None if x is None else numpy_of(x)
 
 
-def _check_on_cpu(q: Tensor) -> None:
-    if q.device.type != "cpu":
-        raise ValueError(f"engine='numpy': q is on {q.device}; use engine='xla', or q.cpu()")
-
-
 def _by_jax(name: str, options: Options, tensors: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Return what a program of `attention.torch.by_jax` makes of the tensors."""
     from roundscope.attention.torch import by_jax
 
     return by_jax.run(getattr(by_jax, name), options, tensors)
@@ -326,8 +322,9 @@ def _by_jax(name: str, options: Options, tensors: tuple[Tensor | None, ...]) -> 
 @_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask: Any, sinks: Any, plan: str, *options: Any) -> Tensor:
     _check_tensors(q, k, v, mask, sinks)
-    shape = (*q.shape[:3], v.shape[3])
-    return q.new_empty(shape, dtype=_type_of(plan, q, k, v))
+    like = (np.empty(0, NUMPY[x.dtype]) for x in (q, k, v))
+    dtype = TORCH[np.dtype(output_type(plan_of(plan), (), *like))]
+    return q.new_empty((*q.shape[:3], v.shape[3]), dtype=dtype)
 
 
 @_backward.register_fake
@@ -339,13 +336,11 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep what the backward needs: the inputs."""
     ctx.save_for_backward(*inputs[:5])
     ctx.options = inputs[5:]
 
 
 def _differentiate(ctx: Any, do: Tensor) -> tuple[Any, ...]:
-    """Return the gradient of each argument of the operator."""
     saved = ctx.saved_tensors  # read once, which checkpointing asks for
     dq, dk, dv, dsinks = _backward(do, *saved, *ctx.options)
     return dq, dk, dv, None, None if saved[4] is None else dsinks, *(None for _ in ctx.options)
@@ -377,3 +372,56 @@ def _mapped(op: Any, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> 
 
 _attention.register_vmap(partial(_mapped, _attention))
 _backward.register_vmap(partial(_mapped, _backward))
+
+
+def check_mask(mask: Any, where: str = "") -> None:
+    """Raise TypeError or ValueError unless a mask has booleans, or floats without a gradient.
+
+    where: the beginning of the message
+    """
+    if mask is None:
+        return
+    check_array(f"{where}mask", mask)
+    if not isinstance(mask, Tensor) or mask.dtype not in OF_MASKS:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(
+            f"{where}mask: {kind}, must be a tensor of bool, True where a query sees a key, or of"
+            " floats that are added to the scores; mask.bool() makes one of 0 and 1"
+        )
+    if mask.is_floating_point() and mask.requires_grad:
+        raise ValueError(f"{where}mask: requires a gradient, so it is a bias. {BIAS}")
+
+
+@torch.library.custom_op("roundscope::visible", mutates_args=())
+def visible(mask: Tensor, where: str = "") -> Tensor:
+    """Return where a query sees a key, of a mask of numbers that are added to the scores.
+
+    A number is 0, or at most the lowest finite number of the type. This is an operator, so that a
+    compiled function looks at the numbers too.
+
+    Args:
+        mask: Floats of any shape.
+        where: The beginning of the message about a bias, such as the name of a layer.
+
+    Returns:
+        Booleans of this shape, True where the number is 0.
+
+    Raises:
+        ValueError: Any other number, which is a bias.
+
+    Example:
+        >>> import torch
+        >>> from roundscope.attention.torch.operator import visible
+        >>> visible(torch.tensor([0.0, -torch.inf, torch.finfo(torch.float32).min]))
+        tensor([ True, False, False])
+    """
+    sees = mask == 0.0
+    wrong = ~(sees | (mask <= torch.finfo(mask.dtype).min))
+    if bool(wrong.any()):
+        raise ValueError(f"{where}mask: has the number {mask[wrong][0].item():g}. {BIAS}")
+    return sees
+
+
+@visible.register_fake
+def _(mask: Tensor, where: str = "") -> Tensor:
+    return torch.empty_like(mask, dtype=torch.bool)

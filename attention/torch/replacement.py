@@ -9,18 +9,17 @@ from torch import Tensor, nn
 
 from roundscope.attention.arguments import block_given, plan_given
 from roundscope.attention.grammar.text import plan_of, text_of
-from roundscope.attention.models.selection import Layer, chosen
+from roundscope.attention.models.selection import chosen
 from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.torch.calls import (
     Call,
     Handler,
     Interception,
-    attention_layers,
     intercept,
 )
-from roundscope.attention.torch.masks import check_mask, visible
-from roundscope.attention.torch.operator import attention
+from roundscope.attention.torch.discovery import attention_layers
+from roundscope.attention.torch.operator import attention, check_mask, visible
 
 
 def use(
@@ -102,7 +101,6 @@ def use(
 
 
 def _handler(plan: Any, block_q: int, block_k: int) -> Handler:
-    """Return what answers the calls of a layer: the user's function, or attention on a plan."""
     if callable(plan):
         handler: Callable[[Call], Tensor] = plan
         return handler
@@ -122,7 +120,7 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
     """Return the output of a call by a plan, in the type of q."""
     if not torch.compiler.is_compiling():
         _warn_of_types(call, text)
-    where = _named(call.layer)
+    where = f"layer {call.layer.number} ({call.layer.name}): "
     if call.dropout:
         raise ValueError(
             f"{where}its attention drops weights with probability {call.dropout:g}, which plans do"
@@ -149,8 +147,3 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
         sinks=call.sinks,
     )
     return out.to(call.q.dtype)
-
-
-def _named(layer: Layer) -> str:
-    """Return the beginning of a message about a layer."""
-    return f"layer {layer.number} ({layer.name}): "

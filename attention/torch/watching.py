@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-from roundscope.attention.alignment import shift_of
 from roundscope.attention.models.alarm import THRESHOLD, Alarm
-from roundscope.attention.models.drift import HeadNumbers, HeadSums, head_sums, numbers_of_sums
-from roundscope.attention.models.removable import Removable
-from roundscope.attention.models.selection import Layer, chosen, heads_given, heads_of
-from roundscope.attention.models.watcher import Watcher
-from roundscope.attention.torch.calls import Call, Interception, attention_layers, intercept
-from roundscope.attention.torch.feature_of_ones import (
-    check_row_sums,
-    extended_width,
-    kernel_chosen,
-    kernels_allowed,
-    same_kernels,
-    with_ones,
-    with_zeros,
+from roundscope.attention.models.drift import (
+    HeadNumbers,
+    HeadSums,
+    HeadTensors,
+    head_sums,
+    numbers_of_sums,
 )
+from roundscope.attention.models.selection import Layer, Removable, chosen, heads_given, heads_of
+from roundscope.attention.models.watcher import Watcher
+from roundscope.attention.torch.calls import (
+    Call,
+    Interception,
+    before_forward,
+    intercept,
+    kernel_chosen,
+)
+from roundscope.attention.torch.correction import (
+    check_row_sums,
+    extended,
+    extended_width,
+    kernels_allowed,
+    products_in_binary32,
+    same_kernels,
+)
+from roundscope.attention.torch.discovery import attention_layers
 from roundscope.emu.numbers import check_count
 
 ELEMENTS = 1 << 24  # scores of the exact attention that are held at a time
@@ -57,7 +65,7 @@ def watch(
 
     In exact arithmetic the rows of dS sum to zero. On the first of every `every` steps, attention
     is called a second time, after the backward, for one batch entry of each layer, with a feature
-    of ones behind K (`attention.torch.feature_of_ones`), and its own backward then returns what
+    of ones behind K (`attention.torch.correction`), and its own backward then returns what
     those sums are. The part that they make in the gradient of the queries' weights is the drift;
     its share, over heads, layers and looks, is what the threshold is for
     (`attention.models.alarm`). It tells arithmetics that leak from those that do not. It does not
@@ -181,14 +189,14 @@ class Watch(Removable):
         start: int,
         modules: Sequence[str],
     ) -> None:
-        self.layers, self.note = tuple(layers), ""
+        super().__init__(layers, [before_forward(model, self._begin)])
+        self.note = ""
         self._model, self._every, self._heads, self._watcher = model, every, heads, watcher
         self._forwards, self._start, self._modules = forwards, start, modules
         self._count, self._looks, self._is_told = 0, 0, False
         self._seen: dict[Layer, _Seen] = {}
         self._interception: Interception | None = None
         self._eager: Any = None  # what restores torch.compile
-        self._uncounted = _counted(model, self._begin)
 
     @property
     def alarm(self) -> Alarm | None:
@@ -239,8 +247,7 @@ class Watch(Removable):
     def remove(self) -> None:
         """Stop watching. A second call does nothing."""
         self._drop()
-        self._uncounted()
-        self._uncounted = _nothing
+        super().remove()
 
     def _begin(self) -> None:
         """Count a forward that begins, and look at it if its turn has come."""
@@ -274,7 +281,6 @@ class Watch(Removable):
             )
 
     def _end(self) -> None:
-        """Give the model its own attention back, and torch.compile its stance."""
         if self._interception is not None:
             self._interception.remove()
         if self._eager is not None:
@@ -346,7 +352,6 @@ def _stacks(seen: Mapping[Layer, _Seen]) -> list[list[_Seen]]:
 
 
 def _elements(like: Tensor) -> int:
-    """Return how many scores are held at a time."""
     return ELEMENTS_OF_CPU if like.device.type == "cpu" else ELEMENTS
 
 
@@ -355,7 +360,7 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
     call = stack[0].call
     count, group = call.q.shape[1], call.q.shape[1] // call.k.shape[1]
     own = heads_of(heads, count)
-    with torch.no_grad(), _binary32(), torch.autocast(call.q.device.type, enabled=False):
+    with torch.no_grad(), products_in_binary32(), torch.autocast(call.q.device.type, enabled=False):
         q, k, v = (torch.cat([getattr(x.call, name) for x in stack]) for name in "qkv")
         do = torch.cat([x.do for x in stack if x.do is not None])
         out = torch.cat([x.out for x in stack])
@@ -366,23 +371,31 @@ def _measured(stack: Sequence[_Seen], heads: int | tuple[int, ...] | None) -> _M
             inputs = v.transpose(1, 2).flatten(2) if q.shape[2] == k.shape[2] else None
             q, do, out, dq, r = (x[:, of_q] for x in (q, do, out, dq, r))
             k, v = (x[:, of_q // group] for x in (k, v))
-        sums = head_sums(
-            q,
-            k,
-            v,
-            do,
+        given = HeadTensors(
+            q=q,
+            k=k,
+            v=v,
+            do=do,
             r=r,
             dq=dq,
             out=out,
             scale=call.scale,
             is_causal=call.is_causal,
             alignment=call.alignment,
-            mask=_mask(call, stack[0].entry, of_q),
+            window=call.window,
+            mask=_mask(call.mask, stack[0].entry, of_q),
             inputs=inputs,
-            elements=_elements(call.q),
         )
+        sums = head_sums(given, _elements(call.q))
         table = torch.stack(list(sums)).double()
-    return _Measured(own, table, [_note(x, kernel) for x in stack if x.kernel != kernel])
+    width = extended_width(call.q.shape[-1], call.v.shape[-1])
+    notes = [
+        f"layer {x.call.layer.number}: SDPA takes {x.kernel} for {call.q.shape[-1]} features and"
+        f" {kernel} for {width}, whose row sums these are"
+        for x in stack
+        if x.kernel != kernel
+    ]
+    return _Measured(own, table, notes)
 
 
 def _finished(call: Call, sums: Any) -> Any:
@@ -402,10 +415,10 @@ def _row_sums(
     A mask of the whole batch is part of a call, which is then made for as many copies.
     """
     first, call = stack[0], stack[0].call
-    features, width = q.shape[-1], extended_width(q.shape[-1], v.shape[-1])
+    features = q.shape[-1]
     is_whole = call.mask is not None and call.mask.ndim == 4 and call.mask.shape[0] > 1
     copies, at = (first.batch, first.entry) if is_whole else (1, 0)
-    wide = with_zeros(q, width), with_ones(k, width), with_zeros(v, width), with_zeros(do, width)
+    wide = extended(q, k, v, do)
     kernel, gradients = None, []
     devices = [q.device] if q.is_cuda else []
     with torch.enable_grad(), same_kernels(first.allowed, q), \
@@ -421,79 +434,10 @@ def _row_sums(
     return dq[..., :features], r, kernel
 
 
-def _note(seen: _Seen, kernel: str | None) -> str:
-    """Return what is to be known of a layer that another kernel measured."""
-    q, v = seen.call.q, seen.call.v
-    return (
-        f"layer {seen.call.layer.number}: SDPA takes {seen.kernel} for {q.shape[-1]} features and"
-        f" {kernel} for {extended_width(q.shape[-1], v.shape[-1])}, whose row sums these are"
-    )
-
-
-def _mask(call: Call, entry: int, heads: Tensor | None) -> Tensor | None:
-    """Return what heads of a batch entry see, as a mask that broadcasts to (N, T, S)."""
-    mask = call.mask
+def _mask(mask: Tensor | None, entry: int, heads: Tensor | None) -> Tensor | None:
+    """Return what a mask says of heads of a batch entry; it broadcasts to (N, T, S)."""
     if mask is not None and mask.ndim == 4:
         mask = mask[entry if mask.shape[0] > 1 else 0]
     if mask is not None and heads is not None and mask.ndim == 3 and mask.shape[0] > 1:
         mask = mask[heads]
-    if call.window is None:
-        return mask
-    queries, keys = call.q.shape[2], call.k.shape[2]
-    t, s = (torch.arange(n, device=call.q.device) for n in (queries, keys))
-    first = shift_of(call.alignment, queries, keys)
-    near = (t[:, None] + first - s).abs() < call.window
-    if mask is None:
-        return near
-    if mask.dtype == torch.bool:
-        return mask & near
-    return mask.masked_fill(~near, float("-inf"))
-
-
-def _counted(model: nn.Module, begin: Callable[[], None]) -> Callable[[], None]:
-    """Call `begin` before every forward of a model, and return what ends that.
-
-    A hook of a module that was compiled in place would be compiled with it, so its compiled call is
-    wrapped instead.
-    """
-    compiled = model.__dict__.get("_compiled_call_impl")
-    if compiled is None:
-        hook = model.register_forward_pre_hook(lambda module, args: begin())
-        return hook.remove
-
-    @wraps(compiled)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        begin()
-        return compiled(*args, **kwargs)
-
-    model.__dict__["_compiled_call_impl"] = counted
-
-    def undo() -> None:
-        if model.__dict__.get("_compiled_call_impl") is counted:
-            model.__dict__["_compiled_call_impl"] = compiled
-
-    return undo
-
-
-@contextmanager
-def _binary32() -> Iterator[None]:
-    """Multiply float32 matrices in binary32, also where a program asks for TF32."""
-    own = torch.backends.cuda.matmul
-    try:
-        before = own.fp32_precision
-    except AttributeError:  # before PyTorch 2.9
-        before, own.allow_tf32 = own.allow_tf32, False
-        try:
-            yield
-        finally:
-            own.allow_tf32 = before
-        return
-    own.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        own.fp32_precision = before
-
-
-def _nothing() -> None:
-    pass
+    return mask

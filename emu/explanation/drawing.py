@@ -9,8 +9,7 @@ import math
 
 from rich.text import Text
 
-from roundscope.emu.explanation.addition import Addition
-from roundscope.emu.explanation.one_rounding import Explanation
+from roundscope.emu.explanation.one_rounding import Addition, Explanation
 
 WIDTH = 100  # the number of columns of a drawing
 LABEL = 11  # the number of columns left of the drawing
@@ -77,7 +76,8 @@ def _bits(e: Explanation) -> list[Text]:
 
     Each part of the value is named above and marked below.
     """
-    sign, exponent, widths = _sign(e), _field(e, e.place), _widths(e)
+    sign, exponent = _sign(e), _field(e, e.place)
+    widths = [4, max(8, len(exponent)), max(4, len(e.kept) + 1), 5, 0]
     room = max(1, WIDTH - LABEL - sum(widths) - 4 * _gap(widths) - len("... 9999 more"))
     sticky, more = e.sticky[:room] or "0", max(0, len(e.sticky) - room)
     heads = [(h, "dim") for h in ("sign", "exponent", "kept", "round", "sticky")]
@@ -135,10 +135,6 @@ def _columns(label: str, cells: list[tuple[str, str]], widths: list[int]) -> Tex
 
 def _gap(widths: list[int]) -> int:
     return 2 if widths[2] > WIDE else 3
-
-
-def _widths(e: Explanation) -> list[int]:
-    return [4, max(8, len(_field(e, e.place))), max(4, len(e.kept) + 1), 5, 0]
 
 
 def _field(e: Explanation, place: int | None) -> str:

@@ -1,4 +1,4 @@
-"""One rounding explained in bits, with exact integers and fractions.
+"""One rounding, or one sum of two numbers, explained in bits, with exact integers and fractions.
 
 A number x that is rounded to a format of precision p is written as::
 
@@ -7,19 +7,28 @@ A number x that is rounded to a format of precision p is written as::
 `rest` is the discarded part. Its first bit is the round bit, and the others are the sticky bits.
 The result is computed by the rule (`emu.roundings.rule`, run by `emu.backends.numba.rounding`). It
 is checked against a second result, which is derived here by other code in exact arithmetic.
+
+A sum is drawn in aligned bits, which shows where a carry pushes one bit off the end.
 """
 
 import math
+import re
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
+from roundscope.emu.errors import tidy_errors
 from roundscope.emu.explanation.encoding import code_of, fields_of
-from roundscope.emu.explanation.numbers import parse
-from roundscope.emu.explanation.why import HALF, decide, first_random, overflow
 from roundscope.emu.formats.format import Format
+from roundscope.emu.numbers import as_float, is_known_number
 from roundscope.emu.roundings.modes import NanPolicy, Overflow, Rounding, RoundingMode
 from roundscope.emu.roundings.modes import rounding as rounding_named
+from roundscope.emu.shown import shown
+
+HALF = Fraction(1, 2)
+_FRACTION = re.compile(r"\s*([+-]?\d+)/(\d+)\s*")
+_REPAIR = "write a decimal (-4.7), a fraction (1/3), a hexadecimal float (0x1.8p3), inf or nan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +145,6 @@ def split(magnitude: Fraction, f: Format) -> tuple[int, int, Fraction]:
 
 
 def _finite(x: float, r: Rounding) -> dict[str, Any]:
-    """Return the fields of an `Explanation` for a finite number other than zero."""
     f, exact = r.format, Fraction(x)
     exponent, kept, rest = split(abs(exact), f)
     unit = Fraction(2) ** (exponent - f.precision + 1)
@@ -150,7 +158,9 @@ def _finite(x: float, r: Rounding) -> dict[str, Any]:
         result, why = f.min_positive, why + f"; {f.name} has no zero: its least number"
     else:
         result = _signed(float(magnitude), x < 0, f)
-    discarded, finite = _bits(rest), math.isfinite(result)
+    # binary digits, up to the last 1
+    discarded = f"{rest.numerator:0{max(1, rest.denominator.bit_length() - 1)}b}"
+    finite = math.isfinite(result)
     place = (
         (exponent - f.emin) * (1 << (f.precision - 1))
         + kept
@@ -198,6 +208,74 @@ def _special(x: float, r: Rounding) -> dict[str, Any]:
     return dict(why=why, result=result, error=0.0 if same else result - x)
 
 
+def decide(kept: int, rest: Fraction, negative: bool, r: Rounding) -> tuple[bool, str]:
+    """Return whether 1 is added to the kept part, and the reason in words."""
+    odd = kept & 1 == 1
+    if rest == 0:
+        return False, f"nothing is discarded: this is a number of {r.format.name}"
+    match r.mode:
+        case RoundingMode.TO_ODD:
+            return not odd, f"inexact: to the odd neighbor, and the kept part is {_parity(odd)}"
+        case RoundingMode.TOWARD_ZERO:
+            return False, "toward zero: what is discarded is dropped"
+        case RoundingMode.AWAY_FROM_ZERO:
+            return True, "away from zero: any discarded 1 adds one"
+        case RoundingMode.TOWARD_POSITIVE | RoundingMode.TOWARD_NEGATIVE:
+            outward = negative == (r.mode is RoundingMode.TOWARD_NEGATIVE)
+            sign = "negative" if negative else "positive"
+            return (
+                outward,
+                f"{r.mode} and {sign}: any discarded 1 {'adds one' if outward else 'is dropped'}",
+            )
+        case RoundingMode.STOCHASTIC:
+            draw = first_random(r.seed)
+            chance, drawn = math.floor(rest * 2**31), f"{draw / 2**31:.6f}"
+            sign = ">" if chance > draw else "<="
+            return (
+                chance > draw,
+                (
+                    f"discarded part {chance / 2**31:.6f} of an ulp {sign} drawn {drawn} (seed"
+                    f" {r.seed})"
+                ),
+            )
+    if rest != HALF:
+        bits = f"round bit {int(rest > HALF)}" + (", a sticky bit is 1" if rest > HALF else "")
+        return (
+            rest > HALF,
+            f"{bits}: {'above' if rest > HALF else 'below'} half an ulp, to the nearest",
+        )
+    if r.mode is RoundingMode.TIES_TO_AWAY:
+        return True, "round bit 1, no sticky bit: a tie, away from zero"
+    return odd, f"round bit 1, no sticky bit: a tie, to even, and the kept part is {_parity(odd)}"
+
+
+def overflow(negative: bool, r: Rounding) -> tuple[float, str]:
+    """Return the result for a finite number beyond the largest, and why (IEEE 754-2019, 7.4)."""
+    inward = {RoundingMode.TOWARD_ZERO, RoundingMode.TO_ODD}
+    inward.add(RoundingMode.TOWARD_POSITIVE if negative else RoundingMode.TOWARD_NEGATIVE)
+    largest, sign = r.format.max_finite, -1.0 if negative else 1.0
+    if r.mode in inward:
+        return sign * largest, f"beyond the largest number, {largest:g}: {r.mode} stops there"
+    beyond = {Overflow.INF: math.inf, Overflow.NAN: math.nan, Overflow.SATURATE: largest}
+    assert r.overflow is not None  # a `Rounding` fills it in when it is made
+    became = beyond[r.overflow]
+    return sign * became, f"beyond the largest number, {largest:g}: overflow={r.overflow}"
+
+
+def first_random(seed: int) -> int:
+    """Return the first random integer of a seed, in [0, 2^31)."""
+    import numpy as np
+
+    from roundscope.emu.roundings.random import random31
+
+    key, zero = np.array([seed], np.uint32), np.zeros(1, np.uint32)
+    return int(random31((key, zero), (zero, zero))[0])
+
+
+def _parity(odd: bool) -> str:
+    return "odd" if odd else "even"
+
+
 def rule_result(x: float, r: Rounding) -> float:
     """Return x rounded by the rule, as Numba runs it on binary64 numbers."""
     import numpy as np
@@ -210,11 +288,6 @@ def rule_result(x: float, r: Rounding) -> float:
     return float(round_array(np.array([x]), r, random)[0])
 
 
-def _bits(rest: Fraction) -> str:
-    """Return the binary digits of 0 <= rest < 1, up to the last 1; '0' for 0."""
-    return f"{rest.numerator:0{max(1, rest.denominator.bit_length() - 1)}b}"
-
-
 def _signed(magnitude: float, negative: bool, f: Format) -> float:
     return -magnitude if negative and (magnitude or f.negative_zero) else magnitude
 
@@ -223,3 +296,117 @@ def _same(a: float, b: float) -> bool:
     return (math.isnan(a) and math.isnan(b)) or (
         a == b and math.copysign(1, a) == math.copysign(1, b)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addition:
+    """a + b with both operands at the larger exponent.
+
+    Attributes:
+        a: the first operand, a binary64 number.
+        b: the second operand.
+        total: their sum as a binary64 number.
+        exact: whether total is the exact sum.
+        exponent: the exponent of the bit before the point, whose weight is 2^exponent.
+        rows: |a|, |b| and |a + b| in bits, each as a pair: the bits before the point and those
+            after it. The point comes after the column of 2^exponent.
+        shift: how many places the sum moves to have one bit before the point. 1 means a carry into
+            a new binade, and a negative number means cancellation.
+    """
+
+    a: float
+    b: float
+    total: float
+    exact: bool
+    exponent: int
+    rows: tuple[tuple[str, str], tuple[str, str], tuple[str, str]]
+    shift: int
+
+
+def add(a: float | str, b: float | str, f: Format) -> Addition:
+    """Return the sum of two finite numbers other than 0, aligned on the format's grid.
+
+    Raises ValueError for other numbers, and for two numbers whose sum is 0.
+    """
+    x, y = parse(a)[0], parse(b)[0]
+    if not (math.isfinite(x) and math.isfinite(y) and x + y != 0 and x != 0 and y != 0):
+        raise ValueError(
+            f"--plus {b}: a sum is drawn for finite numbers other than 0; explain {x + y!r} instead"
+        )
+    total, exact = x + y, Fraction(x) + Fraction(y)
+    exponent = max(split(abs(Fraction(v)), f)[0] for v in (x, y))
+    row_a, row_b, row_sum = (
+        _digits(abs(v) / Fraction(2) ** exponent) for v in (Fraction(x), Fraction(y), exact)
+    )
+    return Addition(
+        a=x,
+        b=y,
+        total=total,
+        exact=Fraction(total) == exact,
+        exponent=exponent,
+        rows=(row_a, row_b, row_sum),
+        shift=split(abs(exact), f)[0] - exponent,
+    )
+
+
+def _digits(units: Fraction) -> tuple[str, str]:
+    """Return the binary digits before and after the point, up to the last 1."""
+    places = units.denominator.bit_length() - 1
+    bits = f"{units.numerator:0{places + 1}b}"
+    return bits[: len(bits) - places], bits[len(bits) - places :]
+
+
+@tidy_errors
+def parse(value: float | str) -> tuple[float, bool]:
+    """Return the binary64 number nearest to the value, and whether it is exactly the value.
+
+    Raises ValueError for a text that is not a number or lies beyond binary64.
+    """
+    if not isinstance(value, str):
+        if not is_known_number(value):
+            raise TypeError(f"value={shown(value)}: give a number, or a text; {_REPAIR}")
+        x = as_float(value)
+        if math.isinf(x) and isinstance(value, int):
+            raise ValueError(f"value={shown(value)}: beyond binary64; write inf")
+        return x, math.isnan(x) or x == value
+    try:
+        x, exact = _read(value.strip().lower())
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"VALUE {shown(value)}: not a number; {_REPAIR}") from None
+    except OverflowError:
+        x, exact = math.inf, False
+    if math.isinf(x) and not exact:
+        raise ValueError(
+            f"VALUE {shown(value)}: beyond binary64; write inf, or a magnitude up to 1.797e308"
+        )
+    return x, exact
+
+
+def _read(text: str) -> tuple[float, bool]:
+    if match := _FRACTION.fullmatch(text):
+        exact = Fraction(int(match[1]), int(match[2]))
+        return float(exact), Fraction(float(exact)) == exact
+    if "0x" in text:
+        return float.fromhex(text), _hex_fits(text)
+    x = float(text)
+    return x, text.lstrip("+-") in ("inf", "infinity", "nan") or (
+        math.isfinite(x) and _decimal_fits(text, x)
+    )
+
+
+def _decimal_fits(text: str, x: float) -> bool:
+    try:
+        return Decimal(text) == Decimal(x)
+    except InvalidOperation:  # the exponent is beyond Decimal's range
+        return False
+
+
+def _hex_fits(text: str) -> bool:
+    """Return whether binary64 holds a hexadecimal float exactly (overflow is checked elsewhere)."""
+    digits, _, exponent = text.partition("0x")[2].partition("p")
+    whole, _, fraction = digits.partition(".")
+    mantissa, power = int(whole + fraction, 16), int(exponent or 0) - 4 * len(fraction)
+    if mantissa == 0:
+        return True
+    low = (mantissa & -mantissa).bit_length() - 1
+    return mantissa.bit_length() - low <= 53 and power + low >= -1074

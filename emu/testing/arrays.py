@@ -12,7 +12,7 @@ from roundscope.emu.numbers import as_float
 from roundscope.emu.roundings.modes import Rounding, without_saturation
 from roundscope.emu.shown import shown
 from roundscope.emu.testing import differences
-from roundscope.emu.testing.distance import distance, is_number
+from roundscope.emu.testing.differences import distance, is_number
 from roundscope.emu.testing.given import FORMATS, floats_of, format_of, numpy_of, wide
 
 NAN = ("any", "bits")
@@ -203,10 +203,11 @@ def _words(x: np.ndarray) -> np.ndarray:
 
 
 def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) -> str:
-    """Return the message for arrays of one dtype whose bits differ where `wrong` says."""
     f = format_named(FORMATS[a.dtype.name]) if a.dtype.name in FORMATS else None
-    at, steps = _farthest(a, b, wrong, f)
-    first = int(np.flatnonzero(wrong)[0]) == at
+    among = np.flatnonzero(wrong)
+    steps = np.ravel(distance(wide(a), wide(b), f)) if f else np.zeros(a.size, int)
+    at = int(among[np.argmax(steps[among])])
+    first = int(among[0]) == at
     where = differences.place(at, a.shape)
     words = f"the first at {where} is the farthest" if first else f"the farthest at {where}"
     lines = [
@@ -217,15 +218,5 @@ def _bits_message(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, what: str) ->
     return differences.joined(
         differences.titled(what, f"{head}, {words}"),
         *lines,
-        differences.apart(steps, f) if f else "",
+        differences.apart(int(steps[at]), f) if f else "",
     )
-
-
-def _farthest(a: np.ndarray, b: np.ndarray, wrong: np.ndarray, f: Format | None) -> tuple[int, int]:
-    """Return the flat index of the numbers that are farthest apart, and their distance."""
-    if f is None:
-        return int(np.flatnonzero(wrong)[0]), 0
-    steps = np.ravel(distance(wide(a), wide(b), f))
-    among = np.flatnonzero(wrong)
-    at = int(among[np.argmax(steps[among])])
-    return at, int(steps[at])

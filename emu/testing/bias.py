@@ -111,7 +111,9 @@ def assert_unbiased(
     """
     __tracebackhide__ = True
     f = rounding(format).format
-    limit = _limit(false_alarm)
+    check_real("false_alarm", false_alarm, 0.0, 1.0, "a probability in (0, 1), such as 1e-6")
+    # all tails together exceed this z with at most that probability
+    limit = math.sqrt(2.0 * math.log(TAILS / false_alarm))
     x, y = wide(floats_of(actual, "actual")), wide(floats_of(exact, "exact"))
     if x.shape != y.shape:
         raise AssertionError(
@@ -129,12 +131,6 @@ def assert_unbiased(
     up, away = _bias(d, counts, units), _bias(d * np.sign(y), counts, units)
     if max(abs(up.z), abs(away.z)) > limit:
         raise AssertionError(_message(x, y, d, up, away, limit, f, what))
-
-
-def _limit(false_alarm: float) -> float:
-    """Return the z that all tails together exceed with at most the given probability."""
-    check_real("false_alarm", false_alarm, 0.0, 1.0, "a probability in (0, 1), such as 1e-6")
-    return math.sqrt(2.0 * math.log(TAILS / false_alarm))
 
 
 def _units(groups: Any, shape: tuple[int, ...]) -> np.ndarray | None:
@@ -179,7 +175,6 @@ def _message(
     f: Format,
     what: str,
 ) -> str:
-    """Return the message for errors whose bias is beyond the limit."""
     along = np.sign(d) * np.sign(y)
     inexact = int((d != 0).sum())
     toward, outward = int((along < 0).sum()), int((along > 0).sum())
@@ -205,7 +200,6 @@ def _message(
 
 
 def _lost_message(x: np.ndarray, y: np.ndarray, lost: np.ndarray, f: Format, what: str) -> str:
-    """Return the message for numbers that are infinite or NaN where the exact ones are finite."""
     at = int(np.flatnonzero(lost)[0])
     head = f"{int(lost.sum()):,} of {x.size:,} numbers are not finite where the exact ones are,"
     return differences.joined(
@@ -215,7 +209,6 @@ def _lost_message(x: np.ndarray, y: np.ndarray, lost: np.ndarray, f: Format, wha
 
 
 def _entry(x: np.ndarray, y: np.ndarray, at: int, f: Format) -> list[str]:
-    """Return the lines of one number and of the exact one."""
     return [
         differences.written("actual", float(x.flat[at]), f),
         differences.written("exact", float(y.flat[at]), f),

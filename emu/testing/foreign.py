@@ -64,19 +64,16 @@ def raised(error: BaseException) -> str:
     if isinstance(error, ForeignError):
         return error.words.removeprefix("raised ")
     installed = ("site-packages", "dist-packages", "<")
+    ours = [OURS / part for part in ("emu", "attention", "experiments")]
     frames = [
         f
         for f in traceback.extract_tb((error.__cause__ or error).__traceback__)
-        if not _is_ours(f.filename) and not any(i in f.filename for i in installed)
+        if not any(Path(f.filename).resolve().is_relative_to(folder) for folder in ours)
+        and not any(i in f.filename for i in installed)
     ]
     at = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     words = " ".join(str(error).split())[:SHOWN]
     return f"{type(error).__name__}{at}" + (f": {words}" if words else "")
-
-
-def _is_ours(file: str) -> bool:
-    path = Path(file).resolve()
-    return any(path.is_relative_to(OURS / part) for part in ("emu", "attention", "experiments"))
 
 
 def ends(error: SystemExit) -> str:
@@ -134,9 +131,7 @@ def _called(function: Callable[..., Any], given: tuple[Any, ...], what: str) -> 
         before = {name: get() for name, (get, _) in _shared().items()}
         try:
             result = function(*given)
-        except KeyboardInterrupt:
-            raise
-        except ForeignError:
+        except (KeyboardInterrupt, ForeignError):
             raise
         except SystemExit as error:
             raise ForeignError(what, ends(error)) from error
@@ -235,7 +230,6 @@ def _skip(names: list[str]) -> None:
 
 
 def _put_back(states: dict[str, Any]) -> None:
-    """Set the shared generators to earlier states."""
     name, keys, *rest = states["numpy.random"]
     np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
     random.setstate(states["random"])

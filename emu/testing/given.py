@@ -80,7 +80,6 @@ def carrier_named(name: str) -> np.dtype:
 
 
 def _of_tensor(x: Any, name: str) -> np.ndarray:
-    """Return a tensor of PyTorch as a NumPy array with the same bits."""
     torch = sys.modules["torch"]
     here = x.detach().cpu().resolve_conj().resolve_neg().contiguous()
     dtype = str(here.dtype).removeprefix("torch.")

@@ -1,23 +1,134 @@
-"""The assertion that a cast rounds as a format, a mode and an overflow policy say."""
+"""The assertion that a cast rounds as a format, a mode and an overflow policy say.
+
+Its message names the rounding that the cast makes by mistake, if it is a known one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from roundscope.emu.api import round_to
 from roundscope.emu.arrays import ArrayLike
-from roundscope.emu.formats.format import Format
+from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.testing import differences
-from roundscope.emu.testing.behaviors import equal, named
-from roundscope.emu.testing.distance import distance
+from roundscope.emu.testing.differences import distance
 from roundscope.emu.testing.foreign import call_foreign
 from roundscope.emu.testing.given import carrier_named, floats_of, wide
-from roundscope.emu.testing.probes import CLASSES, classes_of, probes_of
+from roundscope.emu.testing.probes import CLASSES, VIAS, classes_of, probes_of
+
+Behavior = Callable[[np.ndarray], np.ndarray]
+
+
+def named(x: np.ndarray, actual: np.ndarray, r: Rounding) -> str:
+    """Return the words about which known rounding gives a cast's results.
+
+    Args:
+        x: the numbers that were rounded, a float64 array.
+        actual: what the cast made of them, a float64 array of the same shape.
+        r: the rounding that was expected, which differs from `actual` somewhere.
+
+    Returns:
+        A line with the rounding that explains all results or, if there is none, two lines with the
+        one that explains the most.
+    """
+    best, most = "", -1
+    for name, behavior in behaviors(r):
+        same = int(equal(behavior(x), actual).sum())
+        if same == x.size:
+            return f"it behaves as {name}"
+        if same > most:
+            best, most = name, same
+    return (
+        f"no known rounding explains all results; the nearest explains {most:,} of {x.size:,}:\n"
+        f"  {best}"
+    )
+
+
+def equal(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return where two float64 arrays are equal with the signs of zeros, or both NaN."""
+    same = (x == y) & (np.signbit(x) == np.signbit(y))
+    both: np.ndarray = same | (np.isnan(x) & np.isnan(y))
+    return both
+
+
+def behaviors(r: Rounding) -> Iterator[tuple[str, Behavior]]:
+    """Yield the names and functions of roundings that may stand where r was meant.
+
+    They are r itself, every other mode and overflow policy, r with subnormal numbers flushed to
+    zero, r after a rounding to a wider format or after a cut that loses the sticky bit, and no
+    rounding at all. The functions take float64 arrays.
+    """
+    policies = [r.overflow, *(o for o in overflows(r.format)[::-1] if o is not r.overflow)]
+    modes = [r.mode, *(m for m in RoundingMode if m is not r.mode)]
+    for mode in (m for m in modes if m is not RoundingMode.STOCHASTIC):
+        for policy in policies:
+            other = replace(r, mode=mode, overflow=policy)
+            yield _words(other), partial(_round, r=other)
+    mode = RoundingMode.TIES_TO_EVEN if r.mode is RoundingMode.STOCHASTIC else r.mode
+    for policy in policies:
+        yield from _twisted(replace(r, overflow=policy, mode=mode))
+    yield "no rounding: it returns its input", np.array
+
+
+def _twisted(r: Rounding) -> Iterator[tuple[str, Behavior]]:
+    """Yield r with one more step before or behind it."""
+    words, p = _words(r), r.format.precision
+    yield f"{words} with subnormal results flushed to zero", partial(flushed, r=r)
+    yield f"{words} with subnormal inputs flushed to zero", partial(flushed_before, r=r)
+    for via in VIAS:
+        if via != r.format.name and format_named(via).precision > p:
+            first = Rounding(format=format_named(via))
+            yield f"{words} after rounding to {via}", partial(_twice, first=first, r=r)
+    for kept in range(p + 1, min(p + 4, 53)):
+        yield (
+            f"{words} after a cut to {kept} significant bits (the sticky bit is lost)",
+            partial(_cut, bits=kept, r=r),
+        )
+
+
+def _words(r: Rounding) -> str:
+    """Return "bf16 ties-to-even", with the overflow policy where the format has several."""
+    policy = f", overflow={r.overflow}" if len(overflows(r.format)) > 1 else ""
+    return f"{r.format.name} {r.mode}{policy}"
+
+
+def overflows(f: Format) -> list[Overflow]:
+    """Return the overflow policies that a format can have."""
+    return [Overflow.SATURATE, *[Overflow.NAN] * f.nan, *[Overflow.INF] * f.inf]
+
+
+def _round(x: np.ndarray, r: Rounding) -> np.ndarray:
+    rounded: np.ndarray = round_to(x, r)
+    return rounded
+
+
+def _twice(x: np.ndarray, first: Rounding, r: Rounding) -> np.ndarray:
+    return _round(_round(x, first), r)
+
+
+def flushed(x: np.ndarray, r: Rounding) -> np.ndarray:
+    """Return rounded numbers, with zero for results below the smallest normal number."""
+    y = _round(x, r)
+    return np.where(np.abs(y) < r.format.min_normal, np.copysign(0.0, y), y)
+
+
+def flushed_before(x: np.ndarray, r: Rounding) -> np.ndarray:
+    """Return rounded numbers, those below the smallest normal number taken for zero."""
+    return _round(np.where(np.abs(x) < r.format.min_normal, np.copysign(0.0, x), x), r)
+
+
+def _cut(x: np.ndarray, bits: int, r: Rounding) -> np.ndarray:
+    """Return x, cut toward zero to some leading bits of its float32 significand, then rounded."""
+    # numbers below 2^-126 have the spacing of those above it, as in float32
+    exponent = np.where(np.isfinite(x) & (x != 0), np.maximum(np.frexp(x)[1], -125), 0)
+    return _round(np.ldexp(np.trunc(np.ldexp(x, bits - exponent)), exponent - bits), r)
 
 
 def assert_rounds_as(
@@ -121,7 +232,6 @@ def _results(cast: Callable[[Any], Any], x: np.ndarray) -> np.ndarray:
 def _message(
     x: np.ndarray, actual: np.ndarray, expected: np.ndarray, wrong: np.ndarray, r: Rounding
 ) -> str:
-    """Return the message for results that differ where `wrong` says."""
     values, kinds = wide(x), classes_of(x, r.format)
     at = _example(values, wrong, kinds)
     f, kind = r.format, list(CLASSES)[kinds[at]]
@@ -141,7 +251,6 @@ def _message(
 
 
 def _counts(wrong: np.ndarray, kinds: np.ndarray) -> list[str]:
-    """Return a line for each class: how many of how many of its numbers differ."""
     lines = []
     for n, (name, words) in enumerate(CLASSES.items()):
         total, bad = int((kinds == n).sum()), int((wrong & (kinds == n)).sum())

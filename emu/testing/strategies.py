@@ -161,8 +161,7 @@ def values(
         1.00390625
     """
     if format is None:
-        held = "float64" if carrier_named(carrier).itemsize > 4 else "float32"
-        return formats(carrier=held).flatmap(
+        return _held_formats(carrier_named(carrier)).flatmap(
             lambda f: values(f, carrier, infinities=infinities, nan=nan)
         )
     f, dtype = rounding(format).format, carrier_named(carrier)
@@ -211,8 +210,7 @@ def arrays(
     dtype = carrier_named(carrier)
     shapes = hnp.array_shapes(max_dims=3, max_side=8) if shape is None else shape
     if format is None:
-        held = "float64" if dtype.itemsize > 4 else "float32"
-        return formats(carrier=held).flatmap(
+        return _held_formats(dtype).flatmap(
             lambda f: arrays(f, carrier, shape=shape, infinities=infinities, nan=nan)
         )
     numbers = values(format, carrier, infinities=infinities, nan=nan)
@@ -288,9 +286,12 @@ def blocks(
     return np.concatenate([draw(_block(f, dtype)) for _ in range(count)], axis=1)
 
 
+def _held_formats(dtype: np.dtype) -> st.SearchStrategy[Format]:
+    return formats(carrier="float64" if dtype.itemsize > 4 else "float32")
+
+
 @st.composite
 def _block(draw: st.DrawFn, f: BlockFormat, dtype: np.dtype) -> np.ndarray:
-    """Draw one block of shape (rows, size)."""
     lowest, highest = _exponent_range(dtype)
     ends = st.sampled_from([lowest, lowest + 1, highest])
     exponent = draw(st.one_of(st.integers(-8, 8), st.integers(lowest, highest), ends))
@@ -330,7 +331,6 @@ def _thresholds(f: Format) -> list[float]:
 
 
 def _allows(f: BlockFormat, rule: ScaleRule) -> bool:
-    """Return whether a block format may have a scale rule."""
     try:
         replace(f, rule=rule)
     except ValueError:
@@ -370,15 +370,10 @@ def _value(
 ) -> float:
     """Return the carrier's number nearest to what was drawn.
 
-    Args:
-        f: the format.
-        dtype: the carrier.
-        exponent: the exponent of a normal number.
-        significand: the significand without its leading bit, in ulps.
-        kind: `_NORMAL`, `_SUBNORMAL`, or the zero, infinity or NaN that the result is.
-        move: infinity or 0.0 for the carrier's next number toward it, or None.
-        part: a part of an ulp that is added, in [0, 1).
-        sign: 1 or -1.
+    significand   without its leading bit, in ulps
+    kind          `_NORMAL`, `_SUBNORMAL`, or the zero, infinity or NaN that the result is
+    move          infinity or 0.0 for the carrier's next number toward it, or None
+    part          a part of an ulp that is added, in [0, 1)
     """
     if kind not in (_NORMAL, _SUBNORMAL):
         return sign * kind
@@ -426,7 +421,6 @@ def _scaled(units: float, exponent: int) -> float:
 
 
 def _info(dtype: np.dtype) -> Any:
-    """Return the limits of the carrier's numbers."""
     if dtype.name != "bfloat16":
         return np.finfo(dtype)
     import ml_dtypes

@@ -27,13 +27,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roundscope.attention.testing.assertions import (
+        assert_as_good_as,
+        assert_deterministic,
+        assert_invariant,
+    )
     from roundscope.attention.testing.calls import Inputs, Outputs
     from roundscope.attention.testing.comparison import Comparison
+    from roundscope.attention.testing.errors import Margins
     from roundscope.attention.testing.families import FAMILIES, draw
     from roundscope.attention.testing.foreign.user import Kernel, kernel_of
-    from roundscope.attention.testing.margins import Margins
-    from roundscope.attention.testing.paired import assert_as_good_as
-    from roundscope.attention.testing.repeated import assert_deterministic, assert_invariant
     from roundscope.emu.testing import (
         assert_bit_equal,
         assert_max_ulp,
@@ -46,12 +49,12 @@ _HOMES = {
     "FAMILIES": "attention.testing.families",
     "Inputs": "attention.testing.calls",
     "Kernel": "attention.testing.foreign.user",
-    "Margins": "attention.testing.margins",
+    "Margins": "attention.testing.errors",
     "Outputs": "attention.testing.calls",
-    "assert_as_good_as": "attention.testing.paired",
+    "assert_as_good_as": "attention.testing.assertions",
     "assert_bit_equal": "emu.testing",
-    "assert_deterministic": "attention.testing.repeated",
-    "assert_invariant": "attention.testing.repeated",
+    "assert_deterministic": "attention.testing.assertions",
+    "assert_invariant": "attention.testing.assertions",
     "assert_max_ulp": "emu.testing",
     "assert_rounds_as": "emu.testing",
     "assert_unbiased": "emu.testing",

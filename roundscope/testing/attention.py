@@ -19,10 +19,9 @@ from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import FALSE_ALARM, Comparison, compare
 from roundscope.attention.testing.edges import check_edges, edge_names
+from roundscope.attention.testing.errors import UNITS, Margins
 from roundscope.attention.testing.families import FAMILIES, draw
-from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import SECOND_CALL, changes, check_invariance
-from roundscope.attention.testing.margins import Margins
 from roundscope.testing.options import ASKED, NOTE, USAGE, Asked
 
 TOKENS, BATCH, HEADS, DRAWS = 128, 5, 8, 3

@@ -11,7 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 from roundscope.attention import attend, error_budget, examine, row_sums
 from roundscope.attention.alignment import visible_keys
 from roundscope.attention.engines import fused
-from roundscope.attention.models.drift import head_numbers
+from roundscope.attention.models.drift import HeadTensors, head_numbers
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.families import draw
 
@@ -185,10 +185,9 @@ def test_row_sums_and_drift(queries, keys):
     got, expected = row_sums(*x, **how), row_sums(*x, plan="fa2-bf16", mask=mask)
     np.testing.assert_array_equal(got, expected)
     q, k, v, do = (a[0].swapaxes(0, 1) for a in x)
-    r, given = got[0].T, {"scale": 0.5, "dq": q, "out": do, "elements": 16}
-    causal = {"is_causal": True, "alignment": "bottom-right"}
-    one = head_numbers(q, k, v, do, r=r, **causal, **given)
-    other = head_numbers(q, k, v, do, r=r, mask=mask, **given)
+    given = HeadTensors(q=q, k=k, v=v, do=do, r=got[0].T, dq=q, out=do, scale=0.5)
+    one = head_numbers(replace(given, is_causal=True, alignment="bottom-right"), 16)
+    other = head_numbers(replace(given, mask=mask), 16)
     np.testing.assert_allclose(one, other, rtol=1e-4)
 
 

@@ -12,7 +12,7 @@ from roundscope.attention import Plan, Record, attend, examine
 from roundscope.attention.plans.choices import Polynomial
 from roundscope.attention.plans.presets import B200
 from roundscope.emu.backends.numba.ops import numpy_ops
-from roundscope.emu.instructions.polynomial import poly_ex2
+from roundscope.emu.instructions.polynomials import poly_ex2
 from tests.checks.engines import differences, normal
 
 TILE, WIDTH = 32, 16

@@ -25,10 +25,9 @@ import numpy as np
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison, compare
+from roundscope.attention.testing.errors import UNITS, Margins
 from roundscope.attention.testing.foreign.user import Kernel, kernel_of
-from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import Reference, reference
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check.run import drawn as of_check

@@ -2,8 +2,8 @@
 
     python -m tests.checks.every_plan [--plans 5000] [--seed 0]
 
-A random plan is a preset or a twin with random words of the grammar (`attention.testing.words`)
-that it accepts. It is put into binary64 at every event, and met by a call with random arguments: a
+A random plan is a preset or a twin with random words of `attention.testing.strategies` that it
+accepts. It is put into binary64 at every event, and met by a call with random arguments: a
 scale of either sign, a causal mask, another mask, a window, a softcap, sinks, groups of heads,
 ragged tiles, other numbers of keys than of queries. Its out, L, dq, dk, dv, delta and dsinks are
 then those of exact attention, or the plan or the call is refused in words.
@@ -33,7 +33,7 @@ from roundscope.attention.plans.choices import (
     ScoreGradient,
     Tanh,
 )
-from roundscope.attention.testing.words import BASES, CHOICES, TOGETHER
+from roundscope.attention.testing.strategies import BASES, CHOICES, TOGETHER
 
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta", "dsinks")
 TOLERANCE = 1e-5

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import narrow, widen
-from roundscope.emu.instructions import approximate, logarithms, tanh
+from roundscope.emu.instructions import approximate, polynomials
 from tests.checks.gpu_kernels import FUNCTIONS, launched
 
 PART = 1 << 26
@@ -26,9 +26,7 @@ def comparison(name: str):
     NaNs are all the same.
     """
     function = next(
-        found
-        for module in (approximate, logarithms, tanh)
-        if (found := getattr(module, name, None))
+        found for module in (approximate, polynomials) if (found := getattr(module, name, None))
     )
 
     @jax.jit

@@ -4,8 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from roundscope.attention.testing.cases import Answer, Case
-from roundscope.attention.testing.comparison import Comparison, Finding
-from roundscope.attention.testing.evidence import State
+from roundscope.attention.testing.comparison import Comparison, Finding, State
 from roundscope.tools.identify.identify import Identified, Kind
 
 BITS = "the arithmetic of its bits"  # the name of the one case of the explanation

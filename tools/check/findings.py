@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from roundscope.attention.testing.cases import Answer, Case
 from roundscope.attention.testing.comparison import Comparison
-from roundscope.attention.testing.margins import Margins
+from roundscope.attention.testing.errors import Margins
 from roundscope.tools.check.options import CheckOptions
 
 MARGINS = Margins()  # how much worse than its plan a kernel may be

@@ -190,7 +190,7 @@ class CheckOptions:
 
 def checked(asked: CheckOptions) -> None:
     """Raise UsageError, which names option, value and repair, for what makes no sense."""
-    from roundscope.attention.testing.gross import UNITS
+    from roundscope.attention.testing.errors import UNITS
     from roundscope.tools.identify.search import check_budget
 
     sizes = ("tokens", "features", "batch", "heads", "draws")

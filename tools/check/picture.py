@@ -7,10 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from roundscope.attention.testing.comparison import Comparison, Finding
-from roundscope.attention.testing.evidence import State
+from roundscope.attention.testing.comparison import Comparison, Finding, State
+from roundscope.attention.testing.errors import Margins
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.attention.testing.margins import Margins
 from roundscope.tools.report.pictures import BAND, INK, QUIET, UP, WIDTH
 
 COLORS = dict(zip(RESULTS, ("#1f2933", "#2166ac", "#4d9221", "#c77c11"), strict=True))

@@ -11,9 +11,9 @@ import numpy as np
 from roundscope.attention.plans.half import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, not_run, strict
-from roundscope.attention.testing.comparison import Comparison, compare, level_of
+from roundscope.attention.testing.comparison import Comparison, compare, heads_needed, level_of
 from roundscope.attention.testing.edges import check_edges, judged
-from roundscope.attention.testing.evidence import heads_needed
+from roundscope.attention.testing.errors import UNITS
 from roundscope.attention.testing.exact import visible
 from roundscope.attention.testing.families import FAMILIES, draw, rounded
 from roundscope.attention.testing.foreign.user import (
@@ -23,7 +23,6 @@ from roundscope.attention.testing.foreign.user import (
     kernel_of,
     unavailable,
 )
-from roundscope.attention.testing.gross import UNITS
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from roundscope.emu.explanation.addition import Addition, add
 from roundscope.emu.explanation.drawing import lines
-from roundscope.emu.explanation.one_rounding import Explanation, explain
+from roundscope.emu.explanation.one_rounding import Addition, Explanation, add, explain
 from roundscope.emu.roundings.modes import rounding
 from roundscope.tools.look.options import ExplainOptions
 from roundscope.tools.report.terminal import console, plain, print_json

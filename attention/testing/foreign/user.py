@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roundscope.attention.testing.calls import Inputs, Outputs
+import numpy as np
+
+from roundscope.attention.testing.calls import Inputs, Outputs, check_kept, first_of, parts_of
 from roundscope.emu.errors import Problem, tidy_errors, unknown
 from roundscope.emu.numbers import check_truth
 from roundscope.emu.shown import shown
@@ -32,8 +34,6 @@ NAMES = {  # argument -> the names that kernels have for it
     "do": ("do", "dout", "grad_out"),
 }
 USUAL = {"scale": "scale", "is_causal": "is_causal"}  # of a function that tells no names
-
-
 NO_DEVICE = (  # what libraries say, in lower case, where a kernel finds no device
     "not compiled with cuda",
     "no cuda gpus are available",
@@ -143,8 +143,7 @@ def kernel_of(
     convention = Convention(
         library=chosen, layout=axes, dtype=dtype, names=names, backward=backward and is_able
     )
-    kernel = functools.partial(_run, found, convention)
-    return kernel
+    return functools.partial(_run, found, convention)
 
 
 def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
@@ -155,7 +154,7 @@ def _run(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
         Unavailable: The function needs a GPU or a library that is not here.
     """
     try:
-        outputs: Outputs = call_foreign(_module(c.library).run, function, c, x)
+        outputs: Outputs = call_foreign(_caller(c.library), function, c, x)
     except ForeignError as error:
         cause = error.__cause__
         if isinstance(cause, Exception) and (reason := unavailable(cause)) is not None:
@@ -203,12 +202,7 @@ def takes(function: Kernel, argument: str) -> bool:
 
 def in_time(kernel: Kernel, seconds: float | None) -> Kernel:
     """Return a kernel that fails if a call takes longer than so many seconds; None: any time."""
-    return kernel if seconds is None else functools.partial(_in_time, kernel, seconds)
-
-
-def _in_time(kernel: Kernel, seconds: float, x: Inputs) -> Outputs:
-    outputs: Outputs = limited(kernel, seconds, x)
-    return outputs
+    return kernel if seconds is None else functools.partial(limited, kernel, seconds)
 
 
 def library_of(function: Callable[..., Any]) -> str:
@@ -241,19 +235,50 @@ def _check(name: str, value: str, among: tuple[str, ...]) -> None:
         raise ValueError(unknown(name, value, among))
 
 
-def _module(library: str) -> Any:
-    """Return the module that calls kernels of a library; it alone imports the library."""
+def _caller(library: str) -> Callable[[Callable[..., Any], Convention, Inputs], Outputs]:
+    """Return what calls kernels of a library; its module alone imports the library."""
+    if library == "numpy":
+        return _run_numpy
     if library == "jax":
-        from roundscope.attention.testing.foreign import jax_call as of_jax
+        from roundscope.attention.testing.foreign import jax_call
 
-        return of_jax
-    if library == "torch":
-        from roundscope.attention.testing.foreign import torch_call as of_torch
+        return jax_call.run
+    from roundscope.attention.testing.foreign import torch_call
 
-        return of_torch
-    from roundscope.attention.testing.foreign import numpy_call as of_numpy
+    return torch_call.run
 
-    return of_numpy
+
+def _run_numpy(function: Callable[..., Any], c: Convention, x: Inputs) -> Outputs:
+    """Return the outputs of a function of float32 arrays of NumPy, whatever type they stand for."""
+    options = c.options(x)
+    if x.mask is not None:
+        options[c.names["mask"]] = x.mask.copy()
+    given = [_turned(a, c.layout) for a in (x.q, x.k, x.v, x.do)]
+    before = [a.tobytes() for a in given]
+    q, k, v, do = given
+    if c.is_own_backward:
+        results = parts_of(function(q, k, v, **options | {c.names["do"]: do}))
+    else:
+        results = (first_of(function(q, k, v, **options)),)
+    check_kept(before, (a.tobytes() for a in given))
+    named = zip(("out", "dq", "dk", "dv"), results, strict=False)
+    return Outputs(**{name: _float32(a, c.layout) for name, a in named})
+
+
+def _turned(x: np.ndarray, layout: str) -> np.ndarray:
+    return np.array(x.swapaxes(1, 2) if layout == "BNTH" else x, order="C")
+
+
+def _float32(x: Any, layout: str) -> np.ndarray:
+    if isinstance(x, np.ma.MaskedArray) or np.iscomplexobj(x):
+        what = "complex" if np.iscomplexobj(x) else "masked"
+        raise ForeignError("kernel", f"returned a {what} array; return real numbers")
+    array = np.asarray(x)
+    if array.dtype.kind not in "fV":  # those of ml_dtypes are V
+        raise ForeignError("kernel", f"returned an array of {array.dtype}; return floats")
+    if array.ndim != 4:
+        raise ForeignError("kernel", f"returned shape {array.shape}, must have four axes")
+    return _turned(array.astype(np.float32), layout)
 
 
 @tidy_errors

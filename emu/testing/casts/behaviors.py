@@ -8,8 +8,10 @@ import numpy as np
 
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
-from roundscope.emu.testing.casts.records import Agreement, Numbers, same
+from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
+from roundscope.emu.stats.comparison import agree as same
+from roundscope.emu.testing.casts.records import Agreement, Numbers
+from roundscope.emu.testing.rounding import flushed, flushed_before, overflows
 
 Cast = Callable[[Numbers], Numbers]
 
@@ -27,11 +29,6 @@ ZERO = "but zero for every number"
 FLUSHED = "flushing subnormals to zero"
 
 
-def overflows(f: Format) -> list[Overflow]:
-    """Return the overflow policies that a format can have."""
-    return [Overflow.SATURATE, *[Overflow.NAN] * f.nan, *[Overflow.INF] * f.inf]
-
-
 def faults(f: Format, is_quotient: bool = False) -> dict[str, FaultyCast]:
     """Return known faults of casts by their names in words.
 
@@ -42,33 +39,14 @@ def faults(f: Format, is_quotient: bool = False) -> dict[str, FaultyCast]:
         is_quotient: whether the numbers are quotients by a scale, which float32 has to round.
     """
     wider = [*["fp32"] * is_quotient, *(name for name in ("bf16", "fp16") if name != f.name)]
-    twice = {f"after rounding to {name} first": _after(name) for name in wider}
-    cut = {
-        f"after cutting off to {name} first": _after(name, RoundingMode.TOWARD_ZERO)
-        for name in wider
-    }
+    cut = RoundingMode.TOWARD_ZERO
     return {
-        **twice,
-        **cut,
-        ZERO: _zero,
+        **{f"after rounding to {name} first": _after(name) for name in wider},
+        **{f"after cutting off to {name} first": _after(name, cut) for name in wider},
+        ZERO: lambda x, r: x * 0.0,
         FLUSHED: flushed,
-        "flushing inputs to zero": _inputs_flushed,
+        "flushing inputs to zero": flushed_before,
     }
-
-
-def flushed(x: Numbers, r: Rounding) -> Numbers:
-    """Return rounded numbers, with zero for results below the smallest normal number."""
-    y: Numbers = round_to(x, r)
-    return np.where(np.abs(y) < r.format.min_normal, y * 0.0, y)
-
-
-def _inputs_flushed(x: Numbers, r: Rounding) -> Numbers:
-    y: Numbers = round_to(np.where(np.abs(x) < r.format.min_normal, x * 0.0, x), r)
-    return y
-
-
-def _zero(x: Numbers, r: Rounding) -> Numbers:
-    return x * 0.0
 
 
 def _after(name: str, mode: RoundingMode = RoundingMode.TIES_TO_EVEN) -> FaultyCast:

@@ -13,9 +13,10 @@ from roundscope.emu.blocks.format import E8M0, BlockFormat, ScaleRule
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import Rounding, rounding
-from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults, overflows
+from roundscope.emu.testing.casts.behaviors import MODES, FaultyCast, faults
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Agreement, Numbers
+from roundscope.emu.testing.rounding import overflows
 
 Quantizer = Callable[[np.ndarray], np.ndarray]
 Scales = Callable[[Numbers, Numbers, BlockFormat], Numbers]
@@ -109,8 +110,12 @@ def _quantizers(asked: BlockFormat) -> Iterator[Known]:
             g = replace(f, element=r)
             yield Known(name_of(g, asked), partial(round_blocks, format=g), _cast_to(r))
     for f in rules:
-        for fault, quantizer, cast in _faults(f):
-            yield Known(f"{name_of(f, asked)}, {fault}", quantizer, cast)
+        own = name_of(f, asked)
+        for fault, cast in faults(f.element.format, is_quotient=True).items():
+            quantizer = partial(_scaled, f=f, scales=_own, cast=cast)
+            yield Known(f"{own}, elements {fault}", quantizer, cast)
+        for fault, by_own_cast in _with_own_cast(f):
+            yield Known(f"{own}, {fault}", by_own_cast, _cast_to(f.element))
         yield from _by_logarithm(f, asked)
     for f in rules:
         for r in _other_elements(asked.element):
@@ -133,14 +138,6 @@ def _other_elements(r: Rounding) -> list[Rounding]:
     return [*policies, *modes]
 
 
-def _faults(f: BlockFormat) -> Iterator[Known]:
-    own = _cast_to(f.element)
-    for fault, cast in faults(f.element.format, is_quotient=True).items():
-        yield Known(f"elements {fault}", partial(_scaled, f=f, scales=_own, cast=cast), cast)
-    for fault, quantizer in _with_own_cast(f):
-        yield Known(fault, quantizer, own)
-
-
 def _by_logarithm(f: BlockFormat, asked: BlockFormat) -> Iterator[Known]:
     """Yield the rule of a block format with its logarithm computed in float32, if it has one."""
     if f.power_of_two and f.rule in LOG2:
@@ -153,9 +150,16 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
     for size in SIZES:
         if size != f.size and f.rows == 1:
             yield f"blocks of {size}", partial(round_blocks, format=replace(f, size=size))
-    yield "one scale for each row", partial(_by_rows, f=f)
-    yield "one scale for each column", partial(_by_columns, f=f)
-    yield "one scale for the whole array", partial(_by_array, f=f)
+    yield "one scale for each row", lambda x: round_blocks(x, replace(f, size=x.shape[1]))
+    column = replace(f, rows=1)
+    yield (
+        "one scale for each column",
+        lambda x: round_blocks(x, replace(column, size=x.shape[0]), axis=0),
+    )
+    yield (
+        "one scale for the whole array",
+        lambda x: round_blocks(x.reshape(1, -1), replace(column, size=x.size)).reshape(x.shape),
+    )
     if f.tensor:
         name = "without the scale of the whole array"
         yield name, partial(round_blocks, format=replace(f, tensor=False))
@@ -178,22 +182,6 @@ def _with_own_cast(f: BlockFormat) -> Iterator[tuple[str, Quantizer]]:
             yield f"stored exponents {words}", partial(_times, f=f, factor=factor)
     if f.scale == E8M0:
         yield "divided by 2^-126 where the scale is 2^-127", partial(_divided, f=f)
-
-
-def _by_rows(x: np.ndarray, f: BlockFormat) -> np.ndarray:
-    y: np.ndarray = round_blocks(x, replace(f, size=x.shape[1]))
-    return y
-
-
-def _by_columns(x: np.ndarray, f: BlockFormat) -> np.ndarray:
-    y: np.ndarray = round_blocks(x, replace(f, size=x.shape[0], rows=1), axis=0)
-    return y
-
-
-def _by_array(x: np.ndarray, f: BlockFormat) -> np.ndarray:
-    flat = np.ascontiguousarray(x).reshape(1, -1)
-    y: np.ndarray = round_blocks(flat, replace(f, size=flat.size, rows=1))
-    return y.reshape(x.shape)
 
 
 def _by_reciprocal(x: np.ndarray, f: BlockFormat) -> np.ndarray:
@@ -291,7 +279,6 @@ def _narrow(x: Numbers, own: Numbers, f: BlockFormat, name: str) -> Numbers:
 
 
 def _floored(x: Numbers, own: Numbers, f: BlockFormat, least: float) -> Numbers:
-    """Return scales of largest magnitudes that are at least so large."""
     top = np.maximum(np.abs(x).max(axis=1), least).astype(np.float32)[:, None]
     return np.asarray(to_blocks(top, replace(f, size=1, rows=1)).scales, np.float64)[:, 0]
 

@@ -1,23 +1,29 @@
-"""Judgment of a quantizer whose numbers share scales in blocks."""
+"""Judgment of a quantizer whose numbers share scales in blocks: its scales and its elements."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
-from roundscope.emu.blocks.layout import from_lines, layout_of
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.testing.casts.behaviors import FaultyCast
-from roundscope.emu.testing.casts.bias import bias_row
+from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
+from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.emu.testing.casts.block_behaviors import (
     equal_blocks,
     explanations,
     name_of,
     quantizer_named,
+    rules_of,
 )
 from roundscope.emu.testing.casts.block_probes import edge_blocks, element_blocks, random_blocks
-from roundscope.emu.testing.casts.classes import is_allowed
-from roundscope.emu.testing.casts.elements import class_rows, zero_row
+from roundscope.emu.testing.casts.elements import (
+    bias_row,
+    class_rows,
+    is_allowed,
+    steady_rows,
+    zero_row,
+)
 from roundscope.emu.testing.casts.quantized import (
     CARRIED,
     Quantized,
@@ -29,6 +35,7 @@ from roundscope.emu.testing.casts.quantized import (
 from roundscope.emu.testing.casts.records import (
     Agreement,
     CastReport,
+    Example,
     Function,
     Numbers,
     Row,
@@ -36,24 +43,156 @@ from roundscope.emu.testing.casts.records import (
     row_of,
     with_whole,
 )
-from roundscope.emu.testing.casts.scale_rows import Pair, scale_agreements, scale_rows
 from roundscope.emu.testing.casts.special_blocks import special_rows
-from roundscope.emu.testing.casts.steady import steady_rows
+
+LISTED = 20  # blocks that the best rule does not explain
+Pair = tuple[np.ndarray, Quantized]  # an input (rows, K), and what the quantizer made of it
+
+
+class _Scales(NamedTuple):
+    """The scales of all blocks: whether they fit, what was got, the maxima, what was asked.
+
+    `fit` says which blocks fit a scale at all.
+    """
+
+    good: np.ndarray
+    got: Numbers
+    top: Numbers
+    expected: Numbers
+    fit: np.ndarray
+
+
+def scale_agreements(
+    pairs: list[Pair], asked: BlockFormat
+) -> tuple[tuple[Agreement, ...], tuple[Example, ...]]:
+    """Return on how many blocks each rule agrees, and blocks on which the best one does not.
+
+    The rules are sorted from the best to the worst; the asked one comes first among equals.
+    """
+    found = [(f.rule, _pooled(pairs, f, asked)) for f in rules_of(asked)]
+    found.sort(key=lambda rule: -int(rule[1].good.sum()))
+    best = found[0][1]
+    wrong = np.flatnonzero(~best.good)
+    wrong = wrong[np.unique(np.linspace(0, wrong.size - 1, min(wrong.size, LISTED)).astype(int))]
+    return (
+        tuple(
+            Agreement(name=f"rule {rule}", agree=int(p.good.sum()), of=p.good.size)
+            for rule, p in found
+        ),
+        tuple(
+            Example(
+                given=float(best.top[i]),
+                got=float(best.got[i]),
+                expected=float(best.expected[i]),
+                where=f"scale of block {i}",
+            )
+            for i in wrong
+        ),
+    )
+
+
+def scale_rows(pairs: list[Pair], asked: BlockFormat) -> list[Row]:
+    """Return the rows on scales within the range of the scale format, and at its small end."""
+    found = _pooled(pairs, asked, asked)
+    smallest = found.expected == asked.scale.min_positive
+    return [
+        _row(
+            "scales",
+            f"Do blocks get the scale that rule {asked.rule} gives?",
+            ~smallest,
+            found,
+            asked,
+        ),
+        _row(
+            "smallest blocks",
+            f"Do the smallest blocks get the smallest scale, {asked.scale.min_positive:g}?",
+            smallest,
+            found,
+            asked,
+        ),
+        *([_tensor_row(pairs, asked)] if asked.tensor else []),
+    ]
+
+
+def _row(name: str, question: str, kept: np.ndarray, found: _Scales, f: BlockFormat) -> Row:
+    without = int((kept & ~found.fit).sum())
+    kept = kept & found.fit
+    good, got, top, expected, _ = (a[kept] for a in found)
+    places = np.flatnonzero(kept)
+    note = f"{without:,} blocks fit no scale that was tried, so theirs are not known" * bool(
+        without
+    )
+    row = row_of(
+        name,
+        question,
+        good,
+        top,
+        got,
+        expected,
+        f=f.scale,
+        scale=expected,
+        where=lambda i: f"scale of block {places[i]}",
+        note=note,
+    )
+    is_unknown = without and row.status is Status.PASS
+    return replace(row, status=Status.SKIPPED) if is_unknown else row
+
+
+def _tensor_row(pairs: list[Pair], f: BlockFormat) -> Row:
+    got = np.array([found.tensor for _, found in pairs])
+    expected = np.array([expected_scales(x, f)[1] for x, _ in pairs])
+    top = np.array([np.abs(x).max() for x, _ in pairs], np.float64)
+    inferred = "" if all(p.given for _, p in pairs) else "not returned, so taken as asked"
+    return row_of(
+        "tensor scale",
+        "Is the scale of the whole array its largest magnitude over that of the format?",
+        got == expected,
+        top,
+        got,
+        expected,
+        f=f.element.format,
+        scale=expected,
+        note=inferred,
+    )
+
+
+def _pooled(pairs: list[Pair], f: BlockFormat, asked: BlockFormat) -> _Scales:
+    """Return the scales of all blocks, compared with those of a block format."""
+    expected = [expected_scales(x, f)[0] for x, _ in pairs]
+    good = [fits(found, scales, asked) for (_, found), scales in zip(pairs, expected, strict=True)]
+    return _Scales(
+        good=np.concatenate(good),
+        got=np.concatenate([found.scales for _, found in pairs]),
+        top=np.concatenate([np.abs(found.x).max(axis=1) for _, found in pairs]),
+        expected=np.concatenate(expected),
+        fit=np.concatenate([found.fit for _, found in pairs]),
+    )
 
 
 def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
     """Return the judgment of a quantizer that is meant to implement a block format."""
     arrays = [probes(asked) for probes in (edge_blocks, random_blocks, element_blocks)]
     pairs = [(x, quantized(function, x, asked)) for x in arrays]
-    known, cast = _explanations(pairs, asked)
+    results = [
+        (x, from_lines(np, found.y.astype(np.float32), layout_of(x.shape, asked, -1)))
+        for x, found in pairs
+    ]
+    carried = 0.0 if asked.power_of_two else CARRIED
+    known, cast = explanations(results, asked, carried)
     is_random = asked.element.mode is RoundingMode.STOCHASTIC
     pairs = [(x, under_cast(found, x, asked, cast)) for x, found in pairs]
     scales, exceptions = scale_agreements(pairs, asked)
+    drawn = pairs[1][1]
     rows: Sequence[Row] = [
         *scale_rows(pairs, asked),
         *_element_rows([found for _, found in pairs], asked),
         *special_rows(function, asked),
-        _bias(pairs[1][1], asked),
+        bias_row(
+            drawn.quotients.reshape(-1),
+            drawn.elements.reshape(-1),
+            asked.element,
+            of="; of elements within the largest",
+        ),
         *steady_rows(function, arrays[1], asked.element),
     ]
     own, best = name_of(asked, asked), known[0]
@@ -70,7 +209,7 @@ def examine_blocks(function: Function, asked: BlockFormat) -> CastReport:
         done="are equal",
         known="rule",
         prefix=f"{shape} with ",
-        remaining=_remaining(arrays, pairs, best, asked),
+        remaining=_remaining(results, best, asked, carried),
         is_random=is_random,
         behaves_as=best.name if best.agree == best.of else own if is_asked else None,
         rows=rows,
@@ -93,27 +232,22 @@ def _element_rows(found: list[Quantized], f: BlockFormat) -> list[Row]:
     given, q, elements, products, smallest = flat
     kept = np.isfinite(q) & np.isfinite(products)
     usual, low, r = kept & (smallest == 0), kept & (smallest != 0), f.element
-    return [
-        *class_rows(q[usual], elements[usual], r, products[usual], given[usual]),
-        _smallest_row(given[low], q[low], elements[low], products[low], r),
-        zero_row(q[usual], elements[usual], r, r.format.negative_zero),
-    ]
-
-
-def _smallest_row(
-    given: Numbers, q: Numbers, elements: Numbers, products: Numbers, r: Rounding
-) -> Row:
-    good, expected = is_allowed(elements, q, r)
-    return row_of(
+    good, expected = is_allowed(elements[low], q[low], r)
+    smallest_row = row_of(
         "smallest elements",
         "Are the elements of blocks with the smallest scale rounded as asked?",
         good,
-        given,
-        elements * products,
-        expected * products,
+        given[low],
+        elements[low] * products[low],
+        expected * products[low],
         f=r.format,
-        scale=products,
+        scale=products[low],
     )
+    return [
+        *class_rows(q[usual], elements[usual], r, products[usual], given[usual]),
+        smallest_row,
+        zero_row(q[usual], elements[usual], r, r.format.negative_zero),
+    ]
 
 
 def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
@@ -122,20 +256,6 @@ def _flat(found: Quantized, f: BlockFormat) -> tuple[Numbers, ...]:
     smallest = np.broadcast_to((found.scales == f.scale.min_positive)[:, None], found.x.shape)
     arrays = (found.x, found.quotients, found.elements, products, smallest.astype(np.float64))
     return tuple(array.reshape(-1) for array in arrays)
-
-
-def _bias(found: Quantized, f: BlockFormat) -> Row:
-    q, elements = found.quotients.reshape(-1), found.elements.reshape(-1)
-    return bias_row(q, elements, f.element, of="; of elements within the largest")
-
-
-def _explanations(pairs: list[Pair], asked: BlockFormat) -> tuple[list[Agreement], FaultyCast]:
-    """Return every known behavior with its number of blocks, and the best one's cast."""
-    arrays = []
-    for x, found in pairs:
-        at = layout_of(x.shape, asked, -1)
-        arrays.append((x, from_lines(np, found.y.astype(np.float32), at)))
-    return explanations(arrays, asked, 0.0 if asked.power_of_two else CARRIED)
 
 
 def _allowed(pairs: list[Pair], asked: BlockFormat) -> Agreement:
@@ -150,28 +270,27 @@ def _allowed(pairs: list[Pair], asked: BlockFormat) -> Agreement:
 
 
 def _remaining(
-    arrays: list[np.ndarray], pairs: list[Pair], best: Agreement, asked: BlockFormat
+    results: list[tuple[np.ndarray, np.ndarray]],
+    best: Agreement,
+    asked: BlockFormat,
+    carried: float,
 ) -> str:
     """Return one of the blocks that the nearest known behavior does not explain, in words."""
     if best.agree == best.of:
         return ""
-    quantizer, carried = quantizer_named(best.name, asked), 0.0 if asked.power_of_two else CARRIED
-    for x, (_, found) in zip(arrays, pairs, strict=True):
-        y = from_lines(np, found.y.astype(np.float32), layout_of(x.shape, asked, -1))
+    quantizer = quantizer_named(best.name, asked)
+    for x, y in results:
         wrong = np.flatnonzero(~equal_blocks(quantizer(x), y, asked, carried))
         if wrong.size:
-            top = np.abs(found.x[wrong[0]]).max()
+            top = np.abs(to_lines(np, x, layout_of(x.shape, asked, -1))[wrong[0]]).max()
             return f", such as block {wrong[0]}, whose largest magnitude is {top:.9g}"
     return ""
 
 
 def _shape_name(f: BlockFormat) -> str:
     """Return the name of a block format, whatever its rule and its elements' rounding are."""
-    for name, known in BLOCK_NAMED.items():
-        if _shape(f) == _shape(known):
-            return name
-    return str(f)
 
+    def shape(f: BlockFormat) -> tuple[object, ...]:
+        return f.element.format, f.size, f.rows, f.scale, f.tensor
 
-def _shape(f: BlockFormat) -> tuple[object, ...]:
-    return f.element.format, f.size, f.rows, f.scale, f.tensor
+    return next((name for name, g in BLOCK_NAMED.items() if shape(g) == shape(f)), str(f))

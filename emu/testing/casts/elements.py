@@ -1,13 +1,23 @@
-"""Judgment of a cast that rounds every number for itself, without scales."""
+"""Judgment of a cast that rounds every number for itself, and the rows that any cast is asked.
 
-from collections.abc import Sequence
+Numbers fall into classes, found from the numbers themselves. A quotient is what one rounding is
+given: the number itself, or in blocks the number divided by its scale. Whether it is a tie or lies
+beyond the largest number depends on the quotient alone, so casts with and without scales share
+these classes, and the rows on bias and on a second call.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roundscope.emu.roundings.modes import Rounding, RoundingMode
+from roundscope.emu.api import round_to, ulp_of
+from roundscope.emu.formats.format import Format
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode, rounding
+from roundscope.emu.stats.comparison import agree as same
+from roundscope.emu.tensors import is_tensor
 from roundscope.emu.testing.casts.behaviors import casts, explanations
-from roundscope.emu.testing.casts.bias import bias_row
-from roundscope.emu.testing.casts.classes import QUESTIONS, allowed, classes_of, is_allowed
 from roundscope.emu.testing.casts.probes import RANDOM, finite_probes
 from roundscope.emu.testing.casts.records import (
     Agreement,
@@ -16,14 +26,208 @@ from roundscope.emu.testing.casts.records import (
     Numbers,
     Row,
     Status,
+    counted,
     row_of,
-    same,
     skipped,
     with_whole,
 )
 from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
-from roundscope.emu.testing.casts.steady import steady_rows
 from roundscope.emu.testing.foreign import ForeignError
+
+BESIDE = 2.0**-21  # how far from a tie a number counts as beside it, relative to the number
+QUESTIONS: Mapping[str, str] = {
+    "round trip": "Does every number of the format map to itself?",
+    "ties": "Where does a number halfway between two numbers of the format go?",
+    "beside ties": "Is a number that lies just beside a tie rounded to its own side?",
+    "subnormals": "Are numbers below the smallest normal number rounded, and not flushed to zero?",
+    "overflow": "What becomes of finite numbers above the largest number of the format?",
+    "other numbers": "Are all other numbers rounded as asked?",
+}
+
+
+def classes_of(q: Numbers, r: Rounding) -> dict[str, np.ndarray]:
+    """Return which quotients belong to each class of `QUESTIONS`, as boolean arrays.
+
+    Only "round trip" overlaps with others: it has every number of the format. Zeros, infinities and
+    NaN belong to no class.
+    """
+    f, a = r.format, np.abs(q)
+    finite = np.isfinite(q) & (q != 0)
+    low, high = bracket(q, f)
+    middle = (low + high) / 2
+    exact, over = finite & (low == q), finite & (a > f.max_finite)
+    small = finite & ~exact & (a < f.min_normal)
+    rest = finite & ~exact & ~over & ~small
+    tie = rest & (q == middle)
+    beside = rest & ~tie & (np.abs(q - middle) <= BESIDE * a)
+    found = (exact & ~over, tie, beside, small, over, rest & ~tie & ~beside)
+    return dict(zip(QUESTIONS, found, strict=True))
+
+
+def bracket(q: Numbers, f: Format) -> tuple[Numbers, Numbers]:
+    """Return the numbers of the format next to each quotient, toward zero and away from it.
+
+    They are equal for a number of the format. Beyond the largest number both are that number.
+    """
+    toward = Rounding(format=f, mode=RoundingMode.TOWARD_ZERO, overflow=Overflow.SATURATE)
+    away = Rounding(format=f, mode=RoundingMode.AWAY_FROM_ZERO, overflow=Overflow.SATURATE)
+    return round_to(q, toward), round_to(q, away)
+
+
+def allowed(q: Numbers, r: Rounding) -> tuple[Numbers, Numbers]:
+    """Return the two results that a rounding may give for each quotient.
+
+    They are equal unless the mode is stochastic.
+    """
+    if r.mode is not RoundingMode.STOCHASTIC:
+        expected: Numbers = round_to(q, r)
+        return expected, expected
+    return (
+        round_to(q, rounding(r, RoundingMode.TOWARD_ZERO)),
+        round_to(q, rounding(r, RoundingMode.AWAY_FROM_ZERO)),
+    )
+
+
+def is_allowed(got: Numbers, q: Numbers, r: Rounding) -> tuple[np.ndarray, Numbers]:
+    """Return where the results are allowed, and the expected result nearest to what was got."""
+    one, other = allowed(q, r)
+    with np.errstate(invalid="ignore"):
+        expected = np.where(np.abs(got - other) < np.abs(got - one), other, one)
+    return same(got, one) | same(got, other), expected
+
+
+QUESTION = "Do the errors on random numbers have the mean that the asked rounding gives?"
+LIMIT = 6.0  # the |z| above which a mean is not chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """The mean of many errors, and its distance from 0 in standard errors (z)."""
+
+    mean: float
+    z: float
+
+    @property
+    def is_biased(self) -> bool:
+        """True if the mean is farther from 0 than chance explains."""
+        return abs(self.z) > LIMIT
+
+
+def mean_of(d: Numbers) -> Mean:
+    """Return the mean of errors with its z; z is infinite for equal errors other than 0."""
+    mean, error = float(d.mean()), float(d.std()) / math.sqrt(d.size)
+    z = mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
+    return Mean(mean=mean, z=z)
+
+
+def bias_row(q: Numbers, got: Numbers, r: Rounding, of: str = "") -> Row:
+    """Return the row on the bias of results for random quotients.
+
+    The mean error is measured in ulps of the format, up or down and also along the number, away
+    from zero or toward it. The row fails if either differs from that of the asked rounding on the
+    same numbers by more than chance gives. In the stochastic mode the asked mean is 0.
+
+    Args:
+        q: random quotients; those outside the finite range of the format are left out.
+        got: the results for them.
+        r: the asked rounding.
+        of: what was random in words, for the note.
+    """
+    kept = (np.abs(q) <= r.format.max_finite) & (q != 0) & np.isfinite(got)
+    q, got = q[kept], got[kept]
+    if not q.size:
+        return skipped("bias", QUESTION, "no finite result")
+    good, expected = is_allowed(got, q, r)
+    against = q if r.mode is RoundingMode.STOCHASTIC else expected
+    ulps = ulp_of(q, r.format)
+    extra = (got - against) / ulps
+    parts = [extra, np.sign(q) * extra]
+    if r.mode is RoundingMode.STOCHASTIC:
+        parts += _halves(q, np.sign(q) * extra, r.format)
+    is_biased = any(mean_of(d).is_biased for d in parts)
+    note = _in_words(q, got, ulps, r.format)
+    row = row_of("bias", QUESTION, good, q, got, expected, f=r.format, note=f"{note}{of}")
+    if is_biased:
+        return replace(row, status=Status.FAIL)
+    return replace(row, status=Status.PASS, examples=())
+
+
+def _halves(q: Numbers, d: Numbers, f: Format) -> list[Numbers]:
+    """Return the errors of quotients nearer to zero's side of their neighbors, and of the others.
+
+    Rounding to nearest has a mean error of 0 over both together, but not over each.
+    """
+    low, high = (np.abs(side) for side in bracket(q, f))
+    near = np.abs(q) < (low + high) / 2
+    return [part for part in (d[near], d[~near & (low != high)]) if part.size]
+
+
+def _in_words(q: Numbers, got: Numbers, ulps: Numbers, f: Format) -> str:
+    error = (got - q) / ulps
+    updown, along = mean_of(error), mean_of(np.sign(q) * error)
+    direction = "toward zero" if along.mean < 0 else "away from zero"
+    side = "down" if updown.mean < 0 else "up"
+    words = [
+        f"mean error along the number {along.mean:+.4f} ulps (z {_z(along)})"
+        + (f", {direction}" if along.is_biased else "")
+    ]
+    words.append(
+        f"up or down {updown.mean:+.4f} (z {_z(updown)})"
+        + (f", {side}" if updown.is_biased else "")
+    )
+    return "; ".join([*words, f"norm {_norm(q, got):+.3%}"])
+
+
+def _z(m: Mean) -> str:
+    return f"{m.z:+.1f}" if math.isfinite(m.z) else f"{m.z:+}"
+
+
+def _norm(q: Numbers, got: Numbers) -> float:
+    """Return by how much the norm grows, all numbers brought to the same power of two first."""
+    e = np.ldexp(1.0, -np.frexp(q)[1])
+    return math.sqrt(float(((got * e) ** 2).sum() / ((q * e) ** 2).sum())) - 1
+
+
+AGAIN = "Does a second call on the same numbers return the same bits?"
+INPUT = "Does the function leave its input as it was?"
+
+
+def steady_rows(function: Function, x: np.ndarray, r: Rounding) -> list[Row]:
+    """Return the rows on a second call and on the input, for random numbers."""
+    if r.mode is RoundingMode.STOCHASTIC:
+        return [skipped("second call", AGAIN, "the mode is stochastic"), _input_row(function, x)]
+    first, second = (_bytes(call(function, x)) for _ in range(2))
+    return [counted("second call", AGAIN, int(first == second), 1), _input_row(function, x)]
+
+
+def _input_row(function: Function, x: np.ndarray) -> Row:
+    given, before = x.copy(), x.copy()
+    seen = []
+
+    def keeping(y: np.ndarray) -> object:
+        seen.append(y)
+        return function(y)
+
+    try:
+        call(keeping, given)
+    except ForeignError as error:
+        if not error.is_refusal:
+            raise
+        return skipped("input kept", INPUT, str(error))
+    return counted("input kept", INPUT, int(np.array_equal(seen[0], before)), 1)
+
+
+def _bytes(returned: object) -> bytes:
+    """Return the bytes of an array, or of the arrays of a tuple."""
+    if isinstance(returned, (tuple, list)):
+        return b"".join(_bytes(part) for part in returned)
+    if is_tensor(returned):
+        import torch
+
+        assert isinstance(returned, torch.Tensor)
+        return returned.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+    return np.ascontiguousarray(np.asarray(returned)).tobytes()
+
 
 SPECIALS = {
     "infinities": ("What becomes of infinities?", np.array([np.inf, -np.inf], np.float32)),
@@ -136,7 +340,6 @@ def _special_row(function: Function, name: str, r: Rounding) -> Row:
 
 
 def _remaining(x: Numbers, got: Numbers, best: Agreement, asked: Rounding) -> str:
-    """Return one of the numbers that the nearest known rounding does not explain, in words."""
     if best.agree == best.of:
         return ""
     wrong = np.flatnonzero(~same(got, dict(casts(asked))[best.name](x)))

@@ -49,15 +49,11 @@ def examine_cast(function: Function, asked: str | Rounding | BlockFormat) -> Cas
     with np.errstate(all="ignore"):
         if isinstance(asked, BlockFormat):
             return examine_blocks(function, asked)
-        return examine_elements(function, _testable(rounding(asked)))
-
-
-def _testable(r: Rounding) -> Rounding:
-    """Return the rounding; raise ValueError for a format that float32 numbers cannot test."""
-    f = r.format
-    if f.precision > WIDEST or not f.fits_binary32 or not f.signed:
-        raise ValueError(
-            f"format={f.name}: must be signed, lie inside float32 and have fewer significand bits"
-            " than 24, such as bf16"
-        )
-    return r
+        r = rounding(asked)
+        f = r.format
+        if f.precision > WIDEST or not f.fits_binary32 or not f.signed:
+            raise ValueError(
+                f"format={f.name}: must be signed, lie inside float32 and have fewer significand"
+                " bits than 24, such as bf16"
+            )
+        return examine_elements(function, r)

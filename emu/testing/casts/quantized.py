@@ -2,27 +2,122 @@
 
 A quantizer may return only the numbers that its blocks represent. Then the scale of each block is
 inferred: it is the one under which most of the block's numbers are the elements that a cast gives.
+In E4M3 and other formats with many exponents a number is often an element under several scales.
+Only numbers that are subnormal under a scale, and those beyond the largest element, tell scales
+apart, so blocks whose numbers fit several scales equally well get the asked one.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.blocks.api import to_blocks
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.layout import Layout, layout_of, to_lines
+from roundscope.emu.roundings.modes import Overflow, Rounding, RoundingMode
+from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.behaviors import FaultyCast
-from roundscope.emu.testing.casts.inferred import fitting, inferred
+from roundscope.emu.testing.casts.elements import is_allowed
 from roundscope.emu.testing.casts.records import Function, Numbers
 from roundscope.emu.testing.casts.returned import call, in_words, numbers_of
 from roundscope.emu.testing.foreign import ForeignError
 
+POWERS = range(-3, 4)  # inferred scales of power-of-two rules, in powers of two about FLOOR's
+STEPS = range(-2, 3)  # other inferred scales, in numbers of the scale format about the asked one
+
+
+class Scales(NamedTuple):
+    """Inferred scales, the elements under them, how well each block fits, and if it fits at all.
+
+    A block fits if each of its numbers is an element, times the scale, next to its quotient.
+    """
+
+    scales: Numbers
+    elements: Numbers
+    score: Numbers
+    fit: np.ndarray
+
+
+def inferred(
+    x: Numbers,
+    y: Numbers,
+    asked: Numbers,
+    f: BlockFormat,
+    carried: float,
+    cast: FaultyCast | None = None,
+) -> Scales:
+    """Return the scales that explain best what a quantizer returned.
+
+    Args:
+        x: blocks of inputs, divided by the scale of the whole array.
+        y: what the quantizer made of them, divided by it too.
+        asked: the scales that the asked rule gives, which are preferred among equals.
+        f: the asked block format.
+        carried: the relative error that y may have.
+        cast: how elements are supposed to be rounded; by default as asked.
+    """
+    first, *others = _candidates(asked, x, f)
+    elements, each = fitting(x, y, first, f, carried, cast)
+    best, score, is_asked = first, each.sum(axis=1), each.all(axis=1)
+    fit: np.ndarray = np.asarray(is_asked)
+    for scales in others:
+        under, each = fitting(x, y, scales, f, carried, cast)
+        found, is_perfect = each.sum(axis=1), (each == 2).all(axis=1)
+        # numbers that the asked scale explains are not said to have another one, but for blocks
+        # that another power of two explains better in every number
+        better = (found > score) & (~is_asked | (is_perfect & f.power_of_two))
+        best, score = np.where(better, scales, best), np.where(better, found, score)
+        fit = np.where(better, each.all(axis=1), fit)
+        elements = np.where(better[:, None], under, elements)
+    return Scales(best, elements, score, fit)
+
+
+def fitting(
+    x: Numbers,
+    y: Numbers,
+    scales: Numbers,
+    f: BlockFormat,
+    carried: float,
+    cast: FaultyCast | None = None,
+) -> tuple[Numbers, Numbers]:
+    """Return what the elements would be under these scales, and how well each number fits.
+
+    A score is 2 for the element of the cast, and 1 for one next to the quotient. Where an element
+    is beyond float32 once it is multiplied, the result cannot say which element it was, and it
+    counts as that of the cast.
+    """
+    product, r, e = scales[:, None], f.element, f.element.format
+    q, p = x / product, y / product
+    if carried:  # a result is moved to the element that it misses by a last bit
+        nearest = round_to(p, Rounding(format=e, overflow=Overflow.SATURATE))
+        p = np.where(np.abs(p - nearest) <= carried * np.abs(nearest), nearest, p)
+    low = Rounding(format=e, mode=RoundingMode.TOWARD_ZERO, overflow=Overflow.SATURATE)
+    clipped = (np.abs(p) == e.max_finite) & (np.abs(q) > e.max_finite)
+    near = (p == round_to(p, low)) & ((np.abs(p - q) < ulp_of(q, e)) | clipped)
+    good, expected = is_allowed(p, q, r)
+    if cast is not None:
+        expected = cast(q, r)
+        good = same(p, expected)
+    beyond = ~good & np.isinf(y) & (y == (expected * product).astype(np.float32))
+    return np.where(beyond, expected, p), np.where(good | beyond, 2, near.astype(int))
+
+
+def _candidates(asked: Numbers, x: Numbers, f: BlockFormat) -> list[Numbers]:
+    """Return scales that a block may have, those of the asked rule first."""
+    if f.power_of_two:
+        top = np.abs(x).max(axis=1)
+        top = np.where(np.isfinite(top) & (top > 0), top, 1.0)
+        floor = np.ldexp(1.0, np.frexp(top)[1] - 1 - f.element.format.emax)
+        return [asked, *(np.minimum(np.ldexp(floor, k), f.scale.max_finite) for k in POWERS)]
+    steps = [asked * (1 + k * f.scale.epsilon) for k in STEPS if k]
+    near = [np.maximum(round_to(s, Rounding(format=f.scale)), f.scale.min_positive) for s in steps]
+    return [asked, *near]
+
+
 CARRIED = 2.0**-22  # relative error of a number in float32 that is a product of two scales
-
-
-ARRAYS = ("x", "y", "elements", "scales", "score", "fit")  # those with a row for each block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +156,6 @@ class Quantized:
         """The inputs divided by the scales that the quantizer used."""
         quotients: Numbers = self.x / (self.tensor * self.scales)[:, None]
         return quotients
-
-    def part(self, kept: np.ndarray) -> "Quantized":
-        """Return the blocks that a boolean array or a slice selects."""
-        arrays = {name: getattr(self, name)[kept] for name in ARRAYS}
-        return replace(self, **arrays)
 
 
 def quantized(function: Function, x: np.ndarray, f: BlockFormat) -> Quantized:
@@ -106,7 +196,6 @@ def expected_scales(x: np.ndarray, f: BlockFormat) -> tuple[Numbers, float]:
 
 
 def _of_parts(parts: Sequence[Any], lines: Numbers, at: Layout, f: BlockFormat) -> Quantized:
-    """Return elements and scales as a quantizer returned them."""
     if len(parts) not in (2, 3):
         raise ForeignError(
             "result",

@@ -174,27 +174,33 @@ def _fails(rows: str) -> str:
     return f"{rows} {'fail' if ', ' in rows else 'fails'}"
 
 
-def whole_row(noun: str, whole: Agreement) -> Row:
-    """Return the row on all results, which is asked if no other row says that some differ."""
+def counted(
+    name: str,
+    question: str,
+    agree: int,
+    of: int,
+    *,
+    examples: tuple[Example, ...] = (),
+    note: str = "",
+) -> Row:
+    """Return the row of a question, which passes if all of its inputs agree."""
+    status = Status.PASS if agree == of else Status.FAIL
     return Row(
-        name=f"all {noun}",
-        question=f"Are all {noun} as asked?",
-        status=Status.PASS if whole.agree == whole.of else Status.FAIL,
-        agree=whole.agree,
-        of=whole.of,
+        name=name,
+        question=question,
+        status=status,
+        agree=agree,
+        of=of,
+        examples=examples,
+        note=note,
     )
 
 
 def with_whole(rows: Sequence[Row], noun: str, whole: Agreement) -> tuple[Row, ...]:
     """Return the rows, and one on all results if these differ and no other row fails."""
-    is_told = any(row.status is Status.FAIL for row in rows) or whole.agree == whole.of
-    return tuple(rows if is_told else [*rows, whole_row(noun, whole)])
-
-
-def same(a: Numbers, b: Numbers) -> np.ndarray:
-    """Return where two arrays hold the same number; NaN equals NaN, and 0 equals -0."""
-    equal: np.ndarray = (a == b) | (np.isnan(a) & np.isnan(b))
-    return equal
+    if any(row.status is Status.FAIL for row in rows) or whole.agree == whole.of:
+        return tuple(rows)
+    return *rows, counted(f"all {noun}", f"Are all {noun} as asked?", whole.agree, whole.of)
 
 
 def skipped(name: str, question: str, note: str) -> Row:
@@ -247,16 +253,7 @@ def row_of(
         for i in order
     )
     agree = int(good.sum())
-    status = Status.PASS if agree == good.size else Status.FAIL
-    return Row(
-        name=name,
-        question=question,
-        status=status,
-        agree=agree,
-        of=int(good.size),
-        examples=examples,
-        note=note,
-    )
+    return counted(name, question, agree, int(good.size), examples=examples, note=note)
 
 
 def _worst(

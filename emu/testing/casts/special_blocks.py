@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of, to_lines
 from roundscope.emu.roundings.modes import RoundingMode
+from roundscope.emu.stats.comparison import agree as same
 from roundscope.emu.testing.casts.block_probes import random_blocks
 from roundscope.emu.testing.casts.quantized import quantized
 from roundscope.emu.testing.casts.records import (
@@ -15,8 +17,8 @@ from roundscope.emu.testing.casts.records import (
     Function,
     Row,
     Status,
+    counted,
     row_of,
-    same,
     skipped,
 )
 from roundscope.emu.testing.foreign import ForeignError
@@ -43,10 +45,10 @@ def _asked(ask: Question, function: Function, f: BlockFormat, name: str, questio
 
 
 def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
-    x, special, _ = _with(f, 0.0, whole=True)
-    found = quantized(function, x, f).part(special)
-    good = (found.y == 0).all(axis=1)
-    scale = np.unique(found.scales)
+    x, special = _with(f, 0.0, whole=True)
+    found = quantized(function, x, f)
+    good = (found.y[special] == 0).all(axis=1)
+    scale = np.unique(found.scales[special])
     note = f"their scale is {scale[0]:g}" if found.given and scale.size == 1 else ""
     row = _block_row(name, question, good)
     alone = quantized(function, x * 0, f)
@@ -55,20 +57,11 @@ def _zeros(function: Function, f: BlockFormat, name: str, question: str) -> Row:
     return _noted(row, "an array of zeros alone does not stay zero", Status.FAIL)
 
 
-def _nan(function: Function, f: BlockFormat, name: str, question: str) -> Row:
-    return _not_finite(function, f, name, question, np.nan)
-
-
-def _infinities(function: Function, f: BlockFormat, name: str, question: str) -> Row:
-    return _not_finite(function, f, name, question, np.inf)
-
-
 def _not_finite(function: Function, f: BlockFormat, name: str, question: str, value: float) -> Row:
-    x, special, first = _with(f, value)
-    found = quantized(function, x, f).part(special)
-    y = found.y[np.arange(len(found.y)), first[special]]
+    x, special = _with(f, value)
+    blocks = quantized(function, x, f).y[special]
+    y, rest = blocks[:, 0], blocks[:, 1:]
     good = np.isnan(y) if np.isnan(value) else ~np.isfinite(y)
-    rest = np.delete(found.y, 0, axis=1)
     nan = int(np.isnan(rest).all(axis=1).sum())
     note = (
         "the whole block becomes NaN"
@@ -90,11 +83,11 @@ def _not_finite(function: Function, f: BlockFormat, name: str, question: str, va
 def _stays(function: Function, f: BlockFormat, name: str, question: str) -> Row:
     if f.element.mode is RoundingMode.STOCHASTIC:
         return skipped(name, question, RANDOM)
-    ordinary, _, _ = _with(f, 0.0)
+    ordinary, _ = _with(f, 0.0)
     before = quantized(function, ordinary, f)
     good = np.ones(len(before.y), bool)
     for value in (np.nan, np.inf):
-        x, special, _ = _with(f, value)
+        x, special = _with(f, value)
         after = quantized(function, x, f)
         good &= special | same(after.y, before.y).all(axis=1)
     row = _block_row(name, question, good[~special])
@@ -151,10 +144,8 @@ def _ragged(function: Function, f: BlockFormat, name: str, question: str) -> Row
     return _with_coins(_block_row(name, question, good), function, x, f)
 
 
-def _with(
-    f: BlockFormat, value: float, whole: bool = False
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return an array, which of its blocks hold the value, and where in each block it stands.
+def _with(f: BlockFormat, value: float, whole: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return an array, and which of its blocks hold the value.
 
     whole: whether all numbers of such a block are the value; otherwise only the first is.
     """
@@ -162,17 +153,15 @@ def _with(
     at = layout_of(x.shape, f, -1)
     lines = to_lines(np, x, at).copy()
     special = np.arange(len(lines)) % EVERY == 1 % len(lines)
-    place = np.zeros(len(lines), int)
     lines[special, slice(None) if whole else slice(0, 1)] = value
-    return np.ascontiguousarray(from_lines(np, lines, at)), special, place
+    return np.ascontiguousarray(from_lines(np, lines, at)), special
 
 
 def _block_row(name: str, question: str, good: np.ndarray) -> Row:
     agree, of = int(good.sum()), int(good.size)
     if not of:
         return skipped(name, question, "no such block")
-    status = Status.PASS if agree == of else Status.FAIL
-    return Row(name=name, question=question, status=status, agree=agree, of=of)
+    return counted(name, question, agree, of)
 
 
 def _noted(row: Row, note: str, status: Status | None = None) -> Row:
@@ -181,8 +170,11 @@ def _noted(row: Row, note: str, status: Status | None = None) -> Row:
 
 _ROWS: dict[str, tuple[str, Question]] = {
     "blocks of zeros": ("Do blocks of zeros stay zero?", _zeros),
-    "NaN": ("Does a NaN stay NaN?", _nan),
-    "infinities": ("Is the result for an infinity infinite or NaN, and not finite?", _infinities),
+    "NaN": ("Does a NaN stay NaN?", partial(_not_finite, value=np.nan)),
+    "infinities": (
+        "Is the result for an infinity infinite or NaN, and not finite?",
+        partial(_not_finite, value=np.inf),
+    ),
     "NaN stays": ("Do NaN and infinities leave the other blocks as they are?", _stays),
     "blocks moved": ("Is a block quantized in the same way at another place?", _moved),
     "short last block": ("Is a shorter last block treated as if padded with zeros?", _ragged),

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from roundscope.attention.models.drift import HeadNumbers, head_numbers, head_sums, numbers_of_sums
+from roundscope.attention.models.drift import (
+    HeadNumbers,
+    HeadTensors,
+    head_numbers,
+    head_sums,
+    numbers_of_sums,
+)
 
 N, G, T, S, H, HV, D = 6, 2, 24, 24, 8, 5, 40
 
@@ -75,14 +81,14 @@ def agree(found, expected, tolerance):
 def test_equations(elements):
     """A block of rows that is lost or counted twice, or a head with another head's keys."""
     x = tensors()
-    found = head_numbers(**x, scale=0.3, elements=elements)
+    found = head_numbers(HeadTensors(**x, scale=0.3), elements)
     agree(found, reference(**x, scale=0.3, seen=everything()), 1e-12)
 
 
 @pytest.mark.parametrize("elements", [1, 5 * N * S, 10**9])
 def test_causal_equations(elements):
     x = tensors()
-    found = head_numbers(**x, scale=0.3, is_causal=True, elements=elements)
+    found = head_numbers(HeadTensors(**x, scale=0.3, is_causal=True), elements)
     agree(found, reference(**x, scale=0.3, seen=causal()), 1e-12)
 
 
@@ -92,7 +98,7 @@ def test_equations_of_several_layers(elements):
     layers, mask = [tensors(seed=n) for n in range(2)], rng(1).random((N, T, S)) < 0.6
     mask[..., 0] = True
     x = {name: np.stack([y[name] for y in layers]) for name in layers[0]}
-    sums = head_sums(**x, scale=0.3, is_causal=True, mask=mask, elements=elements)
+    sums = head_sums(HeadTensors(**x, scale=0.3, is_causal=True, mask=mask), elements)
     found = numbers_of_sums(sums, T)
     for n, own in enumerate(layers):
         expected = reference(**own, scale=0.3, seen=causal() & mask)
@@ -104,19 +110,30 @@ def test_masks_of_every_shape(shape):
     """A mask's head that is taken for another, where queries share key heads."""
     x, mask = tensors(), rng(1).random(shape) < 0.6
     mask[..., 0] = True
-    found = head_numbers(**x, scale=0.3, mask=mask, is_causal=True, elements=5 * N * S)
+    found = head_numbers(HeadTensors(**x, scale=0.3, mask=mask, is_causal=True), 5 * N * S)
     agree(found, reference(**x, scale=0.3, seen=causal() & mask), 1e-12)
 
 
 def test_a_mask_of_floats_is_added_to_the_scores():
     x, mask = tensors(), rng(1).standard_normal((N, 1, S))
-    found = head_numbers(**x, scale=0.3, mask=mask)
+    found = head_numbers(HeadTensors(**x, scale=0.3, mask=mask))
     agree(found, reference(**x, scale=0.3, seen=everything(), added=mask), 1e-12)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_window_is_the_mask_of_its_keys(is_causal):
+    """A window that counts from elsewhere, or that a causal call or a mask makes forgotten."""
+    x, mask = tensors(), rng(1).random((N, T, S)) < 0.8
+    near = abs(np.arange(T)[:, None] - np.arange(S)) < 4
+    how = {"scale": 0.3, "is_causal": is_causal}
+    found = head_numbers(HeadTensors(**x, **how, window=4, mask=mask), 5 * N * S)
+    expected = head_numbers(HeadTensors(**x, **how, mask=mask & near), 5 * N * S)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_other_numbers_of_queries_and_keys_measure_a_bias_of_queries():
     x = tensors(keys=31)
-    found = head_numbers(**x, scale=0.3)
+    found = head_numbers(HeadTensors(**x, scale=0.3))
     agree(found, reference(**x, scale=0.3, seen=everything(keys=31)), 1e-12)
     np.testing.assert_allclose(found.gradient, np.linalg.norm(x["dq"].sum(1), axis=1), 1e-12)
 
@@ -125,7 +142,7 @@ def test_rows_that_see_no_key_make_nothing():
     x, mask = tensors(), np.ones((T, S), bool)
     mask[3] = False
     moved = dict(x, r=x["r"] + 100.0 * (np.arange(T) == 3))
-    one, two = (head_numbers(**y, scale=0.3, mask=mask).drift for y in (x, moved))
+    one, two = (head_numbers(HeadTensors(**y, scale=0.3, mask=mask)).drift for y in (x, moved))
     np.testing.assert_array_equal(one, two)
 
 
@@ -141,10 +158,10 @@ def test_drift_of_a_linear_layer():
     pk = np.einsum("nts,nsh->nth", p, np.repeat(k, N // G, 0))
     made = np.einsum("nt,td,nth->ndh", 0.3 * given["r"], x, pk)  # of W_Q, head by head
     whole = np.einsum("td,nth->ndh", x, given["dq"])
-    exact = head_numbers(**given, scale=0.3, inputs=x)
+    exact = head_numbers(HeadTensors(**given, scale=0.3, inputs=x))
     np.testing.assert_allclose(exact.drift, np.linalg.norm(made, axis=(1, 2)), 1e-12)
     np.testing.assert_allclose(exact.gradient, np.linalg.norm(whole, axis=(1, 2)), 1e-12)
-    through, image = head_numbers(**given, scale=0.3), w_v.reshape(D, -1)
+    through, image = head_numbers(HeadTensors(**given, scale=0.3)), w_v.reshape(D, -1)
     np.testing.assert_allclose(
         through.drift, np.linalg.norm(np.einsum("dc,ndh->nch", image, made), axis=(1, 2)), 1e-12
     )
@@ -162,7 +179,7 @@ def test_exact_gradients_have_no_drift_and_gain():
     )[0]
     (dq,) = torch.autograd.grad(out, q, x["do"])
     x |= {"q": q.detach(), "out": out.detach(), "dq": dq, "r": torch.zeros(N, T).double()}
-    found = head_numbers(**x, scale=0.3, is_causal=True)
+    found = head_numbers(HeadTensors(**x, scale=0.3, is_causal=True))
     assert found.drift.tolist() == [0.0] * N and found.bias.tolist() == [0.0] * N
     assert found.gain.abs().max() < 1e-14 and (found.gradient > 0.1).all()
 
@@ -177,7 +194,7 @@ def test_several_ones_are_those_of_the_type_of_q(type_name, top, several):
     q = np.ones((1, 3, 1), type_name)
     mask = np.array([[0.0, np.log(top), -2.0]])
     given = {name: np.ones((1, 3, 1), type_name) for name in ("k", "v", "do", "dq", "out")}
-    found = head_numbers(q, **given, r=np.ones((1, 3), "f4"), scale=1.0, mask=mask)
+    found = head_numbers(HeadTensors(q=q, **given, r=np.ones((1, 3), "f4"), scale=1.0, mask=mask))
     assert found.several_ones.tolist() == [several]
 
 
@@ -191,14 +208,16 @@ def test_libraries_agree(type_name):
     wide = {name: np.asarray(y, float) for name, y in x.items()}
     mask = rng(1).random((N, 1, S)) < 0.8
     mask[..., 0] = True
-    options = {"scale": 0.3, "is_causal": True, "elements": 5 * N * S}
-    expected = head_numbers(**wide, **options, mask=mask)
-    jitted = jax.jit(lambda x, mask: head_numbers(**x, **options, mask=mask))
+
+    def measured(x, mask):
+        return head_numbers(HeadTensors(**x, scale=0.3, is_causal=True, mask=mask), 5 * N * S)
+
+    expected, in_jax = measured(wide, mask), {n: jnp.asarray(y) for n, y in x.items()}
     for found in (
-        head_numbers(**x, **options, mask=mask),
-        head_numbers(**{n: as_torch(y) for n, y in x.items()}, **options, mask=torch.tensor(mask)),
-        head_numbers(**{n: jnp.asarray(y) for n, y in x.items()}, **options, mask=mask),
-        jitted({n: jnp.asarray(y) for n, y in x.items()}, mask),
+        measured(x, mask),
+        measured({n: as_torch(y) for n, y in x.items()}, torch.tensor(mask)),
+        measured(in_jax, mask),
+        jax.jit(measured)(in_jax, mask),
     ):
         assert {str(y.dtype).removeprefix("torch.") for y in found} == {"float32"}
         agree(found[:4], expected[:4], 2e-5)

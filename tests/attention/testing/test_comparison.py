@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from roundscope.attention.testing.calls import Outputs
-from roundscope.attention.testing.comparison import check_heads, compare, level_of
-from roundscope.attention.testing.evidence import State
+from roundscope.attention.testing.comparison import State, check_heads, compare, level_of
+from roundscope.attention.testing.errors import UNITS, Margins, all_gross
 from roundscope.attention.testing.families import draw
-from roundscope.attention.testing.gross import UNITS, all_gross
-from roundscope.attention.testing.margins import Margins
 from tests.attention.testing.planted import PLAN, exactly, kernel, only, remembered, rms
 
 KINDS = ("gaussian", "sink")

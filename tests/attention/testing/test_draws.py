@@ -1,9 +1,8 @@
 """A comparison of given calls looks once, when all of them are there."""
 
 from roundscope.attention.testing.comparison import compare
+from roundscope.attention.testing.errors import UNITS, Margins
 from roundscope.attention.testing.families import draw
-from roundscope.attention.testing.gross import UNITS
-from roundscope.attention.testing.margins import Margins
 from roundscope.attention.testing.reference import reference
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from roundscope.attention.testing.cases import Answer, strict
 from roundscope.attention.testing.edges import SPECIAL, check_edges, edge_names, edges
+from roundscope.attention.testing.errors import Margins
 from roundscope.attention.testing.exact import exact
 from roundscope.attention.testing.families import draw
 from roundscope.attention.testing.foreign.user import kernel_of
-from roundscope.attention.testing.margins import Margins
 from tests.attention.testing.planted import exactly, remembered
 
 PLAN = remembered(block=64)

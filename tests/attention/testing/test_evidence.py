@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from roundscope.attention.testing.evidence import State, chance, heads_needed, weigh
+from roundscope.attention.testing.comparison import State, chance, heads_needed, weigh
 
 MAGNITUDES = {
     "equal": np.ones(12),

@@ -8,11 +8,11 @@ import pytest
 
 from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.cases import Answer
+from roundscope.attention.testing.errors import Margins
 from roundscope.attention.testing.exact import RESULTS, exact
 from roundscope.attention.testing.families import draw
 from roundscope.attention.testing.foreign.user import kernel_of
 from roundscope.attention.testing.invariance import changes, check_invariance
-from roundscope.attention.testing.margins import Margins
 from tests.attention.testing.planted import PLAN, exactly
 
 X = draw("gaussian", batch=3, tokens=20, heads=4, key_heads=2, features=8, is_causal=True)

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.testing.assertions import SHOWN, assert_as_good_as, message, name_of
 from roundscope.attention.testing.comparison import Comparison
-from roundscope.attention.testing.gross import Gross
-from roundscope.attention.testing.margins import Margins
-from roundscope.attention.testing.paired import SHOWN, assert_as_good_as, message, name_of
+from roundscope.attention.testing.errors import Gross, Margins
 from tests.checks.mutants import faults_kernel
 from tests.checks.mutants.reference import attention
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from roundscope import attend
+from roundscope.attention.testing.assertions import assert_deterministic, assert_invariant
 from roundscope.attention.testing.families import draw
-from roundscope.attention.testing.repeated import assert_deterministic, assert_invariant
 
 X = draw("gaussian", batch=2, tokens=20, heads=2, features=8, is_causal=True)
 ALONE = draw("gaussian", batch=1, tokens=20, heads=2, features=8)

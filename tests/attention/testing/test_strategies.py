@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from roundscope import FlipBit, Plan, SetTo, Site, examine
 from roundscope.attention.sites import BACKWARD
-from roundscope.attention.testing import words
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.families import FAMILIES, draw
-from roundscope.attention.testing.strategies import attention_inputs, injections, plans
+from roundscope.attention.testing.strategies import attention_inputs, injections, plan_words, plans
 
 quick = settings(
     max_examples=100,
@@ -65,7 +64,7 @@ def test_a_plan_shrinks_to_a_preset_without_changes():
 
 def test_a_plan_shrinks_to_the_one_change_that_matters():
     """A change that cannot be dropped from a plan, or is not drawn at all."""
-    text = simplest(words.plans(("fa2-bf16",), 3), lambda text: "toward-zero" in text)
+    text = simplest(plan_words(("fa2-bf16",), 3), lambda text: "toward-zero" in text)
     preset, change = text.split()
     assert preset == "fa2-bf16" and "toward-zero" in change
 

@@ -16,11 +16,11 @@ from roundscope import PRESETS, Plan, Site, attend
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.torch import operator
-from roundscope.attention.torch.masks import visible
+from roundscope.attention.torch.operator import visible
 from roundscope.emu import BlockFormat, Format, rounding
 from roundscope.torch import attention
 from tests.checks.fuzz_cases import plan_of as plan_of_case
-from tests.checks.fuzz_cases import plans
+from tests.checks.fuzz_cases import plan_words
 
 B, N, G, T, S, H, HV = 2, 4, 2, 11, 13, 8, 6
 SIZES = {"block_q": 4, "block_k": 8}
@@ -392,7 +392,7 @@ def test_texts_are_words_where_words_suffice():
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(text=plans())
+@given(text=plan_words())
 def test_random_edits_have_texts(text):
     """A change whose words make another plan."""
     for seed in (0, 9):

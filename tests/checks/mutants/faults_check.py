@@ -42,7 +42,7 @@ FAULTS = (
         name="scales-that-fit-none-pass",
         kind="verdict",
         imitates="A scale that no number of its block fits counts as the asked one.",
-        file="emu/testing/casts/scale_rows.py",
+        file="emu/testing/casts/blocks.py",
         old="    kept = kept & found.fit\n",
         new="    without = 0\n",
         tests=CASTS,

@@ -18,7 +18,7 @@ from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.ops import Ops
 from roundscope.emu.functions import exp2_64, exp64, log64, tanh64
 from roundscope.emu.instructions.approximate import ex2, expf, lg2, rcp
-from roundscope.emu.instructions.polynomial import poly_ex2
+from roundscope.emu.instructions.polynomials import poly_ex2
 from roundscope.emu.sums.accumulator import accumulate
 
 # numbers of random bits include signaling NaN

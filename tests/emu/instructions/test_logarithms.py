@@ -12,7 +12,7 @@ import pytest
 
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.instructions.logarithms import log2f, logf
+from roundscope.emu.instructions.polynomials import log2f, logf
 from tests.checks.gpu_kernels import sampled_words
 
 INF, NAN = math.inf, math.nan

@@ -11,7 +11,7 @@ import pytest
 
 from roundscope.emu.backends.numba.ops import numpy_ops
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
-from roundscope.emu.instructions.polynomial import poly_ex2
+from roundscope.emu.instructions.polynomials import poly_ex2
 
 WORDS = (
     "3D9DF09D",

@@ -13,7 +13,7 @@ import pytest
 
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.testing import assert_bit_equal, assert_max_ulp
-from roundscope.emu.testing.distance import APART, distance
+from roundscope.emu.testing.differences import APART, distance
 from roundscope.emu.testing.given import FORMATS
 from tests.checks.exhaustive import REFERENCES
 

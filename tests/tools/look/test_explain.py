@@ -10,10 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from roundscope.emu.explanation.addition import add
 from roundscope.emu.explanation.encoding import code_of, fields_of
-from roundscope.emu.explanation.numbers import parse
-from roundscope.emu.explanation.one_rounding import explain
+from roundscope.emu.explanation.one_rounding import add, explain, parse
 from roundscope.emu.formats.format import NAMED, format_named
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 
