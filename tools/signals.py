@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 SIGNALLED = 128
+INTERRUPTED = SIGNALLED + signal.SIGINT  # the exit code after Ctrl-C
 
 
 @contextmanager

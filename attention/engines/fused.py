@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from roundscope.attention.events.recorder import Seen
+from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.sites import SPECIAL_IF_MISSING, Site
 from roundscope.attention.tiles.loops import (
     PROGRAMS_FROM,
@@ -39,6 +40,8 @@ from roundscope.emu.backends.threads import thread_count
 from roundscope.emu.stats.summary import records_type
 
 EXISTING = ("mask", "rows", "rescaled", "keys")  # which entries of a tile's events exist
+# by name, the values that programs run, of the choices that they do not run with every value
+RUNS = {name: own.programs for name, own in CHOICES.items() if own.programs is not None}
 
 
 @contextmanager
@@ -66,7 +69,8 @@ def is_covered(setup: Setup, scores: int) -> bool:
         return False
     record = setup.record
     recorded = record is None or (record.every == 1 and not record.steps)
-    return recorded and not setup.inject and not setup.plan.flushed_tiles
+    runs = all(getattr(setup.plan, name) in values for name, values in RUNS.items())
+    return recorded and runs and not setup.inject
 
 
 class Programs:

@@ -1,7 +1,7 @@
 """`choice`: what is said of one field of a plan, in the one place where the field is declared.
 
 A field of `Plan` that is neither its name nor a rounding is a choice in which kernels differ. The
-modules `forward`, `served` and `backward` declare all of them, in groups, and everything else that
+modules `forward`, `backward`, `served` and `tiles` declare all of them, in groups, and everything else that
 has to know of a field follows from its declaration: the docstring of `Plan`, its checks and the
 form in which it is stored, the words of the grammar and those that tests draw, what the fused
 kernels refuse, what `roundscope identify` tries, and the table of docs/reference/grammar.md.
@@ -60,6 +60,7 @@ class Choice:
     called: str
     refused: "Callable[[PlanRecord], str] | None"
     kernels: tuple[Any, ...] | None
+    programs: tuple[Any, ...] | None
     moves: Moves
     words: tuple[str, ...]
     example: str
@@ -82,6 +83,7 @@ def choice(
     called: str = "",
     refused: "Callable[[PlanRecord], str] | None" = None,
     kernels: tuple[Any, ...] | None = None,
+    programs: tuple[Any, ...] | None = None,
     moves: Moves | None = None,
     words: tuple[str, ...] | None = (),
     example: str = "",
@@ -99,6 +101,7 @@ def choice(
             why the rest of the plan does not allow its value, or "". `check_plan` raises it behind
             NAME=VALUE; a function whose message begins in another way raises ValueError itself.
         kernels: The values that the fused kernels run (engine="pallas"); None (default): all.
+        programs: The values that compiled programs of the NumPy engine run; None (default): all.
         moves: How a search for a plan changes it; None (default): not at all.
         words: Some values in the words of the grammar, for a number or a record; an enumeration and
             a bool have all of theirs. None means that the grammar has no word of this name.
@@ -112,6 +115,7 @@ def choice(
         called=called,
         refused=refused,
         kernels=kernels,
+        programs=programs,
         moves=moves or Moves(),
         words=cast(tuple[str, ...], words),
         example=example,

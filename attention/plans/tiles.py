@@ -78,6 +78,7 @@ class TileChoices(ServedChoices):
         source="FlashAttention-3 in FP8 as vLLM runs it",
         refused=_flushed,
         kernels=(0,),
+        programs=(0,),
         words=("0", "1", "2"),
     )
     kept_state: bool = choice(

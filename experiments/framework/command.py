@@ -16,8 +16,9 @@ from roundscope.tools.report.deliver import deliver
 from roundscope.tools.report.progress import bar
 from roundscope.tools.report.terminal import console, plain
 from roundscope.tools.results.folder import checked_folder
+from roundscope.tools.signals import INTERRUPTED
 
-FAILED, INTERRUPTED = 1, 130
+FAILED = 1
 
 
 def run(

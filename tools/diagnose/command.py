@@ -23,6 +23,7 @@ from roundscope.tools.results.folder import (
     request_of,
     tell_replaced,
 )
+from roundscope.tools.signals import INTERRUPTED
 from roundscope.tools.tensors.layers import path_given, read_layers
 from roundscope.tools.tensors.overrides import Overrides, overrides_of
 from roundscope.tools.trace.options import TraceOptions
@@ -30,7 +31,6 @@ from roundscope.tools.trace.request import request
 from roundscope.tools.trace.served import USUAL, noted, plan_for
 
 LAST = 7  # the writing of the report, after the steps of the diagnosis
-INTERRUPTED = 130
 # (run, options, folder for what is kept, progress) -> findings, or a report
 OfRun = Callable[[Path, DiagnoseOptions, Path, Progress], Any]
 SELDOM = 30.0  # seconds between two lines of a run where there is no terminal

@@ -17,6 +17,7 @@ from roundscope.tools.report.progress import telling
 from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
 from roundscope.tools.results.machine import command_line
+from roundscope.tools.signals import INTERRUPTED
 from roundscope.tools.tensors.layers import (
     Layer,
     NotFiniteError,
@@ -83,7 +84,7 @@ def run(options: TraceOptions) -> None:
                 _drawn(summaries, names, folder)
     except KeyboardInterrupt:
         print(f"roundscope: interrupted; {folder} is not complete", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     if options.json:
         print_json(found.data)
     else:

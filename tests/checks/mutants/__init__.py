@@ -11,14 +11,14 @@ test. A fault that changes no behavior proves nothing and has to be replaced.
     faults_attention.py  faults in `attention`
     faults_files.py      faults in what a call means and what a file says
     faults_summaries.py  faults in what summaries say of numbers that are not finite
-    faults_trace.py      faults in what a trace says
+    faults_check.py and its like for identify, kernels, sweep, trace: faults in what a verb says
     catalogue.py         all of them
     copies.py            the copy of the tree, and the environment in which its tests run
     running.py           tests on a copy: which one failed first, and with what message
     table.py             results as a file of JSON and as a table in Markdown
     __main__.py          the command
 
-To add a fault, put a `Fault` into one of the two modules, with the nearest test files first, and
+To add a fault, put a `Fault` into the module of its part, with the nearest test files first, and
 run `python -m tests.checks.mutants --only NAME`.
 
 **In a user's kernel: does `roundscope check` notice them?** `faults_kernel.py` plants faults in a

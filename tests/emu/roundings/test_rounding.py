@@ -107,6 +107,9 @@ def stratified() -> np.ndarray:
 @pytest.mark.parametrize("name", REFERENCES)
 @executors
 def test_nearest_even_is_ml_dtypes(name: str, executor: str) -> None:
+    """A tie that goes to the odd neighbor, a number just beside a tie that goes the wrong way, an
+    overflow or a subnormal number that is another than ml_dtypes'.
+    """
     x = stratified()
     if name == "e8m0fnu" and executor == "numpy":
         x = x[~np.isnan(x)]

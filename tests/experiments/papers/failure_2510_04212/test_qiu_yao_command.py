@@ -13,7 +13,6 @@ import pytest
 from roundscope.experiments import reproduce
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.framework import page as pages
-from roundscope.experiments.framework.command import INTERRUPTED
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.study import Static
 from roundscope.experiments.options import ReproduceOptions
@@ -48,6 +47,7 @@ from roundscope.experiments.train.config import Config
 from roundscope.tools.errors import UsageError
 from roundscope.tools.report import html
 from roundscope.tools.results.run import Run
+from roundscope.tools.signals import INTERRUPTED
 from tests.experiments.papers.failure_2510_04212.made import gathered, run
 from tests.tools.databases import database
 
