@@ -1,10 +1,10 @@
 """`choice`: what is said of one field of a plan, in the one place where the field is declared.
 
 A field of `Plan` that is neither its name nor a rounding is a choice in which kernels differ. The
-modules `forward`, `backward`, `served` and `tiles` declare all of them, in groups, and everything else that
-has to know of a field follows from its declaration: the docstring of `Plan`, its checks and the
-form in which it is stored, the words of the grammar and those that tests draw, what the fused
-kernels refuse, what `roundscope identify` tries, and the table of docs/reference/grammar.md.
+modules `forward`, `backward`, `served` and `tiles` declare all of them, in groups, and everything
+else that has to know of a field follows from its declaration: the docstring of `Plan`, its checks
+and the form in which it is stored, the words of the grammar and those that tests draw, what the
+fused kernels refuse, what `roundscope identify` tries, and the table of docs/reference/grammar.md.
 """
 
 from collections.abc import Callable
