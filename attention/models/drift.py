@@ -222,7 +222,8 @@ class _Attention:
         """Arrange the tensors of layers; q is scaled."""
         self.xp, self.matmul, self.ones_above = xp, _matmul(xp), ones_above
         self.shape, self.groups, self.keys = tuple(x.q.shape[:3]), x.k.shape[1], x.k.shape[2]
-        self.q, self.do = (self._by_key_head(y) for y in (x.q, x.do))
+        group = self.shape[1] // self.groups
+        self.q, self.do = (y.reshape(-1, group, *y.shape[2:]) for y in (x.q, x.do))
         k, v = (y.reshape(-1, *y.shape[2:]) for y in (x.k, x.v))
         self.k, self.v = k.swapaxes(1, 2), v.swapaxes(1, 2)
         self.vk, self.values = xp.concatenate((v, k), -1), v.shape[-1]
@@ -281,10 +282,6 @@ class _Attention:
         if "bool" in str(mask.dtype):
             return self.xp.where(mask, scores, -math.inf)
         return scores + _cast(self.xp, mask, _type_name(scores))
-
-    def _by_key_head(self, x: Any) -> Any:
-        """Return (L, N, ...) as (L G, N / G, ...)."""
-        return x.reshape(-1, self.shape[1] // self.groups, *x.shape[2:])
 
 
 def _stand_in(xp: Any, v: Any, queries: int) -> Any:

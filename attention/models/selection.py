@@ -51,10 +51,11 @@ def chosen(layers: str | int | Sequence[int], known: Sequence[Layer]) -> list[La
     wanted = _numbers(layers)
     there = {layer.number for layer in known}
     if not wanted or not wanted <= there:
+        first = ", ".join(f"{layer.number} {layer.name}" for layer in known[:8])
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         raise ValueError(
-            f"layers={shown(layers)}: must be '*', numbers such as 'layers.0-3' or [0, 2], or"
-            " a pattern"
-            f" of these paths: {_listed(known)}"
+            f"layers={shown(layers)}: must be '*', numbers such as 'layers.0-3' or [0, 2], or a"
+            f" pattern of these paths: {first}{more}"
         )
     return [layer for layer in known if layer.number in wanted]
 
@@ -128,11 +129,6 @@ def _numbers(layers: str | int | Sequence[int]) -> set[int]:
     if not all(map(is_whole, numbers)):
         raise TypeError(f"layers={shown(layers)}: give whole numbers, such as [0, 2]")
     return {int(n) for n in numbers}
-
-
-def _listed(known: Sequence[Layer]) -> str:
-    first = [f"{layer.number} {layer.name}" for layer in known[:8]]
-    return ", ".join(first) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
 
 
 class Removable:

@@ -167,15 +167,13 @@ def _in_words(q: Numbers, got: Numbers, ulps: Numbers, f: Format) -> str:
     updown, along = mean_of(error), mean_of(np.sign(q) * error)
     direction = "toward zero" if along.mean < 0 else "away from zero"
     side = "down" if updown.mean < 0 else "up"
-    words = [
+    return (
         f"mean error along the number {along.mean:+.4f} ulps (z {_z(along)})"
         + (f", {direction}" if along.is_biased else "")
-    ]
-    words.append(
-        f"up or down {updown.mean:+.4f} (z {_z(updown)})"
+        + f"; up or down {updown.mean:+.4f} (z {_z(updown)})"
         + (f", {side}" if updown.is_biased else "")
+        + f"; norm {_norm(q, got):+.3%}"
     )
-    return "; ".join([*words, f"norm {_norm(q, got):+.3%}"])
 
 
 def _z(m: Mean) -> str:
