@@ -41,7 +41,9 @@ def save(
 ) -> Path:
     """Write the state at `step`, and delete older checkpoints but the last `keep` and pinned ones.
 
-    With keep = None none is deleted. meta: plain data; `SHAPE` says what `load` needs of it.
+    With keep = None none is deleted. meta: plain data; `SHAPE` says what `load` needs of it. Where
+    it says why the checkpoint is "pinned", it is kept from the first moment on; one that is saved
+    again stays pinned.
     Returns the JSON's path. Raises StorageError, with all earlier checkpoints in place, if the disk
     is full.
     """
@@ -57,6 +59,7 @@ def save(
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
             **meta,
+            **_pinned(place / _name(step)),
         }
         # an old JSON would describe other tensors for a moment
         (place / _name(step)).unlink(missing_ok=True)
@@ -111,6 +114,14 @@ def pin(folder: Path, step: int, reason: str, most: int) -> None:
     pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
     if (place / _name(step)).exists() and step not in pinned and len(pinned) < most:
         write_whole(place / _name(step), _json(_meta(place / _name(step)) | {"pinned": reason}))
+
+
+def _pinned(path: Path) -> dict[str, Any]:
+    """Return the part of a JSON that says why its checkpoint is kept; empty where none does."""
+    try:
+        return {key: value for key, value in _meta(path).items() if key == "pinned"}
+    except UsageError:
+        return {}
 
 
 def _name(step: int) -> str:

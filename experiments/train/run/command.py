@@ -75,8 +75,7 @@ def _train(origin: Origin, out: Path) -> tuple[dict[str, Any], int]:
         log.begin(begin.step, **origins.recorded(origin))
         run = Run(origin.settings, out, log, begin)
         if not origin.in_place:
-            run.save()
-            checkpoint.pin(out, begin.step, "the beginning", most=1)
+            run.save(pinned="the beginning")
         done = run.go(show, lambda: bool(stop()))
         ended_by = stop()
     return summary(out, run.number, origin.settings.config.steps, interrupted=not done), ended_by

@@ -161,8 +161,8 @@ class Run:
         show(self._view())
         return self.number >= c.steps
 
-    def save(self) -> None:
-        """Write the log, then a checkpoint of this step."""
+    def save(self, pinned: str = "") -> None:
+        """Write the log, then a checkpoint of this step; pinned: why it is never deleted."""
         self._flush()
         self.log.commit()
         about = next(iter(self.batches.values())).about
@@ -170,6 +170,8 @@ class Run:
             "data": about,
             "watch": [watch.state() for watch in self.watches],
         }
+        if pinned:
+            meta["pinned"] = pinned
         checkpoint.save(
             self.folder, self.number, together(self.groups), meta, keep=self.settings.config.keep
         )

@@ -67,6 +67,20 @@ def test_the_ring_keeps_the_last_and_the_pinned(tmp_path, state):
         checkpoint.load(tmp_path, 20)
 
 
+def test_a_step_that_is_saved_again_stays_pinned(tmp_path, state):
+    """A beginning that is lost later, since the run was stopped before its first step."""
+    checkpoint.save(tmp_path, 0, state, META, keep=1)
+    checkpoint.pin(tmp_path, 0, "the beginning", most=1)
+    for number in (0, 10, 20):
+        checkpoint.save(tmp_path, number, changed(state, number), META, keep=1)
+    assert checkpoint.steps(tmp_path) == [0, 20]
+    assert checkpoint.load(tmp_path, 0)[1]["pinned"] == "the beginning"
+    damaged = tmp_path / "checkpoints" / "00000020.json"
+    damaged.write_text("{")
+    checkpoint.save(tmp_path, 20, state, META, keep=1)
+    assert "pinned" not in checkpoint.load(tmp_path)[1]
+
+
 class Killed(BaseException):
     """An end at this moment: nothing catches it but the test."""
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.train import checkpoint, origins, record
 from roundscope.experiments.train.config import Config
@@ -220,6 +221,20 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     assert len(record.rows(out, "steps")) == checkpoint.steps(out)[-1]
 
 
+def test_the_beginning_is_kept_from_its_first_write_on(tmp_path, capsys, monkeypatch):
+    """A run that was killed between the two writes, whose beginning is deleted once it goes on."""
+    written = []
+
+    def write(path, content):
+        written.append((path.name, content))
+        write_whole(path, content)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write)
+    train(capsys, *words(PLAIN, steps=4), "--out", tmp_path / "run")
+    first = next(content for name, content in written if name == "00000000.json")
+    assert json.loads(first)["pinned"] == "the beginning"
+
+
 def test_sigterm_saves_and_says_by_its_code_what_ended_it(tmp_path):
     """A job that a scheduler ended and that looks as if someone had pressed Ctrl-C."""
     out = tmp_path / "run"
@@ -311,6 +326,7 @@ def test_a_log_of_an_older_version_goes_on(tmp_path, capsys):
 TWO_DEVICES = """
 import sys, jax
 jax.config.update("jax_num_cpu_devices", 2)
+from roundscope.emu.whole_files import write_whole
 from roundscope.experiments.cli.main import main
 out, *asked = sys.argv[1:]
 for name, more in (("batch", []), ("arms", ["--seeds", "0,3"]), ("again", ["--seeds", "0,3"])):
