@@ -33,7 +33,7 @@ from roundscope.attention.plans.choices import (
     ScoreGradient,
     Tanh,
 )
-from roundscope.attention.testing.strategies import BASES, CHOICES, TOGETHER
+from roundscope.attention.testing.words import BASES, CHOICES, TOGETHER
 
 RESULTS = ("out", "lse", "dq", "dk", "dv", "delta", "dsinks")
 TOLERANCE = 1e-5

@@ -45,12 +45,12 @@ from hypothesis import strategies as st
 
 from roundscope import PRODUCTS, Axes, Plan, Record, Site
 from roundscope.attention.sites import BACKWARD, ONCE
-from roundscope.attention.testing.strategies import (
+from roundscope.attention.testing.words import (
     FORMATS,
     MODES,
     accepted,
     plan_of,
-    plan_words,
+    plans,
     sites_of,
     words,
 )
@@ -169,7 +169,7 @@ def drawing(examples: int) -> settings:
 def cases(draw: Callable[..., Any]) -> Case:
     """A case whose every part but plan, shape and seed may be left out."""
     shape = draw(shapes())
-    text = draw(plan_words())
+    text = draw(plans())
     case: Case = {"plan": text, "shape": shape, "seed": draw(st.integers(0, 2**16))}
     plan, is_many = plan_of(text, 0), shape[0] == 2 and draw(st.integers(0, 4)) == 4
     if is_many:

@@ -12,7 +12,8 @@ from roundscope import FlipBit, Plan, SetTo, Site, examine
 from roundscope.attention.sites import BACKWARD
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.families import FAMILIES, draw
-from roundscope.attention.testing.strategies import attention_inputs, injections, plan_words, plans
+from roundscope.attention.testing.strategies import attention_inputs, injections, plans
+from roundscope.attention.testing.words import plans as plan_words
 
 quick = settings(
     max_examples=100,

@@ -129,7 +129,7 @@ def test_a_new_run_has_a_part_for_each_device(monkeypatch):
 PROGRAM = """
 import hashlib, json, sys
 import jax, numpy as np
-from roundscope.experiments.train import step
+from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.groups import Group
 from roundscope.experiments.train.groups import batches_of
 from roundscope.experiments.train.settings import settings
