@@ -24,10 +24,28 @@ from roundscope.tools.options import Json, to_file, to_folder
 @verb
 def diagnose(options: DiagnoseOptions) -> None:
     """Find out why a run failed, or whether rounding adds up in tensors, and what repairs it."""
-    from roundscope.experiments.diagnose.runs import of_run
     from roundscope.tools.diagnose import command
 
-    command.run(options, of_run)
+    command.run(options, _of_run)
+
+
+def _of_run(folder: Path, options: DiagnoseOptions, out: Path, progress: Any) -> Any:
+    """Return the findings of a GPT's run, or the report of a student's (`roundscope proxy`).
+
+    out: where replays are kept; progress: called with a step and what it is.
+    """
+    from roundscope.experiments.diagnose.student import case
+
+    if case.file_of(folder) is None:
+        from roundscope.experiments.diagnose.gpt.run import diagnose_run
+
+        return diagnose_run(folder, options, out, progress)
+    from roundscope.experiments.diagnose.student import report, run
+    from roundscope.tools.diagnose.command import LAST
+
+    found = run.diagnose(folder, options, out, progress)
+    progress(LAST, "report")
+    return report.diagnosis(found)
 
 
 @verb

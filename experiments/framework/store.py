@@ -4,7 +4,7 @@ runs   key, condition (JSON), seed, steps, diverged (NULL: it did not), loss (NU
        curve (JSON), extra (JSON), config (JSON), device, finished
 
 Files of older versions, which had a table of their own for each study, are read in when a folder is
-opened (`old_files`).
+opened (`read_in`).
 """
 
 import json
@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from roundscope.experiments.framework import old_files
 from roundscope.tools.errors import StorageError
 from roundscope.tools.results.file import results_file
 from roundscope.tools.results.run import C, Run
@@ -88,7 +87,7 @@ def is_there(folder: Path, name: str) -> bool:
     """Return whether a folder has NAME.sqlite, with something in it, or an older one."""
     path = folder / f"{name}.sqlite"
     is_empty = path.is_file() and path.stat().st_size == 0
-    return (path.exists() and not is_empty) or old_files.are_in(folder)
+    return (path.exists() and not is_empty) or are_in(folder)
 
 
 @contextmanager
@@ -99,9 +98,9 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
     another program, StorageError for a file that cannot be used now.
     """
     path = folder / f"{name}.sqlite"
-    old_files.set_aside(path)
+    set_aside(path)
     with results_file(folder, path.name, APPLICATION, [MADE], TABLES) as (connection, resolved):
-        old_files.read_in(connection, folder)
+        read_in(connection, folder)
         yield Store(connection, resolved)
 
 
@@ -161,3 +160,89 @@ def _number(x: Any) -> Any:
     if isinstance(x, list):
         return tuple(_number(each) for each in x)
     return math.nan if x is None else x
+
+
+RUNS = "key, condition, seed, steps, diverged, loss, curve, extra, config, device, finished"
+_ABOUT = "config, device, finished"
+_AUDIT = ", ".join(
+    f"'{name}', json(number_text({name}))"
+    for name in ("saturated", "underflow", "shrink", "error", "apart")
+)
+KINDS = {  # application_id -> its rows as rows of `runs`
+    b"RSdo": (
+        f"""
+        SELECT key, json_object('site', site, 'mode', mode, 'bits', bits, 'rate', rate),
+            seed, steps, diverged, loss,
+            (SELECT coalesce(json_group_array(
+                json_array(step, json(number_text(loss)), json(number_text(w_q)))), '[]')
+             FROM (SELECT * FROM old.curves AS c WHERE c.key = doses.key ORDER BY step)),
+            json_object('shares', json(coalesce({{shares}}, '[]'))), {_ABOUT}
+        FROM old.doses"""
+    ),
+    b"RSqy": (
+        f"""
+        SELECT key, json_object('changes', changes, 'tiles', tiles), seed, steps, diverged,
+            loss, curve, json_object('norm', json(number_text(norm)), 'heads', json(heads),
+                'rest', json(rest)), {_ABOUT}
+        FROM old.trials"""
+    ),
+    b"RSm8": (
+        f"""
+        SELECT key, json_object('name', name, 'changes', changes, 'lr', lr), seed,
+            json_extract(config, '$.steps'), diverged, loss, curve,
+            json_object('audit', (SELECT json_group_array(json_object('step', step, 'layer', layer,
+                'matrix', matrix, 'operand', operand, 'element', element, 'rule', rule,
+                {_AUDIT}))
+                FROM (SELECT * FROM old.audit AS a WHERE a.key = trials.key ORDER BY rowid))),
+            {_ABOUT}
+        FROM old.trials"""
+    ),
+    b"RSpx": (
+        f"""
+        SELECT key, json_object('name', name, 'changes', json(changes), 'lr', lr), seed, steps,
+            diverged, loss, curve,
+            json_object('spikes', spikes, 'measures', json(measures)), {_ABOUT}
+        FROM old.runs"""
+    ),
+}
+_BY_ID = {int.from_bytes(name, "big"): text for name, text in KINDS.items()}
+
+
+def set_aside(path: Path) -> None:
+    """Rename an old file that has the name of a study's new one to NAME-old.sqlite."""
+    if _application(path) in _BY_ID:
+        path.rename(path.with_name(f"{path.stem}-old.sqlite"))
+
+
+def are_in(folder: Path) -> bool:
+    """Return whether a folder has an old file."""
+    return any(_application(path) in _BY_ID for path in folder.glob("*.sqlite"))
+
+
+def read_in(connection: sqlite3.Connection, folder: Path) -> None:
+    """Add to `runs` what old files of the folder hold and `runs` does not."""
+    for path in sorted(folder.glob("*.sqlite")):
+        if text := _BY_ID.get(_application(path)):
+            connection.create_function("number_text", 1, _text, deterministic=True)
+            connection.execute("ATTACH ? AS old", (str(path),))
+            has_shares = any(
+                row[1] == "shares" for row in connection.execute("PRAGMA old.table_info(doses)")
+            )
+            rows = text.format(shares="shares" if has_shares else "NULL")
+            connection.execute(f"INSERT OR IGNORE INTO main.runs ({RUNS}) {rows}")
+            connection.commit()
+            connection.execute("DETACH old")
+
+
+def _text(x: float | None) -> str:
+    """Return a number as JSON with all of its bits; SQLite's own text has 15 digits."""
+    return "null" if x is None else repr(x)
+
+
+def _application(path: Path) -> int:
+    """Return a file's application_id, 0 where it is no SQLite file."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        head = file.read(72)
+    return int.from_bytes(head[68:72], "big") if head.startswith(b"SQLite format 3") else 0

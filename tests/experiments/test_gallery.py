@@ -6,8 +6,15 @@ import pytest
 
 from roundscope.experiments.catalogue import IDENTITY, STUDIES
 from roundscope.experiments.framework.verdicts import Verdict, Word
-from roundscope.experiments.gallery.pages import DOCS, escaped, page, text_of
-from roundscope.experiments.gallery.sources import LINKS, SOURCES, source_of
+from roundscope.experiments.gallery.pages import (
+    DOCS,
+    LINKS,
+    SOURCES,
+    escaped,
+    page,
+    source_of,
+    text_of,
+)
 
 GALLERY = DOCS / "gallery"
 

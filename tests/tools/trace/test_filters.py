@@ -8,7 +8,7 @@ import pytest
 
 from roundscope.tools.report import html
 from roundscope.tools.report.model import Folded, Opening, Raw, Report, Section, Table, Text
-from roundscope.tools.trace.report.filters import SCRIPT, controls
+from roundscope.tools.trace.report.report import SCRIPT, controls
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 FLAGS = [

@@ -10,8 +10,7 @@ from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.selection import Layer
 from roundscope.attention.models.watcher import Watcher
 from roundscope.experiments.cli.main import main
-from roundscope.tools.watch.command import last_course
-from roundscope.tools.watch.picture import RED, draw
+from roundscope.tools.watch.command import RED, draw, last_course
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

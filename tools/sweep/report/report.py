@@ -4,23 +4,39 @@ The pictures come first, then the numbers.
 """
 
 import shlex
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from roundscope.tools.errors import bad
+from roundscope.emu.numerics import NUMERICS
+from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.report.html import page
-from roundscope.tools.report.model import Folded, Mood, Opening, Picture, Report, Text
+from roundscope.tools.report.model import (
+    Code,
+    Folded,
+    Mood,
+    Opening,
+    Part,
+    Picture,
+    Report,
+    Section,
+    Table,
+    Text,
+    notes,
+)
 from roundscope.tools.results.folder import write_page
+from roundscope.tools.results.tables import json_of
+from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.tools.sweep.report.captions import sentence
-from roundscope.tools.sweep.report.effects import changed_nothing, idle, shares
+from roundscope.tools.sweep.report.effects import changed_nothing, idle, mean_interval, shares
 from roundscope.tools.sweep.report.lost import lost
+from roundscope.tools.sweep.report.lost import lost as lost_of
 from roundscope.tools.sweep.report.pictures import opening, pictures
-from roundscope.tools.sweep.report.tables import conditions, failures, run
-from roundscope.tools.sweep.report.words import many, number
-from roundscope.tools.sweep.running.dry_run import said
-from roundscope.tools.sweep.storage.frames import Frame, frame_of
+from roundscope.tools.sweep.report.words import many, number, short, with_interval
+from roundscope.tools.sweep.running.dry_run import duration, said
+from roundscope.tools.sweep.storage.frames import TOGETHER, Frame, Row, Rows, frame_of, parameters
 
 Progress = Callable[[str], None]
 
@@ -138,3 +154,178 @@ def counts(frame: Frame) -> str:
     if frame.repeated:
         parts.append(f"{frame.repeated} computed again later, of which the last result counts")
     return ", ".join(parts) + "."
+
+
+# rows of conditions, kinds of failures, values of an axis that are listed
+MOST = 200
+ERRORS = 40
+VALUES = 24
+COLUMNS = {
+    "rms": "rms",
+    "max_abs": "largest",
+    "rel_rms": "relative rms",
+    "mean_ulps": "mean,\nulps of OUT",
+    "ratio_max": "largest /\nunfused's",
+    "delta_bias": "mean of\ndelta",
+    "dq_rel_rms": "dq,\nrelative rms",
+    "dk_rel_rms": "dk,\nrelative rms",
+    "dv_rel_rms": "dv,\nrelative rms",
+}
+ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
+
+
+def conditions(frame: Frame) -> list[Section]:
+    """Return the table of conditions with mean ± interval of the main metrics, largest rms first.
+
+    Conditions with results that are not finite are in red.
+    """
+    if not frame.rows:
+        return []
+    names = _names(frame)
+    metrics = [m for m in COLUMNS if m in ALWAYS or not np.isnan(frame.metric(m)).all()]
+    cells = np.argsort(frame.condition, kind="stable")
+    # the numbers of the cells of each condition, in ascending order
+    members = np.split(cells, np.flatnonzero(np.diff(frame.condition[cells])) + 1)
+    means = [mean_interval(frame.metric("rms")[cells])[0] for cells in members]
+    order = np.argsort(-np.nan_to_num(means, nan=np.inf), kind="stable")
+    failed, infinite = _failed_by_condition(frame, names), lost_of(frame).cells
+    rows, marked = [], []
+    for c in order[:MOST]:
+        cells, row = members[c], frame.rows[members[c][0]]
+        lost = int(infinite[cells].sum())
+        bad = failed[tuple(row[n] for n in names)]
+        seeds = f"{len(cells)}"
+        if bad:
+            seeds += f", {bad} failed"
+        if lost:
+            seeds += f", {lost} not finite"
+        values = [_value(frame, m, cells) for m in metrics]
+        rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
+        marked.append(lost > 0)
+    more = len(order) - MOST
+    note = "Mean ± half of the 95 % t interval over seeds"
+    if any(marked):
+        note += (
+            "; red: some seed has NaN or infinite results, so the error is infinite and a signed"
+            " mean is not known (-)"
+        )
+    tile = {axis.name: axis.label for axis in frame.axes if axis.label == "tile"}
+    heads = [*(tile.get(n, n) for n in names), "seeds", *(COLUMNS[m] for m in metrics)]
+    rest = f"{more} more conditions are in the file." if more > 0 else ""
+    parts: list[Part] = [*notes(f"{note}."), Table(heads, rows, marked), *notes(rest)]
+    return [Section("All conditions, the largest rms first", parts)]
+
+
+def _value(frame: Frame, metric: str, cells: np.ndarray) -> str:
+    """Return the mean of a metric of a condition; none if that of a seed is lost."""
+    x = frame.metric(metric)[cells]
+    own = {"mean_ulps": "not_finite", "delta_bias": "delta_not_finite"}.get(metric)
+    if own is not None and (np.nan_to_num(frame.metric(own)[cells]) > 0).any():
+        return "-"
+    return with_interval(*mean_interval(x))
+
+
+def _names(frame: Frame) -> list[str]:
+    """Return the parameters of the table's columns: those that vary among cells that are ok."""
+    names = []
+    for axis in frame.axes:
+        names.append(axis.name)
+        for n in axis.also:
+            same = frame.rows.column(n) == frame.rows.column(axis.name)
+            if TOGETHER.get(n) != axis.name or not same.all():
+                names.append(n)
+    return names
+
+
+def _failed_by_condition(frame: Frame, names: list[str]) -> dict[tuple[Value, ...], int]:
+    """Return how many cells of each condition failed.
+
+    A condition's cells are equal in all that varies but the seed: in `names`.
+    """
+    found: dict[tuple[Value, ...], int] = defaultdict(int)
+    first = frame.rows[0]
+    fixed = {n: first[n] for n in frame.names if n != "seed" and n not in names}
+    for row in frame.failed:
+        if all(row[n] in (value, row.get(TOGETHER.get(n, ""))) for n, value in fixed.items()):
+            found[tuple(row[n] for n in names)] += 1
+    return found
+
+
+def failures(frame: Frame) -> list[Section]:
+    """Return the table of errors: how many cells each stopped, and the first of them."""
+    if not frame.failed:
+        return []
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in frame.failed:
+        groups[str(row["error"])].append(row)
+    order = sorted(groups, key=lambda error: -len(groups[error]))
+    names = frame.names or ("preset",)
+    rows = [
+        [
+            str(len(groups[e])),
+            " ".join(f"{name}={groups[e][0][name]}" for name in names),
+            short(e, 300),
+        ]
+        for e in order[:ERRORS]
+    ]
+    more = len(order) - ERRORS
+    note = "To try them again, run the same command with --retry-failed."
+    rest = f"{more} more kinds of errors are in the file." if more > 0 else ""
+    table = Table(("cells", "the first of them", "error"), rows)
+    return [Section(f"{len(frame.failed)} cells failed", [table, *notes(note, rest)])]
+
+
+def run(frame: Frame) -> Section:
+    """Return what was run: axes, fixed parameters, devices, versions and times.
+
+    It also says how to get the numbers.
+    """
+    rows = frame.rows.followed_by(frame.failed)
+    devices = Counter(rows.column("device"))
+    fixed = [n for n in parameters(rows) if n not in frame.names]
+    lines = [f"{name:11} {_values(rows, name)}" for name in frame.names]
+    lines += ["", f"{'fixed':11} {' '.join(f'{n}={rows[0][n]}' for n in fixed)}", ""]
+    lines += [f"{'device':11} {n} ({devices[n]} cells)" for n in sorted(filter(None, devices))]
+    for text in sorted(filter(None, set(rows.column("versions")))):
+        versions = json_of(frame.path, "versions", text, {str: str})
+        lines += [f"{'versions':11} {' '.join(f'{k} {v}' for k, v in versions.items())}"]
+    lines += [f"{'numerics':11} {_numerics(rows)}"]
+    finished = set(filter(None, rows.column("finished")))
+    lines += [f"{'computed':11} {min(finished)} to {max(finished)}"] if finished else []
+    seconds = sum(filter(None, rows.column("seconds")))
+    lines += [f"{'time':11} {duration(seconds)} of one worker"]
+    name = shlex.quote(frame.path.name)
+    lines += [
+        "",
+        f"{'all numbers':11} roundscope export {name} cells.csv",
+        f"{'by event':11} roundscope export {name} sites.csv --table sites",
+    ]
+    return Section("What was run", [Code("\n".join(lines))])
+
+
+def _values(rows: Rows, name: str) -> str:
+    values = sorted(set(rows.column(name)), key=lambda v: (isinstance(v, str), v))
+    whole = all(isinstance(v, int) for v in values)
+    if len(values) > 2 and whole and values == list(range(values[0], values[-1] + 1)):
+        return f"{values[0]} to {values[-1]}"
+    more = f" and {len(values) - VALUES} more" if len(values) > VALUES else ""
+    return " ".join(str(v) for v in values[:VALUES]) + more
+
+
+def _numerics(rows: Rows) -> str:
+    """Return the version of the numeric core.
+
+    It is known where this Roundscope gives the last cell the key that it has.
+    """
+    from roundscope.tools.sweep.conditions.condition import cell_of
+
+    given = {name: rows[-1][name] for name in parameters(rows)}
+    # without the axes that the cell may lack
+    fewer = {name: x for name, x in given.items() if name in DEFAULTS or x != lacking(name)}
+    try:
+        same = rows[-1]["key"] in (cell_of(given).key, cell_of(fewer).key)
+    except UsageError:
+        return "not known (its input is not here)"
+    if same:
+        return str(NUMERICS)
+    return f"not that of this Roundscope ({NUMERICS}), or another input file"

@@ -4,6 +4,7 @@ would help, and then what every event did.
 
 import shlex
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 from roundscope.attention.budget.table import ErrorBudget
@@ -22,10 +23,61 @@ from roundscope.tools.report.model import (
 from roundscope.tools.trace.costs import VISIBLE, cost, visible
 from roundscope.tools.trace.report import tables
 from roundscope.tools.trace.report.captions import budget_picture, mechanisms, pictures
-from roundscope.tools.trace.report.filters import SCRIPT, controls
 from roundscope.tools.trace.report.words import plan_words, sentence
 from roundscope.tools.trace.summary import Summary
 from roundscope.tools.trace.verdict import verdict
+
+SCRIPT = """<script>
+(() => {
+  const asked = () => new URLSearchParams(location.hash.slice(1));
+  const bars = document.querySelector(".filters");
+  if (!bars) return;
+  bars.hidden = false;
+  const [layer, head] = ["layer", "head"].map((name) => bars.querySelector(`[name=${name}]`));
+  const show = () => {
+    const words = asked();
+    if (layer) layer.value = words.get("layer") ?? "";
+    head.value = words.get("head") ?? "";
+    for (const part of document.querySelectorAll("section[data-layer]"))
+      part.hidden = Boolean(layer && layer.value) && part.dataset.layer !== layer.value;
+    for (const row of document.querySelectorAll(".heads tr"))
+      row.hidden = head.value !== "" && row.cells[0].tagName === "TD"
+        && row.cells[0].textContent !== head.value;
+    if (head.value !== "")
+      for (const table of document.querySelectorAll(".heads")) table.closest("details").open = true;
+  };
+  const tell = () => {
+    const words = new URLSearchParams();
+    if (layer && layer.value) words.set("layer", layer.value);
+    if (head.value !== "") words.set("head", head.value);
+    history.replaceState(null, "", `#${words}`);
+    show();
+  };
+  for (const field of [layer, head]) if (field) field.addEventListener("input", tell);
+  addEventListener("hashchange", show);
+  if (/^#(layer|head)=/.test(location.hash)) show();
+})();
+</script>"""
+
+
+def controls(layers: list[str], heads: int) -> str:
+    """Return the fields that choose a layer, if there are several, and a head.
+
+    They are hidden where no script runs. What is chosen stands in the page's address, as
+    #layer=NAME&head=3.
+    """
+    names = "".join(f"<option value='{escape(x, quote=True)}'>{escape(x)}</option>" for x in layers)
+    choice = (
+        f"<label>Layer <select name=layer><option value=''>all</option>{names}</select></label> "
+        if len(layers) > 1
+        else ""
+    )
+    head = (
+        f"<label>Head <input name=head type=number min=0 max={heads - 1} placeholder=all"
+        " style='width:5em'></label>"
+    )
+    return f"<p class='filters note' hidden>{choice}{head}</p>"
+
 
 PICTURED = 16  # layers of which a page has pictures, at most
 Progress = Callable[[str], None]
