@@ -4,7 +4,7 @@ Nothing but the records of options and the catalogue is imported before a verb r
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
