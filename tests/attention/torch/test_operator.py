@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from roundscope import PRESETS, Plan, Site, attend
 from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.plans.twins import TWINS
+from roundscope.attention.testing.words import plan_of as plan_of_case
+from roundscope.attention.testing.words import plans as plan_words
 from roundscope.attention.torch import operator
 from roundscope.attention.torch.operator import visible
 from roundscope.emu import BlockFormat, Format, rounding
 from roundscope.torch import attention
-from tests.checks.fuzz_cases import plan_of as plan_of_case
-from tests.checks.fuzz_cases import plan_words
 
 B, N, G, T, S, H, HV = 2, 4, 2, 11, 13, 8, 6
 SIZES = {"block_q": 4, "block_k": 8}
