@@ -123,7 +123,7 @@ class Verb:
 
     words   what stands behind `roundscope`; one of Python itself begins with -c
     before  the commands that make what it reads
-    timed   keys of its documents that depend on the time that something took
+    timed   keys of its documents that tell how much one run did, or depend on how long that took
     """
 
     words: tuple[str, ...]
@@ -145,7 +145,9 @@ VERBS = {
     "diagnose": Verb(
         ("diagnose", "in.npz", "--out", "out"), (("-c", TENSORS),)
     ),
-    "diagnose-run": Verb(("diagnose", "run", "--until", "6", "--out", "out"), (FAILED,)),
+    "diagnose-run": Verb(
+        ("diagnose", "run", "--until", "6", "--out", "out"), (FAILED,), timed=("arm_steps",)
+    ),
     "identify": Verb(("identify", "call.npz", "--full", "--budget", "200"), (("-c", TENSORS),)),
     "check": Verb(
         ("check", "mine:kernel", "--only", "envelope", "--forward", "--claims", "fp32", "--full",
