@@ -31,6 +31,10 @@ GROUPS = {
     "jax": ("jax-xla", "pallas"),
     "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
     "triton": ("triton-tutorial",),
+    "grouped": ("sdpa-flash-gqa", "sdpa-cudnn-gqa", "sdpa-math-gqa", "jax-cudnn-gqa"),
+    "fp8": ("cudnn-fp8", "cudnn-fp8-s256"),
+    "fa4": ("fa4", "fa4-gqa"),
+    "sage": ("sage-int8",),
     "released": (
         "released-eager-512",
         "released-eager-256",
@@ -39,6 +43,7 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
+GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
 
 @cache
@@ -78,8 +83,12 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
-    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more."""
+    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, and one with
+    -gqa has every fourth key head.
+    """
     q, k, v, do = FAMILIES[family][0]()
+    if kernel.endswith("-gqa"):
+        k, v = (np.ascontiguousarray(x[:, :, ::GROUP]) for x in (k, v))
     more = dict(SERVED.get(kernel, {}))
     if more.get("sinks"):
         more["sinks"] = sinks()[: q.shape[2]]
@@ -87,12 +96,20 @@ def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
 
 
 def of_one_head(x: Inputs, head: int = 0) -> Inputs:
-    """One head alone."""
+    """One key head alone, with the query heads that share it."""
+    group = x.q.shape[2] // x.k.shape[2]
+    own = {"q": group, "k": 1, "v": 1, "do": group}
     parts = {
-        n: np.ascontiguousarray(getattr(x, n)[:1, :, head : head + 1])
-        for n in ("q", "k", "v", "do")
+        n: np.ascontiguousarray(getattr(x, n)[:1, :, head * count : (head + 1) * count])
+        for n, count in own.items()
     }
     return replace(x, **parts, sinks=None if x.sinks is None else x.sinks[head : head + 1])
+
+
+def of_first_head(kernel: str, part: str, x: np.ndarray) -> np.ndarray:
+    """What a kernel returned for the first key head and the query heads that share it."""
+    count = GROUP if kernel.endswith("-gqa") and part not in ("dk", "dv") else 1
+    return x[:1, :count] if part == "lse" else x[:1, :, :count]
 
 
 def widened(x: np.ndarray) -> np.ndarray:
@@ -129,7 +146,7 @@ def main() -> None:
                 kernel, family, mode, part = key.split("/")
                 if kernel == name and family in STORED:
                     x = widened(recorded[key])
-                    arrays[f"{family}/{mode}/{part}"] = x[:1, :1] if part == "lse" else x[:1, :, :1]
+                    arrays[f"{family}/{mode}/{part}"] = of_first_head(kernel, part, x)
             if arrays:
                 command = "python -m tests.checks.gpu_kernels"
                 write(

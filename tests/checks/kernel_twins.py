@@ -19,6 +19,7 @@ from tests.checks.kernel_outputs import (
     GROUPS,
     SERVED,
     inputs,
+    of_first_head,
     of_one_head,
     widened,
 )
@@ -43,7 +44,7 @@ def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
         for key in file
         if key.startswith(f"{kernel}/")
     }
-    return {key: x[:1, :1] if key.endswith("/lse") else x[:1, :, :1] for key, x in own.items()}
+    return {key: of_first_head(kernel, key.rpartition("/")[2], x) for key, x in own.items()}
 
 
 def shares(
