@@ -43,6 +43,14 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
+WIDE = ("gaussian64", "gaussian128")
+STORED_OF = {  # of kernels that do not run with the widths of the families above
+    "fa4": WIDE,
+    "fa4-gqa": WIDE,
+    "sage-int8": WIDE,
+    "cudnn-fp8": ("gaussian128",),
+    "cudnn-fp8-s256": ("gaussian128",),
+}
 GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
 
@@ -144,7 +152,7 @@ def main() -> None:
             arrays = {}
             for key in recorded:
                 kernel, family, mode, part = key.split("/")
-                if kernel == name and family in STORED:
+                if kernel == name and family in STORED_OF.get(name, STORED):
                     x = widened(recorded[key])
                     arrays[f"{family}/{mode}/{part}"] = of_first_head(kernel, part, x)
             if arrays:
