@@ -197,10 +197,7 @@ def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Calla
 def of_jax(
     name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool
 ) -> Contestant:
-    """Return a contestant from a JAX function: its forward and its gradients, both compiled.
-
-    The gradients are those of the sum of its output.
-    """
+    """Return a contestant from a JAX function: its forward and the gradients of its sum."""
     import jax
     import jax.numpy as jnp
 

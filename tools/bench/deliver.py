@@ -62,10 +62,7 @@ class Line(NamedTuple):
 
 
 def show(heads: Sequence[str], lines: Sequence[Line], legend: str) -> None:
-    """Print a table.
-
-    A group without a name has no title. Notes stand below the table, each once.
-    """
+    """Print a table; a group without a name has no title, and notes stand below, each once."""
     rows: list[list[str]] = []
     for group in dict.fromkeys(line.group for line in lines):
         if group:
@@ -113,10 +110,7 @@ def machine(threads: int | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of `roundscope doctor` and of every rival that is installed.
-
-    Nothing is imported, since importing some of the rivals takes seconds.
-    """
+    """Return the versions of `doctor` and of installed rivals, none of which is imported."""
     from roundscope.tools.look import doctor
     from roundscope.tools.results.machine import installed
 

@@ -74,10 +74,7 @@ def _drawing(rows: list[Row]) -> Drawing:
 
 
 def answer(rows: list[Row]) -> str:
-    """Return a sentence on the speed of a tensor core's sums.
-
-    They are compared with a product that emulates nothing, and with MMA-Sim.
-    """
+    """Return how fast a tensor core's sums are, against a float32 product and against MMA-Sim."""
     from roundscope.tools.bench.picture import number, span
 
     cores = span([r.of_matmul for r in rows if r.name == "Hopper" and r.of_matmul is not None])
@@ -106,10 +103,7 @@ def matrices(operand: str, rows: int, k: int, columns: int) -> tuple[np.ndarray,
 def bench_dot(
     size: int = SIZE, repeat: int = REPEAT, progress: Callable[[int], None] = lambda done: None
 ) -> list[Row]:
-    """Return the rows of the float32 product, of ours and of MMA-Sim.
-
-    size   the side of the square matrices; slow accumulators get smaller ones
-    """
+    """Return the rows of the float32 product, ours and MMA-Sim; size: the side of the matrices."""
     field, rows = _ours(size)
     theirs, their_rows = _mma_sim(size)
     rounds = count(1)

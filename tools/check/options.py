@@ -216,10 +216,7 @@ def checked(asked: CheckOptions) -> None:
 
 
 def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:
-    """Return the command that asks the same again, with all that differs from the defaults.
-
-    only    the tests that it runs; None for those that were asked for
-    """
+    """Return the command that asks the same again; only: the tests that it runs, None for all."""
     words = ["roundscope check", quote(asked.source), f"--claims {asked.plan}"]
     if asked.is_causal is not None:
         words.append("--causal" if asked.is_causal else "--full")

@@ -216,9 +216,7 @@ def _answers(found: Findings, test: str) -> Section:
 
 
 def _sizes(compared: Comparison) -> list[Part]:
-    """Return the table of rms errors, the kernel's and how many times the plan's, with a line on
-    the share of equal bits.
-    """
+    """Return the table of rms errors, also in units of the plan's, and the shares of equal bits."""
     names = [n for n in RESULTS if n in compared.equal]
     bad = {(f.inputs, f.result) for f in compared.alarms if f.statistic == "rms"}
     bad |= {(g.inputs, g.result) for g in compared.gross}

@@ -239,10 +239,7 @@ def _real(asked: CheckOptions, is_causal: bool) -> Inputs:
 
 
 def _explained(function: Kernel, asked: CheckOptions, tell: Tell, notes: list[str]) -> Case:
-    """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones.
-
-    An error on the real tensors becomes a note.
-    """
+    """Look for the plan of the kernel's bits on real tensors, or else on drawn ones."""
     is_causal = asked.is_causal is not False
     x = _real(asked, is_causal)
     try:

@@ -235,10 +235,7 @@ def _case(row: Row, asked: Rounding | BlockFormat) -> Case:
 def lines_of(
     example: Example, row: Row, asked: Rounding | BlockFormat
 ) -> list[tuple[str, str, str, str]]:
-    """Return the lines that show an example of a row: what was given, got and expected.
-
-    Each is a label, a number in decimal and in hexadecimal, and its bits.
-    """
+    """Return what was given, got and expected: (label, decimal, hexadecimal, bits) of each."""
     f = _format_of(row, asked)
     of_scales = row.name in OF_SCALES
     scale = 1.0 if of_scales else example.scale

@@ -124,10 +124,7 @@ def _given(options: Sequence[str], args: Sequence[str]) -> str:
 
 
 def _lists() -> dict[str, str]:
-    """Return what a help may list, by the name that stands in braces.
-
-    The imports are here since only the help of a command needs them.
-    """
+    """Return what a help may list, by the name in braces; only a help needs these imports."""
     from roundscope.attention.grammar.changes import STAGES
     from roundscope.attention.grammar.edits import KINDS
     from roundscope.attention.grammar.injections import WHERES

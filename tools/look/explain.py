@@ -10,10 +10,7 @@ from roundscope.tools.report.terminal import console, plain, print_json
 
 
 def run(options: ExplainOptions) -> None:
-    """Explain a value, or its sum with another one, rounded to a format.
-
-    Raises ValueError for a number, format or mode that is not known.
-    """
+    """Explain a rounded value, or a rounded sum. Raises ValueError for words that are not known."""
     value, plus = options.value, options.plus
     r = rounding(options.to, options.mode, overflow=options.overflow, seed=options.seed)
     addition = add(value, plus, r.format) if plus is not None else None

@@ -33,10 +33,7 @@ def row(f: Format) -> dict[str, Any]:
 
 
 def show(names: Iterable[str] = (), as_json: bool = False) -> None:
-    """Print the formats of these names, or all named ones.
-
-    Raises ValueError for an unknown name, and for that of a block format.
-    """
+    """Print the formats of these names, or all. Raises ValueError for another name."""
     rows = [row(format_named(name)) for name in names or NAMED]
     if as_json:
         terminal.print_json(rows)

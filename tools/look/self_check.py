@@ -63,10 +63,7 @@ def sample(f: Format, size: int = 1 << 15) -> np.ndarray:
 
 
 def check(name: str) -> Check:
-    """Check one format.
-
-    NaN operands are left out, since a policy decides what they become (emu.roundings).
-    """
+    """Check one format, without operands that are NaN, which a policy decides (emu.roundings)."""
     r = without_saturation(rounding(name))
     x = sample(r.format)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -78,10 +78,7 @@ def every(
 
 @contextmanager
 def _drawn(*columns: str, width: int = 20) -> Iterator["Progress"]:
-    """Yield rich's progress on stderr, gone at the end.
-
-    columns: names below, or texts with fields of a task;  width: of the bar, in characters
-    """
+    """Yield rich's progress on stderr, gone at the end; columns: names below, or texts."""
     from rich import progress
 
     named = {

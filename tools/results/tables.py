@@ -43,10 +43,7 @@ _AMISS = {  # the start of SQLite's name of an error -> what it means here
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into a StorageError of one line that names the file.
-
-    Faults of our own calls are raised as they are.
-    """
+    """Turn SQLite's errors, but for faults of our calls, into a StorageError that names a file."""
     try:
         yield
     except sqlite3.ProgrammingError:
@@ -96,10 +93,7 @@ def is_ours(
 
 
 def check_version(connection: sqlite3.Connection, path: Path, schema: int, repair: str) -> None:
-    """Raise UsageError for a file of an older or a newer schema.
-
-    schema: SQLite's user_version of our files; repair: what the message advises.
-    """
+    """Raise UsageError for a file of another schema (SQLite's user_version); repair: the advice."""
     [(version,)] = connection.execute("PRAGMA user_version")
     if version == schema:
         return
@@ -112,10 +106,7 @@ def check_version(connection: sqlite3.Connection, path: Path, schema: int, repai
 def check_columns(
     connection: sqlite3.Connection, path: Path, tables: Tables, later: Collection[str] = ()
 ) -> None:
-    """Raise StorageError for a file that lacks one of our tables or columns, or has a trigger.
-
-    later: columns that files of older versions lack
-    """
+    """Raise StorageError for a missing table or column, unless it is `later` than the file."""
     kinds = dict(_rows(connection, "SELECT name, type FROM sqlite_master"))
     names = {name for name, kind in kinds.items() if kind == "table"}
     if "trigger" in kinds.values():

@@ -75,10 +75,7 @@ class TensorFile:
         return float32(name, self.array(name))
 
     def bools(self, name: str) -> np.ndarray:
-        """Return an array of bool, such as a mask.
-
-        Raises UsageError for an array of anything else.
-        """
+        """Return an array of bool, such as a mask. Raises UsageError for anything else."""
         array = self.array(name)
         if array.dtype == bool:
             return np.ascontiguousarray(array)
@@ -98,10 +95,7 @@ class TensorFile:
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open the safetensors or npz file at `path`; its content decides which of them it is.
-
-    Raises UsageError if there is no such file or if it is damaged.
-    """
+    """Open a safetensors or npz file, as its content says. Raises UsageError where that fails."""
     path = Path(path)
     if path.is_dir():
         raise bad("FILE", str(path), "is a folder; give a safetensors or npz file in it")
@@ -225,10 +219,7 @@ def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _typed(name: str, array: np.ndarray, metadata: dict[str, str]) -> np.ndarray:
-    """Return an array whose type np.savez lost, by the entry `<name>.dtype` or `dtype`.
-
-    Words of two bytes of which nothing is said are bfloat16.
-    """
+    """Return an array in the type that np.savez lost: as `dtype` says, of 2 bytes bfloat16."""
     if array.dtype.kind != "V":
         return array
     usual = "bfloat16" if array.dtype.itemsize == 2 else None
@@ -253,10 +244,7 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def float32(name: str, array: np.ndarray) -> np.ndarray:
-    """Return an array in binary32; float64 numbers are rounded to nearest.
-
-    Raises UsageError for an array of anything but floating-point numbers.
-    """
+    """Return numbers in binary32, rounded to nearest. Raises UsageError for anything but floats."""
     if array.dtype.kind == "c":
         repair = "complex numbers, which attention here does not have; save its real part alone"
         raise bad(f"tensor {name}", str(array.dtype), repair)

@@ -149,10 +149,7 @@ def without_numbers(layer: Layer) -> Layer:
 
 
 def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
-    """Return the names of the layers of a file, or of those that a text means (`read_layers`).
-
-    No tensor is read. Raises UsageError as `read_layers`.
-    """
+    """Return the names of a file's layers that a text means (all for None); no tensor is read."""
     with open_tensors(Path(path)) as file:
         return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
 
@@ -168,10 +165,7 @@ def _with_notes(file: TensorFile, names: dict[str, str], before: list[str], laye
 
 
 def _chosen(layer: str | None, names: list[str]) -> list[str]:
-    """Return the names of the layers that a text means, in the order of the file.
-
-    Raises UsageError if a part of the text means none.
-    """
+    """Return the layers that a text means, in the file's order. Raises UsageError for none."""
     if layer is None or layer in names:
         return names if layer is None else [layer]
     meant: set[str] = set()
@@ -261,10 +255,7 @@ def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | N
 
 
 def _call(file: TensorFile, prefix: str) -> dict[str, Any]:
-    """Return what the metadata of a layer say of its call, None for nothing, by fields of `Layer`.
-
-    Raises UsageError for what no call can have.
-    """
+    """Return what metadata say of a call, by fields of `Layer`. Raises UsageError for no call's."""
     scale = _number(file, prefix, "scale", "0.125")
     if scale == 0.0:
         raise bad("metadata scale", "0", "write a finite number other than 0, such as 0.125")

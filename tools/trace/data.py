@@ -37,10 +37,7 @@ SCHEMA = "roundscope-trace-3"
 def document(
     summaries: list[Summary], request: Request, file: str, command: list[str]
 ) -> dict[str, Any]:
-    """Return the content of trace.json as plain data.
-
-    file: the name of the file of tensors; command: the words of the command line.
-    """
+    """Return the content of trace.json as plain data; file: the tensors' file, by its name."""
     return {
         "schema": SCHEMA,
         "command": command,
@@ -154,10 +151,7 @@ def budget(s: Summary) -> dict[str, Any]:
 
 
 def shape(layer: Layer) -> dict[str, int]:
-    """Return the sizes of the axes by letter.
-
-    B: batch, T: queries, S: keys, N: query heads, G: key heads, H: features, H_v: those of V.
-    """
+    """Return the sizes of batch B, queries T, keys S, heads N, key heads G, features H, V's H_v."""
     (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
     return {"B": b, "T": t, "S": s, "N": n, "G": g, "H": h, "H_v": hv}
 
@@ -239,10 +233,7 @@ def digest(
     layout: str | None = None,
     overrides: Overrides = AS_THE_FILE,
 ) -> str:
-    """Return a digest of everything that decides what a trace writes.
-
-    The version of the program and the contents of the file are not part of it.
-    """
+    """Return a digest of what decides a trace, but for the program and the contents of the file."""
     whole = (str(path.resolve()), layer, layout, overrides, asked)
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 

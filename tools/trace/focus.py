@@ -68,10 +68,7 @@ def of_heads(parts: list[Focus]) -> Focus:
 
 
 def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:
-    """Return (after - before) in ulps of the format in the binade of `before`.
-
-    The result is 0 where either is not finite.
-    """
+    """Return (after - before) in ulps of the format in the binade of `before`; 0 if not finite."""
     exponent = np.maximum(np.frexp(before)[1] - 1, f.emin)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.ldexp(after - before, f.precision - 1 - exponent)

@@ -56,10 +56,7 @@ class Request:
 
     @property
     def depends_on_head_number(self) -> bool:
-        """Return whether random bits or injections depend on the number of a head.
-
-        If so, a call must not be split by heads.
-        """
+        """Return whether heads' numbers decide random bits or injections, so no call is split."""
         steps = [a.step for a in self.plan.accumulators]
         stochastic = any(r.mode == "stochastic" for r in (*self.plan.roundings, *steps))
         return stochastic or bool(self.inject)
@@ -126,10 +123,7 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
-    """Return the injection of one --inject.
-
-    Raises UsageError also where the plan lacks its event, or the event's format the bit or value.
-    """
+    """Return the injection of one --inject. Raises UsageError if the plan cannot have it."""
     try:
         parsed = injection_of(text, seed)
         check_injection(parsed, plan)

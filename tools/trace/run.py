@@ -197,10 +197,7 @@ def memory_note(layers: list[Layer], request: Request) -> str | None:
 
 
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:
-    """Return the (queries, keys) of the tile that the algorithm uses.
-
-    It is never larger than the layer, and has all keys if the plan normalizes P first.
-    """
+    """Return the tile's (queries, keys): at most the layer's, all keys if P is normalized first."""
     keys = layer.k.shape[1]
     block_k = keys if request.plan.normalise_first else min(request.block_k, keys)
     return min(request.block_q, layer.q.shape[1]), block_k
@@ -272,10 +269,7 @@ def _bytes_of_a_head(layer: Layer, request: Request) -> int:
 
 
 def bytes_needed(layer: Layer, request: Request) -> int:
-    """Return about how much memory the trace of a layer takes, beside that of Python itself.
-
-    Fitted to one head of 64 features and 2,048 to 8,192 tokens, with backward.
-    """
+    """Return about what memory a layer's trace takes, fitted to a head of 64 features."""
     head = _bytes_of_a_head(layer, request)
     return max(head, CHUNK_BYTES) * 3 // 2 + 20 * (layer.q.nbytes + layer.k.nbytes)
 
@@ -321,10 +315,7 @@ def call(
 
 
 def _under(plan: Plan, layer: Layer, request: Request, scale: float) -> dict[str, Any]:
-    """Return the results of a layer under another plan than the request's, without its injections.
-
-    `exact` gets binary64 inputs, so that its results are returned unrounded.
-    """
+    """Return a layer's results under another plan, without injections; of `exact` unrounded."""
     q, k, v, do = layer.q, layer.k, layer.v, layer.do
     engine = "xla" if request.engine == "pallas" else request.engine  # kernels may lack this plan
     if plan.name.rstrip("*") == "exact":
@@ -417,10 +408,7 @@ def _budget(layer: Layer, request: Request, scale: float, progress: Progress) ->
 def _reduced(
     request: Request, seen: Examined
 ) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
-    """Return (call, reduced errors by site, counts of P = 1 or None) of a call of some heads.
-
-    Of the call's events only those that the request asks for are kept.
-    """
+    """Return (call, reduced errors by site, counts of P = 1 or None) of some heads."""
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
     focused = {str(s): _focused(s, *events[str(s)], plan) for s in FOCUS if str(s) in events}

@@ -99,10 +99,7 @@ class Summary:
 
 
 def summarise(seen: Observed) -> Summary:
-    """Return the findings of one layer.
-
-    Events that are biased when tested by rows are run once more, to count their distinct arguments.
-    """
+    """Return the findings of one layer; suspects run once more to count distinct arguments."""
     stats, rows, plan = seen.trace.stats, seen.trace.rows, seen.request.plan
     names = [name for name in stats if int(stats[name].n.sum())]
     away = seen.trace.away

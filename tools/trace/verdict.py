@@ -74,10 +74,7 @@ def _out(s: Summary) -> Result:
 
 
 def _accuracy(s: Summary) -> str:
-    """Return how far the output is from exact attention, beside the least error of its format.
-
-    What is infinite or NaN comes first; the error of such a result is infinite, and not named.
-    """
+    """Return how far the output is from exact attention, after what is infinite or NaN."""
     found, out = s.not_finite, _out(s)
     if found is None:
         return _distances(s)
@@ -262,10 +259,7 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
 
 
 def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
-    """Return the options that repair or promote a line's event, and what that does to a result.
-
-    An event whose mode or scale rule makes the result biased is repaired, which costs no bits.
-    """
+    """Return the options that repair a biasing event or promote another one, and what that does."""
     budget, plan = s.budget, s.request.plan
     assert budget is not None
     repairs = repair(plan, line.part) if any(r.name == result for r in s.biased_results) else []

@@ -120,10 +120,7 @@ def _words(words: Sequence[str]) -> Axes:
 
 
 def _axis(name: str, values: Sequence[Any]) -> str:
-    """Return the axis that a word names.
-
-    S is the number of keys; with the name of a format as its value it is the event S.
-    """
+    """Return the axis that a word names: S is the keys, or with the name of a format an event."""
     of_event = name == "S" and any(isinstance(v, str) and v[:1].isalpha() for v in values)
     return "format.S" if of_event else axis_named(name)
 
@@ -162,10 +159,7 @@ def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield axes by name.
-
-    In TOML, format.O = ... and PV.sum = ... without quotation marks are tables.
-    """
+    """Yield axes by name; in TOML, format.O and PV.sum without quotation marks are tables."""
     for name, value in table.items():
         inner = isinstance(value, dict) and (name in PER_SITE or set(value) <= {"sum", *PER_SITE})
         if inner:
@@ -223,10 +217,7 @@ def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[V
 
 
 def axis_named(name: str) -> str:
-    """Return the full name of an axis: format.O for O, accumulator.PV for PV.sum.
-
-    Raises UsageError with the nearest name.
-    """
+    """Return an axis' full name, as format.O for O. Raises UsageError with the nearest name."""
     if name in (*DEFAULTS, *OPTIONAL, "tile"):
         return name
     if name in ("plan", *ALIASES):
@@ -251,10 +242,7 @@ def axis_named(name: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16, typed=True)
 def typed(name: str, value: Value) -> Value:
-    """Return a value of the axis `name` in the type of its default and in one spelling.
-
-    Raises UsageError naming both and the repair.
-    """
+    """Return a value of an axis in its type and one spelling. Raises UsageError with the repair."""
     kind = name.partition(".")[0]
     try:
         if value == "preset" and kind not in OF_CALL and DEFAULTS.get(kind, "preset") == "preset":
@@ -306,10 +294,7 @@ def _engine(name: str) -> str:
 def _of_call(
     read: Callable[[str], str] | None = None, none: str = "none"
 ) -> Callable[[Value], Value]:
-    """Return a reader of what a call has beside tensors and plan.
-
-    That is `default` (as the file says), none, 0 for the same, or what `read` returns of others.
-    """
+    """Return a reader of `default` (as the file says), none, or what `read` returns of others."""
 
     def checked(value: Value) -> Value:
         text = str(value).strip()

@@ -102,10 +102,7 @@ def _other_preset(settings: Settings) -> str:
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the point's own parameters, each in its one spelling.
-
-    `tile`, and a format with a mode, become the two parameters that they stand for.
-    """
+    """Return the point's own parameters in one spelling; `tile` and FORMAT:MODE become two each."""
     given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
     if "tile" in given:
         if both := [name for name in ("block_q", "block_k") if name in given]:
@@ -128,10 +125,7 @@ def _given(point: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """Return all of DEFAULTS, those in effect of OPTIONAL, and those of single sites, in order.
-
-    The order of sites is that of the algorithm.
-    """
+    """Return DEFAULTS, those in effect of OPTIONAL, those of sites in the algorithm's order."""
     sizes: dict[str, Value] = {}
     if file is not None:
         sizes = {name: getattr(file, name) for name in ("T", "S", "N", "H")}
@@ -159,10 +153,7 @@ def _check_cut(parameters: Mapping[str, Value], file: FileSizes) -> None:
 
 
 def _call(given: Mapping[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """Return those of OF_CALL that have an effect: as given, else as the file says.
-
-    The scale of a file has one in any cell, so only another one is named.
-    """
+    """Return those of OF_CALL that differ from a call's usual: as given, else as the file says."""
     said = {} if file is None else file.says
     found: dict[str, Value] = {}
     for name, none in OF_CALL.items():
@@ -186,10 +177,7 @@ def _rank(name: str) -> tuple[int, int]:
 
 
 def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:
-    """Raise UsageError if a parameter names an event that this plan never reaches.
-
-    It would silently have no effect.
-    """
+    """Raise UsageError for a parameter without effect: of an event that the plan never reaches."""
     for name, value in parameters.items():
         if (name not in ("only", "but") and "." not in name) or not changes_plan(name, value):
             continue
@@ -216,10 +204,7 @@ def _check_reached(place: Place, plan: Plan, backward: bool) -> None:
 def _injections(
     parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
 ) -> tuple[Injection, ...]:
-    """Return the injection as the final plan reads it, checked to be at places that the cell has.
-
-    The cell's seed is also that of the injection's noise.
-    """
+    """Return the injection, with the cell's seed, as the final plan reads it; checked."""
     text = str(parameters["injection"])
     if text == "none":
         return ()
@@ -272,10 +257,7 @@ def _check_places(
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:
-    """Return the parameters that make up the plan.
-
-    The preset comes first, then those that change it, in the order in which they apply.
-    """
+    """Return the parameters that make up the plan: preset, then changes in the order they apply."""
     changes = [
         (name, value)
         for name, value in parameters.items()
@@ -292,10 +274,7 @@ def changes_plan(name: str, value: Value) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(settings: Settings, seed: int) -> Plan:
-    """Return the plan of `settings_of`, its stochastic roundings seeded with `seed`.
-
-    Raises ValueError for settings that no plan can have.
-    """
+    """Return the plan of `settings_of`, seeded. Raises ValueError for settings of no plan."""
     plan = _built(settings)
     every = (*plan.roundings, *(a.step for a in plan.accumulators))
     stochastic = any(r.mode == RoundingMode.STOCHASTIC for r in every)

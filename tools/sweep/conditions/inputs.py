@@ -81,10 +81,7 @@ def _of_call(cell: Cell) -> dict[str, Any]:
 
 
 def file_of(name: str) -> tuple[Path, str | None]:
-    """Return (path, layer or None) of an input that is no family.
-
-    It is written sample, sample:LAYER, PATH or PATH:LAYER.
-    """
+    """Return (path, layer or None) of sample, sample:LAYER, PATH or PATH:LAYER."""
     path, _, layer = name.rpartition(":")
     if not path or Path(name).is_file():
         path, layer = name, ""
@@ -165,10 +162,7 @@ class FileSizes:
 
 @functools.cache
 def sizes_of(name: str) -> FileSizes | None:
-    """Return the sizes of an input that is a file, None for a drawn one.
-
-    Raises UsageError for an input that is neither, or a file that cannot be used.
-    """
+    """Return the sizes of a file, None for a drawn input. Raises UsageError for what is neither."""
     if name in FAMILIES:
         return None
     path, layer = file_of(name)
@@ -251,10 +245,7 @@ def told(
 
 
 def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool) -> None:
-    """Raise UsageError if a cell asks for more than the file has.
-
-    T, S and N may be smaller than the file's; the features of a head cannot be cut.
-    """
+    """Raise UsageError if a cell asks for more than the file has, or other features of a head."""
     for size in ("T", "S", "N"):
         if asked[size] > (there := getattr(file, size)):
             raise bad(size, asked[size], f"input {name} has {there}; ask for that or less")

@@ -49,10 +49,7 @@ def measure(cells: Sequence[Cell]) -> list[Result]:
 
 
 def group(cell: Cell) -> Hashable:
-    """Return a key that is equal for cells that may share a call.
-
-    Under numpy all may; under xla those that share an executable.
-    """
+    """Return a key that is equal for cells that may share a call, of xla an executable."""
     if cell["engine"] == "numpy":
         return ("numpy",)
     from roundscope.attention.plans.traced import structure
@@ -65,10 +62,7 @@ def group(cell: Cell) -> Hashable:
 
 
 def batch_size(cell: Cell) -> int:
-    """Return how many cells of a group are worth sending at once.
-
-    Under numpy that is a third of a second of work, under xla what fits into memory.
-    """
+    """Return how many cells to send at once: 1/3 s of numpy's work, what fits memory of xla."""
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     if cell["engine"] == "numpy":
         return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h * entries(cell)))))
@@ -79,10 +73,7 @@ def batch_size(cell: Cell) -> int:
 
 
 def memory(cell: Cell) -> int:
-    """Return about how many bytes a cell takes while it is measured.
-
-    They hold copies of its tensors, a tile, and the trace's sums of rows.
-    """
+    """Return about how many bytes a cell takes: copies of its tensors, a tile, sums of a trace."""
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     tile = max(
         int(cell["block_q"]) * min(int(cell["block_k"]), s),
@@ -108,10 +99,7 @@ def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:
 
 
 def _guarded(cells: list[Cell], size: int) -> list[Result]:
-    """Return the results of one call; if it fails, those of each cell alone.
-
-    So only a guilty cell fails.
-    """
+    """Return the results of one call; if it fails, of each cell alone: only a guilty one fails."""
     began = time.perf_counter()
     try:
         return _measured(cells, size)
@@ -132,10 +120,7 @@ def _guarded(cells: list[Cell], size: int) -> list[Result]:
 
 
 def _measured(cells: list[Cell], size: int) -> list[Result]:
-    """Return the results of cells of one call of `size` entries.
-
-    Each has an equal share of the time.
-    """
+    """Return the results of cells of one call of `size` entries, which share its time equally."""
     parts: dict[str, float] = {}
     with _timed(parts, "inputs"):
         shared = calls.Group(cells, size)

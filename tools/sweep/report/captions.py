@@ -159,10 +159,7 @@ def comparable(frame: Frame, cut: Slice) -> bool:
 
 
 def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
-    """Return the exponents of rms as a power of the axis across, one per line and row.
-
-    They are fitted to the means by least squares.
-    """
+    """Return the exponents of rms as a power of the axis across, fitted for each line and row."""
     y = frame.metric("rms")
     x = np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
     usable, found = cut.cells & np.isfinite(y) & (y > 0), []
@@ -308,10 +305,7 @@ def softmax(frame: Frame, cut: Slice) -> str:
 
 
 def pair(frame: Frame, cut: Slice, together: float) -> str:
-    """Return the caption of the map of two axes.
-
-    together: the share of the variance that only both explain together.
-    """
+    """Return the caption of the map of two axes; together: the share that only both explain."""
     a, b = cut.lines, cut.across
     assert a is not None
     return (
@@ -346,10 +340,7 @@ def sites(
     words: list[str],
     quiet: Sequence[Site],
 ) -> str:
-    """Return the caption of errors by site.
-
-    rms is (sites, columns), bias (sites, columns, mean and half of its interval).
-    """
+    """Return the caption of errors by site: rms (sites, columns), bias (..., mean and half)."""
     held = {} if cut is None else dict(cut.held)
     if cut is not None and cut.lines is not None:
         codes = np.unique(frame.code(cut.lines)[cells])

@@ -40,10 +40,7 @@ BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 
 
 def opening(frame: Frame, found: Shares) -> Picture | None:
-    """Return the picture that shows which axis matters most.
-
-    Where only the seed varies it shows the seeds; None for a single cell.
-    """
+    """Return the picture of the axis that matters most, or of seeds alone; None for one cell."""
     if frame.axes and found.cells and found.effects[0].share > 0.0:
         first, rms = found.effects[0].axis, frame.metric("rms")
         usable = np.isfinite(rms) & (rms > 0)
@@ -79,10 +76,7 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 
 def _others(frame: Frame) -> Iterator[Picture]:
-    """Yield signed errors, softmax events and gradients, each against one axis.
-
-    It is the axis that explains most of them.
-    """
+    """Yield signed errors, softmax events and gradients against the axis that explains most."""
     if np.isfinite(frame.metric("mean_ulps")).any():
         cut = _cut(frame, "mean_abs")
         yield (
@@ -113,10 +107,7 @@ def _cut(frame: Frame, metric: str, flat: bool = False) -> Slice:
 
 
 def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Yield the picture of two axes together: tile and format where both vary.
-
-    Otherwise these are the two axes that explain most.
-    """
+    """Yield the picture of two axes together: tile and format if both vary, else the strongest."""
     tile = frame.axis("block_k") or frame.axis("block_q")
     a, b = frame.axis("format"), tile
     if (a is None or b is None) and len(found.effects) > 1:
@@ -155,10 +146,7 @@ def _table(
 
 
 def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Yield errors by site and format, or by site and the axis that explains most.
-
-    Where no axis varies these are bars.
-    """
+    """Yield errors by site and format, or by site and the strongest axis; bars if none varies."""
     axis = (
         frame.axis("format")
         or frame.axis("preset")
@@ -196,10 +184,7 @@ def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 
 def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
-    """Return the value of an axis that has the most conditions.
-
-    Of several such values it is the one with the largest rms.
-    """
+    """Return the value of an axis that has the most conditions, and of those the largest rms."""
     y, code = frame.metric("rms"), frame.code(axis)
     usable = cells & np.isfinite(y)
     there = np.unique(code[usable if usable.any() else cells])
@@ -216,10 +201,7 @@ def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
 def _site_numbers(
     frame: Frame, members: list[np.ndarray]
 ) -> tuple[dict[Site, list[np.ndarray]], dict[Site, list[np.ndarray]]]:
-    """Return (rms errors, mean errors) of every site.
-
-    Each has, for each group of cells, the numbers of its cells that have the site.
-    """
+    """Return (rms errors, mean errors) by site: the numbers of the cells of each group."""
     keys, names = frame.rows.column("key"), ("rms_error", "mean_error")
     found = [sites_of(frame.path, list(keys[group]), names) for group in members]
     rms, bias = (
@@ -326,10 +308,7 @@ def _map(
     text: list[list[str]],
     faint: np.ndarray | None = None,
 ) -> None:
-    """Draw a map with its color bar, with text that is legible on each color.
-
-    Cells without a number are gray, those of `faint` pale.
-    """
+    """Draw a map with color bar and legible text; no number is gray, `faint` cells are pale."""
     ax.set_facecolor("#e6e8eb")
     if faint is not None:
         # white, so that what is drawn over it can be pale

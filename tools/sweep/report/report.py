@@ -175,10 +175,7 @@ ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
 
 
 def conditions(frame: Frame) -> list[Section]:
-    """Return the table of conditions with mean ± interval of the main metrics, largest rms first.
-
-    Conditions with results that are not finite are in red.
-    """
+    """Return the table of conditions, largest rms first; those that are not finite are in red."""
     if not frame.rows:
         return []
     names = _names(frame)
@@ -238,10 +235,7 @@ def _names(frame: Frame) -> list[str]:
 
 
 def _failed_by_condition(frame: Frame, names: list[str]) -> dict[tuple[Value, ...], int]:
-    """Return how many cells of each condition failed.
-
-    A condition's cells are equal in all that varies but the seed: in `names`.
-    """
+    """Return how many cells of each condition, which is its values of `names`, failed."""
     found: dict[tuple[Value, ...], int] = defaultdict(int)
     first = frame.rows[0]
     fixed = {n: first[n] for n in frame.names if n != "seed" and n not in names}
@@ -276,10 +270,7 @@ def failures(frame: Frame) -> list[Section]:
 
 
 def run(frame: Frame) -> Section:
-    """Return what was run: axes, fixed parameters, devices, versions and times.
-
-    It also says how to get the numbers.
-    """
+    """Return what was run: axes, parameters, devices, versions, times; how to get all numbers."""
     rows = frame.rows.followed_by(frame.failed)
     devices = Counter(rows.column("device"))
     fixed = [n for n in parameters(rows) if n not in frame.names]
@@ -313,10 +304,7 @@ def _values(rows: Rows, name: str) -> str:
 
 
 def _numerics(rows: Rows) -> str:
-    """Return the version of the numeric core.
-
-    It is known where this Roundscope gives the last cell the key that it has.
-    """
+    """Return the numeric core's version, known if this one gives the last cell its key."""
     from roundscope.tools.sweep.conditions.condition import cell_of
 
     given = {name: rows[-1][name] for name in parameters(rows)}

@@ -57,10 +57,7 @@ def slice_of(
 
 
 def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
-    """Return at most `most` codes of an axis.
-
-    Numbers are taken evenly from first to last; of words, those with the largest rms.
-    """
+    """Return at most so many codes of an axis: numbers evenly, words of the largest rms."""
     code = frame.code(axis)
     there = [int(c) for c in np.unique(code[cells])]
     if len(there) <= most:
@@ -74,10 +71,7 @@ def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
 
 
 def _matters(axis: Axis, effects: tuple[Effect, ...]) -> bool:
-    """Return whether an axis explains 5 % of what the strongest one leaves.
-
-    It must also explain more than the seeds would.
-    """
+    """Return whether an axis explains 5 % of what the strongest leaves, and more than seeds do."""
     own = next(e for e in effects if e.axis == axis)
     return own.share > 0.05 * (1.0 - effects[0].share) and not own.share <= own.limit
 

@@ -102,10 +102,7 @@ def said(notes: Sequence[str]) -> list[str]:
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
-    """Return the parameters that differ between cells, without S where it follows T.
-
-    Where none differs, these are the parameters that are not at their default.
-    """
+    """Return the parameters that differ between cells, or else those not at their default."""
     values: dict[str, set[Any]] = {}
     for cell in cells:
         for name, value in cell.parameters:
@@ -126,10 +123,7 @@ def work(cell: Cell) -> float:
 def _seconds(
     cells: Sequence[Cell], workers: int, measure: Measure
 ) -> tuple[float | None, str | None]:
-    """Return (about how long the workers take, None), or (None, why that is not known).
-
-    The start of the workers is included. xla has one worker, as in `run`.
-    """
+    """Return (about how long the workers take, start included, None), or (None, why not known)."""
     total = 0.0
     for engine in dict.fromkeys(cell["engine"] for cell in cells):
         own = [cell for cell in cells if cell["engine"] == engine]
@@ -145,10 +139,7 @@ def _seconds(
 
 
 def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
-    """Return the seconds of cells under xla, from those of numpy on one core.
-
-    Compiling a cell to time it would take longer than a user waits.
-    """
+    """Return the seconds of cells under xla from those of numpy on one core; none is compiled."""
     from roundscope.tools.results.machine import has_gpu
     from roundscope.tools.sweep.measuring.measure import group
     from roundscope.tools.sweep.running.executors import cores
@@ -158,10 +149,7 @@ def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
 
 
 def small(cell: Cell) -> Cell:
-    """Return a cell like this one that takes no time.
-
-    It has fewer tokens and heads, and no injection, whose place it might lack.
-    """
+    """Return a cell like this one that takes no time: few tokens and heads, no injection."""
     sizes = dict(cell.parameters)
     heads = 1 if cell.content else min(int(sizes["N"]), HEADS)  # a file's heads come in groups
     fewer: dict[str, Value] = {
@@ -176,10 +164,7 @@ def small(cell: Cell) -> Cell:
 
 
 def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
-    """Return the seconds of all cells, on a line in `work` through two small cells.
-
-    These are like the cheapest and the most expensive cell, and both are timed warm.
-    """
+    """Return the seconds of all cells, on a line in `work` through two small ones, timed warm."""
     cheap, dear = small(min(cells, key=work)), small(max(cells, key=work))
     high = timed(dear)
     ratio = work(dear) / work(cheap)

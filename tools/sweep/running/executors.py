@@ -149,10 +149,7 @@ def _left(executor: Executor) -> Iterator[Executor]:
 
 
 def hello() -> int:
-    """Return the id of this process; every crew is asked for it first.
-
-    It shows that a worker starts and finds this package.
-    """
+    """Return this process' id, which shows that a worker starts and finds this package."""
     return os.getpid()
 
 
@@ -220,10 +217,7 @@ def _cause(code: int) -> str:
 
 
 def _start(one_thread: bool) -> None:
-    """Prepare a worker.
-
-    It ends when the sweep ends, and keeps to one core if there are other workers.
-    """
+    """Prepare a worker, which ends when the sweep does and has one core if there are others."""
     threading.Thread(target=_follow, daemon=True).start()
     if one_thread:
         # read when numba and numpy are first imported, which is later here, and for all threads;
@@ -236,10 +230,7 @@ def _start(one_thread: bool) -> None:
 
 
 def _follow() -> None:
-    """End this process with its parent.
-
-    A pool's workers outlive a killed parent and would wait for work for ever.
-    """
+    """End this process with its parent; a pool's workers would outlive a killed one for ever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

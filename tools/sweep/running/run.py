@@ -156,10 +156,7 @@ class Dispatch:
         self.suspects: deque[Batch] = deque()  # batches that were under way when a worker died
 
     def all(self, batches: Iterable[Batch]) -> None:
-        """Measure every cell.
-
-        Raises KeyboardInterrupt if `stop` says so, with all that has arrived saved.
-        """
+        """Measure every cell. Raises KeyboardInterrupt if `stop` says so, what arrived saved."""
         self.queue.extend(batches)
         while self.queue:
             self._together()
@@ -169,10 +166,7 @@ class Dispatch:
             self._alone(alone)
 
     def _together(self) -> None:
-        """Work on the queue until it is done or the crew breaks.
-
-        What was under way then is suspect.
-        """
+        """Work on the queue until it is done or the crew breaks, which makes what runs suspect."""
         flying: dict[Future[list[Result]], Batch] = {}
         with executor_for(self.executor, self.workers) as crew:
             self._greet(crew)
@@ -198,10 +192,7 @@ class Dispatch:
         return True
 
     def _take(self, future: Future[list[Result]], batch: Batch) -> None:
-        """Save what came back.
-
-        A batch that raised is sent again cell by cell; one whose worker died is suspect.
-        """
+        """Save a batch; one that raised is sent again cell by cell, a dead worker's is suspect."""
         error = _error_of(future)
         if error is None:
             self.save(batch, future.result())
@@ -303,10 +294,7 @@ def bar() -> Iterator[Progress]:
 
 
 def _words(done: int, failed: int, total: int, seconds: float) -> str:
-    """Return the mean rate since the start, the time left at that rate, and any failures.
-
-    The start of the workers counts as time.
-    """
+    """Return the mean rate since the start of the workers, the time left, and failures."""
     if not done:
         return "starting"
     rate = done / seconds

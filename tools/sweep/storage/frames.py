@@ -133,10 +133,7 @@ class Frame:
 
 
 def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
-    """Return the frame of a results file, or of the cells with some keys.
-
-    Raises UsageError for one without cells, and as `store.reading`.
-    """
+    """Return the frame of a results file, or of some keys. Raises UsageError if it has no cells."""
     cells, numbers = _read(path, keys)
     if not len(cells):
         raise bad("file", str(path), "holds no cells; fill it with  roundscope sweep")
@@ -165,10 +162,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
 
 
 def _latest(cells: Rows, names: Sequence[str]) -> np.ndarray:
-    """Return the numbers of the cells without those that have a later one of the same parameters.
-
-    The later one stands where the first one stood.
-    """
+    """Return the numbers of the latest cells of equal parameters, where the first ones stood."""
     columns = [cells.column(name) for name in names]
     number = together([places(column, list(dict.fromkeys(column))) for column in columns])
     first = np.unique(number, return_index=True)[1]

@@ -45,10 +45,7 @@ class Store:
         self.connection, self.path, self.thrown_away = connection, path, thrown_away
 
     def statuses(self, keys: Collection[str] | None = None) -> dict[str, str]:
-        """Return key -> 'ok' or 'failed' of every cell that is there, or of those with some keys.
-
-        Raises StorageError if the file is damaged.
-        """
+        """Return key -> 'ok' or 'failed'; raises StorageError if the file is damaged."""
         with explained(self.path):
             return statuses(self.connection, keys)
 
@@ -118,10 +115,7 @@ def count_cells(path: Path) -> int:
 
 
 def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Return every cell, or those with some keys, as column -> value, in the order of saving.
-
-    parts, versions and plan are parsed. Needs no lock.
-    """
+    """Return cells, all or of some keys, as column -> value, JSON parsed, in order of saving."""
     with reading(path, values=("cells",)) as connection:
         where, chosen = with_keys(keys)
         rows = connection.execute(f"SELECT * FROM cells{where} ORDER BY rowid", chosen)
@@ -129,10 +123,7 @@ def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str
 
 
 def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Return every row of every cell's sites as column -> value, ordered by key and site.
-
-    With `keys`, only those of these cells. Needs no lock.
-    """
+    """Return the rows of the sites of cells, all or of some keys, ordered by key and site."""
     with reading(path, values=("sites",)) as connection:
         where, chosen = with_keys(keys)
         rows = connection.execute(f"SELECT * FROM sites{where} ORDER BY key, site", chosen)
@@ -240,10 +231,7 @@ def _parsed(path: Path, row: sqlite3.Row) -> dict[str, Any]:
 
 
 def cell_columns() -> dict[str, str]:
-    """Return the columns of `cells` and their types, in order.
-
-    Columns for axes of single sites are added when they first occur.
-    """
+    """Return the columns of `cells` and their types, without axes of single sites."""
     from roundscope.tools.sweep.measuring.metrics import METRICS
 
     before = {"key": "TEXT PRIMARY KEY", "status": "TEXT NOT NULL", "error": "TEXT"}

@@ -160,10 +160,7 @@ def _half_ulp(run: Running) -> tuple[np.ndarray, np.ndarray]:
 
 
 def along_tokens(drift: DeltaDrift) -> Figure:
-    """Draw the most biased head's error of delta by token, and its running sum.
-
-    The band behind the running sum is that of random signs.
-    """
+    """Draw the most biased head's error of delta by token, and its sum over random signs' band."""
     error = drift.error[drift.worst[0], :, drift.worst[1]]
     figure, (top, bottom) = _figure(4.6, 2, sharex=True, height_ratios=[1, 1.5])
     tokens, total = np.arange(error.size), np.cumsum(error)
@@ -190,10 +187,7 @@ def along_tokens(drift: DeltaDrift) -> Figure:
 
 
 def heat_map(summary: Summary) -> tuple[Figure, int, float]:
-    """Draw the mean signed error by event and head, colored by z.
-
-    Returns the figure, the number of cells with |z| beyond the threshold, and the threshold.
-    """
+    """Draw mean errors by event and head; return (figure, cells with |z| beyond a limit, limit)."""
     names, means, z = summary.heads
     limit = threshold(means.size)
     figure, ax = _figure(1.2 + 0.21 * max(len(names), 1))

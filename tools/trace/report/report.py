@@ -143,10 +143,7 @@ EXACT = [
 def report(
     summaries: list[Summary], data: dict[str, Any], progress: Progress = lambda _: None
 ) -> Report:
-    """Return the report of all layers.
-
-    data: that of trace.json; progress: called with what is drawn now.
-    """
+    """Return the report of all layers; data: trace.json; progress: called with what is drawn."""
     again, many = again_of(data["command"]), len(summaries) > 1
     worst, pictured = min(summaries, key=_exactness), least_exact(summaries)
     heads = int(worst.layer.q.shape[2])
@@ -287,10 +284,7 @@ def _machine(data: dict[str, Any]) -> str:
 
 
 def of_layer(s: Summary, command: str = "") -> list[Part]:
-    """Return what the terminal shows of one layer: the verdict, the tables, and the legends.
-
-    command: the command that made the trace, to which the next step adds options.
-    """
+    """Return what the terminal shows of one layer; command: to which the next step adds options."""
     request, layer, v = s.request, s.layer, verdict(s)
     tile = f"tile {request.block_q} x {request.block_k}{tables.call_words(request, layer)}"
     parts: list[Part] = [

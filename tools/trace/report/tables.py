@@ -264,10 +264,7 @@ def cells(e: Event, batch: int) -> list[str]:
 
 
 def _bias(e: Event, x: Bias) -> list[str]:
-    """Return the mean error of a test in at most 9 characters, its z, and its mark.
-
-    The mean is "-" if all is NaN.
-    """
+    """Return a test's mean error in at most 9 characters, "-" if all is NaN, its z, its mark."""
     mean, z = x.lean.mean, x.lean.z
     if e.counts["nan"] == e.counts["n"]:
         return ["-", "", x.mark]
@@ -302,10 +299,7 @@ def folded(s: Summary) -> list[str]:
 
 
 def _rounds_inside(s: Summary, site: Site) -> bool:
-    """Whether a sum of products rounds at its additions, which the event itself does not show.
-
-    P V has no event of its own where a plan adds it to O.
-    """
+    """Whether a sum rounds at its additions, not shown by its event (of P V it may be O)."""
     plan, stats = s.request.plan, s.stats
     name = "O" if site is Site.PV and plan.pv_into_o else str(site)
     if f"{site}.step" in stats or name not in stats or not int(stats[name].n.sum()):

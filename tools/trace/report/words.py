@@ -17,10 +17,7 @@ COINS = "standard deviations of random signs"
 
 
 def sentence(s: Summary) -> str:
-    """Return which events are biased, which way and by how much, and what follows from it.
-
-    What follows is said of P V, O, OUT, the results and delta.
-    """
+    """Return which events are biased, and what follows for P V, O, OUT, the results and delta."""
     statements = (
         *(_not_finite, _left_out, _biased, _cleared, _chain),
         *(_clipping, _vanishing, _delta, _ones),
