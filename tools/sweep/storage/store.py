@@ -15,15 +15,7 @@ from typing import Any
 
 from roundscope.tools.errors import bad
 from roundscope.tools.results import tables
-from roundscope.tools.results.file import locked
-from roundscope.tools.results.tables import (
-    add_columns,
-    check_start,
-    columns_of,
-    explained,
-    json_of,
-    quoted,
-)
+from roundscope.tools.results.tables import add_columns, columns_of, json_of, quoted
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Cell, Result, is_extra
 
 APPLICATION = int.from_bytes(b"RSsw", "big")  # SQLite's application_id: whose file it is
@@ -46,7 +38,7 @@ class Store:
 
     def statuses(self, keys: Collection[str] | None = None) -> dict[str, str]:
         """Return key -> 'ok' or 'failed'; raises StorageError if the file is damaged."""
-        with explained(self.path):
+        with tables.explained(self.path):
             return statuses(self.connection, keys)
 
     def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
@@ -55,7 +47,7 @@ class Store:
         They are on the disk when this returns. A row of the same key is replaced. Raises
         StorageError (a full disk), which leaves the file as it was.
         """
-        with explained(self.path), _transaction(self.connection) as c:
+        with tables.explained(self.path), _transaction(self.connection) as c:
             for cell, result in pairs:
                 add_columns(
                     c, "cells", {name: "TEXT" for name, _ in cell.parameters if is_extra(name)}
@@ -77,8 +69,8 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
     path = path.resolve()  # a link and its target are one file
     _check_place(path, "--out")
     with (
-        locked(path, "sweep"),
-        explained(path),
+        tables.locked(path, "sweep"),
+        tables.explained(path),
         closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
     ):
         tables.is_ours(connection, path, APPLICATION)  # before the first byte is written
@@ -139,7 +131,7 @@ def reading(path: Path, *, values: Collection[str] = ()) -> Iterator[sqlite3.Con
     _check_place(path, "file")
     if not path.exists():
         raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
-    with explained(path), closing(_read_only(path)) as connection:
+    with tables.explained(path), closing(_read_only(path)) as connection:
         connection.row_factory = sqlite3.Row
         if not tables.is_ours(connection, path, APPLICATION, "file"):
             raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
@@ -180,7 +172,7 @@ def _check_place(path: Path, argument: str) -> None:
         raise bad(argument, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
         raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
-    check_start(path, argument)
+    tables.check_start(path, argument)
 
 
 @contextmanager
