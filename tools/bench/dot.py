@@ -164,20 +164,10 @@ def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _print(rows: list[Row]) -> None:
-    show(
-        ("M/s", "of matmul", "ours", "differ", "of sums"),
-        [Line(f"{row.operand} factors", row.name, _numbers(row), row.note) for row in rows],
-        LEGEND,
-    )
-
-
-def _numbers(row: Row) -> list[str]:
-    ratios = (
-        f"{x:.3g}{unit}" if x is not None else "-"
-        for x, unit in ((row.rate, ""), (row.of_matmul, ""), (row.ours, "x"))
-    )
-    return [
-        *ratios,
-        "-" if row.differing is None else str(row.differing),
-        f"{row.values or '-'}",
-    ]
+    lines = []
+    for r in rows:
+        pairs = ((r.rate, ""), (r.of_matmul, ""), (r.ours, "x"))
+        numbers = ["-" if x is None else f"{x:.3g}{unit}" for x, unit in pairs]
+        numbers += ["-" if r.differing is None else str(r.differing), f"{r.values or '-'}"]
+        lines.append(Line(f"{r.operand} factors", r.name, numbers, r.note))
+    show(("M/s", "of matmul", "ours", "differ", "of sums"), lines, LEGEND)

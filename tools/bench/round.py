@@ -332,18 +332,17 @@ def _bars(rows: list[Row]) -> list[tuple[str, str, float, bool]]:
 
 
 def _print(rows: list[Row]) -> None:
-    heads = ("GB/s", "of copy", "ours", "differ", "of values")
-    show(heads, [Line(r.format, r.name, _cells(r), r.note) for r in rows], LEGEND)
-
-
-def _cells(row: Row) -> list[str]:
-    return [
-        "-" if row.gbps is None else f"{row.gbps:.3g}",
-        "-" if row.of_copy is None else f"{row.of_copy:.2g}",
-        "-" if row.ours is None else f"{row.ours:.3g}x",
-        "-" if row.differing is None else f"{row.differing}",
-        f"{row.values}" if row.values else "-",
-    ]
+    heads, lines = ("GB/s", "of copy", "ours", "differ", "of values"), []
+    for r in rows:
+        pairs = (
+            (r.gbps, ".3g", ""),
+            (r.of_copy, ".2g", ""),
+            (r.ours, ".3g", "x"),
+            (r.differing, "", ""),
+        )
+        cells = ["-" if x is None else f"{x:{form}}{unit}" for x, form, unit in pairs]
+        lines.append(Line(r.format, r.name, [*cells, f"{r.values or '-'}"], r.note))
+    show(heads, lines, LEGEND)
 
 
 def _rounding(name: str) -> Callable[[np.ndarray, np.ndarray | None], Any]:

@@ -5,7 +5,7 @@ The rival compiles a program for every condition.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -154,19 +154,9 @@ def run(as_json: bool) -> None:
     if as_json:
         print_json([{**asdict(row), "rate": row.rate} for row in rows])
         return
-    _show(rows)
-
-
-def _show(rows: Sequence[Row]) -> None:
     heads = ("cells", "start s", "cells / s", "times rival", "times 2 workers")
-    show(heads, [Line("", row.what, _numbers(row)) for row in rows], LEGEND)
-
-
-def _numbers(row: Row) -> list[str]:
-    return [
-        str(row.cells),
-        f"{row.start:.1f}",
-        f"{row.rate:.3g}",
-        f"{row.against_rival:.3g}",
-        f"{row.against_two:.3g}",
-    ]
+    lines = []
+    for r in rows:
+        ratios = (f"{x:.3g}" for x in (r.rate, r.against_rival, r.against_two))
+        lines.append(Line("", r.what, [str(r.cells), f"{r.start:.1f}", *ratios]))
+    show(heads, lines, LEGEND)

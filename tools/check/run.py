@@ -1,4 +1,4 @@
-"""The five tests of `roundscope check`, of a kernel that runs here or of a file of its results."""
+"""`roundscope check`: five tests of a kernel that runs here, or of a file of its results."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ from roundscope.attention.testing.foreign.user import (
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
-from roundscope.tools.check.cases import BITS, of_comparison, of_search
-from roundscope.tools.check.findings import MARGINS, Findings
-from roundscope.tools.check.options import CheckOptions
+from roundscope.tools.check.findings import BITS, MARGINS, Findings, of_comparison, of_search
+from roundscope.tools.check.options import CheckOptions, checked
+from roundscope.tools.check.report import report, request
 from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.identify import identify
@@ -38,10 +38,14 @@ from roundscope.tools.identify.reading import (
     unknown_source,
     whole_of_file,
 )
+from roundscope.tools.report.deliver import deliver, failed
+from roundscope.tools.report.progress import telling
+from roundscope.tools.results.folder import as_word, checked_folder, free_folder
 from roundscope.tools.tensors.layers import BARE, read_layers, sample_path
 from roundscope.tools.tensors.overrides import AS_THE_FILE
 
 Tell = Callable[[str], None]
+RECORD = "check.json"
 OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
     "gaussian, full, many keys": {"tokens": 16, "keys": 1100},
     "one-signed-v, full, many keys": {"tokens": 16, "keys": 1100},
@@ -50,6 +54,22 @@ OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
 }
 SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
 REAL = "real tensors"
+
+
+def run(asked: CheckOptions) -> int:
+    """Check a kernel, print the report and write the files. Return 1 if a case fails, else 0."""
+    checked_folder(asked.out, RECORD)
+    checked(asked)
+    with telling("check") as tell:
+        try:
+            found = check(asked, tell)
+        except ForeignError as error:
+            suite = f"check {asked.source} against {asked.plan}"
+            return failed(asked.junit, suite, asked.source, error)
+    name = as_word(f"check-{found.name}-{asked.claimed}")[:80]
+    folder = asked.out or free_folder(name, request(asked), RECORD)
+    deliver(report(found), folder, RECORD, as_json=asked.json, junit_file=asked.junit)
+    return 0 if found.is_fine else 1
 
 
 def check(asked: CheckOptions, tell: Tell) -> Findings:

@@ -10,7 +10,7 @@ import typer
 
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check_cast.options import CheckCastOptions
-from roundscope.tools.cli.commands import verb
+from roundscope.tools.cli.commands import few_collections, verb
 from roundscope.tools.identify.options import IdentifyOptions
 from roundscope.tools.look.options import ExplainOptions
 from roundscope.tools.options import Json, to_file
@@ -56,8 +56,6 @@ def sites(
 @verb
 def trace(options: TraceOptions) -> None:
     """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""
-    from roundscope.tools.trace.garbage import few_collections
-
     with few_collections():
         from roundscope.tools.trace import command
 
@@ -75,9 +73,9 @@ def identify(options: IdentifyOptions) -> None:
 @verb
 def check(options: CheckOptions) -> int:
     """Test a kernel: as exact as its plan? biased? explained? invariant? right at the edges?"""
-    from roundscope.tools.check import command
+    from roundscope.tools.check import run
 
-    return command.run(options)
+    return run.run(options)
 
 
 @verb

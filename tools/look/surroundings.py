@@ -84,12 +84,9 @@ def importing(folder: Path) -> Finding:
     name = "import roundscope"
     if spec is not None and spec.origin is None:
         where = folder / "roundscope"
-        return Finding(
-            name=name,
-            seen=f"in {folder} it is the folder {where}, which is no package: it has no attend",
-            right=False,
-            do=f"start Python in another folder, such as {where}",
-        )
+        seen = f"in {folder} it is the folder {where}, which is no package: it has no attend"
+        do = f"start Python in another folder, such as {where}"
+        return Finding(name=name, seen=seen, right=False, do=do)
     if spec is not None and (found := Path(str(spec.origin)).parent).resolve() != own:
         do = "start Python in another folder, or set PYTHONPATH, if you meant this one"
         return Finding(name=name, seen=f"{found}; this one is {own}", right=False, do=do)

@@ -130,39 +130,26 @@ def check_values(connection: sqlite3.Connection, path: Path, tables: Tables) -> 
     Text that is no UTF-8 raises sqlite3.OperationalError (`explained` makes a StorageError of it).
     """
     for table, columns in tables.items():
-        held = columns_of(connection, table)
-        texts = [name for name, kind in columns.items() if name in held and "TEXT" in kind]
-        for name in texts:
-            for _ in _rows(connection, f"SELECT DISTINCT {quoted(name)} FROM {table}"):
-                pass
-        odd = {name: _is_odd(name, kind) for name, kind in columns.items() if name in held}
-        query = f"SELECT * FROM {table} WHERE {' OR '.join(odd.values())} LIMIT 1"
-        for _ in _rows(connection, query):
-            raise StorageError(_amiss(connection, path, table, columns, odd))
-
-
-def _is_odd(name: str, kind: str) -> str:
-    """Return SQL that is true for a value that a column's declaration does not have."""
-    types, _ = _TYPES[kind.split()[0]]
-    null = () if "NOT NULL" in kind or "PRIMARY KEY" in kind else ("null",)
-    return f"typeof({quoted(name)}) NOT IN ({', '.join(map(repr, (*types, *null)))})"
-
-
-def _amiss(
-    connection: sqlite3.Connection,
-    path: Path,
-    table: str,
-    columns: Mapping[str, str],
-    odd: Mapping[str, str],
-) -> str:
-    """Return which column has a value of which other type."""
-    for name, condition in odd.items():
-        query = f"SELECT typeof({quoted(name)}) FROM {table} WHERE {condition} LIMIT 1"
-        for (kind,) in _rows(connection, query):
-            _, wanted = _TYPES[columns[name].split()[0]]
-            has = _SAID.get(kind, f"a number ({kind})")
-            return f"{path}: {name} of its table {table} has {has} for {wanted}; {RESTORE} file"
-    raise AssertionError(table)
+        held, odd = columns_of(connection, table), {}
+        for name, kind in columns.items():
+            if name in held and "TEXT" in kind:
+                for _ in _rows(connection, f"SELECT DISTINCT {quoted(name)} FROM {table}"):
+                    pass
+            if name in held:  # SQL that is true for a value that the declaration does not have
+                null = () if "NOT NULL" in kind or "PRIMARY KEY" in kind else ("null",)
+                types = ", ".join(map(repr, (*_TYPES[kind.split()[0]][0], *null)))
+                odd[name] = f"typeof({quoted(name)}) NOT IN ({types})"
+        query = f"SELECT 1 FROM {table} WHERE {' OR '.join(odd.values())} LIMIT 1"
+        if not any(_rows(connection, query)):
+            continue
+        for name, condition in odd.items():
+            query = f"SELECT typeof({quoted(name)}) FROM {table} WHERE {condition} LIMIT 1"
+            for (kind,) in _rows(connection, query):
+                wanted, has = _TYPES[columns[name].split()[0]][1], f"a number ({kind})"
+                raise StorageError(
+                    f"{path}: {name} of its table {table} has {_SAID.get(kind, has)} for {wanted};"
+                    f" {RESTORE} file"
+                )
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> Iterable[Any]:

@@ -162,11 +162,8 @@ def check_places(req: Request, sizes: Sizes, has_do: bool) -> None:
         except ValueError as error:
             raise UsageError(f"--inject {error}") from None
         if not has_do and each.site in BACKWARD:
-            raise bad(
-                "--inject",
-                str(each.site),
-                "the file has no do, so there is no backward; add do or choose a forward site",
-            )
+            repair = "the file has no do, so there is no backward; add do or choose a forward site"
+            raise bad("--inject", str(each.site), repair)
     if not has_do:
         try:
             check_forward_record(req.record)

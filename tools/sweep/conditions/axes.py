@@ -58,10 +58,15 @@ def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = Fal
     """
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
-        raise bad(
-            "AXES", files[1], f"{files[0]} is given already; one file, and words for what differs"
-        )
-    axes, groups = _file(Path(files[0])) if files else ({}, [])
+        repair = f"{files[0]} is given already; one file, and words for what differs"
+        raise bad("AXES", files[1], repair)
+    axes, groups = Axes(), list[tuple[str, ...]]()
+    if files:
+        data = toml_of(Path(files[0]), "AXES")
+        try:
+            axes, groups = _contents(data)
+        except UsageError as error:
+            raise UsageError(f"{files[0]}: {error}") from None
     given = _words([w for w in words if w not in files])
     if backward and list(given.setdefault("backward", [True])) != [True]:
         raise UsageError("--backward: the axis backward is given too; choose one")
@@ -108,11 +113,8 @@ def _words(words: Sequence[str]) -> Axes:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise bad(
-                "AXES",
-                word,
-                "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml",
-            )
+            repair = "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml"
+            raise bad("AXES", word, repair)
         values = text.split(",")
         name = _axis(name.strip(), values)
         axes[name] = [*axes.get(name, ()), *_values(name, values)]
@@ -125,16 +127,8 @@ def _axis(name: str, values: Sequence[Any]) -> str:
     return "format.S" if of_event else axis_named(name)
 
 
-def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
-    """Return (axes, groups of zip) of a TOML file."""
-    data = toml_of(path, "AXES")
-    try:
-        return _contents(data)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-
-
 def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
+    """Return (axes, groups of zip) of a TOML file."""
     for name in data:
         if name not in ("axes", "zip", "backward"):
             raise UsageError(
@@ -177,43 +171,33 @@ def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
         if not isinstance(value, str | int | float | bool):
             raise bad(name, value, "a value is text, a number, true or false")
         if name in RANGES and isinstance(value, str) and is_range(value):
-            result.extend(typed(name, n) for n in _range(name, value))
+            try:
+                numbers = one_range(value)
+            except ValueError as error:
+                raise UsageError(f"{name} {error}") from None
+            result.extend(typed(name, n) for n in numbers)
         else:
             result.append(typed(name, value))
     return result
-
-
-def _range(name: str, text: str) -> range:
-    try:
-        return one_range(text)
-    except ValueError as error:
-        raise UsageError(f"{name} {error}") from None
 
 
 def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[Value]]) -> None:
     """Check that a group's axes are given and equally long, and that no axis is in two groups."""
     seen: set[str] = set()
     for group in groups:
-        text = ",".join(group)
+        text, first = ",".join(group), len(axes.get(group[0], ()))
         if len(group) < 2:
             raise bad("--zip", text, "name two axes or more, such as block_q,block_k")
         for name in group:
             if name not in axes:
-                raise bad(
-                    "--zip",
-                    text,
-                    f"the axis {name} has no values; give {name}=..., or leave it out",
-                )
+                repair = f"the axis {name} has no values; give {name}=..., or leave it out"
+                raise bad("--zip", text, repair)
             if name in seen:
                 raise bad("--zip", text, f"the axis {name} is zipped twice; put all in one group")
             seen.add(name)
-            first, here = len(axes[group[0]]), len(axes[name])
-            if here != first:
-                raise bad(
-                    "--zip",
-                    text,
-                    f"{group[0]} has {first} values and {name} has {here}; they advance together",
-                )
+            if (here := len(axes[name])) != first:
+                repair = f"{group[0]} has {first} values and {name} has {here}"
+                raise bad("--zip", text, f"{repair}; they advance together")
 
 
 def axis_named(name: str) -> str:
@@ -307,32 +291,21 @@ def _of_call(
     return checked
 
 
-def _count(text: str) -> str:
-    return str(_whole(1, LARGEST)(text))
+def _real(fits: Callable[[float], bool], repair: str) -> Callable[[str], str]:
+    """Return a reader of finite numbers that fit, in their one spelling."""
 
+    def read(text: str) -> str:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError("give a finite number, none, or default for what the file says")
+        if not fits(number):
+            raise ValueError(repair)
+        return number_words(number)
 
-def _positive(text: str) -> str:
-    number = _real(text)
-    if number <= 0.0:
-        raise ValueError("give a number above 0, or none")
-    return number_words(number)
-
-
-def _factor(text: str) -> str:
-    number = _real(text)
-    if number == 0.0:
-        raise ValueError("give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
-    return number_words(number)
-
-
-def _real(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError("give a finite number, none, or default for what the file says")
-    return number
+    return read
 
 
 def _or(word: str, read: Callable[[Value], Value]) -> Callable[[Value], Value]:
@@ -351,13 +324,15 @@ _READERS: dict[str, Callable[[Value], Value]] = {
         kind: _text(KINDS[kind].spell)
         for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")
     },
-    "scale": _of_call(_factor),
+    "scale": _of_call(
+        _real(bool, "give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
+    ),
     "alignment": _of_call(lambda text: str(alignment_given(text)), none="default"),
-    "window": _of_call(_count),
-    "softcap": _of_call(_positive),
+    "window": _of_call(lambda text: str(_whole(1, LARGEST)(text))),
+    "softcap": _of_call(_real(lambda x: x > 0.0, "give a number above 0, or none")),
     "mask": _of_call(),
     "sinks": _of_call(),
-    "batch": _of_call(_count, none="1"),
+    "batch": _of_call(lambda text: str(_whole(1, LARGEST)(text)), none="1"),
     "only": _or("all", _text(KINDS["only"].spell)),
     "but": _or("none", _text(KINDS["but"].spell)),
     "engine": _text(_engine),

@@ -52,7 +52,10 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
     if file is not None:
         sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
         check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
-        _check_cut(parameters, file)
+        is_cut = (parameters["T"], parameters["S"]) != (file.T, file.S)
+        if is_cut and parameters.get("alignment") == "bottom-right":  # counted from the last key
+            repair = "a cut of a call aligned bottom-right is another call; leave T and S out, or"
+            raise bad("T", parameters["T"], f"{repair} give alignment=top-left")
     settings = settings_of(parameters)
     try:
         plan = plan_of(settings, int(parameters["seed"]))
@@ -106,11 +109,8 @@ def _given(point: Mapping[str, Value]) -> dict[str, Value]:
     given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
     if "tile" in given:
         if both := [name for name in ("block_q", "block_k") if name in given]:
-            raise bad(
-                "tile",
-                given["tile"],
-                f"sets block_q and block_k, and {both[0]} is given too; choose one",
-            )
+            repair = f"sets block_q and block_k, and {both[0]} is given too; choose one"
+            raise bad("tile", given["tile"], repair)
         given["block_q"] = given["block_k"] = given.pop("tile")
     for name, value in tuple(given.items()):
         if name.partition(".")[0] == "format" and ":" in str(value):
@@ -138,18 +138,6 @@ def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Valu
     more = {name: x for name, x in given.items() if name not in (*DEFAULTS, *OF_CALL)}
     more |= _call(given, file)
     return whole | {name: more[name] for name in sorted(more, key=_rank)}
-
-
-def _check_cut(parameters: Mapping[str, Value], file: FileSizes) -> None:
-    """Raise UsageError for a cut that moves queries which are counted from the last key."""
-    is_cut = (parameters["T"], parameters["S"]) != (file.T, file.S)
-    if is_cut and parameters.get("alignment") == "bottom-right":
-        raise bad(
-            "T",
-            parameters["T"],
-            "a cut of a call aligned bottom-right is another call; leave T and S out, or give"
-            " alignment=top-left",
-        )
 
 
 def _call(given: Mapping[str, Value], file: FileSizes | None) -> dict[str, Value]:
@@ -212,32 +200,14 @@ def _injections(
         placed = injection_of(text, int(parameters["seed"]))
         check_injection(placed, plan)
     except ValueError as error:
-        hint = ""
-        if ":" not in text:
-            hint = (
-                " (on the command line a comma ends a value; one with commas goes into a .toml"
-                " file)"
-            )
-        raise UsageError(f"injection '{text}': {error}{hint}") from None
-    _check_places(placed, parameters, plan, file)
-    if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
-        raise bad(
-            "injection",
-            text,
-            "engine xla takes formats as data and cannot flip bits; use engine=numpy",
-        )
-    return (placed,)
-
-
-def _check_places(
-    placed: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
-) -> None:
+        hint = "on the command line a comma ends a value; one with commas goes into a .toml file"
+        more = "" if ":" in text else f" ({hint})"
+        raise UsageError(f"injection '{text}': {error}{more}") from None
     try:
         _check_reached((placed.site, False), plan, bool(parameters["backward"]))
     except ValueError as error:
-        raise bad("injection", str(parameters["injection"]), str(error)) from None
+        raise bad("injection", text, str(error)) from None
     queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
-    block_k = keys if plan.normalise_first else int(parameters["block_k"])
     groups = 1 if file is None else file.N // file.key_heads
     sizes = Sizes(
         batch=int(parameters.get("batch", 1)),
@@ -248,12 +218,16 @@ def _check_places(
         features=features,
         value_features=features if file is None else file.width,
         block_q=int(parameters["block_q"]),
-        block_k=block_k,
+        block_k=keys if plan.normalise_first else int(parameters["block_k"]),
     )
     try:
         check_place(placed, sizes, "the cell")
     except ValueError as error:
         raise UsageError(f"injection {error}") from None
+    if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
+        repair = "engine xla takes formats as data and cannot flip bits; use engine=numpy"
+        raise bad("injection", text, repair)
+    return (placed,)
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:

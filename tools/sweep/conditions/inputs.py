@@ -99,12 +99,8 @@ def _from_file(name: str, cell: Cell) -> Inputs:
     if (sizes := sizes_of(name)) is not None:
         check_fits(name, sizes, {"T": t, "S": s, "N": n, "H": h}, bool(cell["backward"]))
     if cell.content not in ("", digest := hashlib.sha256(path.read_bytes()).hexdigest()):
-        raise bad(
-            "input",
-            name,
-            f"this file has SHA-256 {digest[:8]}, the sweep was planned with {cell.content[:8]};"
-            " put that one back",
-        )
+        repair = f"this file has SHA-256 {digest[:8]}, the sweep was planned with"
+        raise bad("input", name, f"{repair} {cell.content[:8]}; put that one back")
     x = read_layers(path, layer=layer)[0]
     g = max(1, n * x.k.shape[2] // x.q.shape[2])
     b, call = entries(cell), _of_call(cell)
@@ -169,11 +165,8 @@ def sizes_of(name: str) -> FileSizes | None:
     if not path.is_file():
         if "/" in name or "." in name:
             raise bad("input", name, "no such file; give a safetensors or npz file, PATH[:LAYER]")
-        raise UsageError(
-            unknown(
-                "input", name, (*FAMILIES, SAMPLE), "or a safetensors or npz file, PATH[:LAYER]"
-            )
-        )
+        known, other = (*FAMILIES, SAMPLE), "or a safetensors or npz file, PATH[:LAYER]"
+        raise UsageError(unknown("input", name, known, other))
     x = _layer(name, path, layer)
     (b, t, n, h), (_, s, g, width) = x.q.shape, x.v.shape
     says = {
@@ -250,24 +243,15 @@ def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool
         if asked[size] > (there := getattr(file, size)):
             raise bad(size, asked[size], f"input {name} has {there}; ask for that or less")
     if asked["H"] != file.H:
-        raise bad(
-            "H",
-            asked["H"],
-            f"input {name} has {file.H} features per head, which cannot be cut; leave H out",
-        )
+        repair = f"input {name} has {file.H} features per head, which cannot be cut; leave H out"
+        raise bad("H", asked["H"], repair)
     group = file.N // file.key_heads
     if asked["N"] > group and asked["N"] % group:
-        raise bad(
-            "N",
-            asked["N"],
-            f"input {name} has {group} query heads per key head; ask for a multiple, or fewer",
-        )
+        repair = f"input {name} has {group} query heads per key head; ask for a multiple, or fewer"
+        raise bad("N", asked["N"], repair)
     if backward and not file.has_do:
-        raise bad(
-            "backward",
-            "true",
-            f"input {name} has no do; add it to the file, or sweep the forward alone",
-        )
+        repair = f"input {name} has no do; add it to the file, or sweep the forward alone"
+        raise bad("backward", "true", repair)
 
 
 def _layer(name: str, path: Path, layer: str | None) -> Layer:

@@ -19,7 +19,6 @@ from roundscope.tools.errors import one_line
 from roundscope.tools.results.machine import device, has_gpu, versions
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, Result, entries
 from roundscope.tools.sweep.measuring import calls, metrics
-from roundscope.tools.sweep.measuring.sums import Arrays
 
 Batch = list[Cell]
 
@@ -133,7 +132,17 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
         unfused = {"out": mine["out"]} if own else shared.unfused()
     with _timed(parts, "metrics"):
-        found = _metrics(cells, mine, golden, unfused) | metrics.softmax_events(examined.trace)
+        if cells[0]["engine"] == "numpy":
+            from roundscope.tools.sweep.measuring.sums import sums
+        else:
+            from roundscope.tools.sweep.measuring.on_device import sums
+        formats = [cell.plan[Site.OUT].format for cell in cells]
+        padded = [*formats, *formats[-1:] * (len(mine["out"]) - len(formats))]
+        added = sums(mine, golden, unfused, np.array([f.emin for f in padded]))
+        own_sums = {
+            name: {part: x[: len(cells)] for part, x in s.items()} for name, s in added.items()
+        }
+        found = metrics.of_sums(own_sums, formats) | metrics.softmax_events(examined.trace)
         sites = metrics.sites(examined.trace)
     share = {name: seconds / len(cells) for name, seconds in parts.items()}
     engine = str(cells[0]["engine"])
@@ -150,23 +159,6 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         Result(key=cell.key, metrics=dict(zip(metrics.METRICS, row, strict=True)), sites=of, **more)
         for cell, row, of in zip(cells, rows, sites, strict=False)
     ]
-
-
-def _metrics(
-    cells: list[Cell], mine: Arrays, golden: Arrays, unfused: Arrays
-) -> dict[str, np.ndarray]:
-    """Return METRICS of results, by name: summed where the results are, finished here."""
-    if cells[0]["engine"] == "numpy":
-        from roundscope.tools.sweep.measuring.sums import sums
-    else:
-        from roundscope.tools.sweep.measuring.on_device import sums
-    formats = [cell.plan[Site.OUT].format for cell in cells]
-    padded = [*formats, *formats[-1:] * (len(mine["out"]) - len(formats))]
-    found = sums(mine, golden, unfused, np.array([f.emin for f in padded]))
-    return metrics.of_sums(
-        {name: {part: x[: len(cells)] for part, x in s.items()} for name, s in found.items()},
-        formats,
-    )
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Each caption asks a question and answers it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,33 +78,29 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 def _others(frame: Frame) -> Iterator[Picture]:
     """Yield signed errors, softmax events and gradients against the axis that explains most."""
+
+    def drawn(
+        title: str,
+        metric: str,
+        metrics: tuple[str, ...],
+        caption: Callable[[Frame, Slice], str],
+        flat: bool = False,
+    ) -> Picture:
+        cut = slice_of(frame, shares(frame, metric).effects[0].axis, metric, flat=flat)
+        return title, plots.against(frame, cut, metrics), caption(frame, cut)
+
     if np.isfinite(frame.metric("mean_ulps")).any():
-        cut = _cut(frame, "mean_abs")
-        yield (
-            "Signed mean beside magnitude",
-            plots.against(frame, cut, SIGNED),
-            captions.signed(frame, cut, "mean_ulps"),
-        )
-    occurring = [m for m in SOFTMAX if (np.nan_to_num(frame.metric(m)) > 0).any()]
-    if occurring:
-        cut = _cut(frame, occurring[0])
-        yield (
-            "Rows with several P = 1, and rescales",
-            plots.against(frame, cut, SOFTMAX),
-            captions.softmax(frame, cut),
-        )
+        told = partial(captions.signed, metric="mean_ulps")
+        yield drawn("Signed mean beside magnitude", "mean_abs", SIGNED, told)
+    if occurring := [m for m in SOFTMAX if (np.nan_to_num(frame.metric(m)) > 0).any()]:
+        title = "Rows with several P = 1, and rescales"
+        yield drawn(title, occurring[0], SOFTMAX, captions.softmax)
     if np.isfinite(frame.metric("delta_bias")).any():
-        cut = _cut(frame, "dq_rel_rms", flat=True)
-        yield (
+        title, told = (
             "Backward: bias of delta, and gradients",
-            plots.against(frame, cut, BACKWARD),
-            captions.signed(frame, cut, "delta_bias"),
+            partial(captions.signed, metric="delta_bias"),
         )
-
-
-def _cut(frame: Frame, metric: str, flat: bool = False) -> Slice:
-    """Return the slice along the axis that explains most of a metric."""
-    return slice_of(frame, shares(frame, metric).effects[0].axis, metric, flat=flat)
+        yield drawn(title, "dq_rel_rms", BACKWARD, told, flat=True)
 
 
 def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
@@ -116,10 +113,16 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
         return
     cut = slice_of(frame, b, "rms", lines=a, flat=True)
     rows, columns = [c for c in cut.of(a) if c is not None], [c for c in cut.of(b) if c is not None]
-    values = {
-        name: _table(frame, cut, name, (a, rows), (b, columns)) for name in ("rms", "ratio_max")
-    }
-    values = {name: v for name, v in values.items() if not np.isnan(v[0]).all()}
+    values, (of_a, of_b) = {}, (frame.code(a), frame.code(b))
+    for name in ("rms", "ratio_max"):
+        y = frame.metric(name)
+        cells = [
+            [mean_interval(y[cut.cells & (of_a == i) & (of_b == j)]) for j in columns] for i in rows
+        ]
+        means = np.array([[mean for mean, _ in row] for row in cells])
+        if not np.isnan(means).all():
+            texts = [[with_interval(*x).replace(" ± ", "\n± ") for x in row] for row in cells]
+            values[name] = means, texts
     labels = AXES_LABELS.get(a.label, a.label), AXES_LABELS.get(b.label, b.label)
     figure = pair([a.word(c) for c in rows], [b.word(c) for c in columns], values, labels)
     yield (
@@ -127,22 +130,6 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
         figure,
         captions.pair(frame, cut, joint_share(frame, "rms", a, b)),
     )
-
-
-def _table(
-    frame: Frame,
-    cut: Slice,
-    metric: str,
-    rows: tuple[Axis, list[int]],
-    columns: tuple[Axis, list[int]],
-) -> tuple[np.ndarray, list[list[str]]]:
-    """Return (means, mean ± interval as text) of a metric by two axes."""
-    y, a, b = frame.metric(metric), frame.code(rows[0]), frame.code(columns[0])
-    found = [
-        [mean_interval(y[cut.cells & (a == i) & (b == j)]) for j in columns[1]] for i in rows[1]
-    ]
-    text = [[with_interval(*pair).replace(" ± ", "\n± ") for pair in row] for row in found]
-    return np.array([[mean for mean, _ in row] for row in found]), text
 
 
 def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:

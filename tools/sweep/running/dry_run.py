@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roundscope.tools.report.terminal import console
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Table, Text
 from roundscope.tools.sweep.conditions.cell import (
     DEFAULTS,
     Cell,
@@ -217,27 +218,16 @@ def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_aw
     elif p.ok or p.failed:
         again = " (--retry-failed runs these again)" if p.failed else ""
         say(f"{out} holds {p.ok + p.failed} of them: {p.ok} ok, {p.failed} failed{again}")
-    console().print(_table(p))
+    more = p.cells - len(p.first)
+    rows = [
+        [
+            "" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
+            for v in row.values()
+        ]
+        for row in p.first
+    ]
+    terminal.show([Table([*p.first[0]], rows), *([Text(f"and {more} more")] if more > 0 else [])])
     say(_cost(p, workers, executor))
-
-
-def _table(p: Preview) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in p.first[0]:
-        table.add_column(name, overflow="fold")
-    for row in p.first:
-        table.add_row(*(Text(words(value)) for value in row.values()))
-    if p.cells > len(p.first):
-        table.caption = f"and {p.cells - len(p.first)} more"
-    return table
-
-
-def words(value: Value | None) -> str:
-    """Return a value as on the command line."""
-    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
 def _cost(p: Preview, workers: int, executor: str | None) -> str:

@@ -237,17 +237,12 @@ def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np
     found = np.empty(len(values), object)
     found[:] = values
     if same is not None:
-        found[:] = [same.setdefault(x, x) for x in (_worded(name, value) for value in values)]
+        if type(DEFAULTS.get(name)) is bool:
+            found[:] = ["true" if x else "false" for x in values]
+        elif is_extra(name):
+            found[:] = [lacking(name) if x is None else x for x in values]
+        found[:] = [same.setdefault(x, x) for x in found]
     return found
-
-
-def _worded(name: str, value: Any) -> Any:
-    """Return a parameter in the words of the command line, and other values as they are."""
-    if value is None and is_extra(name):
-        return lacking(name)
-    if type(DEFAULTS.get(name)) is bool:
-        return "true" if value else "false"
-    return value
 
 
 def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
@@ -292,24 +287,21 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
 
     Others have the default first and then go by name, with numbers in names compared as numbers.
     """
+    kind = name.partition(".")[0]
 
     def by_format(v: Value) -> Any:
-        return (v != "preset", _precision(str(v)))
+        if v == "preset":
+            return False, 0, 0, v
+        name = str(v).partition(":")[0]
+        f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
+        return True, f.precision, f.emax - f.emin, name
 
     def by_name(v: Value) -> Any:
-        return (v != DEFAULTS.get(name.partition(".")[0]), natural(str(v)))
+        return (v != DEFAULTS.get(kind), natural(str(v)))
 
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(values))
-    return tuple(sorted(values, key=by_format if name.partition(".")[0] == "format" else by_name))
-
-
-def _precision(name: str) -> tuple[int, int, str]:
-    if name == "preset":
-        return 0, 0, name
-    name = name.partition(":")[0]
-    f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
-    return f.precision, f.emax - f.emin, name
+    return tuple(sorted(values, key=by_format if kind == "format" else by_name))
 
 
 def numbered(x: np.ndarray) -> np.ndarray:

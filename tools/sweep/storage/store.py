@@ -111,7 +111,10 @@ def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str
     with reading(path, values=("cells",)) as connection:
         where, chosen = with_keys(keys)
         rows = connection.execute(f"SELECT * FROM cells{where} ORDER BY rowid", chosen)
-        return [_parsed(path, row) for row in rows]
+        found = [dict(row) for row in rows]
+    for row in found:
+        row |= {name: json_of(path, name, row[name], {}) for name in JSON_COLUMNS if row[name]}
+    return found
 
 
 def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
@@ -157,10 +160,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
         return connection
     except sqlite3.OperationalError as error:
         connection.close()
-        refused = error.sqlite_errorcode & 0xFF in (
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_READONLY,
-        )
+        code = error.sqlite_errorcode & 0xFF
+        refused = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
         left = path.with_name(path.name + "-wal")
         if not refused or (left.exists() and left.stat().st_size):
             raise  # what is in that file would be missing
@@ -213,15 +214,6 @@ def _row(cell: Cell, result: Result) -> dict[str, Any]:
     }
 
 
-def _parsed(path: Path, row: sqlite3.Row) -> dict[str, Any]:
-    return {
-        name: json_of(path, name, row[name], {})
-        if name in JSON_COLUMNS and row[name]
-        else row[name]
-        for name in row.keys()  # noqa: SIM118
-    }
-
-
 def cell_columns() -> dict[str, str]:
     """Return the columns of `cells` and their types, without axes of single sites."""
     from roundscope.tools.sweep.measuring.metrics import METRICS
@@ -230,16 +222,8 @@ def cell_columns() -> dict[str, str]:
     parameters = {
         name: "INTEGER" if isinstance(value, int) else "TEXT" for name, value in DEFAULTS.items()
     }
-    after = {
-        "seconds": "REAL",
-        "parts": "TEXT",
-        "device": "TEXT",
-        "versions": "TEXT",
-        "plan": "TEXT",
-        "note": "TEXT",
-        "finished": "TEXT",
-    }
-    return before | parameters | dict.fromkeys(METRICS, "REAL") | after
+    texts = dict.fromkeys(("parts", "device", "versions", "plan", "note", "finished"), "TEXT")
+    return before | parameters | dict.fromkeys((*METRICS, "seconds"), "REAL") | texts
 
 
 def site_columns() -> dict[str, str]:
@@ -278,23 +262,18 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
     if ours and fresh and columns_of(connection, "cells"):
         [(lost,)] = connection.execute("SELECT count(*) FROM cells")
     if fresh or not ours:
-        _create(connection)
+        for table in TABLES:
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+        connection.execute(f"CREATE TABLE cells ({_declared(cell_columns())})")
+        # without row numbers: the long key is then stored once per row and not twice
+        keys = "PRIMARY KEY (key, site)) WITHOUT ROWID"
+        connection.execute(f"CREATE TABLE sites ({_declared(site_columns())}, {keys}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
     add_columns(connection, "cells", cell_columns())
     add_columns(connection, "sites", site_columns())
     # this is always written, so that a file that cannot be written raises now
     connection.execute(f"PRAGMA user_version = {SCHEMA}")
     return lost
-
-
-def _create(connection: sqlite3.Connection) -> None:
-    for table in TABLES:
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
-    connection.execute(f"CREATE TABLE cells ({_declared(cell_columns())})")
-    # without row numbers: the long key is then stored once per row and not twice
-    connection.execute(
-        f"CREATE TABLE sites ({_declared(site_columns())}, PRIMARY KEY (key, site)) WITHOUT ROWID"
-    )
-    connection.execute(f"PRAGMA application_id = {APPLICATION}")
 
 
 def _declared(columns: Mapping[str, str]) -> str:

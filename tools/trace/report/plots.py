@@ -139,9 +139,12 @@ def along_keys(run: Running) -> Figure:
     middle.axhline(0.0, color=INK, lw=0.6)
     middle.set_ylabel(f"V[:, {i}]")
     bottom.plot(keys, run.error, drawstyle="steps-post", color=INK, lw=0.9)
+    per_sum = run.ulp / np.ldexp(1.0, np.frexp(run.total[-1])[1])
+    half = 0.5 * per_sum * np.ldexp(1.0, np.frexp(run.total)[1])
     bottom.fill_between(
         keys,
-        *_half_ulp(run),
+        -half,
+        half,
         color=BAND,
         step="post",
         label=f"half an ulp of the sum, in {run.site}'s format",
@@ -151,12 +154,6 @@ def along_keys(run: Running) -> Figure:
     bottom.set_xlabel(f"key t   (batch {b}, head {n}, query {t}, feature {i})")
     bottom.legend(loc="upper left", fontsize=8, frameon=False)
     return figure
-
-
-def _half_ulp(run: Running) -> tuple[np.ndarray, np.ndarray]:
-    per_sum = run.ulp / np.ldexp(1.0, np.frexp(run.total[-1])[1])
-    half = 0.5 * per_sum * np.ldexp(1.0, np.frexp(run.total)[1])
-    return -half, half
 
 
 def along_tokens(drift: DeltaDrift) -> Figure:
