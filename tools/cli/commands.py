@@ -113,10 +113,10 @@ def usage_line(error: Exception, args: Sequence[str]) -> str | None:
         return None
     text = " ".join(str(error.format_message()).split())  # that of typer says neither value nor end
     param = getattr(error, "param", None)
-    wrong = ""  # the last value that was given
-    for word, value in zip(args, [*args[1:], ""], strict=True) if param is not None else ():
+    wrong, options = "", getattr(param, "opts", ())  # the last value that was given
+    for word, value in zip(args, [*args[1:], ""], strict=True):
         name, sign, joined = word.partition("=")
-        if name in param.opts and name.startswith("-"):
+        if name in options and name.startswith("-"):
             wrong = joined if sign else value
     return text.rstrip(".") + (f"; got {shown(wrong)}" if wrong else "")
 

@@ -125,7 +125,9 @@ def result(r: Result) -> dict[str, Any]:
 
 
 def _gain(g: Gain | None) -> dict[str, Any] | None:
-    return g and {
+    if g is None:
+        return None
+    return {
         "mean": g.mean,
         "standard_error": g.se,
         "z": score(g),

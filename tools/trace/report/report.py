@@ -227,7 +227,7 @@ def _layer(s: Summary, is_pictured: bool) -> list[Part]:
         if is_pictured:
             parts.append(Picture(*budget_picture(s, visible(s.budget))))
         rates = "Rates are NVIDIA's of dense products on an H100 SXM; sizes are those of all heads."
-        promoted = [tables.promotions(s, s.budget), *notes(rates)]
+        promoted: list[Part] = [tables.promotions(s, s.budget), *notes(rates)]
         parts += [
             tables.whole_budget(s.budget),
             *notes(tables.budget_method(s, s.budget)),
