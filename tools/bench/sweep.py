@@ -5,7 +5,7 @@ The rival compiles a program for every condition.
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -154,6 +154,10 @@ def run(as_json: bool) -> None:
     if as_json:
         print_json([{**asdict(row), "rate": row.rate} for row in rows])
         return
+    _show(rows)
+
+
+def _show(rows: Sequence[Row]) -> None:
     heads = ("cells", "start s", "cells / s", "times rival", "times 2 workers")
     lines = []
     for r in rows:

@@ -97,11 +97,7 @@ def check(asked: CheckOptions, tell: Tell) -> Findings:
 
 
 def kernel_asked(asked: CheckOptions) -> Kernel:
-    """Return the kernel that was asked for.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """Return the kernel that was asked for. Raises UsageError if there is none of this name."""
     try:
         check_timeout(asked.timeout)
         if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
@@ -156,14 +152,7 @@ def taken_kinds(function: Kernel, asked: CheckOptions) -> tuple[list[str], list[
 def comparison(
     function: Kernel, asked: CheckOptions, of_kinds: Sequence[str], tell: Tell = lambda text: None
 ) -> Comparison:
-    """Return the comparison of a kernel with its plan on some kinds of inputs, to their end.
-
-    Args:
-        function: The kernel.
-        asked: The plan, and the sizes of the calls.
-        of_kinds: The kinds of inputs, of `kinds` and `OTHER`.
-        tell: Called with words that say what runs.
-    """
+    """Compare a kernel with its plan on inputs of `kinds` and `OTHER`, to their end."""
     return compare(
         function,
         asked.reference(asked.features),
@@ -298,14 +287,7 @@ def _searched(x: Inputs, outputs: Outputs, asked: CheckOptions, tell: Tell) -> C
 def edge_cases(
     function: Kernel, plan: Reference, asked: CheckOptions, modes: tuple[bool, ...]
 ) -> Iterator[Case]:
-    """Yield the answers of a kernel at every edge, in every mode.
-
-    Args:
-        function: The kernel.
-        plan: The plan that it claims.
-        asked: The sizes and the type of the calls.
-        modes: Whether calls are causal: one answer, or both.
-    """
+    """Yield the answers of a kernel at every edge; modes: whether calls are causal, or both."""
     for is_causal in modes:
         is_further = is_causal is not modes[0]
         for case in check_edges(

@@ -88,14 +88,10 @@ def run(options: CheckCastOptions) -> int:
 
 
 def cast_named(name: str, library: str | None) -> tuple[Callable[[np.ndarray], Any], str]:
-    """Return the cast that a user's function is, and the library whose arrays it is given.
+    """Return the cast that module:function is, and the library whose arrays it is given.
 
-    Args:
-        name: the function, as module:function; the current folder is searched first.
-        library: one of `LIBRARIES`; None for the one that the function's module has imported.
-
-    Raises:
-        ValueError: the function does not exist, or the library is not known.
+    library: None for the one that the function's module has imported. Raises ValueError if the
+    function does not exist, or the library is not known.
     """
     if library is not None and library not in LIBRARIES:
         raise bad("--library", library, f"must be one of {', '.join(LIBRARIES)}")
@@ -119,13 +115,7 @@ def cast_named(name: str, library: str | None) -> tuple[Callable[[np.ndarray], A
 
 
 def report(asked: CheckCastOptions, found: CastReport, seconds: float) -> Report:
-    """Return the report on a cast: the page, what the terminal shows, JSON and test cases.
-
-    Args:
-        asked: what was asked, with the library whose arrays the function was given.
-        found: the answers.
-        seconds: how long they took.
-    """
+    """Return the report on a cast: the page, what the terminal shows, JSON and test cases."""
     return Report(
         title=f"check-cast {asked.function} {asked.format}",
         heading=f"{asked.function} against {asked.format}",

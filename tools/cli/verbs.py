@@ -12,7 +12,6 @@ from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check_cast.options import CheckCastOptions
 from roundscope.tools.cli.commands import few_collections, verb
 from roundscope.tools.identify.options import IdentifyOptions
-from roundscope.tools.look.options import ExplainOptions
 from roundscope.tools.options import Json, to_file
 from roundscope.tools.sweep.options import SweepOptions
 from roundscope.tools.trace.options import TraceOptions
@@ -30,12 +29,35 @@ def formats(
     formats_view.show(names or (), as_json=json)
 
 
-@verb
-def explain(options: ExplainOptions) -> None:
+def explain(
+    value: Annotated[
+        str, typer.Argument(help="For example -4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="Target format, such as bf16 or e4m3fn:saturate.",
+            metavar="FORMAT[:MODE[:OVERFLOW]]",
+        ),
+    ],
+    mode: Annotated[
+        str | None, typer.Option(help="Rounding mode, such as toward-zero; else ties-to-even.")
+    ] = None,
+    overflow: Annotated[
+        str | None, typer.Option(help="inf, nan or saturate; by default the format's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the stochastic mode.")] = 0,
+    plus: Annotated[
+        str | None, typer.Option(help="Round VALUE + B, and draw the addition.", metavar="B")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Draw one rounding in bits: what is kept and why."""
+    from roundscope.emu.roundings.modes import rounding
     from roundscope.tools.look import explain as command
 
-    command.run(options)
+    command.run(value, rounding(to, mode, overflow=overflow, seed=seed), plus, as_json=json)
 
 
 def sites(

@@ -16,9 +16,7 @@ def rows(plan: str | None = None) -> list[dict[str, Any]]:
     """Return one record for each site, in the order of the algorithm.
 
     With the name of a plan these are the sites that it reaches, with their rounding and their sum.
-
-    Raises:
-        UsageError: there is no plan of that name.
+    Raises UsageError if there is no plan of that name.
     """
     from roundscope.attention.sites import Site
 

@@ -51,10 +51,7 @@ def findings() -> Iterator[Finding]:
 def cache(name: str, folder: Path | None, is_damaged: Callable[[Path], bool]) -> Finding:
     """Return whether the files of a folder are whole, and who may write there.
 
-    Args:
-        name: what is kept there.
-        folder: the folder, or None if there is none; then the last note says why.
-        is_damaged: tells whether a file is not as it was written.
+    folder: None if there is none; then the last note says why
     """
     if folder is None:
         seen, do = notes()[-1].rsplit("; ", 1)

@@ -65,13 +65,7 @@ def write(report: Report, folder: Path, record: str, page: str = PAGE) -> list[P
 
 
 def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
-    """Write a file of JUnit's XML with one suite; folders that do not exist are made.
-
-    Args:
-        path: the file.
-        suite: the name of the suite, which is the class name of every case too.
-        cases: the cases, in the order in which they are written.
-    """
+    """Write a file of JUnit's XML with one suite, whose name is every case's class name too."""
     counts = {
         "tests": str(len(cases)),
         "failures": str(sum(case.failure is not None for case in cases)),
@@ -82,7 +76,16 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
     root = ElementTree.Element("testsuites")
     parent = ElementTree.SubElement(root, "testsuite", {"name": _plain(suite), **counts})
     for case in cases:
-        _add(parent, suite, case)
+        about = {"classname": _plain(suite), "name": _plain(case.name)}
+        element = ElementTree.SubElement(
+            parent, "testcase", about | {"time": f"{case.seconds:.3f}"}
+        )
+        if case.failure is not None:
+            text = _plain(case.failure)
+            first = text.splitlines()[0] if text else ""
+            ElementTree.SubElement(element, "failure", {"message": first}).text = text
+        elif case.skipped is not None:
+            ElementTree.SubElement(element, "skipped", {"message": _plain(case.skipped)})
     path.parent.mkdir(parents=True, exist_ok=True)
     ElementTree.indent(root)
     write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
@@ -91,32 +94,13 @@ def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
 def failed(path: Path | None, suite: str, asked: str, error: ForeignError) -> int:
     """Tell that a function failed a check before it could be judged. Return the exit code, 1.
 
-    Args:
-        path: the file of JUnit's XML, or None.
-        suite: the name of the suite.
-        asked: the function as it was named.
-        error: what it did.
+    path: the file of JUnit's XML, or None; asked: the function as it was named
     """
     text = one_line(error)
     if path is not None:
         write_junit(path, suite, [Case(name="call", failure=text)])
     print(f"roundscope: {shown(asked)} fails the check: {text}", file=sys.stderr)
     return 1
-
-
-def _add(parent: ElementTree.Element, suite: str, case: Case) -> None:
-    attributes = {
-        "classname": _plain(suite),
-        "name": _plain(case.name),
-        "time": f"{case.seconds:.3f}",
-    }
-    element = ElementTree.SubElement(parent, "testcase", attributes)
-    if case.failure is not None:
-        text = _plain(case.failure)
-        first = text.splitlines()[0] if text else ""
-        ElementTree.SubElement(element, "failure", {"message": first}).text = text
-    elif case.skipped is not None:
-        ElementTree.SubElement(element, "skipped", {"message": _plain(case.skipped)})
 
 
 def _plain(text: str) -> str:

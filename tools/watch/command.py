@@ -18,7 +18,8 @@ from roundscope.attention.models.log import Look, over_since
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.tools.errors import bad
-from roundscope.tools.report.pictures import INK, QUIET, canvas, png
+from roundscope.tools.report import pictures
+from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.terminal import console, print_json
 
 WORST = 5  # layers that are listed
@@ -28,16 +29,9 @@ MARK = b"roundscope watch"  # in every picture of this command
 
 
 def run(path: Path, *, out: Path | None, as_json: bool) -> None:
-    """Print what a log holds, and draw it into a PNG file.
+    """Print the log that `watch(log=...)` wrote, and draw it into a PNG file, by default beside it.
 
-    Args:
-        path: The log that `watch(log=...)` wrote.
-        out: The picture; by default it lies beside the log.
-        as_json: Print numbers in the place of text.
-
-    Raises:
-        ValueError: The file is no such log.
-        OSError: A file cannot be read or written.
+    Raises ValueError for a file that is no such log, OSError if one cannot be read or written.
     """
     looks = last_course(log.read(path))
     picture = out if out is not None else path.with_suffix(".png")
@@ -47,7 +41,7 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"--out={picture}: is the log itself; name another file")
     if picture.exists() and MARK not in read_whole(picture):
         raise bad("--out", str(picture), "exists and is no picture of this command; name another")
-    write_whole(picture, png(draw(looks), software=MARK.decode()))
+    write_whole(picture, pictures.png(draw(looks), software=MARK.decode()))
     if as_json:
         print_json(numbers(looks) | {"picture": str(picture)})
     else:
