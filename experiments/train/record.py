@@ -23,7 +23,6 @@ from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.config import NEWER
 from roundscope.experiments.train.settings import TYPES
 from roundscope.tools.errors import StorageError, bad
-from roundscope.tools.results.file import results_file
 from roundscope.tools.results.tables import (
     RESTORE,
     add_columns,
@@ -34,6 +33,7 @@ from roundscope.tools.results.tables import (
     explained,
     is_ours,
     json_of,
+    results_file,
 )
 
 NAME = "run.sqlite"

@@ -93,10 +93,7 @@ def hover(artist: Artist, text: str) -> None:
 
 
 def png(figure: Figure, dpi: int = DPI, software: str | None = None) -> bytes:
-    """Return the figure as the bytes of a PNG file, cropped to its content.
-
-    software: what the file itself says that made it
-    """
+    """Return a figure as a PNG file, cropped to its content; software: what made it, as it says."""
     out = io.BytesIO()
     figure.savefig(
         out,
@@ -154,10 +151,7 @@ class _Canvas(FigureCanvasSVG):
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[Bbox]:
-    """Lay a figure out as an SVG, and yield the box of its content in inches, with a margin.
-
-    `savefig` finds the same box, but draws everything once more to do so.
-    """
+    """Lay a figure out as an SVG; yield the box of its content in inches, drawing nothing twice."""
     dpi, layout = figure.dpi, figure.get_layout_engine()
     _Canvas(figure)
     figure.dpi = 72
