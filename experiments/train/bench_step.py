@@ -119,10 +119,7 @@ def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
-    """Return seconds of compiling, of a step, of monitoring per step; and whether two runs agree.
-
-    Two runs agree if every bit of their final states does.
-    """
+    """Return seconds of compiling, a step, monitoring a step; and whether final bits agree."""
     import jax
     import numpy as np
 
@@ -161,10 +158,7 @@ def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> fl
 
 
 def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
-    """Return the seconds per step that monitors take at the config's intervals.
-
-    Compiling them is left out.
-    """
+    """Return the seconds per step that monitors take, without compiling."""
     from roundscope.experiments.train.gpt import monitor
 
     tables, plans = group.plans(STEPS)

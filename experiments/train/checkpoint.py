@@ -106,10 +106,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def pin(folder: Path, step: int, reason: str, most: int) -> None:
-    """Keep a checkpoint from being deleted.
-
-    Nothing happens if it does not exist, or if `most` checkpoints are pinned already.
-    """
+    """Keep a checkpoint, if it exists and fewer than `most` are pinned, from being deleted."""
     place = folder / FOLDER
     pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
     if (place / _name(step)).exists() and step not in pinned and len(pinned) < most:

@@ -113,10 +113,7 @@ class Config:
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """Return the fields by name, for the name of a result.
-
-    Fields newer than some results files are left out where they have their default.
-    """
+    """Return the fields by name, for the name of a result; without newer ones at default."""
     usual = {name: getattr(Config(), name) for name in NEWER}
     return {
         name: value
@@ -126,10 +123,7 @@ def deciding(config: Config) -> dict[str, Any]:
 
 
 def unusual(config: Config) -> dict[str, Any]:
-    """Return the fields that are not at their default, by name.
-
-    They make the name of a result that stays the same when a field is added some day.
-    """
+    """Return the fields not at their default, for names that survive a field added some day."""
     usual = asdict(Config())
     return {name: value for name, value in asdict(config).items() if value != usual[name]}
 

@@ -119,10 +119,7 @@ class Formats:
         return all(is_even(f) for _, f in self._places())
 
     def table(self, seed: int = 0) -> np.ndarray:
-        """Return the table that `round_row` reads, (layers, matrices, events, FIELDS) int32.
-
-        seed: that of all stochastic roundings.
-        """
+        """Return the table of `round_row`, (layers, matrices, events, FIELDS) int32."""
         table = np.array(
             [[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32
         )
@@ -131,10 +128,7 @@ class Formats:
 
 
 def reseeded(table: Array, step: Array) -> Array:
-    """Return the table (layers, matrices, events, FIELDS) of one step.
-
-    Every event draws from (its seed, step, place).
-    """
+    """Return the table of one step: every event draws from (its seed, step, place)."""
     seeds = lax.bitcast_convert_type(table[..., SEED], jnp.uint32)
     place = jnp.arange(seeds.size, dtype=jnp.uint32).reshape(seeds.shape)
     step = jnp.broadcast_to(step.astype(jnp.uint32), seeds.shape)
@@ -168,10 +162,7 @@ def _sites_named(name: str) -> tuple[Site, ...]:
 
 
 def kept(text: str, block: int) -> Kept:
-    """Return FORMAT[:RULE][:MODE] as a format, with blocks of `block` numbers.
-
-    Raises ValueError.
-    """
+    """Return FORMAT[:RULE][:MODE] with blocks of `block` numbers. Raises ValueError."""
     found = event_of(text)
     if isinstance(found, BlockFormat):
         found = replace(found, size=block)
@@ -180,10 +171,7 @@ def kept(text: str, block: int) -> Kept:
 
 
 def written(change: Change, block: int) -> Written:
-    """Return (events, format) of what a change of linear layers writes, in turn.
-
-    events are None for mx=. Raises ValueError.
-    """
+    """Return (events, None for mx=, and format) of what a change writes. Raises ValueError."""
     place = change.where.get("site")
     return tuple((_events(name, place), kept(value, block)) for name, value in change.what)
 
@@ -220,10 +208,7 @@ def put_written(
 
 
 def matrices_of(text: str, kind: type[M]) -> tuple[M, ...]:
-    """Return the matrices of a text such as up,down or all.
-
-    Raises ValueError with the nearest name.
-    """
+    """Return the matrices of a text: up,down or all. ValueError with the nearest name."""
     found: list[M] = []
     for name in text.split(","):
         if name not in (*kind, ALL):
@@ -247,10 +232,7 @@ class How(NamedTuple):
 
 
 def how_of(size: int, found: Sequence[Formats]) -> How:
-    """Return what an executable needs that serves all of these formats.
-
-    size: numbers of a block.
-    """
+    """Return what an executable for all of these formats needs; size: numbers of a block."""
     rounded, drawn = (
         frozenset[Site]().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn")
     )
@@ -300,10 +282,7 @@ linear.defvjp(_forward, _backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def passed(how: How, forward: Site | None, backward: Site | None, x: Array, rows: Rows) -> Array:
-    """Return x as the event `forward` rounds it; its gradient is rounded as by `backward`.
-
-    None means that nothing is rounded.
-    """
+    """Return x as the event `forward` rounds it, its gradient as `backward` does; None: as is."""
     return x if forward is None else rounded(how, x, rows, forward)
 
 

@@ -59,10 +59,7 @@ class Origin:
 
 
 def new(options: TrainOptions) -> Origin:
-    """Return a run from its first weights.
-
-    Raises UsageError for all that is wrong with the request, data included.
-    """
+    """Return a run from its first weights. Raises UsageError for a bad request, data included."""
     asked = settings(options.words, arms=options.arms, at=options.at, seeds=options.seeds)
     # with decay_steps given, a later steps= leaves the schedule as it is
     asked = replace(asked, config=replace(asked.config, decay_steps=asked.config.cosine_end))
@@ -74,10 +71,7 @@ def new(options: TrainOptions) -> Origin:
 
 
 def earlier(folder: Path, options: TrainOptions, *, is_branch: bool) -> Origin:
-    """Return a run that continues from a checkpoint of `folder`, in place or as a branch.
-
-    Raises UsageError.
-    """
+    """Return a run from a checkpoint of `folder`, in place or as a branch. Raises UsageError."""
     first, arms, at = options.first, options.arms, options.at
     known = [s for s in checkpoint.steps(folder) if first is None or s <= first]
     if first is not None and checkpoint.steps(folder) and not known:
@@ -216,10 +210,7 @@ def settings_of(meta: dict[str, Any]) -> Settings:
 def _branch(
     before: Settings, asked: Settings, step: int, *, has_arms: bool, folder: Path
 ) -> tuple[Settings, list[int]]:
-    """Return the settings of a branch, and which arm each of its arms continues.
-
-    What applied before `step` belongs to the arms from here on.
-    """
+    """Return a branch's settings, earlier changes in its arms, and the arms that go on in it."""
     for name in FIXED:
         old, now = getattr(before.config, name), getattr(asked.config, name)
         if old != now and (name not in ("clip", "weight_decay") or bool(old) != bool(now)):

@@ -79,10 +79,7 @@ class Log:
         self.connection, self.path = connection, path
 
     def begin(self, step: int, **columns: Any) -> None:
-        """Add a row of `runs`, and delete the rows of other tables from `step` on.
-
-        Those steps are computed again, to the same bits.
-        """
+        """Add a row of `runs`; rows from `step` on, which come again in every bit, are deleted."""
         with explained(self.path):
             for table in ("steps", "heads", "sites", "alarms"):
                 self.connection.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
@@ -100,10 +97,7 @@ class Log:
         self.commit()
 
     def add(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Add rows with the columns of the first; NaN becomes NULL.
-
-        Raises StorageError (a full disk).
-        """
+        """Add rows with the columns of the first; NaN becomes NULL. Raises StorageError."""
         if not rows:
             return
         columns = tuple(rows[0])
@@ -340,10 +334,7 @@ def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
 
 
 def _looks(path: Path, rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (steps, drift, ||W_Q||) of rows of `heads` in the order of their key.
-
-    Raises StorageError where a look lacks a head.
-    """
+    """Return (steps, drift, ||W_Q||) of rows of `heads`; StorageError where a head is missing."""
     looks = np.array(sorted({row["step"] for row in rows}), int)
     layers, heads = (1 + max((row[name] for row in rows), default=-1) for name in ("layer", "head"))
     shape = looks.size, layers, heads

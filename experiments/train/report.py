@@ -47,10 +47,7 @@ def folder_of(path: Path) -> Path | None:
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a run and return its path: RUN/report.html where no `out` is given.
-
-    Raises UsageError, StorageError.
-    """
+    """Write RUN/report.html, or `out`, and return its path. Raises UsageError, StorageError."""
     out = folder / "report.html" if out is None else out
     write_page(out, page(report(training(folder))), "Roundscope: Training run")
     return out

@@ -61,10 +61,7 @@ def settings(
     seeds: str | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings that words and options ask for, on top of those of an earlier run.
-
-    Raises UsageError naming key, value and repair.
-    """
+    """Return what words, options and an earlier run ask for. UsageError with the repair."""
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
         raise bad(
@@ -92,20 +89,14 @@ def settings(
 
 
 def _config(given: Mapping[str, Any]) -> Config:
-    """Return the config.
-
-    Its default warmup is a tenth of the steps to the rate's end, at most Config's.
-    """
+    """Return the config; warmup is by default a tenth of the steps to the rate's end."""
     usual = Config()
     end = given.get("decay_steps") or given.get("steps", usual.steps)
     return Config(**{"warmup": min(usual.warmup, end // 10), **given})
 
 
 def typed(name: str, value: Any) -> Any:
-    """Return a value of the field `name` in its type, from TOML's or from text.
-
-    Raises UsageError naming both and the repair.
-    """
+    """Return a value of the field `name`, from TOML's or text. UsageError with the repair."""
     if name not in TYPES:
         raise UsageError(unknown("setting", name, (*TYPES, *TABLES)))
     kind = TYPES[name]

@@ -77,10 +77,7 @@ class Alarm:
 
     @property
     def diverged(self) -> int | None:
-        """The step at which the arm has diverged, None if the alarm does not mean that.
-
-        A stay is known 99 steps after it began.
-        """
+        """The step of divergence, for a stay 99 steps earlier; None for other alarms."""
         if self.series != "loss" or self.kind == "spike":
             return None
         return self.step - WINDOW + 1 if self.kind == "stay" else self.step
@@ -190,10 +187,7 @@ class Watch:
         return {name: [_written(v) for v in getattr(self, name).ravel().tolist()] for name in names}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
-        """Continue from a `state()`, also from an old one without `stayed` or what growth needs.
-
-        arms: which of its arms each of ours continues.
-        """
+        """Continue from a `state()`, or an old and shorter one; arms: those there of ours."""
         for name, kept in state.items():
             if name not in self.state():
                 raise ValueError(f"the alarm of the {self.series} has no {name}")
@@ -216,10 +210,7 @@ def watches(arms: int) -> tuple[Watch, Watch]:
 
 
 def divergences(found: Sequence[Alarm]) -> dict[int, int]:
-    """Return arm -> the step at which it has diverged by `RULE`, from the alarms of one step.
-
-    Arms that have not diverged are left out.
-    """
+    """Return arm -> the step at which it diverged by `RULE`, from one step's alarms."""
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
 

@@ -37,10 +37,7 @@ SELDOM = 30.0  # seconds between two lines of a run where there is no terminal
 
 
 def run(options: DiagnoseOptions, of_run: OfRun) -> None:
-    """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage.
-
-    of_run: diagnoses a run, which is a folder.
-    """
+    """Diagnose a file's layers, or a folder's run by `of_run`. Raises UsageError."""
     path = path_given("RUN_OR_TENSORS", options.source, options.sample)
     is_run = path.is_dir()
     overrides = overrides_of(options.call)

@@ -147,10 +147,7 @@ def subsets(elements: Sequence[T], most: int) -> list[list[T]]:
 
 
 def sets_to_come(count: int, few: int) -> tuple[int, int]:
-    """Return how many sets a level of `count` blocks asks for, at least and at most.
-
-    few: up to this many sets, all of them are asked for.
-    """
+    """Return how many sets a level asks for, at least and at most; all, if few."""
     if count < 2:
         return 0, 0
     fewest = 2 * math.ceil(math.log2(count))
@@ -158,10 +155,7 @@ def sets_to_come(count: int, few: int) -> tuple[int, int]:
 
 
 def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozenset[T]]:
-    """Return random sets of the size of `found`, different from it and from each other.
-
-    There are at most `count`, fewer only if no more exist.
-    """
+    """Return at most `count` random sets of the size of `found`, all different."""
     own, size = frozenset(found), len(frozenset(found))
     rng, drawn = np.random.Generator(np.random.Philox(key=2)), dict[frozenset[T], None]()
     for _ in range(200 * count):
@@ -188,10 +182,7 @@ class Replays:
     expects: Callable[[int, int], None] = lambda fewest, most: None  # sets that are still to come
 
     def ask(self, sets: Iterable[Iterable[Any]], spare: Iterable[Iterable[Any]] = ()) -> list[bool]:
-        """Return whether the replay survives with each set exact.
-
-        spare: sets that fill the free places of the launch.
-        """
+        """Return whether replays survive with each set exact; spare sets fill the launch."""
         wanted = [frozenset(x) for x in sets]
         new = self._new(wanted)
         if new:
@@ -212,10 +203,7 @@ class Replays:
         return lambda sets, spare: self.ask(joined(sets), joined(spare))
 
     def turns(self) -> list[tuple[Outcome, Outcome]]:
-        """Return pairs (smaller, larger) where more exact events do worse.
-
-        The smaller survives; the larger, which contains it, fails.
-        """
+        """Return pairs: a set that survives, and a larger one around it that fails."""
         good, bad = (
             [o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False)
         )
@@ -286,10 +274,7 @@ class Guilty:
 
     @property
     def elsewhere(self) -> list[Outcome]:
-        """Sets that survive although some of the set found still rounds, the smallest first.
-
-        If there are any, the set found is not the only one.
-        """
+        """Sets that survive without all of the set found, the smallest first."""
         return sorted(
             (o for o in self.outcomes if o.survives and not o.units >= self.found),
             key=lambda o: len(o.units),
@@ -352,10 +337,7 @@ def guilty(
 
 
 def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
-    """Return the set.
-
-    It needs that the replay fails as it was, and survives with all units exact.
-    """
+    """Return the set; the replay has to fail as it was and survive with all units exact."""
     levels: list[Any] = []
     kept = units
     asked.ask([x for x in dict.fromkeys(family.classes(units)) if x and x != units])
@@ -405,10 +387,7 @@ def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool
 def held_up(
     asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, family: Family
 ) -> Guilty:
-    """Return the set with its controls, its elements put back one by one, and itself alone.
-
-    Alone means that only the set rounds.
-    """
+    """Return the set with controls, each element put back alone, and the set alone low."""
     elements, universe = family.elements(kept, units), family.universe(kept, units)
     own = [name for name, block in universe.items() if block <= kept]
     controls = [union(universe, names) for names in others(list(universe), own, CONTROLS)]

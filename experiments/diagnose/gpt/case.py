@@ -68,19 +68,13 @@ class Case:
 
     @property
     def failed(self) -> int:
-        """The step by which replays fail.
-
-        It is that of the growth of the gradient norm, if it comes before that of the loss.
-        """
+        """The step by which replays fail: that of the norm's growth, if it comes first."""
         assert self.failure is not None
         return self.failure.step if self.grown is None else min(self.grown, self.failure.step)
 
     @property
     def looked(self) -> int:
-        """The last step before the failure that has a loss below the alarm's limit.
-
-        The gradient norms up to it are finite.
-        """
+        """The last step before the failure with a loss below the limit and finite norms."""
         assert self.failure is not None
         steps = [
             n
@@ -106,10 +100,7 @@ class Case:
 
 
 def case(folder: Path, options: DiagnoseOptions) -> Case:
-    """Return what to diagnose.
-
-    Raises UsageError for a folder without a run, a name that it lacks, or steps that it lacks.
-    """
+    """Return what to diagnose; UsageError for a folder without a run, and what the run lacks."""
     arm, first, until = options.arm, options.first, options.until
     known = checkpoint.steps(folder)
     if not (folder / record.NAME).is_file() or not known:
@@ -173,10 +164,7 @@ def _grown(norms: dict[int, float]) -> int | None:
 
 
 def _on_xla(settings: Settings) -> Settings:
-    """Return the settings with the XLA engine, whose attention has the same bits.
-
-    Replays edit plans, which fused kernels do not take as data.
-    """
+    """Return the settings with the XLA engine: the same bits, and plans as data for replays."""
     if settings.config.plan == JAX:
         return settings
     return replace(settings, config=replace(settings.config, engine=XLA))
@@ -185,10 +173,7 @@ def _on_xla(settings: Settings) -> Settings:
 def _failure(
     alarms: list[dict[str, Any]], series: dict[str, tuple[dict[int, float], dict[int, float]]]
 ) -> Failure | None:
-    """Return the first divergence of these arms.
-
-    Without any it is the first growth of a gradient norm, without that the first spike of a loss.
-    """
+    """Return the first divergence of these arms; without any, the first growth or spike."""
     found = [(a, _alarm(a)) for a in alarms if a["arm"] in series and a["series"] == "loss"]
     diverged = [
         (alarm.diverged, row["arm"], alarm) for row, alarm in found if alarm.diverged is not None
@@ -258,10 +243,7 @@ def _usable(
 
 
 def _starts(usable: tuple[int, ...], failed: int | None) -> tuple[int, ...]:
-    """Return steps between the last of the checkpoints and the failure, then earlier checkpoints.
-
-    These are further and further back, and include the earliest.
-    """
+    """Return steps between the last checkpoint and the failure, then earlier checkpoints."""
     if failed is None:
         return usable[:1]
     steps = [failed - back for back in BACK if failed - back > usable[0]]

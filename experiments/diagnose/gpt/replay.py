@@ -102,10 +102,7 @@ class Window:
         return [(n, plans_of(settings, trial, n)) for n in firsts]
 
     def group(self, trial: Trial) -> Hashable:
-        """Return the structures of the trial's plans.
-
-        Trials with the same ones share an executable.
-        """
+        """Return the structures of the trial's plans, which decide its executable."""
         return tuple(
             (n, structures(plans)) for n, plans in self._plans(trial) if n < self.case.longest
         )
@@ -192,10 +189,7 @@ class Gpt:
         return exactly(units)
 
     def own(self) -> Own:
-        """Replay the arm from the last usable checkpoint until it fails, or read what was kept.
-
-        The states that are needed are kept.
-        """
+        """Replay the arm from the last usable checkpoint, or read what was kept of it."""
         case, first = self.case, self.case.known[0]
         keep = {n for n in (*case.starts, case.looked, first) if n >= first}
         state, meta = checkpoint.load(case.folder, first)
@@ -229,10 +223,7 @@ class Gpt:
     def _replay(
         self, first: int, until: int, keep: Collection[int]
     ) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
-        """Replay with the run's own arms of one executable, as they were.
-
-        This gives the same bits on the same device. It ends where the arm has failed.
-        """
+        """Replay with the run's own arms of one executable, for the same bits, until it fails."""
         case = self.case
         members = next(group for group in numbers(case.settings) if case.arm in group)
         state, meta = checkpoint.load(case.folder, first)
@@ -284,10 +275,7 @@ class Gpt:
         return np.array([self.case.norms.get(n, np.nan) for n in range(first)], float)
 
     def window(self, start: int) -> Window:
-        """Return the window of arms that leave the run at step `start`.
-
-        Its state is that of the arm's replay, or of a checkpoint before it.
-        """
+        """Return the window of arms that leave the run, or a checkpoint before, at `start`."""
         case = self.case
         first = max(n for n in case.known if n <= start)
         state, meta = checkpoint.load(case.folder, first)

@@ -43,10 +43,7 @@ TOKENS = 1024  # tokens of a head that are examined
 
 
 def subjects(case: Case, step: int, state: Any) -> list[Subject]:
-    """Return every layer at a state (of one arm), on the batch of its step and those after it.
-
-    Heads of a layer are separate subjects where their plans differ.
-    """
+    """Return every layer at a state, by plan, on the batch of its step and those after it."""
     config, plans = case.settings.config, case.plans(step)
     batches = batches_of(case.settings)[case.own.seed]
     tokens = np.concatenate(
@@ -110,10 +107,7 @@ def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tu
 
 
 def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
-    """Return the outcome of the window under each repair and the sham.
-
-    It is empty where no rounding is at fault.
-    """
+    """Return the outcome of the window under each repair and the sham; {} for other causes."""
     if replayed is None or replayed.cause is not Cause.ROUNDING:
         return {}
     plans = replayed.case.plans(replayed.case.until)
@@ -136,10 +130,7 @@ def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcom
 def repaired_rows(
     replayed: Replayed | None, measured: Sequence[Measured], step: int
 ) -> list[np.ndarray]:
-    """Return `tensors.rows.shares`, the sums of rows of dS, with the set of step 2 exact.
-
-    It is empty without a set that holds.
-    """
+    """Return `carrier.shares` of each layer with the set of step 2 exact, [] without one."""
     if replayed is None or replayed.guilty is None or not replayed.holds:
         return []
     plans, found = replayed.model.exactly(replayed.guilty.found)(replayed.case.plans(step)), []

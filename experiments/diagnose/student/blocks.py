@@ -79,10 +79,7 @@ def _shares(s: BlockStats, last: int) -> dict[str, float]:
 
 
 def origin(case: Case, begin: Begin, units: Units, marked: Units) -> list[Blocks]:
-    """Return the blocks of those units that are operands in blocks, in the order of events.
-
-    Units of one event and format are together, the marked ones apart.
-    """
+    """Return the blocks of operands in blocks, by event and format, the marked ones apart."""
     values, plan = operands(case, begin), case.plan(case.failed)
     groups: dict[tuple[Site, BlockFormat, bool], list[Unit]] = {}
     for u in ordered(units):
@@ -151,10 +148,7 @@ def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]
 def _operands(
     config: Config, how: How, params: Mapping[str, Any], x: Any, y: Any, table: Any
 ) -> list[dict[str, dict[str, Any]]]:
-    """Compute the operands forward layer by layer, then backward.
-
-    g of DOWN is the gradient of the layer's output, since that is A + DOWN.
-    """
+    """Compute forward, then backward; g of DOWN is the gradient of the layer, A + DOWN."""
     a, kept = x, []
     for i in range(config.depth):
         p = {name: leaf[i] for name, leaf in params.items()}

@@ -51,10 +51,7 @@ def file_of(folder: Path) -> Path | None:
 
 
 def read(folder: Path) -> list[Row]:
-    """Return the runs of the student in a folder, in the order in which they were kept.
-
-    Raises UsageError for another program's file, StorageError for damage.
-    """
+    """Return the runs of the student in a folder, in order. Raises UsageError, StorageError."""
     path = (file_of(folder) or folder / FILES[-1]).resolve()
     check_start(path, "RUN_OR_TENSORS")
     address = f"{path.as_uri()}?mode=ro"

@@ -56,10 +56,7 @@ class Error:
 
     @property
     def bias(self) -> tuple[float, float]:
-        """The mean of `along` over steps and half of its 95 % interval.
-
-        By this the step is lengthened in the mean; negative: shortened.
-        """
+        """The mean of `along` over steps, negative for shorter ones, and half its 95 % interval."""
         return mean_interval(self.along)
 
 
@@ -78,10 +75,7 @@ def only(plan: Plan, units: Units) -> Plan:
 
 
 def looked(case: Case, begin: Begin) -> list[Begin]:
-    """Return the states of up to STEPS steps in a row from `begin` on, all before the divergence.
-
-    Each has an axis of one arm.
-    """
+    """Return the states, each of one arm, of up to STEPS steps from `begin`, before divergence."""
     now, found = begin.take([0] * PAIR), [begin]
     while len(found) < STEPS and now.step + 1 < case.failed:
         now = advance(case.config, [case.own] * PAIR, now, now.step + 1, lambda n: None)[0]
@@ -90,10 +84,7 @@ def looked(case: Case, begin: Begin) -> list[Begin]:
 
 
 def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[str, Error]:
-    """Return the error of every plan against FP32, at each state and on the rows of its step.
-
-    GRADIENT is FP32's gradient in the place of epsilon, with zeta 1.
-    """
+    """Return every plan's error at each state on its rows; GRADIENT has FP32's for epsilon."""
     config, seed = case.config, (case.config.seed + case.own.seed) % 2**32
     how = mx.how_of(config.block, list(plans.values()))
     exact = plan_of(config, ()).table(seed)
@@ -128,10 +119,7 @@ def _error(measured: dict[str, np.ndarray], sample: np.ndarray) -> Error:
 
 
 def coherence(sample: np.ndarray) -> tuple[float, float, float]:
-    """Return A of vectors (T, n), its p under sign flips, and their 95 % quantile.
-
-    For zeros these are (0, 1, 0).
-    """
+    """Return A of vectors (T, n), p and the 95 % quantile under flips; (0, 1, 0) for zeros."""
     products = sample.astype(np.float64) @ sample.astype(np.float64).T
     total = np.trace(products)
     if not total > 0.0:
@@ -151,10 +139,7 @@ def coherence(sample: np.ndarray) -> tuple[float, float, float]:
 
 @lru_cache(8)
 def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array], Array, Array]]:
-    """Return the jitted (state of one arm, FP32's table and others, x, y) -> errors and samples.
-
-    It returns (`compared`, samples of epsilon (plans, n), sample of the gradient).
-    """
+    """Return jitted (state, tables, x, y) -> `compared`, samples of epsilon, of the gradient."""
 
     def all_of(
         state: Any, tables: Array, x: Array, y: Array
@@ -165,10 +150,7 @@ def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array]
         )
 
         def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-            """Return a gradient compared with g, which the first call makes.
-
-            It is one scan, so that all come from one program.
-            """
+            """Compare a gradient with g, that of the first turn; one program for all."""
             table = reseeded(at[1], state.step) if how.drawn else at[1]
             tree = jax.grad(model.loss)(state.params, config, how, x, y, table)
             own: Array = ravel_pytree(tree)[0]

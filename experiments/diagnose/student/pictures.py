@@ -68,10 +68,7 @@ def origin(found: Found) -> Figure:
 
 
 def repairs(found: Found) -> Figure:
-    """Draw the error that every repair leaves, its part along the gradient, and its replays.
-
-    A dot is the step at which a replay diverges.
-    """
+    """Draw every repair's error, its part along the gradient, and when its replays diverge."""
     figure, axes = canvas(1.0 + 0.28 * len(found.tried), 1, 3, sharey=True)
     steps = found.replayed.replayer.steps
     top = found.replayed.replayer.until + 0.08 * steps

@@ -129,10 +129,7 @@ class Student:
         return EXACT if set(units) == self.units else change(units)
 
     def repair(self, units: Collection[Any], first: int) -> str:
-        """Return a command for the run from its first step on.
-
-        From step `first` on these units are exact.
-        """
+        """Return a command for the run from its first step, exact units from `first` on."""
         own, usual = self.case.own, Config()
         words = [
             f"{f.name}={getattr(self.case.config, f.name)}"
@@ -150,10 +147,7 @@ class Student:
         )
 
     def own(self) -> Own:
-        """Replay the run as it was, twice in one launch, from the earliest state.
-
-        The states of the steps where replays may begin are kept.
-        """
+        """Replay the run twice in one launch from the earliest state; keep states of starts."""
         case, now = self.case, self.case.beginning().take([0] * PAIR)
         for until in (*sorted(case.starts), case.until):
             before = now.step

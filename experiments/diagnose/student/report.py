@@ -136,10 +136,7 @@ def steps(found: Found) -> list[Section]:
 
 
 def losses(found: Found) -> Figure:
-    """Draw the file's curve, the replay, and the sanity arms.
-
-    A point of the curve is the largest loss of 25 steps.
-    """
+    """Draw the file's curve (the largest loss of 25 steps), the replay, and the sanity arms."""
     case, r = found.case, found.replayed
     curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
     return pictures.losses(

@@ -72,10 +72,7 @@ class Tried:
 
 
 def texts(case: Case) -> dict[str, str]:
-    """Return repairs that change something of the plan under which the run diverged, as changes.
-
-    They change no event that is exact.
-    """
+    """Return, as changes, repairs that change something of the plan and no event that is exact."""
     plan = case.plan(case.failed)
     units = units_of(case.config, plan)
     blocked = {u: f for u in ordered(units) if isinstance(f := format_of(plan, u), BlockFormat)}
@@ -96,10 +93,7 @@ def _with(
     rule: ScaleRule | None = None,
     mode: RoundingMode | None = None,
 ) -> str:
-    """Return the change of every block format to another rule or mode.
-
-    It leaves out formats that have it already or cannot have it.
-    """
+    """Return the change of block formats that can have another rule or mode to it."""
     groups: dict[BlockFormat, list[Unit]] = {}
     for u, f in blocked.items():
         if (rule or f.rule) != f.rule or (mode or f.element.mode) is not f.element.mode:
@@ -132,10 +126,7 @@ def spelled(f: BlockFormat) -> str:
 
 
 def candidates(case: Case, done: Replayed) -> dict[str, str]:
-    """Return, as changes, the run as it was, every repair, the set of step 2, and a random set.
-
-    The random set has the size of the set of step 2.
-    """
+    """Return as changes: the run as it was, repairs, the set of step 2, as many at random."""
     g = done.guilty
     found = {BASE: AS_IT_WAS, **texts(case)}
     if g is not None:
@@ -152,10 +143,7 @@ def plan_with(case: Case, text: str) -> Plan:
 
 
 def repairs(done: Replayed, found: dict[str, str], measured: Mapping[str, Error]) -> list[Tried]:
-    """Replay the repairs and return them with the errors that they leave.
-
-    The replays of the run as it was are all shams.
-    """
+    """Replay the repairs; the replays of the run as it was are all shams."""
     names = [name for name in found if name != BASE]
     fates = done.replayer([Trial(found[name], r) for name in names for r in range(REPEATS)])
     made = {name: tuple(fates[i * REPEATS : (i + 1) * REPEATS]) for i, name in enumerate(names)} | {
@@ -207,10 +195,7 @@ class Found:
 def diagnose(
     folder: Path, options: DiagnoseOptions, out: Path, progress: Callable[[int, str], None]
 ) -> Found:
-    """Return the diagnosis of one run; out: where replays are kept.
-
-    Raises as `student.case.case` does.
-    """
+    """Return the diagnosis of one run; out: where replays are kept. Raises as `case` does."""
     from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
@@ -250,10 +235,7 @@ def diagnose(
 
 
 def choices(plan: Plan, units: Units, marked: Units) -> dict[str, Plan]:
-    """Return plans in which some events round while the others are FP32.
-
-    These are all events, the set of step 2 and its complement, those of a layer, each event.
-    """
+    """Return plans in which only these round: all, the set and its rest, a layer, an event."""
     found = {ALL: units} | (
         {SET: marked, REST: units - marked} if marked and marked != units else {}
     )

@@ -92,10 +92,7 @@ def name(u: Unit) -> str:
 
 
 def change(units: Collection[Unit], to: str = "fp32") -> str:
-    """Return the change of units to a format, as `roundscope proxy --arm` takes it.
-
-    It reads layer=1 matrix=up site=X,W -> fp32; ...
-    """
+    """Return the change of units to a format: layer=1 matrix=up site=X,W -> fp32; ..."""
     found = []
     for layer, matrix, sites in _grouped(units):
         where = [

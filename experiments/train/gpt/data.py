@@ -138,10 +138,7 @@ def _tokens(path: Path, config: Any) -> np.ndarray:
 
 
 def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
-    """Return a digest of the sizes and both ends of the files.
-
-    Reading all of a large one takes minutes.
-    """
+    """Return a digest of the files' sizes and ends: all of a large one takes minutes."""
     digest = hashlib.sha256()
     for tokens in parts:
         digest.update(
@@ -183,10 +180,7 @@ def _temporary() -> Path:
 
 
 def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Return runs of 1 to 16 equal tokens.
-
-    Without position embedding equal tokens have equal scores, so that several share the maximum.
-    """
+    """Return runs of 1 to 16 equal tokens: several share the maximum where none has a position."""
     raw = bits.random_raw((own.size, 2, own.length))
     ends = (1 + raw[:, 0] % np.uint64(LONGEST)).cumsum(axis=1)
     tokens = raw[:, 1] % np.uint64(own.vocab)
@@ -195,10 +189,7 @@ def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
 
 
 def _sink(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Return tokens of which the first, and a quarter of the others, are token 0.
-
-    What follows each token is fixed up to noise, so that there is something to learn.
-    """
+    """Return tokens, a quarter of them token 0; what follows each is fixed up to noise."""
     raw = bits.random_raw((2, own.size, own.length))
     tokens = np.zeros((own.size, own.length), np.uint64)
     vocab = np.uint64(own.vocab)
@@ -250,11 +241,7 @@ def prepare(paths: Sequence[Path], out: Path, as_json: bool) -> None:
 
 
 def texts(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return (text files, others).
-
-    Folders are searched in the order of names, without hidden files. Raises UsageError if there is
-    no text.
-    """
+    """Return (text files, others), in the order of names. Raises UsageError for no text."""
     files = [file for path in paths for file in _files(path)]
     is_text = {file: b"\0" not in file.read_bytes() for file in files}
     kept = [f for f in files if is_text[f]]
@@ -282,10 +269,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> dict[str, Any]:
-    """Write the documents end to end, the last tenth for validation; return what meta.json says.
-
-    train.bin is renamed into place last, so a folder that has it is complete.
-    """
+    """Write documents, a tenth of them for validation, train.bin last; return meta.json."""
     names, parts = zip(*documents, strict=True)
     tokens = _bytes_as_tokens(b"".join(parts))
     cut = tokens.size - tokens.size // SHARE
@@ -309,10 +293,7 @@ def _bytes_as_tokens(text: bytes) -> np.ndarray:
 
 
 def is_whole(folder: Path, text: bytes | None = None) -> bool:
-    """Return whether a folder has the tokens that `write` wrote there, every byte.
-
-    text: if given, they also have to be those of this text.
-    """
+    """Return whether a folder has all that `write` wrote there, and the text, if given."""
     try:
         meta, digest = _meta(folder), _digest(folder)
     except OSError:

@@ -37,10 +37,7 @@ def check_engine(config: Config) -> None:
 
 @lru_cache(64)
 def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Fixed:
-    """Return the plan of all layers and heads, or one for each layer where they differ.
-
-    Raises UsageError for what fused kernels do not do, before anything is compiled.
-    """
+    """Return the plan of all, or of each layer; UsageError for what kernels do not do."""
     if wrongs is not None:
         raise bad(
             "engine",

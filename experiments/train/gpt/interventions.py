@@ -77,10 +77,7 @@ MATRICES = tuple(Matrix)
 
 
 def is_linear(change: grammar.Change) -> bool:
-    """Return whether a change is one of linear layers.
-
-    Its places and what is right of the arrow decide that.
-    """
+    """Return whether a change is one of linear layers, by its places and what is changed."""
     names = {*change.where.get("site", "").split(","), *(name for name, _ in change.what)}
     return "matrix" in change.where or not names.isdisjoint((*NAMES, MX))
 
@@ -147,10 +144,7 @@ def described(plans: Plans | None) -> list[dict[str, Any]]:
 
 
 def places(change: Change, config: Config) -> Iterator[tuple[int, int]]:
-    """Return the (layer, head) that a change is for.
-
-    Raises UsageError for one that does not exist.
-    """
+    """Return the (layer, head) that a change is for; UsageError for one that does not exist."""
     return product(layers_of(change, config), _there(change, "head", change.heads, config.heads))
 
 

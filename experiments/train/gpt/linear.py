@@ -73,20 +73,14 @@ linear.defvjp(_forward, _backward)
 
 
 def rounded(x: Array, kind: str = "bf16") -> Array:
-    """Return x rounded to BF16 or FP16, as float32; numbers beyond FP16's range become infinite.
-
-    XLA deletes an `astype` there and back, but not this.
-    """
+    """Return x as BF16 or FP16, with infinities; unlike an `astype`, XLA keeps this."""
     exponent, mantissa = BITS[kind]
     return lax.reduce_precision(x, exponent_bits=exponent, mantissa_bits=mantissa)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: Array, tokens: Array, vocab: int) -> Array:
-    """Return rows (..., D) of the table (V, D).
-
-    Its gradient is a product with one-hot rows: a scatter adds in any order on a GPU.
-    """
+    """Return rows of the table (V, D); the gradient is a product, as a scatter has any order."""
     return table[tokens]
 
 
@@ -99,10 +93,7 @@ embed.defvjp(lambda table, tokens, vocab: (table[tokens], tokens), _embed_backwa
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Return the mean of log sum exp - the target's logit.
-
-    logits (..., V) are float32, targets (...) integers. There is no gather, so no scatter backward.
-    """
+    """Return the mean of log sum exp - the target's logit, of logits (..., V) in FP32."""
     hit = jnp.arange(logits.shape[-1], dtype=targets.dtype) == targets[..., None]
     chosen = jnp.where(hit, logits, jnp.zeros((), logits.dtype)).sum(-1)
     return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
@@ -173,10 +164,7 @@ def by_arm(how: How, found: Sequence[Formats], seeds: Sequence[int]) -> LinearPl
 
 
 def linear_at(plans: LinearPlans | None, step: Any) -> LinearPlans | None:
-    """Return the plans of one step: stochastic roundings draw from (seed, step, place).
-
-    Plans without any are returned as they are.
-    """
+    """Return the plans of one step: random bits are drawn from (seed, step, place)."""
     if plans is None or not plans.how.drawn:
         return plans
     return replace(plans, table=reseeded(jax.numpy.asarray(plans.table), jax.numpy.asarray(step)))

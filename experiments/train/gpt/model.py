@@ -262,10 +262,7 @@ LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 
 
 def product(x: Array, w: Array, kind: str, events: LinearPlans | None, matrix: Matrix) -> Array:
-    """Return x (..., in) times w (in, out); kind is Config.matmul, for a layer without events.
-
-    Blocks of X_W and G_W run over all rows of x.
-    """
+    """Return x (..., in) times w (in, out); blocks of X_W and G_W run over all rows of x."""
     if events is None:
         return linear(x, w, kind)
     rows = x.reshape(-1, x.shape[-1])
@@ -302,10 +299,7 @@ def _rows(events: LinearPlans, matrix: Matrix) -> Array:
 
 @jax.custom_vjp
 def watched(y: Array, x: Array, taps: Any) -> Array:
-    """Return y; its gradient by `taps` is what the product's backward reads.
-
-    taps = (zeros like x, zeros like y), and the gradient is (x, dy).
-    """
+    """Return y; its gradient by taps, zeros like x and y, is what the backward reads, (x, dy)."""
     return y
 
 

@@ -164,11 +164,7 @@ def coherence(total: Any, squares: Any) -> np.ndarray:
 def sites(
     config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Fixed | None = None
 ) -> list[dict[str, tuple[float, float]]]:
-    """Return, per arm, event -> (mean error, mean |error|) in ulps.
-
-    They are over the last rows of head number `turn` of every layer, or, with `fused`, over a
-    sample of all.
-    """
+    """Return per arm: event -> (mean error, mean |error|), in ulps, of one head or a sample."""
     if fused is not None:
         return _of_a_sample(config, seen, fused)
     head = turn % config.heads
@@ -200,10 +196,7 @@ def _site_means(
 
 
 def _of_a_sample(config: Config, seen: Any, plans: Fixed) -> list[dict[str, tuple[float, float]]]:
-    """Return the means over all layers and heads; each layer is a batch entry.
-
-    The tiles are the same in every arm.
-    """
+    """Return the means over layers, each a batch entry, and heads, by the same tiles."""
     tiles = -(-config.context // config.tile)
     each = plans if isinstance(plans, tuple) else (plans,) * config.layers
     options: dict[str, Any] = {
@@ -324,10 +317,7 @@ def _measured(
     wrong: Array | None = None,
     x: Array | None = None,
 ) -> dict[str, Array]:
-    """Return the numbers of every (arm, layer, head), each a batch entry of one head.
-
-    Drift only with x. XLA leaves out what no number needs.
-    """
+    """Return the numbers of every (arm, layer, head), each a batch entry; drift only with x."""
     lead, (t, features) = (*q.shape[:2], q.shape[4]), (q.shape[3], q.shape[5])
 
     def entry(x: Array) -> Array:
@@ -370,10 +360,7 @@ def _measured(
 
 
 def _gaps(scores: Array) -> Array:
-    """Return how many rows, from the second on, have top1 - top2 in each class.
-
-    scores are (heads, T, T), the result is (heads, classes).
-    """
+    """Return (heads, classes): how many rows but the first have top1 - top2 in each class."""
     seen = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -jnp.inf)[:, 1:]
     top = seen.max(-1)
     again = jnp.where(jnp.arange(seen.shape[-1]) == seen.argmax(-1)[..., None], -jnp.inf, seen).max(

@@ -78,10 +78,7 @@ def readable(plan: Plan) -> bool:
 
 
 def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
-    """Return the errors of arms at step 0, from those of each head, and a seed for each arm.
-
-    A head without any has c = 0.
-    """
+    """Return the errors of arms at step 0, with a seed each; a head without any has c = 0."""
 
     def field(of: Callable[[Wrong], Any], dtype: Any) -> np.ndarray:
         return np.array([[[of(w or NOTHING) for w in row] for row in arm] for arm in given], dtype)
@@ -96,10 +93,7 @@ def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
 
 
 def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
-    """Return e (B, T, N, H) of causal attention, without a derivative.
-
-    q, k, v are (B, T, N, H) float32; layer is the layer's number.
-    """
+    """Return e of causal attention with q, k, v (B, T, N, H) in a layer, without a derivative."""
     q, k, v = (lax.stop_gradient(x) for x in (q, k, v))
     c, kind, everywhere = (
         jnp.asarray(x)[layer][:, None] for x in (offset.c, offset.kind, offset.everywhere)
@@ -113,10 +107,7 @@ def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
 
 
 def ones_of(q: Array, k: Array) -> Array:
-    """Return where P rounds to 1 in BF16, (B, N, T, S).
-
-    These are keys that a query sees and whose score is within 1.955e-3 of the largest.
-    """
+    """Return where P rounds to 1 in BF16, (B, N, T, S): scores within 1.955e-3 of the top."""
     s = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") * jnp.float32(q.shape[-1] ** -0.5)
     s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)
     ones: Array = s >= s.max(-1, keepdims=True) - jnp.float32(WINDOW)
@@ -124,10 +115,7 @@ def ones_of(q: Array, k: Array) -> Array:
 
 
 def half_ulp(x: Array) -> Array:
-    """Return half a BF16 ulp of float32 numbers: 2^(e - 8) for 2^e <= |x| < 2^(e + 1).
-
-    It is 0 for 0 and for subnormal numbers.
-    """
+    """Return half a BF16 ulp, 2^(e - 8) for 2^e <= |x| < 2^(e + 1); 0 below normal numbers."""
     power = lax.bitcast_convert_type(
         lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32
     )
@@ -168,10 +156,7 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
 
 
 def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> None:
-    """Raise UsageError for a layer with an offset whose delta reads no output.
-
-    delta_from is the same in all heads of a layer.
-    """
+    """Raise UsageError for a layer with an offset whose delta, one for all heads, reads none."""
     for row, own in zip(plans or (), wrongs or (), strict=False):
         if any(own) and not readable(row[0]):
             repair = (

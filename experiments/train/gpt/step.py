@@ -76,10 +76,7 @@ def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None)
 
 
 def numbers_only(config: Config) -> Config:
-    """Return the config without what does not enter a step.
-
-    Runs that differ only in that share an executable.
-    """
+    """Return the config without what enters no step, so that runs share executables."""
     watching: dict[str, Any] = {
         "checkpoint_every": 1,
         "keep": 1,
@@ -243,10 +240,7 @@ class InParts:
         return done
 
     def _on_each(self, key: Hashable, run: Callable[[int], Any]) -> list[Any]:
-        """Return run(device) of all devices.
-
-        A thread for each launches its programs; what is compiled first is compiled in turn.
-        """
+        """Return run(device) of all, in threads once each program has been compiled."""
         at = self._threads.map if self.count > 1 and key in self._known else map
         found = list(at(run, range(self.count)))
         self._known.add(key)
@@ -266,10 +260,7 @@ class InParts:
 
 
 def total(parts: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """Return the sum of a power of two of parts: of neighbors, then of neighboring sums.
-
-    Each sum is made once its parts are there, so that few are kept.
-    """
+    """Return the sum of a power of two of parts: of neighbors, then of neighboring sums."""
     kept: list[T] = []
     for number, x in enumerate(parts, 1):
         while number % 2 == 0:

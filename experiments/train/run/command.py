@@ -137,10 +137,7 @@ def _show(found: dict[str, Any], *, emulated: bool) -> None:
 
 @contextmanager
 def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[View], None]]:
-    """Yield a function that shows where the run is.
-
-    What it drew on a terminal disappears at the end.
-    """
+    """Yield a function that shows where the run is, on a terminal only until the end."""
     where = console(stderr=True)
     if not where.is_terminal:
         tell = every(SECONDS, lambda text: where.print(text, markup=False, soft_wrap=True), clock)

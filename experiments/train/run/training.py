@@ -138,10 +138,7 @@ class Run:
         self.losses, self.pace = np.full(arms, np.nan), Pace()
 
     def go(self, show: Callable[[View], None], stop: Callable[[], bool]) -> bool:
-        """Do every step up to config.steps, unless `stop()` between two; then write a checkpoint.
-
-        Returns whether the end was reached.
-        """
+        """Do every step unless `stop()`, then write a checkpoint; return whether the end came."""
         c, first = self.settings.config, self.number
         while self.number < c.steps and not stop():
             if self.number % c.checkpoint_every == 0 and self.number != first:
@@ -177,10 +174,7 @@ class Run:
         )
 
     def _flush(self) -> None:
-        """Take the losses and norms since the last time to the log and the spike rule.
-
-        They are fetched from the device.
-        """
+        """Fetch losses and norms since the last time, for the log and the spike rule."""
         waiting, self.waiting = jax.device_get(self.waiting), []
         if not waiting:
             return

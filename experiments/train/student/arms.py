@@ -199,10 +199,7 @@ class Arm:
 
 
 def arm_of(config: Config, text: str, first: int = 0, before: Changes = ()) -> Arm:
-    """Return the arm of NAME=CHANGE[;CHANGE], each change from step `first` on.
-
-    They apply after those of `before`; lr=... is a change too. Raises UsageError.
-    """
+    """Return the arm of NAME=CHANGE[;CHANGE], after `before`, from `first` on. UsageError."""
     name, given, rest = text.partition("=")
     if not given or not name.strip() or "->" in name:
         raise bad("--arm", text, "write NAME=CHANGE, such as  floor='-> mx=mxfp8_e4m3'")
@@ -248,10 +245,7 @@ def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def key(config: Config, arm: Arm) -> str:
-    """Return the name of a result.
-
-    It depends on all that decides the result but versions, device, and the arm's own name.
-    """
+    """Return a result's name, by all that decides it but versions, device and the arm's name."""
     own = {k: v for k, v in asdict(arm).items() if k != "name"}
     return key_of(asdict(config) | {"lr": 1.0, "min_lr": config.min_lr / config.lr}, own)
 

@@ -70,10 +70,7 @@ def _measured(
     )
 
     def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, dict[str, Array]]:
-        """Return the gradient with some events rounded, compared with g, which the first makes.
-
-        It is one scan, so that it is compiled once.
-        """
+        """Compare a gradient, some events rounded, with g, the first turn's; one program."""
         own = gradient(jnp.where(at[1][:, None], table, exact))
         g = jnp.where(at[0] == 0, own, g)
         return g, compared(own - g, g)
@@ -97,10 +94,7 @@ def compared(error: Array, g: Array) -> dict[str, Array]:
 
 
 def _ends(config: Config, how: How, params: Any, x: Array, table: Array) -> dict[str, Array]:
-    """Return clipped and last of the activations and weights of UP, and gamma's numbers.
-
-    All are means over layers.
-    """
+    """Return means over layers: clipped and last of UP's x and W, and gamma's numbers."""
     inputs = model.student(config, how, params, x, table)[1][0]
     xs, ws = table[:, model.UP, INDEX[Site.X]], table[:, model.UP, INDEX[Site.W]]
     shares = [*jax.vmap(lambda v, row: ends_row(v, row, how.size, -1))(inputs, xs)]

@@ -29,10 +29,7 @@ PHIS: dict[str, Callable[..., Array]] = {
 
 
 def init(config: Config, key: Array, norm: bool) -> Params:
-    """Return weights uniform in +-1 / sqrt(inputs), as torch.nn.Linear's.
-
-    No shifts, gamma 1, beta 0.
-    """
+    """Return weights as torch.nn.Linear's, uniform in +-1 / sqrt(inputs); gamma 1, beta 0."""
     return jax.vmap(lambda k: _layer(config, jax.random.fold_in(key, k), norm))(
         jnp.arange(config.depth)
     )
@@ -64,10 +61,7 @@ def normalised(a: Array) -> Array:
 def layer(
     config: Config, how: How, p: dict[str, Array], a: Array, table: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Return (A + DOWN phi(UP LN(A)), (input of UP, input of DOWN)).
-
-    table: (matrices, events, FIELDS).
-    """
+    """Return (A + DOWN phi(UP LN(A)), (inputs of UP, DOWN)); table (matrices, events, FIELDS)."""
     h, gate, x = opened(how, p, a, table)
     out, inner = closed(config, how, p, h, gate, table)
     return a + out, (x, inner)
@@ -152,10 +146,7 @@ class Arms:
 
 
 def numbers_only(config: Config) -> Config:
-    """Return the config without what does not enter a step.
-
-    Runs that differ only in that share an executable.
-    """
+    """Return the config without what enters no step, so that runs share executables."""
     return replace(config, seed=0, measure_every=0)
 
 
@@ -177,10 +168,7 @@ def _fresh(config: Config) -> Callable[[Any], State]:
 
 @lru_cache(16)
 def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
-    """Return the function (seeds (S,), step) -> x, y (S, batch, width).
-
-    x are fresh rows, y the teacher's answers in FP32 with their noise.
-    """
+    """Return the function (seeds (S,), step) -> fresh rows x, answers y: (S, batch, width)."""
     config = numbers_only(config)
 
     def one(seed: Array, step: Array) -> tuple[Array, Array]:

@@ -88,10 +88,7 @@ def lone(runs: Sequence[Result]) -> list[str]:
 
 
 def over(own: Sequence[Result], runs: Iterable[Result]) -> float:
-    """Return the final loss over FP32's of the same seed and rate: the geometric mean of `own`.
-
-    `runs` holds FP32's. Infinite where one is not finite or missing.
-    """
+    """Return the geometric mean of losses over FP32's in `runs`; inf where one is missing."""
     exact = [r for r in runs if r.condition.name == EXACT]
     ratios = [r.loss / e.loss for r, e in paired(own, exact)]
     if len(ratios) < len(own) or not all(map(math.isfinite, ratios)):
@@ -178,10 +175,7 @@ def advance(
 def launch(
     config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None
 ) -> list[Result]:
-    """Return the results of arms of one group, in their order.
-
-    They run from `begin` (with an axis of arms) or from the first step.
-    """
+    """Return the results of arms of one group, from `begin` or the first step."""
     end, measured = advance(config, arms, begin or fresh(config, arms), config.steps, progress)
     follow, looks = followed(end.losses, DOUBLING), range(0, config.steps, EVERY)
     diverged, final = follow.diverged(), follow.final()
@@ -220,10 +214,7 @@ def prefix(arm: Arm, first: int) -> Arm:
 def begin(
     config: Config, arms: Sequence[Arm], first: int, folder: Path, progress: Progress
 ) -> Begin:
-    """Return the states of arms at step `first`, from the folder or computed and kept there.
-
-    The arms are of one group, with one executable.
-    """
+    """Return the states of one group's arms at `first`, kept in the folder or computed now."""
     wanted = list(dict.fromkeys(prefix(arm, first) for arm in arms))
     seeds = "-".join(str(a.seed) for a in wanted)
     path = folder / f"begin-{first}-{key(config, wanted[0])[:12]}-{seeds}.safetensors"

@@ -120,10 +120,7 @@ class Outcome:
 
     @property
     def survives(self) -> bool:
-        """Return whether all repeats survive.
-
-        Sets are many, and one that survives by luck would pass for the cause.
-        """
+        """Whether all repeats survive: of many sets, some do by luck."""
         return self.failures == 0
 
     @property
@@ -133,11 +130,7 @@ class Outcome:
 
 
 def better(fates: Sequence[Fate], others: Sequence[Fate]) -> float:
-    """Return p of Fisher's exact test, one-sided.
-
-    It is the probability that replays survive this much more often than others if a change makes no
-    difference.
-    """
+    """Return p of Fisher's one-sided test: to survive so much more often by chance."""
     from scipy.stats import fisher_exact
 
     table = [
@@ -248,10 +241,7 @@ class Replayer:
                 self.next_sham = number
 
     def _kept(self, trial: Trial, whole: bool = False) -> Fate | None:
-        """Return the fate of a replay that was run before, if what was kept decides it.
-
-        whole: only if the replay went to the end.
-        """
+        """Return the fate of an earlier replay if it is decided; whole: only at its end."""
         kept = self.store.read(self.window.name(trial))
         if kept is None or (whole and len(kept[0]) < self.steps):
             return None
@@ -264,11 +254,7 @@ class Replayer:
         return Fate(failed=judge.failed[0], losses=losses[:, 0]) if is_known else None
 
     def _group(self, trials: Sequence[Trial], group: Hashable, which: list[int]) -> dict[int, Fate]:
-        """Return the fates of trials of one executable.
-
-        Where shams can fill a launch it always has the same number of places, so that one
-        executable serves all.
-        """
+        """Return the fates of trials of one executable; shams fill its places."""
         company = self.window.company
         is_filled = company > 0 or group == self.window.group(Trial(self.window.as_it_was))
         size = max(limit() - company, 1)
@@ -284,10 +270,7 @@ class Replayer:
             return range(self.next_sham - shams, self.next_sham)
 
     def _launch(self, trials: list[Trial], shams: int) -> list[Fate]:
-        """Run trials and shams in one launch.
-
-        It goes to the end of the window or until all trials have failed.
-        """
+        """Run trials and shams together until all trials failed or the window ends."""
         whole = [*trials, *(Trial(self.window.as_it_was, i) for i in self._reserved(shams))]
         judge = self.window.judge(len(whole))
         number = self.first

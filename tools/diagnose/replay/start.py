@@ -166,10 +166,7 @@ class Replayed:
 
     @property
     def shams(self) -> Outcome:
-        """The run as it was with other last bits, from the state of the search.
-
-        These are its sanity arms, and all shams beside the sets.
-        """
+        """The run as it was with other last bits: sanity arms and shams beside sets."""
         low: Sequence[Fate] = self.sanity[-1].low.fates if self.sanity else ()
         return Outcome(units=frozenset(), fates=(*low, *self.replayer.shams))
 
@@ -236,10 +233,7 @@ def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
 
 
 def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
-    """Try states and windows until one decides.
-
-    Returns (the sanity check of each, the replayer of the last).
-    """
+    """Try states and windows until one decides; return each check, and the last's replayer."""
     tried: list[Sanity] = []
     best: tuple[Sanity, Replayer] | None = None
     for until in dict.fromkeys((model.case.until, model.case.longest)):
@@ -323,7 +317,7 @@ class RunPart:
     step       that of the state which steps 3 to 6 examine
     replayed   steps 1 and 2; None if the run never failed
     survivals  the outcome of replays with a repair, by its name
-    rows       `tensors.rows.shares` with the set of step 2 exact, of each layer
+    rows       `carrier.shares` with the set of step 2 exact, of each layer
     """
 
     arm: str

@@ -72,10 +72,7 @@ class Store:
         return sqlite3.connect(self.path, timeout=30.0)
 
     def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return losses and gradient norms (steps,) of a replay, as far as it went.
-
-        None if it was not run.
-        """
+        """Return losses and norms (steps,) of a replay, as far as it went; None for none."""
         with explained(self.path), closing(self._open()) as connection:
             row = connection.execute(
                 "SELECT losses, norms FROM replayed WHERE name = ?", (name,)
@@ -120,10 +117,7 @@ class Store:
 
 
 def _is_unsigned(connection: sqlite3.Connection) -> bool:
-    """Return whether a file of an older version, which signed none, has our tables and no others.
-
-    They are signed from then on.
-    """
+    """Return whether a file of an older version, to be signed, has our tables alone."""
     [(owner,)] = connection.execute("PRAGMA application_id")
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     own = {name for name in names if not name.startswith("sqlite_autoindex")}

@@ -59,10 +59,7 @@ class Diagnosis:
 
 
 def report(d: Diagnosis, request: str) -> Report:
-    """Return the report: the verdict, the steps, the evidence, what was not shown, what was run.
-
-    request: the digest of what was asked, which stands in diagnosis.json.
-    """
+    """Return the report; request: the digest of what was asked, for diagnosis.json."""
     sentence, _, repair = d.first_line.partition(". Repair: ")
     sentence = d.opening or f"{sentence[:1].upper()}{sentence[1:]}."
     held = {True: "holds", False: "does not hold"}

@@ -34,10 +34,7 @@ EFFECTS = {
 
 
 def directions(found: Findings) -> Figure:
-    """Draw step 3: cosines of the factors by head, and the share of the leading singular direction.
-
-    The share is compared with its distributions under the null hypotheses.
-    """
+    """Draw step 3: cosines of the factors by head, the leading direction's share, nulls."""
     figure, axes = canvas(5.2, 2, 1, sharex=True)
     top, bottom = axes[:, 0]
 
@@ -215,10 +212,7 @@ def accounts(found: Findings) -> Figure:
 
 
 def features(found: Findings) -> Figure:
-    """Draw, by feature, the mean of dO (O as delta reads it - O exact), and running sums by token.
-
-    The sums are those of rows with several P = 1 and of the others.
-    """
+    """Draw the mean of dO (O - O exact) by feature, and running sums by kind of row."""
     o = found.origin
     figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1])
     left, right = axes[0]
@@ -252,10 +246,7 @@ def features(found: Findings) -> Figure:
 
 
 def classes(found: Findings) -> Figure | None:
-    """Draw the inexact events of each class for every rounding of the output, and their bias.
-
-    Their bias is what they contribute to delta's error. None where nothing is inexact.
-    """
+    """Draw each class of inexact roundings of the output, and its part in delta's error."""
     shown = [c for c in found.origin.classes if c.events[EXACT + 1 :].any()]
     if not shown:
         return None
@@ -302,10 +293,7 @@ def losses(
     marks: Sequence[Mark] = (),
     limit: float = np.inf,
 ) -> Figure:
-    """Draw the loss of the log (step, loss), its replay, and the sanity arms.
-
-    Dotted lines are marked steps, and the alarm's limit.
-    """
+    """Draw the log's loss, its replay and the sanity arms; dotted: marks, the alarm's limit."""
     figure, axes = canvas(3.4)
     ax = axes[0, 0]
     low, high = -np.inf, np.inf
@@ -387,10 +375,7 @@ def exact_map(g: Guilty) -> Figure:
 
 
 def survivors(r: Replayed, g: Guilty) -> Figure:
-    """Draw every replay with a set exact: when it failed, by how many events were exact.
-
-    Replays of the run as it was are among them.
-    """
+    """Draw when every replay failed, by how many events were exact (as it was: none)."""
     figure, axes = canvas(3.2)
     ax, steps, top = axes[0, 0], r.replayer.steps, r.replayer.until + 0.08 * r.replayer.steps
     rng, aside = np.random.Generator(np.random.Philox(key=3)), 0.01 * len(g.all_units)

@@ -25,10 +25,7 @@ KINDS = {
 
 
 def headline(found: Findings) -> str:
-    """Return the verdict in a few sentences.
-
-    For a run it begins with what its replays say; then comes what the tensors say.
-    """
+    """Return the verdict in a few sentences: what replays say, then what tensors say."""
     if found.run is None:
         return f"{left_out(found)}{mechanism(found)}"
     return f"{left_out(found)}{_run_headline(found.run)} {mechanism(found)}"
@@ -64,10 +61,7 @@ def not_finite(lost: Sequence[Measured]) -> str:
 
 
 def opening(found: Findings) -> str:
-    """Return the answer for tensors in one sentence, without numbers of single heads.
-
-    Layers with infinite or NaN results are named before it.
-    """
+    """Return the answer for tensors in a sentence, after layers that are not finite."""
     count, of = len(found.biased), found.coherence.tests
     heads = f"{count} of {of} heads"
     if not count:

@@ -127,10 +127,7 @@ def searched(r: Replayed | None, why: str = "") -> str:
 
 
 def links(r: Replayed) -> list[Link]:
-    """Return steps 1 and 2 link by link, each held or not, with its evidence.
-
-    A step that was not reached has none.
-    """
+    """Return steps 1 and 2, as far as they were reached, as links with their evidence."""
     chain = [_again(r)]
     if r.sanity:
         chain.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))

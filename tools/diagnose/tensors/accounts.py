@@ -88,10 +88,7 @@ class Head:
 
 
 def head_events(m: Measured, b: int, n: int) -> Head:
-    """Run one head of a sequence again, keeping its events.
-
-    A stochastic plan draws other bits here than in the whole layer.
-    """
+    """Run one head of a sequence again, keeping its events; random bits are others."""
     layer, plan = one_head(m, b, n), m.request.plan
     low = run(replace(layer, do=None), m.request, m.scale, plan, record=Record(events=KEPT))
     events = {
@@ -126,10 +123,7 @@ def _unit(plan: Plan, scale: float) -> float:
 
 
 def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
-    """Return the accounts per token, (T,), which add up to the error of delta (drift.error).
-
-    They are scores, row sum, P, V, PV, AO, O, OUT, OD, rest.
-    """
+    """Return the accounts per token, (T,), that add up to the error of delta."""
 
     def delta(out: np.ndarray) -> np.ndarray:
         return np.asarray((h.do * out).sum(-1))
@@ -169,10 +163,7 @@ def _positive(x: np.ndarray) -> Any:
 
 
 def weighed_errors(h: Head) -> dict[Site, np.ndarray]:
-    """Return errors of the events between P V and the output, as they are in the output.
-
-    They are by key tile, (tiles, T, H); OUT and OD have one tile.
-    """
+    """Return errors of the output's events, weighted: (tiles, T, H), OUT, OD one tile."""
     found = {}
     for site in OUTPUT_SITES:
         if site in h.events:

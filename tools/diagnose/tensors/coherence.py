@@ -41,10 +41,7 @@ class Coherence:
 
     @property
     def level(self) -> float:
-        """The p below which a head is biased.
-
-        Without bias some head of the whole diagnosis has such a p once in a hundred times.
-        """
+        """The p that an unbiased head of the diagnosis has once in a hundred times."""
         return FALSE_ALARMS / max(self.tests, 1)
 
     @property

@@ -42,7 +42,7 @@ class Findings:
     chosen   index of its layer;  head: that of the head
     base     the plan as it is;  outcomes: the arms
     rows     by layer and head, the sums of the rows of dS, relative to the gradient of W_Q
-             (`rows.shares`); None for blocks
+             (`carrier.shares`); None for blocks
     lost     the layers whose results are infinite or NaN; they take no part in the steps
     among    the number of heads that steps 5 and 6 chose from, those that a search names; 0: all
     run      for a run: steps 1 and 2, and the replays of step 6
@@ -209,18 +209,12 @@ def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
 def furthest(
     coherences: Sequence[Coherence], places: Collection[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the one of these (layer, head) with the smallest p.
-
-    Of those with equal p it is the one with the largest A.
-    """
+    """Return the one of these (layer, head) with the smallest p, then the largest A."""
     return min(places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
 
 
 def _check_tokens(layers: list[Layer], tests: int) -> None:
-    """Raise UsageError if there are too few tokens to detect any bias.
-
-    All errors of one sign have p = 2^(1 - T) under sign flips.
-    """
+    """Refuse too few tokens for any bias: equal signs have p = 2^(1 - T)."""
     needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
     for x in layers:
         tokens = x.q.shape[0] * x.q.shape[1]

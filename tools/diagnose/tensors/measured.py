@@ -64,10 +64,7 @@ class Subject:
 
 
 def measure(subject: Subject, progress: Progress) -> Measured:
-    """Run forward and backward of a layer, twice.
-
-    Raises UsageError if it has no do, which delta needs.
-    """
+    """Run a layer's forward and backward, twice. Raises UsageError without do."""
     layer, request = subject.layer, subject.request
     if layer.do is None:
         raise bad(
@@ -130,10 +127,7 @@ def one_head(m: Measured, b: int, n: int) -> Layer:
 
 
 def by_head(x: Any) -> np.ndarray:
-    """Return (B, T, N, ...) as (N, B T, ...), binary64.
-
-    So every head has the tokens of all sequences.
-    """
+    """Return (B, T, N, ...) as (N, B T, ...), binary64: a head has all sequences' tokens."""
     x = np.asarray(x, dtype=np.float64)
     return np.ascontiguousarray(np.moveaxis(x, 2, 0)).reshape(x.shape[2], -1, *x.shape[3:])
 

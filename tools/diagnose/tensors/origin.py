@@ -148,18 +148,12 @@ class Origin:
     running: Running | None
 
     def share(self, name: str) -> float:
-        """Return an account's share of the bias.
-
-        Shares of other sign are negative, and all add up to 1.
-        """
+        """Return an account's signed share of the bias; all shares add up to 1."""
         return self.accounts[name].mean / self.total.mean if self.total.mean else 0.0
 
     @property
     def origins(self) -> list[str]:
-        """Accounts that are biased by themselves, with the sign of the whole, the largest first.
-
-        Each has at least a tenth of the whole.
-        """
+        """Accounts that are biased by themselves and a tenth or more, largest first."""
         found = [
             n
             for n, b in self.accounts.items()
@@ -169,10 +163,7 @@ class Origin:
 
     @property
     def site(self) -> Classes | None:
-        """The rounding of the output that has the largest share among the origins.
-
-        None if none is one.
-        """
+        """The output's rounding with the largest share of the origins; None for none."""
         named = [c for c in self.classes if c.site in self.origins]
         return max(named, key=lambda c: self.share(c.site), default=None)
 
@@ -211,10 +202,7 @@ def _of_sequence(
 
 
 def _added(own: Sequence[Classes]) -> Classes:
-    """Return the classes of a site over sequences of equal length.
-
-    Events add up, means per token are averaged.
-    """
+    """Return a site's classes over sequences of equal length: events add up, means average."""
 
     def over(name: str, how: Callable[..., Any]) -> Any:
         return how([getattr(c, name) for c in own], axis=0)
@@ -252,10 +240,7 @@ def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
 
 
 def _main(m: Measured, h: Head, site: Site) -> Any:
-    """Return the main part of a sum of P V: that of the keys with P = 1, and what it is added to.
-
-    None where there is no such part.
-    """
+    """Return a P V sum's part of keys with P = 1 and what it is added to; None for other sites."""
     plan = m.request.plan
     if site is not (Site.O if plan.pv_into_o else Site.PV):
         return None

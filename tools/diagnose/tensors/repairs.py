@@ -62,10 +62,7 @@ def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Pl
 
 
 def _possible(change: Callable[[Plan], Plan], plans: Sequence[Plan]) -> bool:
-    """Return whether all plans can have a change.
-
-    Those of some kernels cannot: the stabilizer, for one, shifts scores in base e only.
-    """
+    """Return whether all plans can have a change; some kernels' take no stabilizer."""
     try:
         for plan in plans:
             change(plan)
@@ -210,10 +207,7 @@ def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
 def repair(
     m: Measured, head: int, origins: list[str], level: float, progress: Progress
 ) -> tuple[Outcome, list[Outcome]]:
-    """Run step 6: return (the plan as it is, every arm).
-
-    level: the p below which a head of the layer counts as biased.
-    """
+    """Run step 6: return (the plan as it is, every arm); level: p of a biased head."""
     plan = m.request.plan
     reference = run_exactly(m.layer, m.request, m.scale, exact_twin(plan))
     base, seconds, _ = _tried(m, head, Arm(name="as it is", plan=plan), level, 0.0, reference)
