@@ -40,11 +40,7 @@ class Row:
 
 def bench_step(progress: Callable[[str], None]) -> list[Row]:
     """Return every row; plain JAX comes first for each size."""
-    import jax
-
-    return [
-        row for size in _sizes(jax.default_backend() == "cpu") for row in _rows(*size, progress)
-    ]
+    return [row for size in _sizes() for row in _rows(*size, progress)]
 
 
 def run(as_json: bool) -> None:
@@ -58,18 +54,19 @@ def run(as_json: bool) -> None:
     if as_json:
         print_json([asdict(r) for r in rows])
     else:
-        _print(rows)
+        heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
+        show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
     if differ := [f"{r.what} ({r.size})" for r in rows if not r.same_bits]:
         raise ArithmeticError(f"two equal runs differ in bits: {', '.join(differ)}")
 
 
-def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
+def _sizes() -> list[tuple[Any, int]]:
     import jax
 
     from roundscope.experiments.train.config import Config
 
     small = Config(data="repeat")
-    if on_cpu:
+    if jax.default_backend() == "cpu":
         return [(replace(small, batch=4), 1)]
     gpt2 = replace(small, layers=12, heads=12, width=768, context=LONG, batch=8, block=64)
     usual = [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40)]
@@ -87,18 +84,17 @@ def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
         progress(f"{what}, {size}")
         compiling, step, watching, same = _measured(replace(config, **changes), arms)
         plain, monitored = (rows[0].step if rows else step), step + watching
-        rows.append(
-            Row(
-                size=size,
-                what=what,
-                compiling=compiling,
-                step=step,
-                monitored=monitored,
-                against_jax=step / plain,
-                monitored_against_jax=monitored / plain,
-                same_bits=same,
-            )
+        row = Row(
+            size=size,
+            what=what,
+            compiling=compiling,
+            step=step,
+            monitored=monitored,
+            against_jax=step / plain,
+            monitored_against_jax=monitored / plain,
+            same_bits=same,
         )
+        rows.append(row)
     return rows
 
 
@@ -139,11 +135,9 @@ def _group(config: Any, arms: int) -> tuple[Any, Callable[[int], Any]]:
     from roundscope.experiments.train.groups import Group, drawing
     from roundscope.experiments.train.settings import Arm, Settings
 
-    settings = Settings(
-        config=config, arms=tuple(Arm(name=str(i), lr=config.lr) for i in range(arms))
-    )
-    group = Group(settings, list(range(arms)), step.start(config, arms))
-    return group, drawing(settings)
+    own = tuple(Arm(name=str(i), lr=config.lr) for i in range(arms))
+    settings = Settings(config=config, arms=own)
+    return Group(settings, list(range(arms)), step.start(config, arms)), drawing(settings)
 
 
 def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> float:
@@ -165,10 +159,8 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
     tokens = group.own(batch(STEPS))[..., :1, :]
     looks, sites = [], []
     for turn in range(LOOKS + 1):
-        began = time.perf_counter()
-        _, seen = monitor.look(
-            config, group.state.params, tokens, tables, STEPS, sole=group.sole(STEPS)
-        )
+        began, params = time.perf_counter(), group.state.params
+        _, seen = monitor.look(config, params, tokens, tables, STEPS, sole=group.sole(STEPS))
         looks.append(time.perf_counter() - began)
         if seen is not None:
             began = time.perf_counter()
@@ -176,11 +168,6 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
             sites.append(time.perf_counter() - began)
     rest = statistics.median(sites[1:]) / monitor.SITES_EVERY if sites else 0.0
     return (statistics.median(looks[1:]) + rest) / int(config.monitor_every)
-
-
-def _print(rows: list[Row]) -> None:
-    heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
-    show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
 
 
 def _numbers(row: Row) -> list[str]:

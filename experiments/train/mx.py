@@ -120,9 +120,8 @@ class Formats:
 
     def table(self, seed: int = 0) -> np.ndarray:
         """Return the table of `round_row`, (layers, matrices, events, FIELDS) int32."""
-        table = np.array(
-            [[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32
-        )
+        rows = [[[row_of(f) for f in own] for own in row] for row in self.formats]
+        table = np.array(rows, np.int32)
         table[..., SEED] = np.uint32(seed).view(np.int32)
         return table
 
@@ -137,11 +136,7 @@ def reseeded(table: Array, step: Array) -> Array:
 
 
 def put(
-    formats: np.ndarray,
-    layers: Sequence[int],
-    matrices: Sequence[int],
-    sites: Sequence[Site],
-    f: Kept,
+    formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], sites: Any, f: Kept
 ) -> None:
     """Write a format into some places of an array of objects (layers, matrices, events)."""
     for index in product(layers, matrices, (INDEX[site] for site in sites)):
@@ -151,14 +146,6 @@ def put(
 def as_formats(formats: np.ndarray) -> tuple[tuple[tuple[Kept, ...], ...], ...]:
     """Return an array of objects (layers, matrices, events) as `Formats` keeps it."""
     return tuple(tuple(map(tuple, row)) for row in formats)
-
-
-def _sites_named(name: str) -> tuple[Site, ...]:
-    if name in GROUPS:
-        return GROUPS[name]
-    if name not in INDEX:
-        raise ValueError(unknown("site", name, (*Site, *GROUPS)))
-    return (Site[name],)
 
 
 def kept(text: str, block: int) -> Kept:
@@ -177,20 +164,22 @@ def written(change: Change, block: int) -> Written:
 
 
 def _events(name: str, place: str | None) -> tuple[Site, ...] | None:
-    if name == MX or (name and name not in (*Site, *GROUPS)):
-        if name != MX:
-            named = f"{unknown('site', name, (*Site, *GROUPS, MX))}; put ; between two changes"
-            raise ValueError(
-                f"{name}= is not of linear layers; those take SITE=FORMAT[:RULE][:MODE] or"
-                f" {MX}=FORMAT; {named}"
-            )
-        if place is not None:
-            raise ValueError(f"{MX}= is of all events; leave site= out, or write the format alone")
-        return None
+    if name and name not in (MX, *Site, *GROUPS):
+        named = f"{unknown('site', name, (*Site, *GROUPS, MX))}; put ; between two changes"
+        takes = f"those take SITE=FORMAT[:RULE][:MODE] or {MX}=FORMAT"
+        raise ValueError(f"{name}= is not of linear layers; {takes}; {named}")
     if name and place is not None:
+        if name == MX:
+            raise ValueError(f"{MX}= is of all events; leave site= out, or write the format alone")
         raise ValueError(f"{name}= says its events itself; leave site= out")
-    names = (name or place or "all").split(",")
-    return tuple(site for part in names for site in _sites_named(part))
+    if name == MX:
+        return None
+    found: list[Site] = []
+    for part in (name or place or "all").split(","):
+        if part not in (*Site, *GROUPS):
+            raise ValueError(unknown("site", part, (*Site, *GROUPS)))
+        found += GROUPS[part] if part in GROUPS else [Site[part]]
+    return tuple(found)
 
 
 def put_written(
@@ -261,13 +250,8 @@ def linear(how: How, x: Array, w: Array, rows: Rows) -> Array:
     x, w and g as they are, so an operand along one axis and the same along the other are two
     roundings of one number.
     """
-    return rounded(
-        how, _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W)), rows, Site.Y
-    )
-
-
-def _forward(how: How, x: Array, w: Array, rows: Rows) -> tuple[Array, Any]:
-    return linear(how, x, w, rows), (x, w, rows)
+    y = _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W))
+    return rounded(how, y, rows, Site.Y)
 
 
 def _backward(how: How, kept: Any, g: Array) -> tuple[Array, Array, None]:
@@ -277,7 +261,7 @@ def _backward(how: How, kept: Any, g: Array) -> tuple[Array, Array, None]:
     return rounded(how, dx, rows, Site.DX), rounded(how, dw, rows, Site.DW), None
 
 
-linear.defvjp(_forward, _backward)
+linear.defvjp(lambda how, x, w, rows: (linear(how, x, w, rows), (x, w, rows)), _backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))

@@ -27,7 +27,8 @@ from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
 from roundscope.experiments.train import mx
-from roundscope.experiments.train.mx import How, Kept, reseeded
+from roundscope.experiments.train.mx import How, reseeded
+from roundscope.experiments.train.step import arm
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.arms import Config, Plan, plan_of
 from roundscope.experiments.train.student.measure import compared
@@ -64,14 +65,10 @@ def only(plan: Plan, units: Units) -> Plan:
     """Return the plan with all events but these in FP32."""
     places = {place(u) for u in units}
 
-    def keep(i: int, m: int, s: int, f: Kept) -> Kept:
-        return f if (i, m, s) in places else BINARY32
-
-    rows = [
-        [[keep(i, m, s, f) for s, f in enumerate(own)] for m, own in enumerate(row)]
-        for i, row in enumerate(plan.formats)
-    ]
-    return Plan(formats=tuple(tuple(map(tuple, row)) for row in rows), beta=plan.beta)
+    formats = np.array(plan.formats, dtype=object)
+    for at in set(np.ndindex(formats.shape)) - places:
+        formats[at] = BINARY32
+    return Plan(formats=mx.as_formats(formats), beta=plan.beta)
 
 
 def looked(case: Case, begin: Begin) -> list[Begin]:
@@ -93,24 +90,16 @@ def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[s
     found = []
     for begin in states:
         x, y = rows(jnp.asarray([seed], jnp.uint32), np.int32(begin.step))
-        found.append(
-            jax.device_get(of(jax.tree.map(lambda leaf: leaf[0], begin.state), tables, x[0], y[0]))
-        )
-    measured = {
-        name: np.array([seen[0][name] for seen in found], float)
-        for name in ("zeta", "cosine", "along")
-    }
-    samples = np.stack([seen[1] for seen in found])  # (T, plans, sample)
+        found.append(jax.device_get(of(arm(begin.state, 0), tables, x[0], y[0])))
+    compared, *each = zip(*found, strict=True)
+    samples, gradients = map(np.stack, each)  # (T, plans, sample), (T, sample)
+    names = ("zeta", "cosine", "along")
+    measured = {name: np.array([seen[name] for seen in compared], float) for name in names}
     made = {
         n: _error({k: v[:, i] for k, v in measured.items()}, samples[:, i])
         for i, n in enumerate(plans)
     }
-    one = np.ones(len(states))
-    return made | {
-        GRADIENT: _error(
-            {"zeta": one, "cosine": one, "along": one}, np.stack([seen[2] for seen in found])
-        )
-    }
+    return made | {GRADIENT: _error(dict.fromkeys(names, np.ones(len(states))), gradients)}
 
 
 def _error(measured: dict[str, np.ndarray], sample: np.ndarray) -> Error:
@@ -124,10 +113,8 @@ def coherence(sample: np.ndarray) -> tuple[float, float, float]:
     total = np.trace(products)
     if not total > 0.0:
         return 0.0, 1.0, 0.0
-    signs = (
-        np.random.Generator(np.random.Philox(key=5)).integers(0, 2, (DRAWS, len(sample))) * 2.0
-        - 1.0
-    )
+    rng = np.random.Generator(np.random.Philox(key=5))
+    signs = rng.integers(0, 2, (DRAWS, len(sample))) * 2.0 - 1.0
 
     def of(s: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.maximum(((s @ products) * s).sum(-1), 0.0) / total))
@@ -141,15 +128,12 @@ def coherence(sample: np.ndarray) -> tuple[float, float, float]:
 def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array], Array, Array]]:
     """Return jitted (state, tables, x, y) -> `compared`, samples of epsilon, of the gradient."""
 
-    def all_of(
-        state: Any, tables: Array, x: Array, y: Array
-    ) -> tuple[dict[str, Array], Array, Array]:
+    def all_of(state: Any, tables: Array, x: Array, y: Array) -> Any:
         blank = jnp.zeros_like(ravel_pytree(state.params)[0])
-        taken = np.sort(
-            np.random.Generator(np.random.Philox(key=4)).permutation(blank.size)[:SAMPLE]
-        )
+        rng = np.random.Generator(np.random.Philox(key=4))
+        taken = np.sort(rng.permutation(blank.size)[:SAMPLE])
 
-        def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
+        def one(g: Array, at: tuple[Array, Array]) -> Any:
             """Compare a gradient with g, that of the first turn; one program for all."""
             table = reseeded(at[1], state.step) if how.drawn else at[1]
             tree = jax.grad(model.loss)(state.params, config, how, x, y, table)

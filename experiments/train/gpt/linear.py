@@ -24,13 +24,7 @@ from jax import Array, lax
 from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.experiments.train import mx
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt.interventions import (
-    BLOCK,
-    MATRICES,
-    Change,
-    changes_of,
-    layers_of,
-)
+from roundscope.experiments.train.gpt.interventions import BLOCK, MATRICES, changes_of, layers_of
 from roundscope.experiments.train.mx import (
     GROUPS,
     Formats,
@@ -128,29 +122,18 @@ def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
     ]
     if not changes:
         return None
+    needed = f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers"
     for name in ("width", "context"):
         if getattr(config, name) % BLOCK:
-            raise bad(
-                name,
-                getattr(config, name),
-                f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers",
-            )
+            raise bad(name, getattr(config, name), needed)
     formats = np.full((config.layers, len(MATRICES), len(Site)), BINARY32, dtype=object)
     if config.matmul != "fp32":
         operands = (*GROUPS["weights"], *GROUPS["activations"])
         put(formats, range(config.layers), range(len(MATRICES)), operands, rounding(config.matmul))
     for change in changes:
-        _apply(formats, change, config)
+        matrices = [MATRICES.index(m) for m in change.matrices or ()]
+        put_written(formats, layers_of(change, config), matrices, change.written)
     return Formats(formats=as_formats(formats))
-
-
-def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
-    put_written(
-        formats,
-        layers_of(change, config),
-        [MATRICES.index(m) for m in change.matrices or ()],
-        change.written,
-    )
 
 
 def how_of(found: Sequence[Formats]) -> How:

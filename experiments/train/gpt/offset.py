@@ -32,7 +32,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt.interventions import OFFSET, Change, changes_of, places
+from roundscope.experiments.train.gpt.interventions import OFFSET, changes_of, places
 from roundscope.experiments.train.gpt.plans import Plans
 from roundscope.tools.errors import UsageError, bad
 
@@ -116,9 +116,8 @@ def ones_of(q: Array, k: Array) -> Array:
 
 def half_ulp(x: Array) -> Array:
     """Return half a BF16 ulp, 2^(e - 8) for 2^e <= |x| < 2^(e + 1); 0 below normal numbers."""
-    power = lax.bitcast_convert_type(
-        lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32
-    )
+    exponent = lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT
+    power = lax.bitcast_convert_type(exponent, jnp.float32)
     half: Array = power * jnp.float32(2.0**-8)
     return half
 
@@ -126,13 +125,10 @@ def half_ulp(x: Array) -> Array:
 def _sign(offset: Offset, kind: Array, layer: Any, total: Array) -> Array:
     key = jax.random.fold_in(jax.random.key(offset.seed), layer)
     fixed = jax.random.rademacher(key, total.shape[2:], total.dtype)
-    noise = jax.random.rademacher(
-        jax.random.fold_in(key, offset.step + 1), total.shape, total.dtype
-    )
-    of_v = jnp.sign(total)
-    return jnp.where(
-        kind == KINDS.index(NOISE), noise, jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v)
-    )
+    anew = jax.random.fold_in(key, offset.step + 1)
+    noise, of_v = jax.random.rademacher(anew, total.shape, total.dtype), jnp.sign(total)
+    lasting = jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v)
+    return jnp.where(kind == KINDS.index(NOISE), noise, lasting)
 
 
 ALL = "all"
@@ -149,7 +145,10 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
     for text in (*config.changes, *texts):
         for change in changes_of(text):
             for value in change.offsets:
-                wrong = _read(change, value)
+                try:
+                    wrong = None if value == "none" else _wrong(value)
+                except ValueError as error:
+                    raise UsageError(f"change '{change.text}': {error}") from None
                 for layer, head in places(change, config):
                     found[layer][head] = wrong
     return tuple(map(tuple, found)) if any(wrong for row in found for wrong in row) else None
@@ -159,10 +158,8 @@ def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> N
     """Raise UsageError for a layer with an offset whose delta, one for all heads, reads none."""
     for row, own in zip(plans or (), wrongs or (), strict=False):
         if any(own) and not readable(row[0]):
-            repair = (
-                f"delta_from={row[0].delta_from} reads no output that could be off; use"
-                " delta_from=OUT or O, or offset=none"
-            )
+            why = f"delta_from={row[0].delta_from} reads no output that could be off"
+            repair = f"{why}; use delta_from=OUT or O, or offset=none"
             raise bad("changes", "; ".join(texts), repair)
 
 
@@ -181,13 +178,6 @@ def words(wrong: Wrong) -> str:
     return f"{wrong.c:.9g}:{wrong.kind}" + (f":{ALL}" if wrong.everywhere else "")
 
 
-def _read(change: Change, text: str) -> Wrong | None:
-    try:
-        return None if text == "none" else _wrong(text)
-    except ValueError as error:
-        raise UsageError(f"change '{change.text}': {error}") from None
-
-
 def _wrong(text: str) -> Wrong:
     c, _, rest = text.partition(":")
     kind, more, rows = rest.partition(":")
@@ -196,10 +186,8 @@ def _wrong(text: str) -> Wrong:
     except ValueError:
         size = np.inf
     if not abs(size) <= LARGEST or not kind or (more and rows != ALL):
-        raise ValueError(
-            f"offset={text}: write none, or C:KIND or C:KIND:{ALL} with a number C, as in "
-            " offset=16:bias"
-        )
+        form = f"write none, or C:KIND or C:KIND:{ALL} with a number C"
+        raise ValueError(f"offset={text}: {form}, as in  offset=16:bias")
     if kind not in KINDS:
         raise ValueError(f"offset={text}: {unknown('kind', kind, KINDS)}")
     return Wrong(c=size, kind=kind, everywhere=bool(more))

@@ -15,7 +15,7 @@ block of 32 still has.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -41,11 +41,7 @@ def measure(config: Config, how: How) -> Callable[..., dict[str, Array]]:
     It has "zeta_SITE" for every event that some arm rounds, with that event alone rounded. Shares
     are means over layers. gamma's numbers are NaN for a student without LayerNorm.
     """
-    config = numbers_only(config)
-
-    def one(state: State, arm: Arms, x: Array, y: Array) -> dict[str, Array]:
-        return _measured(config, how, state, arm, x, y)
-
+    one = partial(_measured, numbers_only(config), how)
     return jax.jit(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))
 
 
@@ -61,13 +57,8 @@ def _measured(
 
     exact = jnp.broadcast_to(jnp.asarray(row_of(BINARY32)), table.shape)
     sites = [site for site in Site if site in how.rounded]
-    kept = jnp.asarray(
-        [
-            [False] * len(Site),
-            [True] * len(Site),
-            *([other == site for other in Site] for site in sites),
-        ]
-    )
+    alone = ([other == site for other in Site] for site in sites)
+    kept = jnp.asarray([[False] * len(Site), [True] * len(Site), *alone])
 
     def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, dict[str, Array]]:
         """Compare a gradient, some events rounded, with g, the first turn's; one program."""

@@ -30,26 +30,20 @@ PHIS: dict[str, Callable[..., Array]] = {
 
 def init(config: Config, key: Array, norm: bool) -> Params:
     """Return weights as torch.nn.Linear's, uniform in +-1 / sqrt(inputs); gamma 1, beta 0."""
-    return jax.vmap(lambda k: _layer(config, jax.random.fold_in(key, k), norm))(
-        jnp.arange(config.depth)
-    )
-
-
-def _layer(config: Config, key: Array, norm: bool) -> dict[str, Array]:
     d, hidden = config.width, config.hidden
     shapes = {"up": (d, hidden), "down": (hidden, d)}
-    if config.phi == "swiglu":
-        shapes["gate"] = (d, hidden)
-    keys = jax.random.split(key, 3)
-    weights = {name: _uniform(keys[i], shape) for i, (name, shape) in enumerate(shapes.items())}
-    if norm:
-        weights |= {"gamma": jnp.ones(d, jnp.float32), "beta": jnp.zeros(d, jnp.float32)}
-    return weights
+    shapes |= {"gate": (d, hidden)} if config.phi == "swiglu" else {}
 
+    def one(number: Array) -> Params:
+        keys, weights = jax.random.split(jax.random.fold_in(key, number), 3), {}
+        for i, (name, shape) in enumerate(shapes.items()):
+            end = 1.0 / float(np.sqrt(shape[0]))
+            weights[name] = jax.random.uniform(keys[i], shape, jnp.float32, -end, end)
+        if norm:
+            weights |= {"gamma": jnp.ones(d, jnp.float32), "beta": jnp.zeros(d, jnp.float32)}
+        return weights
 
-def _uniform(key: Array, shape: tuple[int, int]) -> Array:
-    end = 1.0 / float(np.sqrt(shape[0]))
-    return jax.random.uniform(key, shape, jnp.float32, -end, end)
+    return jax.vmap(one)(jnp.arange(config.depth))
 
 
 def normalised(a: Array) -> Array:
@@ -72,11 +66,8 @@ def opened(how: How, p: dict[str, Array], a: Array, table: Array) -> tuple[Array
     rows = table[0]  # of events without a matrix
     x = a
     if "gamma" in p:
-        scaled = (
-            normalised(passed(how, None, Site.DLN, a, rows))
-            * passed(how, Site.GAMMA, None, p["gamma"], rows)
-            + p["beta"]
-        )
+        scaled = normalised(passed(how, None, Site.DLN, a, rows))
+        scaled = scaled * passed(how, Site.GAMMA, None, p["gamma"], rows) + p["beta"]
         x = passed(how, Site.LN, None, scaled, rows)
     h = linear(how, x, p["up"], table[UP])
     return h, linear(how, x, p["gate"], table[GATE]) if "gate" in p else h, x
@@ -152,9 +143,8 @@ def numbers_only(config: Config) -> Config:
 
 def start(config: Config, seeds: Sequence[int]) -> State:
     """Return arms at step 0, each with the weights of its seed, whatever arms are beside it."""
-    return step.start(
-        _fresh(numbers_only(config)), [(config.seed + seed) % 2**32 for seed in seeds]
-    )
+    words = [(config.seed + seed) % 2**32 for seed in seeds]
+    return step.start(_fresh(numbers_only(config)), words)
 
 
 @lru_cache(16)
@@ -176,9 +166,8 @@ def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
         taught = init(config, jax.random.fold_in(key, TEACHER), norm=False)
         rows, noise = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, ROWS), step))
         x = jax.random.normal(rows, (config.batch, config.width), jnp.float32)
-        return x, teacher(config, taught, x) + np.float32(config.noise) * jax.random.normal(
-            noise, x.shape, jnp.float32
-        )
+        drawn = jax.random.normal(noise, x.shape, jnp.float32)
+        return x, teacher(config, taught, x) + np.float32(config.noise) * drawn
 
     return jax.jit(jax.vmap(one, in_axes=(0, None)))
 

@@ -114,9 +114,8 @@ class Begin(NamedTuple):
 
     def take(self, arms: Sequence[int]) -> "Begin":
         """Return the beginning of some arms, which may repeat."""
-        return Begin(
-            self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)]
-        )
+        losses, norms = (x[:, list(arms)] for x in (self.losses, self.norms))
+        return Begin(self.step, pick(self.state, arms), losses, norms)
 
 
 def data_of(config: Config, arms: Sequence[Arm], number: int) -> model.Arms:
@@ -181,16 +180,14 @@ def launch(
     diverged, final = follow.diverged(), follow.final()
     ends = [min(n + EVERY, config.steps) for n in looks]
     worst = [end.losses[n : n + EVERY].max(axis=0) for n in looks]
+    points = list(zip(looks, ends, worst, strict=True))
     return [
         Run(
             condition=arm,
             steps=config.steps,
             diverged=diverged[i],
             loss=float(final[i]),
-            curve=tuple(
-                (done, float(largest[i]), float(end.norms[n, i]))
-                for n, done, largest in zip(looks, ends, worst, strict=True)
-            ),
+            curve=tuple((at, float(x[i]), float(end.norms[n, i])) for n, at, x in points),
             extra={"spikes": int(follow.spikes[i]), "measures": of_arm(measured, i)},
         )
         for i, arm in enumerate(arms)
@@ -204,11 +201,8 @@ def of_arm(looks: Sequence[Look], i: int) -> tuple[tuple[int, dict[str, float]],
 
 def prefix(arm: Arm, first: int) -> Arm:
     """Return the arm as it is before step `first`."""
-    return replace(
-        arm,
-        name="beginning",
-        changes=tuple((step, text) for step, text in arm.changes if step < first),
-    )
+    earlier = tuple((step, text) for step, text in arm.changes if step < first)
+    return replace(arm, name="beginning", changes=earlier)
 
 
 def begin(

@@ -160,9 +160,8 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """The cause, in words."""
-        if self.cause in (Cause.ROUNDING, Cause.OTHER):
-            return f"{self.cause}{self.model.place}"
-        return str(self.cause)
+        is_known = self.cause in (Cause.ROUNDING, Cause.OTHER)
+        return f"{self.cause}{self.model.place if is_known else ''}"
 
     @property
     def shams(self) -> Outcome:
@@ -193,22 +192,15 @@ def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
     if model.units and failed is not None:
         tried, replayer = tries(model, Store(folder), clock)
     else:
-        replayer = _none(model, folder, clock)
+        window, until = model.window(model.case.starts[0]), model.case.until
+        replayer = Replayer(window=window, until=until, store=Store(folder), clock=clock)
     cause = cause_of(failed, tried)
     found = None
     if cause is Cause.ROUNDING:
-        clock.says(
-            2, f"{len(model.units)} events, {replayer.steps} steps from step {replayer.first} on"
-        )
-        found = guilty(
-            replayer,
-            model.family,
-            model.exactly,
-            model.units,
-            tried[-1].low,
-            tried[-1].exact,
-            model.is_random,
-        )
+        steps = f"{replayer.steps} steps from step {replayer.first} on"
+        clock.says(2, f"{len(model.units)} events, {steps}")
+        how, sanity = (model.family, model.exactly, model.units), tried[-1]
+        found = guilty(replayer, *how, sanity.low, sanity.exact, model.is_random)
     equal, compared = model.alike(own)
     return Replayed(
         model=model,
@@ -225,13 +217,6 @@ def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
     )
 
 
-def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
-    start = model.case.starts[0]
-    return Replayer(
-        window=model.window(start), until=model.case.until, store=Store(folder), clock=clock
-    )
-
-
 def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
     """Try states and windows until one decides; return each check, and the last's replayer."""
     tried: list[Sanity] = []
@@ -243,9 +228,8 @@ def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Repla
             tried.append(_sanity(replayer, model))
             if tried[-1].decides and (best is None or tried[-1].difference > best[0].difference):
                 best = tried[-1], replayer
-            if tried[-1].difference == SANITY or (
-                best is not None and best[0] not in tried[-1 - MORE :]
-            ):
+            is_old = best is not None and best[0] not in tried[-1 - MORE :]
+            if tried[-1].difference == SANITY or is_old:
                 break
         if best is not None:
             best[1].recall()
@@ -260,9 +244,8 @@ def _sanity(replayer: Replayer, model: Model) -> Sanity:
     low = tuple(replayer([Trial(replayer.window.as_it_was, r) for r in range(SANITY)]))
     steps = [f.failed for f in low if f.failed is not None]
     if len(steps) == len(low):
-        replayer.until = min(
-            replayer.until, max(steps) + 1 + max(SETTLED, SPREADS * (max(steps) - min(steps)))
-        )
+        settled = max(SETTLED, SPREADS * (max(steps) - min(steps)))
+        replayer.until = min(replayer.until, max(steps) + 1 + settled)
     exact = tuple(replayer([Trial(model.exactly(model.units), r) for r in range(SANITY)]))
     return Sanity(
         first=replayer.first,

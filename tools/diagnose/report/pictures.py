@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.tools.diagnose.replay.replayer import Fate, Outcome
 from roundscope.tools.diagnose.replay.start import Replayed
@@ -20,7 +19,7 @@ from roundscope.tools.diagnose.search import Guilty
 from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.origin import CLASSES, EXACT, STICKY, TIE, Classes
 from roundscope.tools.diagnose.tensors.verdict import Effect
-from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas, logarithmic
 from roundscope.tools.trace.analysis.bias import threshold
 
 EFFECTS = {
@@ -320,7 +319,7 @@ def losses(
     if np.isfinite(limit):
         ax.axhline(limit, color=QUIET, lw=0.8, ls=":")
     if values.size and values.max() > 8.0 * values.min():
-        logarithmic(ax, ax.yaxis, ax.set_yscale)
+        logarithmic(ax.yaxis)
     ax.set_xlabel("step")
     ax.set_ylabel("loss")
     figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
@@ -426,12 +425,3 @@ def survivors(r: Replayed, g: Guilty) -> Figure:
     ax.set_ylabel("fails at step")
     figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
     return figure
-
-
-def logarithmic(ax: Axes, axis: Any, scale: Any) -> None:
-    """Make an axis logarithmic, with few numbers that do not touch."""
-    scale("log")
-    low, high = ax.get_ylim() if axis is ax.yaxis else ax.get_xlim()
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
