@@ -61,17 +61,13 @@ class Family:
         """Return whether units of a set are searched one by one at the end."""
         if self.few is not None:
             return 1 < len(kept) <= self.few
-        return not self.over_all(kept, units) and any(
-            len(block) > 1 for block in self.by_site(kept).values()
-        )
+        several = any(len(block) > 1 for block in self.by_site(kept).values())
+        return several and not self.over_all(kept, units)
 
     def universe(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """Return the elements among which a set is one of its size."""
-        return (
-            self.by_site(units)
-            if self.few is None and self.over_all(kept, units)
-            else self.singly(units)
-        )
+        is_over_all = self.few is None and self.over_all(kept, units)
+        return self.by_site(units) if is_over_all else self.singly(units)
 
     def elements(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """Return what is put back alone, to see whether the set is minimal."""
@@ -204,18 +200,14 @@ class Replays:
 
     def turns(self) -> list[tuple[Outcome, Outcome]]:
         """Return pairs: a set that survives, and a larger one around it that fails."""
-        good, bad = (
-            [o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False)
-        )
+        each = self.outcomes.values()
+        good, bad = ([o for o in each if o.survives is kind] for kind in (True, False))
         return [(a, b) for a in good for b in bad if a.units < b.units]
 
     def ties(self, found: frozenset[Any]) -> list[Outcome]:
         """Return other sets that survive and are no larger; the smallest first."""
-        own = [
-            o
-            for o in self.outcomes.values()
-            if o.survives and o.units != found and 0 < len(o.units) <= len(found)
-        ]
+        alive = [o for o in self.outcomes.values() if o.survives and o.units != found]
+        own = [o for o in alive if 0 < len(o.units) <= len(found)]
         return sorted(own, key=lambda o: len(o.units))
 
 
@@ -275,10 +267,8 @@ class Guilty:
     @property
     def elsewhere(self) -> list[Outcome]:
         """Sets that survive without all of the set found, the smallest first."""
-        return sorted(
-            (o for o in self.outcomes if o.survives and not o.units >= self.found),
-            key=lambda o: len(o.units),
-        )
+        own = [o for o in self.outcomes if o.survives and not o.units >= self.found]
+        return sorted(own, key=lambda o: len(o.units))
 
     @property
     def is_minimal(self) -> bool:
@@ -295,11 +285,8 @@ def often(
     replayer: Replayer, exactly: Exactly, sets: Sequence[frozenset[Any]], times: range
 ) -> list[Outcome]:
     """Return the outcomes of sets of exact events, each in these repeats."""
-    fates = replayer([Trial(exactly(u), r) for u in sets for r in times])
-    return [
-        Outcome(units=u, fates=tuple(fates[i * len(times) : (i + 1) * len(times)]))
-        for i, u in enumerate(sets)
-    ]
+    fates = iter(replayer([Trial(exactly(u), r) for u in sets for r in times]))
+    return [Outcome(units=u, fates=tuple(next(fates) for _ in times)) for u in sets]
 
 
 def guilty(
@@ -367,12 +354,8 @@ def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool
     fewest, most = sets_to_come(len(blocks), FEW)
     asked.expects(fewest + CONTROLS + CONFIRMS, most + CONTROLS + CONFIRMS)
     every, needed = subsets(names, FEW), names
-    rests = (
-        [[x for x in names if x != name] for name in names]
-        if is_everywhere and len(names) > 2
-        else []
-    )
-    if rests and not any(ask(rests, [])):
+    rests = [[x for x in names if x != name] for name in names]
+    if is_everywhere and len(names) > 2 and not any(ask(rests, [])):
         return Level(name=name, blocks=tuple(names), needed=tuple(names))
     for size in sorted({len(s) for s in every}):
         own = [s for s in every if len(s) == size]

@@ -197,8 +197,8 @@ def _attention(
         q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
     out = attended(q, k, v, plans, config, None if wrong is None else wrong(q, k, v))
     out = out if tap is None else out + tap
-    square = w["proj"].reshape(config.width, config.width)
-    y = product(out.reshape(x.shape), square, config.matmul, events, Matrix.PROJ)
+    rows, proj = out.reshape(x.shape), w["proj"].reshape(config.width, config.width)
+    y = product(rows, proj, config.matmul, events, Matrix.PROJ)
     return x + y, Seen(read, q, k, v)
 
 

@@ -315,3 +315,10 @@ class RunPart:
     replayed: Replayed | None
     survivals: dict[str, Outcome] = field(default_factory=dict)
     rows: list[np.ndarray] = field(default_factory=list)
+
+    def survival(self, name: str, is_base: bool) -> Outcome | None:
+        """Return the outcome of the replays of an arm of step 6; None where there are none."""
+        if self.replayed is None or not is_base:
+            return None if self.replayed is None else self.survivals.get(name)
+        own = Fate(failed=self.replayed.failed, losses=self.replayed.own.losses)
+        return Outcome(units=frozenset(), fates=(own,))

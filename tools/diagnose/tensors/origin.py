@@ -19,7 +19,7 @@ is below 1/4 ulp; without it, it is `before` to the nearest 1/16 ulp, so that |f
 arguments spread evenly one in sixteen falls there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +28,7 @@ import numpy as np
 from roundscope.attention import Record, Site
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.tools.diagnose.tensors.accounts import (
-    Head,
-    accounts,
-    head_events,
-    weighed_errors,
-)
+from roundscope.tools.diagnose.tensors.accounts import Head, accounts, head_events, weighed_errors
 from roundscope.tools.diagnose.tensors.coherence import Bias, bias
 from roundscope.tools.diagnose.tensors.measured import (
     OUTPUT_SITES,
@@ -69,9 +64,7 @@ def classify(
     found = np.where(f > 0.5, ABOVE, BELOW)
     found = np.where(_main_ties(before, main, per_ulp, f), STICKY, found)
     found = np.where(f == 0.5, TIE, found)
-    found = np.where(
-        (np.abs(after) >= np.ldexp(1.0, exponent + 1)) & (after != before), CARRY, found
-    )
+    found = np.where(np.abs(after) >= np.ldexp(1.0, exponent + 1), CARRY, found)
     found = np.where(after == before, EXACT, found)
     return np.where(finite, found, LEFT_OUT).astype(np.int8)
 
@@ -154,11 +147,8 @@ class Origin:
     @property
     def origins(self) -> list[str]:
         """Accounts that are biased by themselves and a tenth or more, largest first."""
-        found = [
-            n
-            for n, b in self.accounts.items()
-            if b.p < BIASED and self.share(n) >= COUNTS_FROM and n != "rest"
-        ]
+        biased = [n for n, b in self.accounts.items() if b.p < BIASED and n != "rest"]
+        found = [n for n in biased if self.share(n) >= COUNTS_FROM]
         return sorted(found, key=lambda n: -self.share(n))
 
     @property
@@ -203,17 +193,10 @@ def _of_sequence(
 
 def _added(own: Sequence[Classes]) -> Classes:
     """Return a site's classes over sequences of equal length: events add up, means average."""
-
-    def over(name: str, how: Callable[..., Any]) -> Any:
-        return how([getattr(c, name) for c in own], axis=0)
-
-    return replace(
-        own[0],
-        events=over("events", np.sum),
-        bias=over("bias", np.mean),
-        ones_bias=over("ones_bias", np.mean),
-        ones_events=over("ones_events", np.sum),
-    )
+    how: dict[str, Any] = {"events": np.sum, "bias": np.mean}
+    how |= {"ones_bias": np.mean, "ones_events": np.sum}
+    found = {name: add([getattr(c, name) for c in own], axis=0) for name, add in how.items()}
+    return replace(own[0], **found)
 
 
 def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
@@ -223,19 +206,11 @@ def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
         before, after = (x[None] if x.ndim == 2 else x for x in h.events[site])
         exists = h.exists if before.shape[0] > 1 else np.ones((1, before.shape[1]), dtype=bool)
         ones = several if before.shape[0] > 1 else several.any(0, keepdims=True)
-        codes = np.where(
-            exists[..., None], classify(before, after, plan[site].format, _main(m, h, site)), -1
-        )
+        codes = classify(before, after, plan[site].format, _main(m, h, site))
+        codes = np.where(exists[..., None], codes, LEFT_OUT)
+        ones = np.broadcast_to(ones[..., None], codes.shape)
         near = plan[site].mode in NEAREST
-        found.append(
-            _counted(
-                str(site),
-                codes,
-                errors[site] * h.do,
-                np.broadcast_to(ones[..., None], codes.shape),
-                near,
-            )
-        )
+        found.append(_counted(str(site), codes, errors[site] * h.do, ones, near))
     return found
 
 
@@ -255,9 +230,8 @@ def _counted(
     tokens, size = codes.shape[1], len(CLASSES)
 
     def added(chosen: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        return np.bincount(
-            codes[chosen], weights=None if weights is None else weights[chosen], minlength=size
-        )[:size]
+        own = None if weights is None else weights[chosen]
+        return np.bincount(codes[chosen], weights=own, minlength=size)[:size]
 
     kept = codes >= 0
     return Classes(
