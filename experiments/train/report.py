@@ -248,8 +248,8 @@ def _series(
     ax, drawn = axes[0, 0], set[str]()
     for arm in t.arms:
         colour, y = COLOURS[t.groups.index(arm.group) % len(COLOURS)], of(arm)
-        label_of = None if arm.group in drawn else arm.group
-        ax.plot(arm.step, y, color=colour, lw=0.9, alpha=0.85, label=label_of)
+        name = None if arm.group in drawn else arm.group
+        ax.plot(arm.step, y, color=colour, lw=0.9, alpha=0.85, label=name)
         drawn.add(arm.group)
         for alarm in arm.alarms:  # at the last finite value, where there is none
             before = np.flatnonzero(np.isfinite(y) & (arm.step <= alarm["step"]))

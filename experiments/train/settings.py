@@ -160,7 +160,8 @@ def _seeds(seeds: Any) -> list[int]:
     is_list = isinstance(seeds, list) and seeds and len(set(map(str, seeds))) == len(seeds)
     if not is_list or not all(type(s) is int and 0 <= s < WORD // 2 for s in seeds):
         raise bad("seeds", seeds, "give different whole numbers from 0 to 2^31 - 1")
-    return seeds
+    found: list[int] = seeds
+    return found
 
 
 def _at(text: str) -> tuple[int, str]:

@@ -69,7 +69,7 @@ def bars(ax: Any, x: np.ndarray, heights: np.ndarray, width: float, **more: Any)
 
 def logarithmic(axis: Axis) -> None:
     """Make an axis of a picture logarithmic, with few numbers that do not touch."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)("log")
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:g}")

@@ -233,8 +233,9 @@ def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> di
     names, parts = zip(*documents, strict=True)
     tokens = _bytes_as_tokens(b"".join(parts))
     cut = tokens.size - tokens.size // SHARE
-    meta = {"vocab": 256, "train": cut, "val": tokens.size - cut, "files": len(names)}
-    meta |= {"sha256": hashlib.sha256(tokens.tobytes()).hexdigest(), **about}
+    meta: dict[str, Any] = {"vocab": 256, "train": cut, "val": tokens.size - cut}
+    digest = hashlib.sha256(tokens.tobytes()).hexdigest()
+    meta |= {"files": len(names), "sha256": digest, **about}
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "meta.json", (json.dumps(meta, indent=1) + "\n").encode())
     write_whole(out / "val.bin", tokens[cut:].tobytes())

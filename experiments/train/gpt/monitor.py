@@ -52,7 +52,7 @@ from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt.linear import LinearPlans, linear_at
 from roundscope.experiments.train.gpt.offset import Offset, error, readable
 from roundscope.experiments.train.gpt.plans import Fixed, Plans, Tables
-from roundscope.experiments.train.gpt.step import Data, numbers_only, plans_at
+from roundscope.experiments.train.gpt.step import numbers_only, plans_at
 
 
 def drift(
@@ -113,7 +113,7 @@ def look(
     if config.plan == JAX or plans is None:
         return found, None
     seen, wrong, x = _reading(numbers_only(config), sole)(
-        params, tokens, (plans, offset, linears), np.int32(step)
+        params, tokens, plans, np.int32(step), offset, linears
     )
     with jax.enable_x64(True):
         now = _at(plans, np.int32(step))
@@ -223,8 +223,8 @@ def _reading(config: Config, sole: Fixed | None) -> Any:
     None; and what W_Q reads, (A, L, 1, T, D).
     """
 
-    def one(params: Any, tokens: Array, step: Any, data: Data) -> Any:
-        plans, offset, linears = data
+    def one(params: Any, tokens: Array, plans: Tables, step: Any, more: Any) -> Any:
+        offset, linears = more
         offset = offset and offset._replace(step=step)
         own = sole or plans_at(plans, step)
         do, seen = model.read(params, tokens, own, config, offset, linear_at(linears, step))
@@ -233,9 +233,9 @@ def _reading(config: Config, sole: Fixed | None) -> Any:
         )
         return (seen.q, seen.k, seen.v, do), wrong, seen.x
 
-    def all_arms(params: Any, tokens: Array, data: Data, step: Any) -> Any:
-        axes = 0, 0 if tokens.ndim == 3 else None, None, 0
-        return jax.vmap(one, in_axes=axes)(params, tokens, step, data)
+    def all_arms(params: Any, tokens: Array, plans: Tables, step: Any, *more: Any) -> Any:
+        axes = 0, 0 if tokens.ndim == 3 else None, 0, None, 0
+        return jax.vmap(one, in_axes=axes)(params, tokens, plans, step, more)
 
     return jax.jit(all_arms)
 

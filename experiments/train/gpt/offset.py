@@ -127,8 +127,8 @@ def _sign(offset: Offset, kind: Array, layer: Any, total: Array) -> Array:
     fixed = jax.random.rademacher(key, total.shape[2:], total.dtype)
     anew = jax.random.fold_in(key, offset.step + 1)
     noise, of_v = jax.random.rademacher(anew, total.shape, total.dtype), jnp.sign(total)
-    lasting = jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v)
-    return jnp.where(kind == KINDS.index(NOISE), noise, lasting)
+    is_noise, is_fixed = (kind == KINDS.index(name) for name in (NOISE, FIXED))
+    return jnp.where(is_noise, noise, jnp.where(is_fixed, fixed * of_v, of_v))
 
 
 ALL = "all"

@@ -198,9 +198,9 @@ class Run:
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
             data = group.state.params, tables, group.offset(number), group.linears(number)
-            params, tables, *more = group.place.alone(data)
-            bits = number * (c.parts or 1)  # those of the first part
-            found, seen = monitor.look(c, params, tokens, tables, bits, *more, group.sole(number))
+            params, tables, offset, linears = group.place.alone(data)
+            sole, bits = group.sole(number), number * (c.parts or 1)  # those of the first part
+            found, seen = monitor.look(c, params, tokens, tables, bits, offset, linears, sole)
             self.log.add("heads", head_rows(names, number, found, self.running))
             if "drift" in found:
                 drift, gradient = found["drift"], found["w_q_gradient"]

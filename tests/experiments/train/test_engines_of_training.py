@@ -112,7 +112,7 @@ def test_steps_and_monitors_run_kernels(on_gpu):
     read = monitor._reading(step.numbers_only(asked.config), group.fused(0))
     for traced in (
         advance.trace(group.state, tokens, None, lr, None, None),
-        read.trace(group.state.params, tokens[:1], (table, None, None), np.int32(0)),
+        read.trace(group.state.params, tokens[:1], table, np.int32(0), None, None),
     ):
         assert str(traced.jaxpr).count("pallas_call") > 1  # forward and backward
     with pytest.raises(ValueError, match="must be given for plan=fa2-bf16"):

@@ -318,7 +318,9 @@ class RunPart:
 
     def survival(self, name: str, is_base: bool) -> Outcome | None:
         """Return the outcome of the replays of an arm of step 6; None where there are none."""
-        if self.replayed is None or not is_base:
-            return None if self.replayed is None else self.survivals.get(name)
+        if self.replayed is None:
+            return None
+        if not is_base:
+            return self.survivals.get(name)
         own = Fate(failed=self.replayed.failed, losses=self.replayed.own.losses)
         return Outcome(units=frozenset(), fates=(own,))

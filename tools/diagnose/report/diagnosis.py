@@ -64,7 +64,7 @@ def report(d: Diagnosis, request: str) -> Report:
     sentence = d.opening or f"{sentence[:1].upper()}{sentence[1:]}."
     held = ("does not hold", "holds")
     proof = [(f"{x.name}: {held[x.holds]}.", f"{x.evidence}.") for x in d.links]
-    said = {"kind": d.kind, "first_line": d.first_line, "sentence": d.headline}
+    said: dict[str, Any] = {"kind": d.kind, "first_line": d.first_line, "sentence": d.headline}
     said |= {"links": d.links, "not_shown": d.unseen}
     verdict: list[Part] = [
         Text(d.headline),

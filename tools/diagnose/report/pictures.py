@@ -55,8 +55,9 @@ def directions(found: Findings) -> Figure:
         ("permuted", "tokens permuted", DOWN, -0.15),
         ("flipped", "signs flipped", QUIET, 0.15),
     ):
-        (low, middle, high), name = join(name).T, f"{label}: 5 to 95 %"
-        bottom.vlines(x + shift, low, high, color=colour, lw=4, alpha=0.45, label=name)
+        low, middle, high = join(name).T
+        style: Any = {"lw": 4, "alpha": 0.45, "label": f"{label}: 5 to 95 %"}
+        bottom.vlines(x + shift, low, high, color=colour, **style)
         bottom.plot(x + shift, middle, "_", color=colour, ms=7)
     bottom.plot(x, join("share"), "D", color=UP, ms=5, label="sum of c atoms")
     bottom.set_ylabel(r"share of $\sigma_1^2$")
