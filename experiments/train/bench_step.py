@@ -54,8 +54,7 @@ def run(as_json: bool) -> None:
     if as_json:
         print_json([asdict(r) for r in rows])
     else:
-        heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
-        show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
+        _print(rows)
     if differ := [f"{r.what} ({r.size})" for r in rows if not r.same_bits]:
         raise ArithmeticError(f"two equal runs differ in bits: {', '.join(differ)}")
 
@@ -170,12 +169,12 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
     return (statistics.median(looks[1:]) + rest) / int(config.monitor_every)
 
 
-def _numbers(row: Row) -> list[str]:
-    return [
-        f"{row.compiling:.1f}",
-        f"{row.step * 1e3:.2f}",
-        f"{row.against_jax:.2f}",
-        f"{row.monitored * 1e3:.2f}",
-        f"{row.monitored_against_jax:.2f}",
-        "yes" if row.same_bits else "NO",
-    ]
+def _print(rows: list[Row]) -> None:
+    heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
+    lines = []
+    for row in rows:
+        own = f"{row.compiling:.1f}", f"{row.step * 1e3:.2f}", f"{row.against_jax:.2f}"
+        watched = f"{row.monitored * 1e3:.2f}", f"{row.monitored_against_jax:.2f}"
+        same = "yes" if row.same_bits else "NO"
+        lines.append(Line(row.size, row.what, [*own, *watched, same]))
+    show(heads, lines, LEGEND)
