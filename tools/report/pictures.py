@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context, rcdefaults
 from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 rcdefaults()  # what is drawn does not depend on the settings of the user (LaTeX, fonts, sizes)
@@ -63,6 +65,15 @@ def bars(ax: Any, x: np.ndarray, heights: np.ndarray, width: float, **more: Any)
     collection.sticky_edges.y.append(0.0)  # no margin below the bars
     ax.add_collection(collection)
     ax.autoscale_view()
+
+
+def logarithmic(axis: Axis) -> None:
+    """Make an axis of a picture logarithmic, with few numbers that do not touch."""
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 class _Texts(Text):
