@@ -300,26 +300,27 @@ def backward_tile(at: Events, scale: float, x: Operands, sums: Sums) -> Sums:
     """
     (q, k, v, do, lse, delta), (dq, dk, dv) = x, sums
     again = probabilities(at, scale, q, k, lse)
-    p, ds = _score_gradients(at, scale, again, v, do, delta)
-    of_queries = (
-        _begun_at_delta(at, scale, p if at.plan.ds_from_p else again.p, v, do, delta)
-        if at.plan.dp_from_delta
-        else ds
-    )
+    p, ds, of_queries = _score_gradients(at, scale, again, v, do, delta)
+    if at.plan.dp_from_delta:
+        e = p if at.plan.ds_from_p else again.p
+        of_queries = _begun_at_delta(at, scale, e, v, do, delta)
     return Sums(query_gradients(at, of_queries, k, dq), *key_gradients(at, p, ds, q, do, dk, dv))
 
 
 def score_gradients(at: Events, scale: float, x: Operands) -> tuple[Array, Array]:
     """Return P, as the operand of dV, and dS = P (dP - delta), the operand of dQ and dK."""
     again = probabilities(at, scale, x.q, x.k, x.lse)
-    return _score_gradients(at, scale, again, x.v, x.do, x.delta)
+    return _score_gradients(at, scale, again, x.v, x.do, x.delta)[:2]
 
 
 def _score_gradients(
     at: Events, scale: float, again: Again, v: Array, do: Array, delta: Array
-) -> tuple[Array, Array]:
-    """Return the results of `score_gradients`, from P as it was computed again."""
-    p = at(Site.P_B, again.p)
+) -> tuple[Array, Array, Array]:
+    """Return P, as the operand of dV, and dS, as the operand of dK and as that of dQ.
+
+    Both are the same dS, except in plans with `ds_apart`.
+    """
+    p = at(Site.P_B, again.p * 2.0**at.plan.offset if at.plan.offset_again else again.p)
     dp = at.product(Site.DP, do, v.T)
     if at.plan.score_gradient is ScoreGradient.QUOTIENT:
         ds = quotient_gradient(at, again.e, again.l, dp, delta)
@@ -328,16 +329,21 @@ def _score_gradients(
     ds = register(at, Site.PD, ds)
     if at.plan.softcap:
         ds = uncapped(at, ds, again.s)
+    if at.plan.ds_apart:
+        ds = _in_register(at, scale, ds, Site.SDS)
+        return p, at(Site.DS, ds), at(Site.DSQ, at(Site.DSR, ds))
     if not at.plan.maximum_gradient:
-        return p, _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
+        ds = _scaled_gradient(at, scale, ds, Site.SDS, Site.DS)
+        return p, ds, ds
     of_sink = None
     if again.sink is not None:
         of_sink = replace(at, recorder=None)(
             Site.DSINK, -at.ops.multiply(again.sink, delta)
         )  # a trace records it once, for the whole head
-    return p, _scaled_gradient(
+    ds = _scaled_gradient(
         at, scale, ds, Site.SDS, Site.DS, lambda ds: less_maximum(at, ds, again.x, of_sink)
     )
+    return p, ds, ds
 
 
 def _begun_at_delta(at: Events, scale: float, e: Array, v: Array, do: Array, delta: Array) -> Array:
@@ -362,13 +368,18 @@ def _scaled_gradient(
     scaled, cast  the sites of the two events
     then          what is done to dS after the cast, if anything
     """
-    if at.plan.gradient_scale is ScaleOfGradient.REGISTER:
-        ds = at(scaled, at.ops.multiply(ds, scale))
-    ds = at(cast, ds)
+    ds = at(cast, _in_register(at, scale, ds, scaled))
     ds = ds if then is None else then(ds)
     if at.plan.gradient_scale is ScaleOfGradient.OPERAND:
         ds = at(scaled, at.ops.multiply(ds, scale))
     return ds
+
+
+def _in_register(at: Events, scale: float, ds: Array, scaled: Site) -> Array:
+    """Return dS before its cast, multiplied by the scale if the plan says so."""
+    if at.plan.gradient_scale is not ScaleOfGradient.REGISTER:
+        return ds
+    return at(scaled, at.ops.multiply(ds, scale))
 
 
 def _score_gradient(at: Events, scale: float, e: Array, dp: Array, delta: Array) -> Array:

@@ -124,7 +124,7 @@ def _operand(plan: Plan) -> Site:
     """Return the event whose results are what dQ = dS K reads."""
     if plan.gradient_scale is ScaleOfGradient.OPERAND:
         return Site.SDSQ if plan.dp_from_delta else Site.SDS
-    if plan.dp_from_delta:
+    if plan.dp_from_delta or plan.ds_apart:
         return Site.DSQ
     return Site.DSM if plan.maximum_gradient else Site.DS
 

@@ -165,7 +165,8 @@ class Site(StrEnum):
     DPQ = "DPQ", "sum_h dO v - delta, of dQ", Axes.TS, "backward", 58, "DP"
     PDQ = "PDQ", "EXP_B DPQ in a register", Axes.TS, "backward", 59, "DS"
     SDSQ = "SDSQ", "scale dS, of dQ", Axes.TS, "backward", 60, "DS"
-    DSQ = "DSQ", "EXP_B DPQ, the operand of dQ", Axes.TS, "backward", 61, "DS"
+    DSR = "DSR", "EXP_B DPD, before DSQ", Axes.TS, "backward", 102, "DS"
+    DSQ = "DSQ", "DSR, or EXP_B DPQ, the operand of dQ", Axes.TS, "backward", 61, "DS"
     DQP = "DQP", "sum_s DS k of one key tile", Axes.TH, "backward", 51, "DQ"
     DQ = "DQ", "dQ + sum_s DS k", Axes.TH, "backward", 32
     DKP = "DKP", "sum_t DS q of one query tile", Axes.SH, "backward", 54, "DK"

@@ -144,6 +144,9 @@ def backward(
     """
     (inputs, results), heads, keys = given, do.shape[0], given.inputs.k.shape[0]
 
+    setup = loops.of_backward(setup)
+    each = None if each is None else tuple(map(loops.of_backward, each))
+
     def one(h: int | None, inputs: Inputs = inputs) -> tuple[Gradients, dict[str, Seen | None]]:
         own, number = _own(setup, each, h or 0, heads)
         mine = Residuals(_inputs_of(inputs, h), Results(*(_of(x, h) for x in results)))

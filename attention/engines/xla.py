@@ -184,7 +184,7 @@ def backward(
 
     dK and dV are the gradients of key heads. do is (heads, T, Hv), rounded.
     """
-    q, k, v, *_ = given.inputs
+    setup, (q, k, v, *_) = loops.of_backward(setup), given.inputs
     ops, keys = xla_ops(opaque_zero(q)), k.shape[0]
     group = q.shape[0] // keys
     k, v = (jnp.repeat(x, group, axis=0) for x in (k, v))

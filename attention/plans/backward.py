@@ -71,6 +71,19 @@ def _scaled_keys(p: "PlanRecord") -> str:
     return ""
 
 
+def _ds_apart(p: "PlanRecord") -> str:
+    others = {
+        "gradient_scale=operand": p.gradient_scale is ScaleOfGradient.OPERAND,
+        "dp_from_delta=true": p.dp_from_delta,
+        "maximum_gradient=true": p.maximum_gradient,
+        "score_gradient=quotient": p.score_gradient is ScoreGradient.QUOTIENT,
+    }
+    found = [word for word, is_set in others.items() if is_set]
+    return (
+        f"casts one dS twice, and {found[0]} has another for dQ or after its cast" if found else ""
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardChoices(RowChoices):
     """The backward."""
@@ -212,10 +225,36 @@ class BackwardChoices(RowChoices):
         False,
         number=44,
         doc="True rounds dK and dV of each query head (events DKH and DVH) before those of the"
-        " query heads that share a key head are added and rounded again (DK_OUT and DV_OUT). False"
+        " query heads that share a key head are added in FP32 in ascending order and rounded again"
+        " (DK_OUT and DV_OUT). False"
         " (default) adds them before any rounding. The two are the same where no key head is"
         " shared, if both events of a gradient have one format.",
         source="kernels that are given a key head for each query head, as torch's SDPA does for"
         " FlashAttention-2 and cuDNN with enable_gqa",
         moves=Moves(backward=13, follows=True),
+    )
+    ds_apart: bool = choice(
+        False,
+        number=45,
+        doc="True casts dS for dQ apart from dS for dK: first to the register DSR, then to DSQ. With"
+        " DSR in FP16 and DSQ in FP8 dQ has a dS that is rounded twice, and dK one (DS) that is"
+        " rounded once. Default False. It goes neither with gradient_scale operand nor with"
+        " dp_from_delta, maximum_gradient or score_gradient quotient.",
+        source="cuDNN in FP8",
+        refused=_ds_apart,
+        kernels=(False,),
+        moves=Moves(backward=14, follows=True),
+    )
+    offset_again: bool = choice(
+        False,
+        number=47,
+        doc="With an offset, True multiplies P by 2^offset before its cast in the backward too"
+        " (P_B), and dV by 2^-offset at the end, which is exact. Default False. It does not go"
+        " with ds_from_p.",
+        source="cuDNN in FP8, whose backward has the same `scale_s`",
+        refused=lambda p: (
+            "dS would have the factor too; use ds_from_p=false" if p.ds_from_p else ""
+        ),
+        kernels=(False,),
+        moves=Moves(backward=16),
     )

@@ -185,7 +185,7 @@ class PlanRecord(TileChoices):
             if self.scaled_keys and site in (Site.S_B, Site.DQ):
                 other[Site.K] = Site.KC
             is_scaled = self.gradient_scale is ScaleOfGradient.OPERAND
-            if self.dp_from_delta and site is Site.DQ:
+            if (self.dp_from_delta or self.ds_apart) and site is Site.DQ:
                 other[Site.DS] = Site.SDSQ if is_scaled else Site.DSQ
             elif is_scaled:
                 other[Site.DS] = Site.SDS

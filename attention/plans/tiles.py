@@ -100,3 +100,19 @@ class TileChoices(ServedChoices):
         moves=Moves(forward=12),
         example="kept_state=true first_tile_apart=true",
     )
+    backward_keys: int = choice(
+        0,
+        number=46,
+        doc="The keys of a tile in the backward, of which a key tile of the forward (`block_k`) has"
+        " a whole number. 0 (default), or tiles of the forward that are smaller: those of the"
+        " forward.",
+        source="cuDNN in FP8, with 256 in the forward and 128 in the backward",
+        refused=lambda p: (
+            "a number of keys, 0 for those of the forward; a softmax of whole rows has none"
+            if p.backward_keys < 0 or p.normalise_first
+            else ""
+        ),
+        kernels=(0,),
+        words=("0", "64", "128"),
+        moves=Moves(backward=15, values=(0, 64, 128)),
+    )

@@ -32,7 +32,7 @@ from roundscope.attention.plans.hopper import EIGHTS, HOPPER, WARP, octets, on_h
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, FP16
+from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, E4M3, FP16
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 
@@ -196,6 +196,38 @@ def cudnn() -> Plan:
         gradient_scale=ScaleOfGradient.REGISTER,
         rounded_heads=True,
     )
+
+
+@twin(
+    "cudnn-fp8",
+    tiles=lambda width: (64, 256),
+    source="sdpa_fp8 and sdpa_fp8_backward of nvidia-cudnn-frontend 1.32.0, cuDNN 9.19, one H100",
+    kernels=("cudnn-fp8",),
+    outputs=("cudnn-fp8",),
+)
+def cudnn_fp8() -> Plan:
+    """Return cuDNN's fused attention in FP8, with every scale of the call 1 and 128 features.
+
+    The operands of all products, the output and the gradients are E4M3, and alpha l is rounded
+    before a row sum is added to it. dS for dK is cast from FP32; dS for dQ is cast to FP16 first,
+    so that it is rounded twice. A scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
+    """
+    ends = "Q K V P OUT DO P_B DS DSQ DKH DVH DQ_OUT DK_OUT DV_OUT"
+    plan = on_hopper(cudnn().at(Site.AL, BINARY32), tensor_core("hopper", "e4m3fn"))
+    plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
+    return replace(plan, ds_apart=True, backward_keys=128, offset_again=True)
+
+
+@twin(
+    "cudnn-fp8-s256",
+    tiles=lambda width: (64, 256),
+    source="the same with scale_s = 256",
+    kernels=("cudnn-fp8-s256",),
+    outputs=("cudnn-fp8-s256",),
+)
+def cudnn_fp8_s256() -> Plan:
+    """Return `cudnn-fp8` with P multiplied by 256 before its cast, which keeps small weights."""
+    return replace(cudnn_fp8(), offset=8)
 
 
 @twin(
@@ -409,6 +441,7 @@ def sdpa_math() -> Plan:
     DQ, DK and DV.
     """
     plan = rounding_to(fp32(), BF16, f"{ENDS} OUT").at(Site.INV, BINARY64)
+    plan = rounding_to(plan, BINARY32, "DKH DVH")
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,
@@ -418,6 +451,7 @@ def sdpa_math() -> Plan:
         saved_p=True,
         score_gradient=ScoreGradient.SOFTMAX,
         scale_roots=True,
+        rounded_heads=True,
     )
 
 

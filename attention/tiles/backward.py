@@ -34,6 +34,7 @@ from roundscope.attention.tiles.orders import Pass, merged, passes
 from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.instructions.polynomials import LN_2
+from roundscope.emu.roundings.modes import BINARY32
 
 _OPERANDS = Operands(  # the events whose results a tile reads
     (Site.Q, Site.QS), (Site.K, Site.KS, Site.KC), Site.V, Site.DO, Site.LSE, Site.DELTA
@@ -238,7 +239,8 @@ def round_head_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tupl
     """
     if not setup.plan.rounded_heads:
         return dk, dv
-    return at(Site.DKH, _times_factor(at, setup, Site.SDKH, dk)), at(Site.DVH, dv)
+    dk, dv = _times_factors(at, setup, Site.SDKH, dk, dv)
+    return at(Site.DKH, dk), at(Site.DVH, dv)
 
 
 def round_key_gradients(
@@ -248,7 +250,7 @@ def round_key_gradients(
 
     dk, dv: (group, S, features), the gradients of the query heads that share the key head. They are
     added up in ascending order in binary64, so that only the output is rounded; in plans with
-    `rounded_heads` they are rounded before, each in its head. The sum begins at
+    `rounded_heads` they were rounded, and are added in binary32. The sum begins at
     the first head and not at 0, so -0 stays -0 in a group of one head.
     """
     whole = whole_head(ops, setup, head, None, setup.key_heads)
@@ -257,7 +259,12 @@ def round_key_gradients(
 
 def _of_keys(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, Array]:
     """Return the final dK and dV of a key head from the sums of its query heads."""
-    dk, dv = (functools.reduce(operator.add, x) for x in sums)
+
+    def in_binary32(a: Array, b: Array) -> Array:
+        return at.ops.round(a + b, BINARY32, None)
+
+    add = in_binary32 if setup.plan.rounded_heads else operator.add
+    dk, dv = (functools.reduce(add, x) for x in sums)
     return rounded_key_gradients(at, setup, dk, dv)
 
 
@@ -267,15 +274,20 @@ def rounded_key_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tup
     In plans with `rounded_heads`, dK was multiplied in each query head.
     """
     if not setup.plan.rounded_heads:
-        dk = _times_factor(at, setup, Site.SDK, dk)
+        dk, dv = _times_factors(at, setup, Site.SDK, dk, dv)
     return at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)
 
 
-def _times_factor(at: Events, setup: Setup, site: Site, dk: Array) -> Array:
-    """Return dK multiplied by its factor, where that is not in dS; site: SDK or SDKH."""
-    if setup.plan.gradient_scale is not ScaleOfGradient.RESULT:
-        return dk
-    return algorithm.register(at, site, at.ops.multiply(dk, setup.factor))
+def _times_factors(
+    at: Events, setup: Setup, site: Site, dk: Array, dv: Array
+) -> tuple[Array, Array]:
+    """Return dK multiplied by its factor, where that is not in dS, and dV without that of P.
+
+    site: SDK or SDKH
+    """
+    if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
+        dk = algorithm.register(at, site, at.ops.multiply(dk, setup.factor))
+    return dk, dv * 2.0**-setup.plan.offset if setup.plan.offset_again else dv
 
 
 def sink_gradients(

@@ -8,7 +8,7 @@ them.
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -314,6 +314,12 @@ def computed(
             return found
     at = events_at(ops, setup, tile, sink=sink)
     return step(at, setup, *arrays), at.seen()
+
+
+def of_backward(setup: Setup) -> Setup:
+    """Return the setup of the backward, with key tiles of the plan's `backward_keys`."""
+    keys = setup.plan.backward_keys
+    return replace(setup, block_k=keys) if 0 < keys < setup.block_k else setup
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:

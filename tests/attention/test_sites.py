@@ -104,6 +104,7 @@ STREAMS = {
     "SDKH": 99,
     "DKH": 100,
     "DVH": 101,
+    "DSR": 102,
     "DQ": 32,
     "DK": 33,
     "DQ_OUT": 34,
