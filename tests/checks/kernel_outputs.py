@@ -18,6 +18,7 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
+from roundscope.tools.tensors.files import open_tensors
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -39,6 +40,8 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
+OWN = "own"  # the family of files that hold the inputs of their one call too
+WITH_INPUTS = {"fa4-hopper": True}  # kernel of such a file -> whether its call is causal
 
 
 @cache
@@ -70,6 +73,13 @@ def sinks() -> np.ndarray:
     return normal(77, 1, 1, 48, 1).reshape(-1)
 
 
+def own(kernel: str) -> tuple[np.ndarray, ...]:
+    """The inputs that the file of a kernel holds, (1, T, 1, H)."""
+    mode = "causal" if WITH_INPUTS[kernel] else "full"
+    with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+        return tuple(file[f"{OWN}/{mode}/{name}"] for name in ("q", "k", "v", "do"))
+
+
 SERVED: dict[str, dict[str, Any]] = {
     "flex-served": {"window": 128, "softcap": 5.0},
     "gemma2": {"softcap": 50.0},
@@ -78,8 +88,10 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
-    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more."""
-    q, k, v, do = FAMILIES[family][0]()
+    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, one of
+    `WITH_INPUTS` has the family `OWN`.
+    """
+    q, k, v, do = own(kernel) if family == OWN else FAMILIES[family][0]()
     more = dict(SERVED.get(kernel, {}))
     if more.get("sinks"):
         more["sinks"] = sinks()[: q.shape[2]]
