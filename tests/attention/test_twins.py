@@ -10,7 +10,7 @@ import pytest
 
 from roundscope.attention import Plan
 from roundscope.attention.plans.twins import TWINS
-from tests.checks.kernel_outputs import OWN, STORED, WITH_INPUTS
+from tests.checks.kernel_outputs import FROM_FILE, STORED, WITH_INPUTS
 from tests.checks.kernel_twins import shares, stored
 
 CASES = [(twin.name, kernel) for twin in TWINS.values() for kernel in twin.outputs]
@@ -42,7 +42,7 @@ def test_it_gives_the_bits_of_its_kernel(twin, kernel, causal, family):
 def test_it_gives_the_bits_of_a_kernel_on_the_tensors_in_its_file(twin, kernel):
     """A call that nobody can record again, and a twin that gives other bits there."""
     outputs = stored(kernel)
-    found = shares(TWINS[twin], OWN, WITH_INPUTS[kernel], outputs, kernel)
+    found = shares(TWINS[twin], FROM_FILE, WITH_INPUTS[kernel], outputs, kernel)
     assert set(found) == {"out", "dq", "dk", "dv"}
     for part, share in found.items():
         assert share >= TWINS[twin].least.get(part, 1.0), part
@@ -64,7 +64,7 @@ def test_each_choice_of_fa4_hopper_shows_in_its_bits(change, parts):
     """A choice of the twin that the stored call cannot tell from its neighbor."""
     twin = TWINS["fa4-hopper"]
     other = replace(twin, make=lambda: twin.plan.changed(change))
-    found = shares(other, OWN, True, stored("fa4-hopper"), "fa4-hopper")
+    found = shares(other, FROM_FILE, True, stored("fa4-hopper"), "fa4-hopper")
     assert tuple(part for part, share in found.items() if share < 1.0) == parts
 
 

@@ -40,7 +40,7 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
-OWN = "own"  # the family of files that hold the inputs of their one call too
+FROM_FILE = "own"  # the family of files that hold the inputs of their one call too
 WITH_INPUTS = {"fa4-hopper": True}  # kernel of such a file -> whether its call is causal
 
 
@@ -77,7 +77,7 @@ def own(kernel: str) -> tuple[np.ndarray, ...]:
     """The inputs that the file of a kernel holds, (1, T, 1, H)."""
     mode = "causal" if WITH_INPUTS[kernel] else "full"
     with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
-        return tuple(file[f"{OWN}/{mode}/{name}"] for name in ("q", "k", "v", "do"))
+        return tuple(file[f"{FROM_FILE}/{mode}/{name}"] for name in ("q", "k", "v", "do"))
 
 
 SERVED: dict[str, dict[str, Any]] = {
@@ -89,9 +89,9 @@ SERVED: dict[str, dict[str, Any]] = {
 
 def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
     """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, one of
-    `WITH_INPUTS` has the family `OWN`.
+    `WITH_INPUTS` has the family `FROM_FILE`.
     """
-    q, k, v, do = own(kernel) if family == OWN else FAMILIES[family][0]()
+    q, k, v, do = own(kernel) if family == FROM_FILE else FAMILIES[family][0]()
     more = dict(SERVED.get(kernel, {}))
     if more.get("sinks"):
         more["sinks"] = sinks()[: q.shape[2]]

@@ -15,9 +15,9 @@ from roundscope.attention.plans.twins import TWINS, Twin
 from roundscope.tools.tensors.files import open_tensors
 from tests.checks.kernel_outputs import (
     FAMILIES,
+    FROM_FILE,
     GOLDEN,
     GROUPS,
-    OWN,
     SERVED,
     WITH_INPUTS,
     inputs,
@@ -88,7 +88,7 @@ def compared(folder: Path | None) -> Iterator[tuple[str, str, dict[str, dict[str
     for name, kernel in ((t.name, kernel) for t in TWINS.values() for kernel in t.outputs):
         has_inputs = kernel in WITH_INPUTS  # and is in no folder
         outputs = stored(kernel) if folder is None or has_inputs else recorded(folder, kernel)
-        families = (OWN,) if has_inputs else FAMILIES
+        families = (FROM_FILE,) if has_inputs else FAMILIES
         calls = [(family, causal) for family in families for causal in (False, True)]
         modes = {
             f"{family} {'causal' if causal else 'full'}": (family, causal)
