@@ -172,6 +172,9 @@ class Site(StrEnum):
     DK = "DK", "dK + sum_t DS q", Axes.SH, "backward", 33
     SDQ = "SDQ", "scale dQ in a register", Axes.TH, "backward", 46, "DQ_OUT"
     SDK = "SDK", "scale dK in a register", Axes.SH, "backward", 47, "DK_OUT"
+    SDKH = "SDKH", "scale dK of one query head in a register", Axes.SH, "backward", 99, "DK_OUT"
+    DKH = "DKH", "scale dK of one query head", Axes.SH, "backward", 100, "DK_OUT"
+    DVH = "DVH", "dV of one query head", Axes.SH, "backward", 101, "DV_OUT"
     DQ_OUT = "DQ_OUT", "scale dQ", Axes.TH, "backward", 34
     DK_OUT = "DK_OUT", "scale dK", Axes.SH, "backward", 35
     DV_OUT = "DV_OUT", "dV", Axes.SH, "backward", 36
@@ -212,7 +215,7 @@ RESCALES = _named("DM DX ALPHA AL AO BETA OA")
 SPECIAL_IF_MISSING = RESCALES | _named("EXP P EXP_B P_B PD DS")
 
 # binary32 registers that are cast to a result or an operand, in plans with `registers`
-REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK")
+REGISTERS = _named("EI OI PDP PD PDQ SDQ SDK SDKH")
 
 # events of calls with a softcap (OF_SOFTCAP), of those with capped_by=chain (OF_CHAIN), and of
 # calls with sinks (OF_SINKS)
@@ -238,12 +241,13 @@ ONCE = (
     frozenset(s for s in Site if s.stage == "inputs")
     | OF_SINKS
     | _named(
-        "QS KS KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK DQ_OUT DK_OUT DV_OUT"
+        "QS KS KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK SDKH DKH DVH DQ_OUT"
+        " DK_OUT DV_OUT"
     )
 )
 
 # events with as many features as q and k; other events with features have as many as v
-QUERY_FEATURES = _named("Q K QS KS KC DQP DKP DQ DK SDQ SDK DQ_OUT DK_OUT")
+QUERY_FEATURES = _named("Q K QS KS KC DQP DKP DQ DK SDQ SDK SDKH DKH DQ_OUT DK_OUT")
 
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 """The sites that are sums of products; a plan has an accumulator for each, in this order.

@@ -19,8 +19,8 @@ TOOLS = (
 MOVED = {
     **{name: f"tools.{name}" for name in TOOLS},
     "check.cast_command": "tools.check_cast.command",
-    "check.cast_data": "tools.check_cast.report",
-    "check.cast_page": "tools.check_cast.report",
+    "check.cast_data": "tools.check_cast.command",
+    "check.cast_page": "tools.check_cast.command",
     **{f"diagnose.{n}": f"tools.diagnose.{n}" for n in ("replay", "report", "search", "tensors")},
     "diagnose.command": "tools.diagnose.command",
     "kernels": "tools.identify",

@@ -10,10 +10,7 @@ from roundscope.emu.backends.kept import writable_folder
 
 
 def keep_compilations() -> None:
-    """Point JAX's persistent compilation cache at the folder `jax` of Roundscope's caches.
-
-    Nothing is kept where that cannot be written. The bits of results do not depend on the cache.
-    """
+    """Keep JAX's compilations in the folder `jax` of Roundscope's caches, if that is writable."""
     import jax
 
     folder = writable_folder("jax")

@@ -30,8 +30,5 @@ def toml_of(path: Path, argument: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise bad(argument, str(path), f"is no TOML: {one_line(error)}") from None
     except (ValueError, RecursionError):
-        raise bad(
-            argument,
-            str(path),
-            "is no TOML: it nests too deeply, or a number has thousands of digits",
-        ) from None
+        repair = "is no TOML: it nests too deeply, or a number has thousands of digits"
+        raise bad(argument, str(path), repair) from None

@@ -162,7 +162,7 @@ def fa2() -> Plan:
     SDPA aligns causal calls at the top left; FlashAttention's own package aligns them at the bottom
     right since version 2.1, for which the argument `alignment` of a call stands.
     """
-    plan = replace(_fused(), log2_e=Log2E.MAXIMUM)
+    plan = replace(_fused(), log2_e=Log2E.MAXIMUM, rounded_heads=True)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
@@ -201,6 +201,7 @@ def cudnn() -> Plan:
         reciprocal=Reciprocal.RCP,
         exponent_again=BackwardExponent.AFTER,
         gradient_scale=ScaleOfGradient.REGISTER,
+        rounded_heads=True,
     )
 
 

@@ -135,6 +135,10 @@ def backward(
     whole = whole_head(ops, setup, head, mask)
     dq, dk, dv = (x.reshape(*like.shape) for x, like in zip(sums, (q, k, v), strict=True))
     dq, seen_last = computed(ops, setup, whole, _last, ((dq,),), ((Site.DQ,),))
+    if setup.plan.rounded_heads:
+        given_sums = ((dk, dv),), ((Site.DK, Site.DV),)
+        (dk, dv), own = computed(ops, setup, whole, _of_head, *given_sums)
+        seen_last |= own
     return Gradients(dq, dk, dv, delta), {"tiles": seen, "whole": seen_first | seen_last}
 
 
@@ -144,6 +148,10 @@ def _step(at: Events, setup: Setup, operands: Operands, sums: Sums) -> Sums:
 
 def _last(at: Events, setup: Setup, sums: tuple[Array, ...]) -> Array:
     return round_query_gradients(at, setup, *sums)
+
+
+def _of_head(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, Array]:
+    return round_head_gradients(at, setup, *sums)
 
 
 def _delta(at: Events, setup: Setup, operands: tuple[Array, ...]) -> Array:
@@ -223,13 +231,24 @@ def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     return at(Site.DQ_OUT, dq)
 
 
+def round_head_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tuple[Array, Array]:
+    """Return dK and dV of one query head, (S, features), rounded in plans with `rounded_heads`.
+
+    at: the hook of the whole head.
+    """
+    if not setup.plan.rounded_heads:
+        return dk, dv
+    return at(Site.DKH, _times_factor(at, setup, Site.SDKH, dk)), at(Site.DVH, dv)
+
+
 def round_key_gradients(
     ops: Ops, setup: Setup, head: Index, dk: Array, dv: Array
 ) -> tuple[tuple[Array, Array], Seen]:
     """Return the final dK and dV of one key head, and what was recorded.
 
     dk, dv: (group, S, features), the gradients of the query heads that share the key head. They are
-    added up in ascending order in binary64, so that only the output is rounded. The sum begins at
+    added up in ascending order in binary64, so that only the output is rounded; in plans with
+    `rounded_heads` they are rounded before, each in its head. The sum begins at
     the first head and not at 0, so -0 stays -0 in a group of one head.
     """
     whole = whole_head(ops, setup, head, None, setup.key_heads)
@@ -243,10 +262,20 @@ def _of_keys(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, 
 
 
 def rounded_key_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tuple[Array, Array]:
-    """Return the final dK and dV, (S, features): dK multiplied by its factor, both rounded."""
-    if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = algorithm.register(at, Site.SDK, at.ops.multiply(dk, setup.factor))
+    """Return the final dK and dV, (S, features): dK multiplied by its factor, both rounded.
+
+    In plans with `rounded_heads`, dK was multiplied in each query head.
+    """
+    if not setup.plan.rounded_heads:
+        dk = _times_factor(at, setup, Site.SDK, dk)
     return at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)
+
+
+def _times_factor(at: Events, setup: Setup, site: Site, dk: Array) -> Array:
+    """Return dK multiplied by its factor, where that is not in dS; site: SDK or SDKH."""
+    if setup.plan.gradient_scale is not ScaleOfGradient.RESULT:
+        return dk
+    return algorithm.register(at, site, at.ops.multiply(dk, setup.factor))
 
 
 def sink_gradients(

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from roundscope.tools.errors import StorageError
-from roundscope.tools.results.file import results_file
 from roundscope.tools.results.run import C, Run
-from roundscope.tools.results.tables import RESTORE, explained, json_of
+from roundscope.tools.results.tables import RESTORE, explained, json_of, results_file
 
 APPLICATION = int.from_bytes(b"RSst", "big")  # SQLite's application_id of such a file
 COLUMNS = {

@@ -40,11 +40,7 @@ class Row:
 
 def bench_step(progress: Callable[[str], None]) -> list[Row]:
     """Return every row; plain JAX comes first for each size."""
-    import jax
-
-    return [
-        row for size in _sizes(jax.default_backend() == "cpu") for row in _rows(*size, progress)
-    ]
+    return [row for size in _sizes() for row in _rows(*size, progress)]
 
 
 def run(as_json: bool) -> None:
@@ -63,13 +59,13 @@ def run(as_json: bool) -> None:
         raise ArithmeticError(f"two equal runs differ in bits: {', '.join(differ)}")
 
 
-def _sizes(on_cpu: bool) -> list[tuple[Any, int]]:
+def _sizes() -> list[tuple[Any, int]]:
     import jax
 
     from roundscope.experiments.train.config import Config
 
     small = Config(data="repeat")
-    if on_cpu:
+    if jax.default_backend() == "cpu":
         return [(replace(small, batch=4), 1)]
     gpt2 = replace(small, layers=12, heads=12, width=768, context=LONG, batch=8, block=64)
     usual = [(small, 1), (replace(small, width=256, context=256, batch=32), 1), (small, 40)]
@@ -87,18 +83,17 @@ def _rows(config: Any, arms: int, progress: Callable[[str], None]) -> list[Row]:
         progress(f"{what}, {size}")
         compiling, step, watching, same = _measured(replace(config, **changes), arms)
         plain, monitored = (rows[0].step if rows else step), step + watching
-        rows.append(
-            Row(
-                size=size,
-                what=what,
-                compiling=compiling,
-                step=step,
-                monitored=monitored,
-                against_jax=step / plain,
-                monitored_against_jax=monitored / plain,
-                same_bits=same,
-            )
+        row = Row(
+            size=size,
+            what=what,
+            compiling=compiling,
+            step=step,
+            monitored=monitored,
+            against_jax=step / plain,
+            monitored_against_jax=monitored / plain,
+            same_bits=same,
         )
+        rows.append(row)
     return rows
 
 
@@ -119,10 +114,7 @@ def _contenders(arms: int, context: int) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _measured(config: Any, arms: int) -> tuple[float, float, float, bool]:
-    """Return seconds of compiling, of a step, of monitoring per step; and whether two runs agree.
-
-    Two runs agree if every bit of their final states does.
-    """
+    """Return seconds of compiling, a step, monitoring a step; and whether final bits agree."""
     import jax
     import numpy as np
 
@@ -142,11 +134,9 @@ def _group(config: Any, arms: int) -> tuple[Any, Callable[[int], Any]]:
     from roundscope.experiments.train.groups import Group, drawing
     from roundscope.experiments.train.settings import Arm, Settings
 
-    settings = Settings(
-        config=config, arms=tuple(Arm(name=str(i), lr=config.lr) for i in range(arms))
-    )
-    group = Group(settings, list(range(arms)), step.start(config, arms))
-    return group, drawing(settings)
+    own = tuple(Arm(name=str(i), lr=config.lr) for i in range(arms))
+    settings = Settings(config=config, arms=own)
+    return Group(settings, list(range(arms)), step.start(config, arms)), drawing(settings)
 
 
 def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> float:
@@ -161,20 +151,15 @@ def _timed(group: Any, batch: Callable[[int], Any], first: int, last: int) -> fl
 
 
 def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
-    """Return the seconds per step that monitors take at the config's intervals.
-
-    Compiling them is left out.
-    """
+    """Return the seconds per step that monitors take, without compiling."""
     from roundscope.experiments.train.gpt import monitor
 
     tables, plans = group.plans(STEPS)
     tokens = group.own(batch(STEPS))[..., :1, :]
     looks, sites = [], []
     for turn in range(LOOKS + 1):
-        began = time.perf_counter()
-        _, seen = monitor.look(
-            config, group.state.params, tokens, tables, STEPS, sole=group.sole(STEPS)
-        )
+        began, params = time.perf_counter(), group.state.params
+        _, seen = monitor.look(config, params, tokens, tables, STEPS, sole=group.sole(STEPS))
         looks.append(time.perf_counter() - began)
         if seen is not None:
             began = time.perf_counter()
@@ -186,15 +171,10 @@ def _watching(config: Any, group: Any, batch: Callable[[int], Any]) -> float:
 
 def _print(rows: list[Row]) -> None:
     heads = ("compiling s", "step ms", "times JAX", "watched ms", "times JAX", "same bits")
-    show(heads, [Line(row.size, row.what, _numbers(row)) for row in rows], LEGEND)
-
-
-def _numbers(row: Row) -> list[str]:
-    return [
-        f"{row.compiling:.1f}",
-        f"{row.step * 1e3:.2f}",
-        f"{row.against_jax:.2f}",
-        f"{row.monitored * 1e3:.2f}",
-        f"{row.monitored_against_jax:.2f}",
-        "yes" if row.same_bits else "NO",
-    ]
+    lines = []
+    for row in rows:
+        own = f"{row.compiling:.1f}", f"{row.step * 1e3:.2f}", f"{row.against_jax:.2f}"
+        watched = f"{row.monitored * 1e3:.2f}", f"{row.monitored_against_jax:.2f}"
+        same = "yes" if row.same_bits else "NO"
+        lines.append(Line(row.size, row.what, [*own, *watched, same]))
+    show(heads, lines, LEGEND)

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,22 @@ def save(
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
             **meta,
-            **_pinned(place / _name(step)),
         }
+        with suppress(UsageError):  # nothing is there, or nothing whole
+            about |= {k: v for k, v in _meta(place / _name(step)).items() if k == "pinned"}
         # an old JSON would describe other tensors for a moment
         (place / _name(step)).unlink(missing_ok=True)
-        write_whole(_tensors(place, step), content)
+        write_whole((place / _name(step)).with_suffix(".safetensors"), content)
         write_whole(place / _name(step), _json(about))
-        _sync(place)
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # so that the names are on the disk too
+        finally:
+            os.close(descriptor)
         _trim(place, keep)
     except OSError as error:
-        raise StorageError(
-            f"{place}: step {step} cannot be written ({error.strerror}); earlier checkpoints are"
-            " intact"
-        ) from None
+        what = f"step {step} cannot be written ({error.strerror})"
+        raise StorageError(f"{place}: {what}; earlier checkpoints are intact") from None
     return place / _name(step)
 
 
@@ -83,9 +87,8 @@ def load(folder: Path, step: int | None = None) -> tuple[Any, dict[str, Any]]:
     """
     known = steps(folder)
     if not known:
-        raise bad(
-            "DIR", str(folder), "has no checkpoint; make a run with  roundscope train --out DIR"
-        )
+        repair = "has no checkpoint; make a run with  roundscope train --out DIR"
+        raise bad("DIR", str(folder), repair)
     step = known[-1] if step is None else step
     if step not in known:
         raise bad("--from", step, f"{folder} has checkpoints of steps {' '.join(map(str, known))}")
@@ -106,30 +109,15 @@ def steps(folder: Path) -> list[int]:
 
 
 def pin(folder: Path, step: int, reason: str, most: int) -> None:
-    """Keep a checkpoint from being deleted.
-
-    Nothing happens if it does not exist, or if `most` checkpoints are pinned already.
-    """
+    """Keep a checkpoint, if it exists and fewer than `most` are pinned, from being deleted."""
     place = folder / FOLDER
     pinned = [s for s in steps(folder) if "pinned" in _meta(place / _name(s))]
     if (place / _name(step)).exists() and step not in pinned and len(pinned) < most:
         write_whole(place / _name(step), _json(_meta(place / _name(step)) | {"pinned": reason}))
 
 
-def _pinned(path: Path) -> dict[str, Any]:
-    """Return the part of a JSON that says why its checkpoint is kept; empty where none does."""
-    try:
-        return {key: value for key, value in _meta(path).items() if key == "pinned"}
-    except UsageError:
-        return {}
-
-
 def _name(step: int) -> str:
     return f"{step:08d}.json"
-
-
-def _tensors(place: Path, step: int) -> Path:
-    return place / f"{step:08d}.safetensors"
 
 
 def _json(about: Mapping[str, Any]) -> bytes:
@@ -152,14 +140,6 @@ def _trim(place: Path, keep: int | None) -> None:
     for path in place.glob("*.safetensors"):  # also what an interrupted run left
         if not path.with_suffix(".json").exists():
             path.unlink(missing_ok=True)
-
-
-def _sync(place: Path) -> None:
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # so that the names are on the disk too
-    finally:
-        os.close(descriptor)
 
 
 def _meta(path: Path) -> dict[str, Any]:
@@ -190,9 +170,8 @@ def _checked(path: Path, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     if len(content) != (size := meta.get("bytes")):
         raise _damaged(tensors, f"{len(content)} bytes, not the {size} that were written")
     if hashlib.sha256(content).hexdigest() != meta.get("sha256"):
-        raise _damaged(
-            tensors, "as many bytes as were written, but not the same: its SHA-256 differs"
-        )
+        differs = "as many bytes as were written, but not the same: its SHA-256 differs"
+        raise _damaged(tensors, differs)
     try:
         return parse(content)
     except (SafetensorError, ValueError) as error:
@@ -226,23 +205,16 @@ def _restored(path: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -
     stored = {name: (x.shape, str(x.dtype)) for name, x in arrays.items()}
     if wanted != stored:
         name = next(n for n in (*wanted, *stored) if wanted.get(n) != stored.get(n))
-        raise UsageError(
-            f"{path}: {name} is {stored.get(name)}, its config asks for {wanted.get(name)}; it was"
-            " made by another version"
-        )
+        what = f"{name} is {stored.get(name)}, its config asks for {wanted.get(name)}"
+        raise UsageError(f"{path}: {what}; it was made by another version")
     return jax.tree_util.tree_unflatten(tree, [arrays[name] for name in wanted])
 
 
 def _damaged(path: Path, why: object) -> UsageError:
-    cause = " ".join(str(why).split())
-    return UsageError(f"{path}: the checkpoint is damaged ({cause}); {_another(path)}")
-
-
-def _another(path: Path) -> str:
-    folder, number = path.parents[1], int(path.stem)
-    earlier = [step for step in steps(folder) if step < number]
-    if not earlier:
-        return "and there is no earlier one; train again"
-    options = f"--resume {folder} --from {earlier[-1]} --out NEW"
-    numbers = " ".join(map(str, earlier))
-    return f"go on from an earlier one (there are steps {numbers}) with  {options}"
+    folder, cause = path.parents[1], " ".join(str(why).split())
+    repair = "and there is no earlier one; train again"
+    if earlier := [step for step in steps(folder) if step < int(path.stem)]:
+        options = f"--resume {folder} --from {earlier[-1]} --out NEW"
+        numbers = " ".join(map(str, earlier))
+        repair = f"go on from an earlier one (there are steps {numbers}) with  {options}"
+    return UsageError(f"{path}: the checkpoint is damaged ({cause}); {repair}")

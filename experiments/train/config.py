@@ -92,8 +92,7 @@ class Config:
     parts: int | None = None
 
     def __post_init__(self) -> None:
-        _check_sizes(self)
-        _check_optimiser(self)
+        _check_numbers(self)
         _check_attention(self)
 
     @property
@@ -113,10 +112,7 @@ class Config:
 
 
 def deciding(config: Config) -> dict[str, Any]:
-    """Return the fields by name, for the name of a result.
-
-    Fields newer than some results files are left out where they have their default.
-    """
+    """Return the fields by name, for the name of a result; without newer ones at default."""
     usual = {name: getattr(Config(), name) for name in NEWER}
     return {
         name: value
@@ -126,89 +122,63 @@ def deciding(config: Config) -> dict[str, Any]:
 
 
 def unusual(config: Config) -> dict[str, Any]:
-    """Return the fields that are not at their default, by name.
-
-    They make the name of a result that stays the same when a field is added some day.
-    """
+    """Return the fields not at their default, for names that survive a field added some day."""
     usual = asdict(Config())
     return {name: value for name, value in asdict(config).items() if value != usual[name]}
 
 
-def _check_sizes(c: Config) -> None:
-    positive = (
-        "layers",
-        "heads",
-        "width",
-        "context",
-        "batch",
-        "steps",
-        "mlp_ratio",
-        "checkpoint_every",
-        "keep",
-        "monitor_every",
-    )
-    for name in positive:
+def _check_numbers(c: Config) -> None:
+    """Check sizes and the optimizer's numbers."""
+    counts = ("layers", "heads", "width", "context", "batch", "steps", "mlp_ratio")
+    for name in (*counts, "checkpoint_every", "keep", "monitor_every"):
         if getattr(c, name) < 1:
             raise bad(name, getattr(c, name), "give a whole number of at least 1")
         if getattr(c, name) >= WORD // 2:
             raise bad(name, getattr(c, name), "give a whole number below 2^31")
-    if c.width % c.heads:
-        raise bad(
+    nearest = c.heads * max(1, round(c.width / c.heads))
+    parts, batch = c.parts or 1, c.batch & -c.batch  # the largest power of two that divides it
+    seed = "a seed is a whole number from 0 to 2^32 - 1"
+    rate = "a decay rate is at least 0 and below 1"
+    order = "give a power of two, such as 2, for one order of addition on all devices"
+    one_tile = "a tile has at least one row; leave it out for one tile as large as the context"
+    early = f"must end before the cosine does, at step {c.cosine_end}"
+    rules = (  # field, whether its value is possible, repair
+        (
             "width",
-            c.width,
-            f"must be a multiple of the {c.heads} heads;"
-            f" {c.heads * max(1, round(c.width / c.heads))} is",
-        )
-    if not 2 <= c.vocab <= 65536:
-        raise bad("vocab", c.vocab, "tokens are 16-bit numbers: 2 to 65536, 256 for bytes")
-    if c.block is not None and c.block < 1:
-        raise bad(
-            "block",
-            c.block,
-            "a tile has at least one row; leave it out for one tile as large as the context",
-        )
-    if c.parts is not None:
-        most = c.batch & -c.batch  # the largest power of two that divides the batch
-        if c.parts < 1 or c.parts & (c.parts - 1):
-            raise bad(
-                "parts",
-                c.parts,
-                "give a power of two, such as 2, for one order of addition on all devices",
-            )
-        if c.batch % c.parts:
-            raise bad("parts", c.parts, f"must divide the batch of {c.batch}; {most} does")
-    if c.drift_alarm is not None and not c.drift_alarm > 0.0:
-        raise bad("drift_alarm", c.drift_alarm, "give a positive share, such as 0.1, or none")
-    for name in ("data_seed", "init_seed"):
-        if not 0 <= getattr(c, name) < WORD:
-            raise bad(name, getattr(c, name), "a seed is a whole number from 0 to 2^32 - 1")
-
-
-def _check_optimiser(c: Config) -> None:
-    if not 0.0 < c.lr < float("inf"):
-        raise bad("lr", c.lr, "give a positive number, such as 1e-3")
-    if not 0.0 <= c.min_lr <= c.lr:
-        raise bad("min_lr", c.min_lr, f"the end of the cosine lies between 0 and lr = {c.lr}")
-    if c.decay_steps is not None and not 1 <= c.decay_steps < WORD // 2:
-        raise bad(
+            not c.width % c.heads,
+            f"must be a multiple of the {c.heads} heads; {nearest} is",
+        ),
+        ("vocab", 2 <= c.vocab <= 65536, "tokens are 16-bit numbers: 2 to 65536, 256 for bytes"),
+        ("block", c.block is None or c.block >= 1, one_tile),
+        ("parts", c.parts != 0 and parts >= 1 and not parts & (parts - 1), order),
+        ("parts", not c.batch % parts, f"must divide the batch of {c.batch}; {batch} does"),
+        ("drift_alarm", _is_above_0(c.drift_alarm), "give a positive share, such as 0.1, or none"),
+        ("data_seed", 0 <= c.data_seed < WORD, seed),
+        ("init_seed", 0 <= c.init_seed < WORD, seed),
+        ("lr", 0.0 < c.lr < float("inf"), "give a positive number, such as 1e-3"),
+        (
+            "min_lr",
+            0.0 <= c.min_lr <= c.lr,
+            f"the end of the cosine lies between 0 and lr = {c.lr}",
+        ),
+        (
             "decay_steps",
-            c.decay_steps,
+            1 <= c.cosine_end < WORD // 2,
             "give a step from 1 to 2^31 - 1, or none for steps",
-        )
-    if c.warmup < 0 or c.cosine_end < c.warmup:
-        raise bad(
-            "warmup",
-            c.warmup,
-            f"must end before the cosine does, at step {c.cosine_end}; give a smaller warmup or"
-            " more steps",
-        )
-    for name in ("beta1", "beta2"):
-        if not 0.0 <= getattr(c, name) < 1.0:
-            raise bad(name, getattr(c, name), "a decay rate is at least 0 and below 1")
-    if not c.weight_decay >= 0.0:
-        raise bad("weight_decay", c.weight_decay, "give 0 or more")
-    if c.clip is not None and not c.clip > 0.0:
-        raise bad("clip", c.clip, "give a positive norm, or leave clipping off")
+        ),
+        ("warmup", 0 <= c.warmup <= c.cosine_end, f"{early}; give a smaller warmup or more steps"),
+        ("beta1", 0.0 <= c.beta1 < 1.0, rate),
+        ("beta2", 0.0 <= c.beta2 < 1.0, rate),
+        ("weight_decay", c.weight_decay >= 0.0, "give 0 or more"),
+        ("clip", _is_above_0(c.clip), "give a positive norm, or leave clipping off"),
+    )
+    for name, is_possible, repair in rules:
+        if not is_possible:
+            raise bad(name, getattr(c, name), repair)
+
+
+def _is_above_0(x: float | None) -> bool:
+    return x is None or x > 0.0
 
 
 def _check_attention(c: Config) -> None:
@@ -220,17 +190,11 @@ def _check_attention(c: Config) -> None:
         if getattr(c, name) not in known:
             raise bad(name, getattr(c, name), f"use {', '.join(known[:-1])} or {known[-1]}")
     if c.engine == PALLAS and c.plan == JAX:
-        raise bad(
-            "engine",
-            c.engine,
-            "plan=jax is JAX's own attention, which has no fused kernel of ours; leave engine out",
-        )
+        own = "plan=jax is JAX's own attention, which has no fused kernel of ours; leave engine out"
+        raise bad("engine", c.engine, own)
     if c.engine == CUDNN and c.plan != JAX:
-        raise bad(
-            "engine",
-            c.engine,
-            "cuDNN's attention has no events; give plan=jax with it, or engine=pallas",
-        )
+        eventless = "cuDNN's attention has no events; give plan=jax with it, or engine=pallas"
+        raise bad("engine", c.engine, eventless)
     if c.engine == PALLAS and c.sums != "preset":
         raise bad("sums", c.sums, "fused kernels add products as the plan says; give sums=preset")
     if c.plan == JAX:

@@ -54,10 +54,7 @@ class Place:
         return x if self.of_arms else by_device(x, self.mesh)[0]
 
     def tokens(self, x: Any) -> Any:
-        """Return tokens (B, T + 1), or (A, B, T + 1), laid out on the devices.
-
-        Those of a batch in parts stay on the host, which hands out the parts.
-        """
+        """Return tokens laid out on the devices; of a batch in parts they stay on the host."""
         if not self.of_arms or self.mesh is None:
             return x
         spec = PartitionSpec(AXIS) if x.ndim == 3 else PartitionSpec()
@@ -76,10 +73,7 @@ def place(config: Config, arms: Sequence[int], there: Sequence[Any] | None = Non
 
 
 def parts_here(config: Config, groups: Sequence[Sequence[int]]) -> int:
-    """Return the parts that a new run's batch has unless a user says: one for each device.
-
-    The batch stays whole where arms are spread. groups: the arms of each executable.
-    """
+    """Return a new run's parts: one for each device, or 1 where arms are spread over them."""
     count = len(jax.devices())
     if all(_spreads(config, arms, count) for arms in groups):
         return 1

@@ -5,9 +5,10 @@ The plans of a group's arms have the same structure for the whole run; their sta
 the device never waits for the host.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -41,6 +42,21 @@ from roundscope.experiments.train.mx import Formats
 from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.experiments.train.step import pick
 
+T = TypeVar("T")
+
+
+def by_stage(make: Callable[[Any, int], T]) -> Callable[[Any, int], T]:
+    """Let a method of a group be called once for all steps between two changes of all arms."""
+
+    def kept(group: "Group", number: int) -> T:
+        key = make.__name__, sum(first <= number for first, _ in group.settings.at)
+        if key not in group.kept:
+            group.kept[key] = make(group, number)
+        found: T = group.kept[key]
+        return found
+
+    return functools.update_wrapper(kept, make)
+
 
 class Group:
     """The arms of one executable: their numbers, their state on the devices, their peak rates.
@@ -65,16 +81,10 @@ class Group:
         self.state = self.place.state(state)
         self.lr = self.place.state(np.array([settings.arms[a].lr for a in arms], np.float32))
         self.seeds = [settings.arms[a].seed for a in arms]
-        self._executables: dict[int, tuple[one_step.Step, Fixed | None]] = {}
-        self._plans: dict[int, tuple[Tables | None, list[Plans | None]]] = {}
-        self._offsets: dict[int, Offset | None] = {}
-        self._linears: dict[int, LinearPlans | None] = {}
+        self.kept: dict[tuple[str, int], Any] = {}
 
     def advance(self, number: int, batches: dict[int, np.ndarray]) -> tuple[Any, Any]:
-        """Do step `number` with the batch of each seed.
-
-        Returns the losses and gradient norms (arms,), on the device.
-        """
+        """Do step `number` with the batches; return losses and norms (arms,), on the device."""
         tokens, (advance, sole) = self.place.tokens(self.own(batches)), self._executable(number)
         plans = None if sole else self.plans(number)[0]
         self.state, losses, norms = advance(
@@ -83,31 +93,22 @@ class Group:
         return losses, norms
 
     def fused(self, number: int) -> Fixed | None:
-        """Return the plan of a step's fused kernels, or those of its layers, of all arms here.
-
-        None for a run without fused kernels.
-        """
+        """Return the plan, or those of its layers, of a step's fused kernels; None without any."""
         return self.sole(number) if self.settings.config.engine == PALLAS else None
 
     def sole(self, number: int) -> Fixed | None:
         """Return the plan that is part of a step; None where plans are data of it."""
         return self._executable(number)[1]
 
+    @by_stage
     def _executable(self, number: int) -> tuple[one_step.Step, Fixed | None]:
         """Return the executable of a step, and what `sole` returns."""
-        stage = self._stage(number)
-        if stage not in self._executables:
-            config, arm = self.settings.config, self.settings.arms[self.arms[0]]
-            plans, wrongs = self.plans(number)[1], wrongs_at(self.settings, arm, number)
-            own = _fused(config, plans[0], wrongs)
-            if self.is_long and own is None:
-                own = only_plan(config, plans, wrongs)
-            self._executables[stage] = one_step.advance(config, own, self.place.mesh), own
-        return self._executables[stage]
-
-    def _stage(self, number: int) -> int:
-        """Return how many of the changes of all arms hold at a step."""
-        return sum(first <= number for first, _ in self.settings.at)
+        config, arm = self.settings.config, self.settings.arms[self.arms[0]]
+        plans, wrongs = self.plans(number)[1], wrongs_at(self.settings, arm, number)
+        own = _fused(config, plans[0], wrongs)
+        if self.is_long and own is None:
+            own = only_plan(config, plans, wrongs)
+        return one_step.advance(config, own, self.place.mesh), own
 
     def own(self, batches: dict[int, np.ndarray]) -> np.ndarray:
         """Return the group's tokens: (B, T + 1) if its arms share a seed, else (A, B, T + 1)."""
@@ -115,66 +116,43 @@ class Group:
             return batches[self.seeds[0]]
         return np.stack([batches[seed] for seed in self.seeds])
 
+    @by_stage
     def plans(self, number: int) -> tuple[Tables | None, list[Plans | None]]:
         """Return the plans of a step, as data on the devices and as plans."""
-        stage = self._stage(number)
-        if stage not in self._plans:
-            plans = [plans_at(self.settings, self.settings.arms[a], number) for a in self.arms]
-            tables = by_arm([None if p is None else by_layer(p) for p in plans])
-            self._plans[stage] = None if tables is None else self.place.state(tables), plans
-        return self._plans[stage]
+        plans = [plans_at(self.settings, self.settings.arms[a], number) for a in self.arms]
+        tables = by_arm([None if p is None else by_layer(p) for p in plans])
+        return None if tables is None else self.place.state(tables), plans
 
+    @by_stage
     def offset(self, number: int) -> Offset | None:
-        """Return the error of what delta reads at a step, as data on the devices.
-
-        None without any, and for plans whose delta reads no output.
-        """
-        stage = self._stage(number)
-        if stage not in self._offsets:
-            offset = self._offset(number)
-            self._offsets[stage] = None if offset is None else self.place.state(offset)
+        """Return the error of what delta reads at a step, on the devices; None for none read."""
+        now, seeds = self._changed(wrongs_at, number, "an offset")
+        found: Offset | None = self.place.state(offsets(now, seeds)) if now else None
         tables = self.plans(number)[0]
-        is_read = tables is not None and any(map(readable, likes(tables)))
-        return self._offsets[stage] if is_read else None
+        return found if tables is not None and any(map(readable, likes(tables))) else None
 
+    @by_stage
     def linears(self, number: int) -> LinearPlans | None:
-        """Return what the linear layers round at a step, as data on the devices.
+        """Return what changed linear layers round at a step, on the devices; None for none.
 
-        None if none of them was changed so far.
+        From the first change on one executable serves the formats of all arms at all steps.
         """
-        stage = self._stage(number)
-        if stage not in self._linears:
-            plans = self._linear(number)
-            self._linears[stage] = None if plans is None else self.place.state(plans)
-        return self._linears[stage]
-
-    def _linear(self, number: int) -> LinearPlans | None:
-        """Return the plans of the linear layers.
-
-        From the first change on there is one executable: it serves the formats of all arms at all
-        steps.
-        """
-        arms = [self.settings.arms[a] for a in self.arms]
-        all_formats = [formats_at(self.settings, arm, number) for arm in arms]
-        now = [formats for formats in all_formats if formats is not None]
-        if 0 < len(now) < len(arms):
-            raise ValueError(
-                "arms: some have changes of linear layers and others have none; run them separately"
-            )
+        now, seeds = self._changed(formats_at, number, "changes of linear layers")
         if not now:
             return None
-        steps = firsts(self.settings)
+        arms, steps = [self.settings.arms[a] for a in self.arms], firsts(self.settings)
         ever = (formats_at(self.settings, arm, first) for arm in arms for first in steps)
-        seeds = [_seed(self.settings, arm) for arm in arms]
-        return linears_by_arm(how_of([f for f in ever if f is not None]), now, seeds)
+        how = how_of([formats for formats in ever if formats is not None])
+        found: LinearPlans = self.place.state(linears_by_arm(how, now, seeds))
+        return found
 
-    def _offset(self, number: int) -> Offset | None:
+    def _changed(self, of: Callable[..., T | None], number: int, what: str) -> tuple[list[T], Any]:
+        """Return of(settings, arm, step) of all arms, or of none; and the arms' seeds."""
         arms = [self.settings.arms[a] for a in self.arms]
-        all_wrongs = [wrongs_at(self.settings, arm, number) for arm in arms]
-        now = [wrongs for wrongs in all_wrongs if wrongs is not None]
+        now = [x for arm in arms if (x := of(self.settings, arm, number)) is not None]
         if 0 < len(now) < len(arms):
-            raise ValueError("arms: some have an offset and others have none; run them separately")
-        return offsets(now, [_seed(self.settings, arm) for arm in arms]) if now else None
+            raise ValueError(f"arms: some have {what} and others have none; run them separately")
+        return now, [_seed(self.settings, arm) for arm in arms]
 
 
 def groups(settings: Settings, state: Any, *, is_long: bool = False) -> list[Group]:
@@ -210,12 +188,8 @@ def _structure(settings: Settings, arm: Arm, step: int) -> Hashable:
     wrongs = wrongs_at(settings, arm, step)
     formats = formats_at(settings, arm, step)
     check(plans, wrongs, (*settings.config.changes, *_texts(settings, arm, step)))
-    own = None if plans is None else structures(plans)
-    return (
-        _fused(settings.config, plans, wrongs) or own,
-        wrongs is not None,
-        formats and (formats.drawn, formats.even),
-    )
+    own = _fused(settings.config, plans, wrongs) or (plans and structures(plans))
+    return own, wrongs is not None, formats and (formats.drawn, formats.even)
 
 
 def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Fixed | None:
@@ -224,26 +198,17 @@ def _fused(config: Config, plans: Plans | None, wrongs: Wrongs | None) -> Fixed 
 
 
 def plans_at(settings: Settings, arm: Arm, step: int) -> Plans | None:
-    """Return the plans of an arm at a step.
-
-    They have the arm's changes, then those of all arms that hold at the step.
-    """
+    """Return an arm's plans at a step, by its changes, then those of all arms that hold there."""
     return plans_of(settings.config, _texts(settings, arm, step), _seed(settings, arm))
 
 
 def wrongs_at(settings: Settings, arm: Arm, step: int) -> Wrongs | None:
-    """Return the error of what delta reads in an arm at a step, by the same changes.
-
-    None without any.
-    """
+    """Return the error of what delta reads in an arm at a step, by the same changes, or None."""
     return wrongs_of(settings.config, _texts(settings, arm, step))
 
 
 def formats_at(settings: Settings, arm: Arm, step: int) -> Formats | None:
-    """Return what the linear layers of an arm round at a step, by the same changes.
-
-    None without any.
-    """
+    """Return what an arm's linear layers round at a step, by the same changes, or None."""
     return formats_of(settings.config, _texts(settings, arm, step))
 
 
@@ -328,11 +293,8 @@ def _fetched(done: int, seen: list[tuple[Any, Any]], look: Any) -> Block:
 
 def batches_of(settings: Settings) -> dict[int, data.Batches]:
     """Return seed of arms -> batches."""
-    c = settings.config
-    return {
-        seed: data.batches(c, c.data_seed + seed)
-        for seed in dict.fromkeys(arm.seed for arm in settings.arms)
-    }
+    c, seeds = settings.config, dict.fromkeys(arm.seed for arm in settings.arms)
+    return {seed: data.batches(c, c.data_seed + seed) for seed in seeds}
 
 
 def drawing(settings: Settings) -> Callable[[int], Batches]:

@@ -119,22 +119,15 @@ class Formats:
         return all(is_even(f) for _, f in self._places())
 
     def table(self, seed: int = 0) -> np.ndarray:
-        """Return the table that `round_row` reads, (layers, matrices, events, FIELDS) int32.
-
-        seed: that of all stochastic roundings.
-        """
-        table = np.array(
-            [[[row_of(f) for f in own] for own in row] for row in self.formats], np.int32
-        )
+        """Return the table of `round_row`, (layers, matrices, events, FIELDS) int32."""
+        rows = [[[row_of(f) for f in own] for own in row] for row in self.formats]
+        table = np.array(rows, np.int32)
         table[..., SEED] = np.uint32(seed).view(np.int32)
         return table
 
 
 def reseeded(table: Array, step: Array) -> Array:
-    """Return the table (layers, matrices, events, FIELDS) of one step.
-
-    Every event draws from (its seed, step, place).
-    """
+    """Return the table of one step: every event draws from (its seed, step, place)."""
     seeds = lax.bitcast_convert_type(table[..., SEED], jnp.uint32)
     place = jnp.arange(seeds.size, dtype=jnp.uint32).reshape(seeds.shape)
     step = jnp.broadcast_to(step.astype(jnp.uint32), seeds.shape)
@@ -143,11 +136,7 @@ def reseeded(table: Array, step: Array) -> Array:
 
 
 def put(
-    formats: np.ndarray,
-    layers: Sequence[int],
-    matrices: Sequence[int],
-    sites: Sequence[Site],
-    f: Kept,
+    formats: np.ndarray, layers: Sequence[int], matrices: Sequence[int], sites: Any, f: Kept
 ) -> None:
     """Write a format into some places of an array of objects (layers, matrices, events)."""
     for index in product(layers, matrices, (INDEX[site] for site in sites)):
@@ -159,19 +148,8 @@ def as_formats(formats: np.ndarray) -> tuple[tuple[tuple[Kept, ...], ...], ...]:
     return tuple(tuple(map(tuple, row)) for row in formats)
 
 
-def _sites_named(name: str) -> tuple[Site, ...]:
-    if name in GROUPS:
-        return GROUPS[name]
-    if name not in INDEX:
-        raise ValueError(unknown("site", name, (*Site, *GROUPS)))
-    return (Site[name],)
-
-
 def kept(text: str, block: int) -> Kept:
-    """Return FORMAT[:RULE][:MODE] as a format, with blocks of `block` numbers.
-
-    Raises ValueError.
-    """
+    """Return FORMAT[:RULE][:MODE] with blocks of `block` numbers. Raises ValueError."""
     found = event_of(text)
     if isinstance(found, BlockFormat):
         found = replace(found, size=block)
@@ -180,29 +158,28 @@ def kept(text: str, block: int) -> Kept:
 
 
 def written(change: Change, block: int) -> Written:
-    """Return (events, format) of what a change of linear layers writes, in turn.
-
-    events are None for mx=. Raises ValueError.
-    """
+    """Return (events, None for mx=, and format) of what a change writes. Raises ValueError."""
     place = change.where.get("site")
     return tuple((_events(name, place), kept(value, block)) for name, value in change.what)
 
 
 def _events(name: str, place: str | None) -> tuple[Site, ...] | None:
-    if name == MX or (name and name not in (*Site, *GROUPS)):
-        if name != MX:
-            named = f"{unknown('site', name, (*Site, *GROUPS, MX))}; put ; between two changes"
-            raise ValueError(
-                f"{name}= is not of linear layers; those take SITE=FORMAT[:RULE][:MODE] or"
-                f" {MX}=FORMAT; {named}"
-            )
-        if place is not None:
-            raise ValueError(f"{MX}= is of all events; leave site= out, or write the format alone")
-        return None
+    if name and name not in (MX, *Site, *GROUPS):
+        named = f"{unknown('site', name, (*Site, *GROUPS, MX))}; put ; between two changes"
+        takes = f"those take SITE=FORMAT[:RULE][:MODE] or {MX}=FORMAT"
+        raise ValueError(f"{name}= is not of linear layers; {takes}; {named}")
     if name and place is not None:
+        if name == MX:
+            raise ValueError(f"{MX}= is of all events; leave site= out, or write the format alone")
         raise ValueError(f"{name}= says its events itself; leave site= out")
-    names = (name or place or "all").split(",")
-    return tuple(site for part in names for site in _sites_named(part))
+    if name == MX:
+        return None
+    found: list[Site] = []
+    for part in (name or place or "all").split(","):
+        if part not in (*Site, *GROUPS):
+            raise ValueError(unknown("site", part, (*Site, *GROUPS)))
+        found += GROUPS[part] if part in GROUPS else [Site[part]]
+    return tuple(found)
 
 
 def put_written(
@@ -220,10 +197,7 @@ def put_written(
 
 
 def matrices_of(text: str, kind: type[M]) -> tuple[M, ...]:
-    """Return the matrices of a text such as up,down or all.
-
-    Raises ValueError with the nearest name.
-    """
+    """Return the matrices of a text: up,down or all. ValueError with the nearest name."""
     found: list[M] = []
     for name in text.split(","):
         if name not in (*kind, ALL):
@@ -247,10 +221,7 @@ class How(NamedTuple):
 
 
 def how_of(size: int, found: Sequence[Formats]) -> How:
-    """Return what an executable needs that serves all of these formats.
-
-    size: numbers of a block.
-    """
+    """Return what an executable for all of these formats needs; size: numbers of a block."""
     rounded, drawn = (
         frozenset[Site]().union(*(getattr(f, name) for f in found)) for name in ("rounded", "drawn")
     )
@@ -279,13 +250,8 @@ def linear(how: How, x: Array, w: Array, rows: Rows) -> Array:
     x, w and g as they are, so an operand along one axis and the same along the other are two
     roundings of one number.
     """
-    return rounded(
-        how, _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W)), rows, Site.Y
-    )
-
-
-def _forward(how: How, x: Array, w: Array, rows: Rows) -> tuple[Array, Any]:
-    return linear(how, x, w, rows), (x, w, rows)
+    y = _times(rounded(how, x, rows, Site.X), rounded(how, w, rows, Site.W))
+    return rounded(how, y, rows, Site.Y)
 
 
 def _backward(how: How, kept: Any, g: Array) -> tuple[Array, Array, None]:
@@ -295,15 +261,12 @@ def _backward(how: How, kept: Any, g: Array) -> tuple[Array, Array, None]:
     return rounded(how, dx, rows, Site.DX), rounded(how, dw, rows, Site.DW), None
 
 
-linear.defvjp(_forward, _backward)
+linear.defvjp(lambda how, x, w, rows: (linear(how, x, w, rows), (x, w, rows)), _backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def passed(how: How, forward: Site | None, backward: Site | None, x: Array, rows: Rows) -> Array:
-    """Return x as the event `forward` rounds it; its gradient is rounded as by `backward`.
-
-    None means that nothing is rounded.
-    """
+    """Return x as the event `forward` rounds it, its gradient as `backward` does; None: as is."""
     return x if forward is None else rounded(how, x, rows, forward)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from roundscope.experiments.options import TrainOptions
 from roundscope.experiments.train import checkpoint, devices, groups
-from roundscope.experiments.train.config import WORD, Config
+from roundscope.experiments.train.config import WORD
 from roundscope.experiments.train.gpt import linear, offset
 from roundscope.experiments.train.gpt.engines import has_device
 from roundscope.experiments.train.gpt.interventions import described
@@ -24,20 +24,9 @@ from roundscope.tools.results.machine import device, versions
 
 # the fields that may change when a run continues
 FREE = ("steps", "checkpoint_every", "keep", "monitor_every", "drift_alarm")
-# the fields that a state depends on
-FIXED = (
-    "layers",
-    "heads",
-    "width",
-    "context",
-    "vocab",
-    "position",
-    "qk_norm",
-    "tied",
-    "mlp_ratio",
-    "clip",
-    "weight_decay",
-)
+# the fields that a state depends on; of the last two, whether they are 0
+SIZES = ("layers", "heads", "width", "context", "vocab", "position", "qk_norm", "tied", "mlp_ratio")
+FIXED = (*SIZES, "clip", "weight_decay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +44,11 @@ class Origin:
     beginning: Callable[[], training.Beginning]
     in_place: bool
     words: dict[str, Any]
-    notes: tuple[str, ...] = ()  # what the user should know before it runs
+    notes: tuple[str, ...] = ()
 
 
 def new(options: TrainOptions) -> Origin:
-    """Return a run from its first weights.
-
-    Raises UsageError for all that is wrong with the request, data included.
-    """
+    """Return a run from its first weights. Raises UsageError for a bad request, data included."""
     asked = settings(options.words, arms=options.arms, at=options.at, seeds=options.seeds)
     # with decay_steps given, a later steps= leaves the schedule as it is
     asked = replace(asked, config=replace(asked.config, decay_steps=asked.config.cosine_end))
@@ -74,16 +60,11 @@ def new(options: TrainOptions) -> Origin:
 
 
 def earlier(folder: Path, options: TrainOptions, *, is_branch: bool) -> Origin:
-    """Return a run that continues from a checkpoint of `folder`, in place or as a branch.
-
-    Raises UsageError.
-    """
-    first, arms, at = options.first, options.arms, options.at
-    known = [s for s in checkpoint.steps(folder) if first is None or s <= first]
-    if first is not None and checkpoint.steps(folder) and not known:
-        raise bad(
-            "--from", first, f"{folder} has checkpoints from step {checkpoint.steps(folder)[0]} on"
-        )
+    """Return a run from a checkpoint of `folder`, in place or as a branch. Raises UsageError."""
+    first, arms, at, every = options.first, options.arms, options.at, checkpoint.steps(folder)
+    known = [s for s in every if first is None or s <= first]
+    if every and not known:
+        raise bad("--from", first, f"{folder} has checkpoints from step {every[0]} on")
     state, meta = checkpoint.load(folder, known[-1] if known else None)
     before = settings_of(meta)
     step = meta["step"] if first is None else first
@@ -91,7 +72,7 @@ def earlier(folder: Path, options: TrainOptions, *, is_branch: bool) -> Origin:
         raise bad("--seeds", options.seeds, "a branch keeps the seeds of its run; leave it out")
     asked = settings(options.words, arms=arms, at=at, before=plain(before.config))
     # a run that went on has more steps than its early checkpoints say
-    last = max(before.config.steps, *checkpoint.steps(folder))
+    last = max(before.config.steps, *every)
     if step > last:
         raise bad("--from", step, f"{folder} ends at step {last}")
     if step > meta["step"] and not has_device(before.config):
@@ -101,11 +82,8 @@ def earlier(folder: Path, options: TrainOptions, *, is_branch: bool) -> Origin:
         )
         raise bad("--from", step, repair)
     if asked.config.steps < step:
-        raise bad(
-            "steps",
-            asked.config.steps,
-            f"the first {step} are done; give more, or an earlier --from STEP with --out NEW",
-        )
+        done = f"the first {step} are done; give more, or an earlier --from STEP with --out NEW"
+        raise bad("steps", asked.config.steps, done)
     if is_branch:
         found, chosen = _branch(before, asked, step, has_arms=bool(arms), folder=folder)
     else:
@@ -115,24 +93,25 @@ def earlier(folder: Path, options: TrainOptions, *, is_branch: bool) -> Origin:
                 " to go on in place leave --from out"
             )
             raise bad("--from", first, repair)
-        if arms or at or _changed(before.config, asked.config, FREE):
-            raise bad(
-                "--resume",
-                str(folder),
-                f"a run that goes on keeps all but {', '.join(FREE)}; for a branch add --out NEW",
+        own = {name: getattr(before.config, name) for name in FREE}
+        if arms or at or replace(asked.config, **own) != before.config:
+            repair = (
+                f"a run that goes on keeps all but {', '.join(FREE)}; for a branch add --out NEW"
             )
+            raise bad("--resume", str(folder), repair)
         found, chosen = replace(before, config=asked.config), list(range(len(before.arms)))
     _check(found, step, asked.at)
-    _check_data(found, meta, folder)
-    go = partial(_later, before, state, meta, step, chosen)
-    words_of = (
-        {"folder": str(folder), "checkpoint": meta["step"], "step": step} if is_branch else {}
-    )
+    now, then = next(iter(groups.batches_of(found).values())).about, meta["data"]
+    other = now.get("fingerprint") != then.get("fingerprint")
+    if found.config.data == meta["config"]["data"] and other:
+        repair = f"is not what {folder} was trained on; its batches would differ"
+        raise bad("data", found.config.data, repair)
+    words = {"folder": str(folder), "checkpoint": meta["step"], "step": step} if is_branch else {}
     return Origin(
         settings=found,
-        beginning=go,
+        beginning=partial(_later, before, state, meta, step, chosen),
         in_place=not is_branch,
-        words=words_of,
+        words=words,
         notes=_notes(before, found, step, folder),
     )
 
@@ -206,20 +185,14 @@ def settings_of(meta: dict[str, Any]) -> Settings:
         Arm(name=a["name"], changes=tuple(a["changes"]), lr=a["lr"], seed=a["seed"])
         for a in meta["arms"]
     )
-    return Settings(
-        config=settings([], before=meta["config"]).config,
-        arms=arms,
-        at=tuple((s, t) for s, t in meta["at"]),
-    )
+    config = settings([], before=meta["config"]).config
+    return Settings(config=config, arms=arms, at=tuple((s, t) for s, t in meta["at"]))
 
 
 def _branch(
     before: Settings, asked: Settings, step: int, *, has_arms: bool, folder: Path
 ) -> tuple[Settings, list[int]]:
-    """Return the settings of a branch, and which arm each of its arms continues.
-
-    What applied before `step` belongs to the arms from here on.
-    """
+    """Return a branch's settings, earlier changes in its arms, and the arms that go on in it."""
     for name in FIXED:
         old, now = getattr(before.config, name), getattr(asked.config, name)
         if old != now and (name not in ("clip", "weight_decay") or bool(old) != bool(now)):
@@ -231,36 +204,17 @@ def _branch(
     arms, chosen = [], []
     for arm in wanted:
         if len(names) > 1 and arm.name not in names:
-            raise bad(
-                "--arm",
-                arm.name,
-                f"{folder} has several arms; name those that go on: {' '.join(names)}",
-            )
+            repair = f"{folder} has several arms; name those that go on: {' '.join(names)}"
+            raise bad("--arm", arm.name, repair)
         source = names.index(arm.name) if len(names) > 1 else 0
         old_arm = before.arms[source]
         lr = arm.lr if has_arms and arm.lr != asked.config.lr else rate or old_arm.lr
-        arms.append(
-            Arm(
-                name=arm.name,
-                changes=(*old_arm.changes, *past, *arm.changes),
-                lr=lr,
-                seed=old_arm.seed,
-            )
-        )
+        changes = (*old_arm.changes, *past, *arm.changes)
+        arms.append(Arm(name=arm.name, changes=changes, lr=lr, seed=old_arm.seed))
         chosen.append(source)
     later = [pair for pair in before.at if pair[0] > step]
-    return (
-        Settings(
-            config=asked.config,
-            arms=tuple(arms),
-            at=tuple(sorted((*later, *asked.at), key=lambda pair: pair[0])),
-        ),
-        chosen,
-    )
-
-
-def _changed(old: Config, now: Config, free: Sequence[str]) -> bool:
-    return replace(now, **{name: getattr(old, name) for name in free}) != old
+    at = tuple(sorted((*later, *asked.at), key=lambda pair: pair[0]))
+    return Settings(config=asked.config, arms=tuple(arms), at=at), chosen
 
 
 def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None:
@@ -270,21 +224,5 @@ def _check(found: Settings, step: int, asked: Sequence[tuple[int, str]]) -> None
         batches.batch(step)
     for first, text in asked:
         if not step <= first < found.config.steps:
-            raise bad(
-                "--at",
-                f"{first} '{text}'",
-                f"give a step that the run takes, from step {step} to {found.config.steps - 1}",
-            )
-
-
-def _check_data(found: Settings, meta: dict[str, Any], folder: Path) -> None:
-    """Check that the data are the same as before, unless other data were asked for."""
-    now = next(iter(groups.batches_of(found).values())).about
-    if found.config.data == meta["config"]["data"] and now.get("fingerprint") != meta["data"].get(
-        "fingerprint"
-    ):
-        raise bad(
-            "data",
-            found.config.data,
-            f"is not what {folder} was trained on; its batches would differ",
-        )
+            steps = f"from step {step} to {found.config.steps - 1}"
+            raise bad("--at", f"{first} '{text}'", f"give a step that the run takes, {steps}")

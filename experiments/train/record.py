@@ -10,7 +10,7 @@ alarms  one row per alarm of `spikes`
 import json
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,6 @@ from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.config import NEWER
 from roundscope.experiments.train.settings import TYPES
 from roundscope.tools.errors import StorageError, bad
-from roundscope.tools.results.file import results_file
 from roundscope.tools.results.tables import (
     RESTORE,
     add_columns,
@@ -34,6 +33,7 @@ from roundscope.tools.results.tables import (
     explained,
     is_ours,
     json_of,
+    results_file,
 )
 
 NAME = "run.sqlite"
@@ -79,47 +79,29 @@ class Log:
         self.connection, self.path = connection, path
 
     def begin(self, step: int, **columns: Any) -> None:
-        """Add a row of `runs`, and delete the rows of other tables from `step` on.
-
-        Those steps are computed again, to the same bits.
-        """
+        """Add a row of `runs`; rows from `step` on, which come again in every bit, are deleted."""
         with explained(self.path):
             for table in ("steps", "heads", "sites", "alarms"):
                 self.connection.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in columns.items()}
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        self.add(
-            "runs",
-            [
-                {
-                    "began": now,
-                    "step": step,
-                    **{k: v if isinstance(v, str) else json.dumps(v) for k, v in columns.items()},
-                }
-            ],
-        )
+        self.add("runs", [{"began": now, "step": step, **texts}])
         self.commit()
 
     def add(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
-        """Add rows with the columns of the first; NaN becomes NULL.
-
-        Raises StorageError (a full disk).
-        """
+        """Add rows with the columns of the first; NaN becomes NULL. Raises StorageError."""
         if not rows:
             return
-        columns = tuple(rows[0])
-        text = (
-            f"INSERT OR REPLACE INTO {table} ({', '.join(columns)}) VALUES"
-            f" ({', '.join('?' * len(columns))})"
-        )
+        columns = ", ".join(rows[0])
+        values = ", ".join(f":{name}" for name in rows[0])
+        text = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES ({values})"
         with explained(self.path):
-            self.connection.executemany(text, ([row[c] for c in columns] for row in rows))
+            self.connection.executemany(text, rows)
 
     def running(self) -> dict[tuple[str, int, int], tuple[float, float]]:
         """Return the sums of monitored delta errors and their squares, by (arm, layer, head)."""
-        text = (
-            "SELECT arm, layer, head, total(delta_sum), total(delta_square) FROM heads GROUP BY"
-            " arm, layer, head"
-        )
+        by, sums = "arm, layer, head", "total(delta_sum), total(delta_square)"
+        text = f"SELECT {by}, {sums} FROM heads GROUP BY {by}"
         with explained(self.path):
             return {tuple(row[:3]): tuple(row[3:]) for row in self.connection.execute(text)}
 
@@ -136,26 +118,23 @@ def writing(folder: Path) -> Iterator[Log]:
     Raises UsageError for a file of another program or of a newer version, StorageError if another
     process holds it.
     """
-    made = [
-        f"CREATE TABLE IF NOT EXISTS {name} ({_declared(columns)}, PRIMARY KEY ({', '.join(key)}))"
-        + ("" if name == "runs" else " WITHOUT ROWID")
-        for name, (columns, key) in TABLES.items()
-    ]
+    made = []
+    for name, (columns, key) in TABLES.items():
+        declared = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+        table = f"{name} ({declared}, PRIMARY KEY ({', '.join(key)}))"
+        end = "" if name == "runs" else " WITHOUT ROWID"
+        made.append(f"CREATE TABLE IF NOT EXISTS {table}{end}")
     with results_file(folder, NAME, APPLICATION, made, COLUMNS, schema=SCHEMA, later=LATER) as (
         connection,
         path,
     ):
         connection.execute("PRAGMA journal_mode = WAL")  # readers while we write
         connection.execute("PRAGMA synchronous = FULL")
-        for name, (columns, _) in TABLES.items():
+        for name, columns in COLUMNS.items():
             add_columns(connection, name, columns)  # of a log that an older version made
         connection.commit()
         yield Log(connection, path)
         connection.commit()
-
-
-def _declared(columns: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
 def is_log(path: Path) -> bool:
@@ -201,10 +180,8 @@ def rows(folder: Path, table: str, arm: str | None = None) -> list[dict[str, Any
         check_columns(connection, path, COLUMNS, LATER)
         check_values(connection, path, {table: COLUMNS[table]})
         connection.row_factory = sqlite3.Row
-        return [
-            dict(row)
-            for row in connection.execute(f"SELECT * FROM {table}{where} ORDER BY {key}", values)
-        ]
+        query = f"SELECT * FROM {table}{where} ORDER BY {key}"
+        return list(map(dict, connection.execute(query, values)))
 
 
 ARMS = {"arms": [{"name": str, "lr": float, "seed": int}]}  # of the JSON in `runs`
@@ -278,72 +255,42 @@ def training(folder: Path) -> Training:
     path = folder / NAME
     about, steps = last_start(folder), rows(folder, "steps")
     if not steps:
-        raise bad(
-            "RUN",
-            str(folder),
-            "has no step in its log yet; wait for the first monitor or checkpoint",
-        )
+        repair = "has no step in its log yet; wait for the first monitor or checkpoint"
+        raise bad("RUN", str(folder), repair)
     heads, alarms = rows(folder, "heads"), rows(folder, "alarms")
-    changes = {
-        arm["name"]: tuple(arm["changes"])
-        for arm in (checkpoint.about(folder) or {"arms": []})["arms"]
-    }
-    arms = [
-        _arm(
-            path,
-            arm,
-            changes.get(arm["name"]),
-            *(
-                [row for row in rows if row["arm"] == arm["name"]]
-                for rows in (steps, heads, alarms)
-            ),
+    kept = checkpoint.about(folder) or {"arms": []}
+    changes = {arm["name"]: tuple(arm["changes"]) for arm in kept["arms"]}
+    arms = []
+    for arm in json_of(path, "arms of a start", about["arms"], ARMS)["arms"]:
+        name = arm["name"]
+        own = [row for row in steps if row["arm"] == name]
+        looks, drift, w_q = _looks(path, [row for row in heads if row["arm"] == name])
+        found = Arm(
+            name=name,
+            group=name.removesuffix(f"/{arm['seed']}"),
+            changes=changes.get(name),
+            lr=arm["lr"],
+            step=np.array([row["step"] for row in own], int),
+            loss=_numbers(own, "loss"),
+            norm=_numbers(own, "gradient_norm"),
+            looks=looks,
+            drift=drift,
+            w_q=w_q,
+            alarms=[row for row in alarms if row["arm"] == name],
         )
-        for arm in json_of(path, "arms of a start", about["arms"], ARMS)["arms"]
-    ]
-    arms = [arm for arm in arms if arm.step.size]
+        arms += [found] if own else []
     if not arms:
         raise StorageError(f"{path}: its steps are of other arms than its runs; {RESTORE} file")
-    return Training(
-        folder=folder,
-        config=json_of(path, "config of a start", about["config"], CONFIG),
-        about=about,
-        arms=tuple(arms),
-    )
-
-
-def _arm(
-    path: Path,
-    arm: dict[str, Any],
-    changes: tuple[str, ...] | None,
-    steps: list[Any],
-    heads: list[Any],
-    alarms: list[Any],
-) -> Arm:
-    looks, drift, w_q = _looks(path, heads)
-    return Arm(
-        name=arm["name"],
-        group=arm["name"].removesuffix(f"/{arm['seed']}"),
-        changes=changes,
-        lr=arm["lr"],
-        step=np.array([row["step"] for row in steps], int),
-        loss=_numbers(steps, "loss"),
-        norm=_numbers(steps, "gradient_norm"),
-        looks=looks,
-        drift=drift,
-        w_q=w_q,
-        alarms=alarms,
-    )
+    config = json_of(path, "config of a start", about["config"], CONFIG)
+    return Training(folder=folder, config=config, about=about, arms=tuple(arms))
 
 
 def _numbers(rows: Sequence[dict[str, Any]], name: str) -> np.ndarray:
-    return np.array([math.nan if row.get(name) is None else row[name] for row in rows], float)
+    return np.array([row.get(name) for row in rows], float)  # NaN for None
 
 
 def _looks(path: Path, rows: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (steps, drift, ||W_Q||) of rows of `heads` in the order of their key.
-
-    Raises StorageError where a look lacks a head.
-    """
+    """Return (steps, drift, ||W_Q||) of rows of `heads`; StorageError where a head is missing."""
     looks = np.array(sorted({row["step"] for row in rows}), int)
     layers, heads = (1 + max((row[name] for row in rows), default=-1) for name in ("layer", "head"))
     shape = looks.size, layers, heads

@@ -4,12 +4,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.attention.models.alarm import LOOKS
 from roundscope.experiments.train import record
@@ -31,7 +29,7 @@ from roundscope.tools.report.model import (
     Text,
     notes,
 )
-from roundscope.tools.report.pictures import COLOURS, INK, QUIET, UP, canvas
+from roundscope.tools.report.pictures import COLOURS, INK, QUIET, UP, canvas, logarithmic
 from roundscope.tools.report.wording import listed
 from roundscope.tools.results.folder import write_page
 
@@ -47,10 +45,7 @@ def folder_of(path: Path) -> Path | None:
 
 
 def write(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a run and return its path: RUN/report.html where no `out` is given.
-
-    Raises UsageError, StorageError.
-    """
+    """Write RUN/report.html, or `out`, and return its path. Raises UsageError, StorageError."""
     out = folder / "report.html" if out is None else out
     write_page(out, page(report(training(folder))), "Roundscope: Training run")
     return out
@@ -59,18 +54,21 @@ def write(folder: Path, out: Path | None = None) -> Path:
 def report(t: Training) -> Report:
     """Return the report of a run."""
     last = max(int(arm.step[-1]) for arm in t.arms) + 1
-    title = f"Training run {t.folder.resolve().name}"
+    config = "  ".join(
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in t.config.items()
+    )
     began = f"begun {t.about['began']}, {t.about['device']}"
     return Report(
-        title=title,
+        title=f"Training run {t.folder.resolve().name}",
         about=f"{last} of {t.config['steps']} steps; {began}",
-        opening=_opening(t),
+        opening=_opening(t, last),
         parts=[
             Folded("How to read this page: divergence, growth and drift", _how(t)),
             *_pictures(t),
             Section("Arms", [_arms(t)]),
             Section("Alarms", _alarms(t)),
-            Section("Config", [Code(_config(t))]),
+            Section("Config", [Code(config)]),
         ],
     )
 
@@ -99,35 +97,25 @@ def _of_one(arm: Arm) -> str:
     return f"The run has not diverged, but had alarms: {_some(said)}."
 
 
-def _opening(t: Training) -> Opening:
-    bad = any(arm.diverged is not None for arm in t.arms)
+def _opening(t: Training, last: int) -> Opening:
+    bad, several = any(arm.diverged is not None for arm in t.arms), len(t.arms) > 1
+    losses = [f"{f'{arm.name} ' if several else ''}{_number(arm.loss[-1])}" for arm in t.arms]
+    numbers = f"Last loss: {_some(losses)}."
     worst = max(t.arms, key=lambda arm: -1.0 if math.isnan(arm.worst[2]) else arm.worst[2])
-    names = [f"{arm.name} " if len(t.arms) > 1 else "" for arm in t.arms]
-    losses = [f"{n}{_number(arm.loss[-1])}" for n, arm in zip(names, t.arms, strict=True)]
-    numbers = [f"Last loss: {_some(losses)}."]
-    if not math.isnan(worst.worst[2]):
-        layer, head, drift = worst.worst
-        name = f"{worst.name}, " if len(t.arms) > 1 else ""
-        numbers.append(
-            "Largest drift, the share of the gradient of W_Q that rounding alone makes:"
-            f" {drift:.2g} ({name}layer {layer}, head {head})."
+    layer, head, drift = worst.worst
+    if not math.isnan(drift):
+        numbers += (
+            " Largest drift, the share of the gradient of W_Q that rounding alone makes:"
+            f" {drift:.2g} ({f'{worst.name}, ' if several else ''}layer {layer}, head {head})."
         )
-    why, command = _next(t)
-    mood: Mood = "bad" if bad else "good" if _calm(t) else ""
-    return Opening(sentence(t), " ".join(numbers), command, why, mood)
-
-
-def _calm(t: Training) -> bool:
-    return not any(arm.alarms for arm in t.arms)
-
-
-def _next(t: Training) -> tuple[str, str]:
-    """Return what the next step is for, and its command; no command for a run that ended well."""
-    last = max(int(arm.step[-1]) for arm in t.arms) + 1
-    if not _calm(t) and t.config["plan"] != JAX:
-        return "Next, the roundings behind it", f"roundscope diagnose {t.folder}"
-    is_over = last >= t.config["steps"]
-    return "Next, the rest of the run", "" if is_over else f"roundscope train --resume {t.folder}"
+    calm = not any(arm.alarms for arm in t.arms)
+    mood: Mood = "bad" if bad else "good" if calm else ""
+    why, command = "Next, the rest of the run", f"roundscope train --resume {t.folder}"
+    if not calm and t.config["plan"] != JAX:
+        why, command = "Next, the roundings behind it", f"roundscope diagnose {t.folder}"
+    elif last >= t.config["steps"]:
+        command = ""
+    return Opening(sentence(t), numbers, command, why, mood)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -136,65 +124,42 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _pictures(t: Training) -> list[Picture]:
-    left_out = ""
-    if len(t.arms) > MOST:
-        left_out = f" The first {MOST} of {len(t.arms)} arms are shown."
+    many = f" The first {MOST} of {len(t.arms)} arms are shown." if len(t.arms) > MOST else ""
     seeds = " Seeds of an arm share its color." if len(t.groups) < len(t.arms) else ""
     drift = (
         "A line for each head, colored by layer: the share of the gradient of W_Q that comes from"
         " rows of dS that do not sum to zero. In exact arithmetic it is 0; values below"
-        f" {LEAST:g} are drawn there.{left_out}"
+        f" {LEAST:g} are drawn there.{many}"
     )
-    entries = [
-        ("Does the loss fall?", losses(t), f"Every step's loss on its own batch.{seeds}"),
-        (
-            "Does the gradient keep its size?",
-            norms(t),
-            f"The norm of all gradients at every step, before clipping.{seeds}",
-        ),
-        ("Does rounding alone push W_Q?", drifts(t), drift),
-        (
-            "Does W_Q grow?",
-            query_norms(t),
-            f"Spectral norm of every head's W_Q, colored by layer.{left_out}",
-        ),
+    loss = f"Every step's loss on its own batch.{seeds}"
+    norm = f"The norm of all gradients at every step, before clipping.{seeds}"
+    query = f"Spectral norm of every head's W_Q, colored by layer.{many}"
+    found = [
+        Picture("Does the loss fall?", losses(t), loss),
+        Picture("Does the gradient keep its size?", norms(t), norm),
+        Picture("Does rounding alone push W_Q?", drifts(t), drift),
+        Picture("Does W_Q grow?", query_norms(t), query),
     ]
-    return [
-        Picture(title, picture, caption)
-        for title, picture, caption in entries
-        if picture is not None
-    ]
+    return [picture for picture in found if picture.figure is not None]
 
 
 def _arms(t: Training) -> Table:
-    heads = [
-        "arm",
-        "changes",
-        "peak\nlr",
-        "last\nloss",
-        "last gradient\nnorm",
-        "diverged\nat step",
-        "largest\ndrift",
-        "in layer,\nhead",
-    ]
-    marked = [arm.diverged is not None for arm in t.arms]
-    return Table(heads, [_row(arm) for arm in t.arms], marked)
-
-
-def _row(arm: Arm) -> list[str]:
-    layer, head, drift = arm.worst
-    changes = "?" if arm.changes is None else "; ".join(arm.changes) or "none"
-    where = "" if math.isnan(drift) else f"{layer}, {head}"
-    return [
-        arm.name,
-        changes,
-        f"{arm.lr:g}",
-        _number(arm.loss[-1]),
-        _number(arm.norm[-1]),
-        "" if arm.diverged is None else str(arm.diverged),
-        "" if math.isnan(drift) else f"{drift:.2g}",
-        where,
-    ]
+    rows = []
+    for arm in t.arms:
+        layer, head, drift = arm.worst
+        row = {
+            "arm": arm.name,
+            "changes": "?" if arm.changes is None else "; ".join(arm.changes) or "none",
+            "peak\nlr": f"{arm.lr:g}",
+            "last\nloss": _number(arm.loss[-1]),
+            "last gradient\nnorm": _number(arm.norm[-1]),
+            "diverged\nat step": "" if arm.diverged is None else str(arm.diverged),
+            "largest\ndrift": "" if math.isnan(drift) else f"{drift:.2g}",
+            "in layer,\nhead": "" if math.isnan(drift) else f"{layer}, {head}",
+        }
+        rows.append(row)
+    cells = [list(row.values()) for row in rows]
+    return Table(list(rows[0]), cells, [arm.diverged is not None for arm in t.arms])
 
 
 def _number(x: float) -> str:
@@ -207,15 +172,10 @@ def _alarms(t: Training) -> list[Part]:
     )
     if not found:
         return [Text("None.")]
-    rows = [
-        [
-            name,
-            f"{a['kind']} of {a['series']}",
-            str(a["step"]),
-            *(_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound")),
-        ]
-        for a, name in found[:LISTED]
-    ]
+    rows = []
+    for a, name in found[:LISTED]:
+        numbers = (_number(math.nan if a[k] is None else a[k]) for k in ("value", "bound"))
+        rows.append([name, f"{a['kind']} of {a['series']}", str(a["step"]), *numbers])
     more = f"and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return [Table(("arm", "alarm", "step", "value", "limit"), rows), *notes(more)]
 
@@ -224,9 +184,8 @@ def _how(t: Training) -> list[Part]:
     limit = t.config.get("drift_alarm")
     above = "no threshold" if limit is None else f"{limit:g}"
     growth = (
-        f"The median of the last {RECENT} norms is more"
-        f" than {GROWTH:g} times the lowest such median so far. It often comes long before the"
-        " loss rises."
+        f"The median of the last {RECENT} norms is more than {GROWTH:g} times the lowest such"
+        " median so far. It often comes long before the loss rises."
     )
     drift = (
         "This is a heuristic: of the gradient of W_Q, summed over heads and"
@@ -244,13 +203,6 @@ def _how(t: Training) -> list[Part]:
     ]
 
 
-def _config(t: Training) -> str:
-    return "  ".join(
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in t.config.items()
-    )
-
-
 MARKS = {"spike": "^", "rise": "D", "stay": "D", "growth": "s", "not finite": "X", "drift": "o"}
 COLUMNS, MOST = 3, 12  # panels in a row, and of one picture
 LEAST = 1e-9  # drift below this is drawn there
@@ -263,9 +215,8 @@ def losses(t: Training) -> Figure:
 
 def norms(t: Training) -> Figure:
     """Draw every arm's gradient norm before clipping, and its alarms."""
-    return _series(
-        t, "gradient norm", "gradient norm, before clipping", lambda arm: arm.norm, log=True
-    )
+    label = "gradient norm, before clipping"
+    return _series(t, "gradient norm", label, lambda arm: arm.norm, log=True)
 
 
 def drifts(t: Training) -> Figure | None:
@@ -277,13 +228,8 @@ def drifts(t: Training) -> Figure | None:
     def one(ax: Axes) -> None:
         ax.set_yscale("log")
         if limit is not None:
-            ax.axhline(
-                limit,
-                color=UP,
-                lw=0.9,
-                ls="--",
-                label=f"threshold of all heads together, {limit:g}",
-            )
+            label = f"threshold of all heads together, {limit:g}"
+            ax.axhline(limit, color=UP, lw=0.9, ls="--", label=label)
 
     return _heads(t, "drift", lambda arm: np.maximum(arm.drift, LEAST), one)
 
@@ -302,40 +248,22 @@ def _series(
     ax, drawn = axes[0, 0], set[str]()
     for arm in t.arms:
         colour, y = COLOURS[t.groups.index(arm.group) % len(COLOURS)], of(arm)
-        ax.plot(
-            arm.step,
-            y,
-            color=colour,
-            lw=0.9,
-            alpha=0.85,
-            label=None if arm.group in drawn else arm.group,
-        )
+        name = None if arm.group in drawn else arm.group
+        ax.plot(arm.step, y, color=colour, lw=0.9, alpha=0.85, label=name)
         drawn.add(arm.group)
-        _mark_alarms(ax, arm, y, series, colour)
+        for alarm in arm.alarms:  # at the last finite value, where there is none
+            before = np.flatnonzero(np.isfinite(y) & (arm.step <= alarm["step"]))
+            if alarm["series"] == series and before.size:
+                place, mark = (alarm["step"], y[before[-1]]), MARKS[alarm["kind"]]
+                ax.plot(*place, mark, color=colour, mec=INK, mew=0.8, ms=7, zorder=5)
     finite = np.concatenate([of(arm)[np.isfinite(of(arm)) & (of(arm) > 0.0)] for arm in t.arms])
     if log or (log is None and finite.size and finite.max() > 8.0 * finite.min()):
-        _logarithmic(ax)
+        logarithmic(ax.yaxis)
     ax.set_xlabel("step")
     ax.set_ylabel(label)
-    _legend(figure, ax, _marks(t, series))
-    return figure
-
-
-def _mark_alarms(ax: Axes, arm: Arm, y: np.ndarray, series: str, colour: str) -> None:
-    """Draw a mark at every alarm of the series, at the last finite value where there is none."""
-    for alarm in arm.alarms:
-        if alarm["series"] == series:
-            before = np.flatnonzero(np.isfinite(y) & (arm.step <= alarm["step"]))
-            if before.size:
-                place = alarm["step"], y[before[-1]]
-                ax.plot(
-                    *place, MARKS[alarm["kind"]], color=colour, mec=INK, mew=0.8, ms=7, zorder=5
-                )
-
-
-def _marks(t: Training, series: str) -> list[str]:
     there = {a["kind"] for arm in t.arms for a in arm.alarms if a["series"] == series}
-    return [kind for kind in MARKS if kind in there]
+    _legend(figure, ax, [kind for kind in MARKS if kind in there])
+    return figure
 
 
 def _heads(
@@ -345,13 +273,16 @@ def _heads(
     columns = min(COLUMNS, len(arms))
     rows = -(-len(arms) // columns)
     figure, axes = canvas(0.8 + 2.3 * rows, rows, columns, sharex=True, sharey=True)
-    for i, ax in enumerate(axes.flat):
-        if i >= len(arms):
-            ax.set_visible(False)
-            continue
+    for ax in axes.flat[len(arms) :]:
+        ax.set_visible(False)
+    for i, (ax, arm) in enumerate(zip(axes.flat, arms, strict=False)):
         prepare(ax)
-        _of_heads(ax, arms[i], of(arms[i]))
-        ax.set_title(arms[i].name, fontsize=9.5, loc="left", color=INK)
+        y = of(arm)
+        for layer, head in np.ndindex(y.shape[1:]):
+            style = {"color": COLOURS[layer % len(COLOURS)], "ms": 3, "lw": 0.9, "alpha": 0.85}
+            name = f"layer {layer}" if head == 0 else None
+            ax.plot(arm.looks, y[:, layer, head], ".-", label=name, **style)
+        ax.set_title(arm.name, fontsize=9.5, loc="left", color=INK)
         if i % columns == 0:
             ax.set_ylabel(label)
         if i + columns >= len(arms):
@@ -361,39 +292,9 @@ def _heads(
     return figure
 
 
-def _of_heads(ax: Axes, arm: Arm, y: np.ndarray) -> None:
-    for layer, head in np.ndindex(y.shape[1:]):
-        name = f"layer {layer}" if head == 0 else None
-        ax.plot(
-            arm.looks,
-            y[:, layer, head],
-            ".-",
-            ms=3,
-            lw=0.9,
-            color=COLOURS[layer % len(COLOURS)],
-            alpha=0.85,
-            label=name,
-        )
-
-
-def _logarithmic(ax: Axes) -> None:
-    ax.set_yscale("log")
-    low, high = ax.get_ylim()
-    subs = (1.0, 2.0, 5.0) if high < 100.0 * low else (1.0,)
-    ax.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
-
 def _legend(figure: Figure, ax: Axes, marks: list[str]) -> None:
     handles, labels = ax.get_legend_handles_labels()
     for kind in marks:
         handles += ax.plot([], [], MARKS[kind], color=QUIET, mec=INK, mew=0.8, ms=7)
         labels.append(f"alarm: {kind}")
-    options: dict[str, Any] = {
-        "loc": "outside upper left",
-        "ncols": 5,
-        "fontsize": 8.5,
-        "frameon": False,
-    }
-    figure.legend(handles, labels, **options)
+    figure.legend(handles, labels, loc="outside upper left", ncols=5, fontsize=8.5, frameon=False)

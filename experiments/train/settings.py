@@ -14,7 +14,7 @@ arms    every seed of every arm is one run; all arms of a seed have the same bat
 import math
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,21 +61,22 @@ def settings(
     seeds: str | None = None,
     before: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return the settings that words and options ask for, on top of those of an earlier run.
-
-    Raises UsageError naming key, value and repair.
-    """
+    """Return what words, options and an earlier run ask for. UsageError with the repair."""
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
-        raise bad(
-            "CONFIG", files[1], f"{files[0]} is given already; one file, and words for what differs"
-        )
+        first = f"{files[0]} is given already; one file, and words for what differs"
+        raise bad("CONFIG", files[1], first)
     given = dict(before or {})
-    if files:
-        given |= _file(Path(files[0]))
+    for name, value in (toml_of(Path(files[0]), "CONFIG") if files else {}).items():
+        if name not in (*TYPES, *TABLES):
+            raise UsageError(f"{files[0]}: {unknown('setting', name, (*TYPES, *TABLES))}")
+        given[name] = value
     given |= _words([w for w in words if w not in files])
     tables = {name: given.pop(name) for name in TABLES if name in given}
-    config = _config({name: typed(name, value) for name, value in given.items()})
+    own = {name: typed(name, value) for name, value in given.items()}
+    usual = Config()
+    end = own.get("decay_steps") or own.get("steps", usual.steps)
+    config = Config(**{"warmup": min(usual.warmup, end // 10), **own})
     named = _named(arms) or tables.get("arms") or {ONLY: ""}
     chosen = _seeds(tables.get("seeds", [0]) if seeds is None else seeds)
     steps = [_at(text) for text in at] or [
@@ -86,26 +87,12 @@ def settings(
         for name, text in _table("arms", named).items()
         for seed in chosen
     ]
-    return Settings(
-        config=config, arms=tuple(found), at=tuple(sorted(steps, key=lambda pair: pair[0]))
-    )
-
-
-def _config(given: Mapping[str, Any]) -> Config:
-    """Return the config.
-
-    Its default warmup is a tenth of the steps to the rate's end, at most Config's.
-    """
-    usual = Config()
-    end = given.get("decay_steps") or given.get("steps", usual.steps)
-    return Config(**{"warmup": min(usual.warmup, end // 10), **given})
+    in_order = tuple(sorted(steps, key=lambda pair: pair[0]))
+    return Settings(config=config, arms=tuple(found), at=in_order)
 
 
 def typed(name: str, value: Any) -> Any:
-    """Return a value of the field `name` in its type, from TOML's or from text.
-
-    Raises UsageError naming both and the repair.
-    """
+    """Return a value of the field `name`, from TOML's or text. UsageError with the repair."""
     if name not in TYPES:
         raise UsageError(unknown("setting", name, (*TYPES, *TABLES)))
     kind = TYPES[name]
@@ -126,18 +113,8 @@ def typed(name: str, value: Any) -> Any:
 
 def plain(config: Config) -> dict[str, Any]:
     """Return a config as `settings(before=...)` takes it, in types of JSON."""
-    values = {f.name: getattr(config, f.name) for f in fields(config)}
-    return {
-        name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
-    }
-
-
-def _file(path: Path) -> dict[str, Any]:
-    found = toml_of(path, "CONFIG")
-    for name in found:
-        if name not in (*TYPES, *TABLES):
-            raise UsageError(f"{path}: {unknown('setting', name, (*TYPES, *TABLES))}")
-    return found
+    values = asdict(config)
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def _words(words: Sequence[str]) -> dict[str, Any]:
@@ -145,12 +122,11 @@ def _words(words: Sequence[str]) -> dict[str, Any]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
-            raise bad(
-                "KEY=VALUE", word, "write a setting as lr=1e-2, or name a file that ends in .toml"
-            )
-        if name in TABLES or name not in TYPES:
-            if name in TABLES:
-                raise UsageError(f"--{name}: give it as an option")
+            repair = "write a setting as lr=1e-2, or name a file that ends in .toml"
+            raise bad("KEY=VALUE", word, repair)
+        if name in TABLES:
+            raise UsageError(f"--{name}: give it as an option")
+        if name not in TYPES:
             raise UsageError(unknown("setting", name, TYPES))
         if name in given:
             raise bad(name, value, f"is given already, as {given[name]}")
@@ -163,24 +139,16 @@ def _named(arms: Sequence[str]) -> dict[str, str]:
     for text in arms:
         name, equals, changes = text.partition("=")
         if not equals or not name.strip() or name in named:
-            raise bad(
-                "--arm",
-                text,
-                "write NAME=TEXT with a name of its own, as in  wide='site=O -> fp32'; NAME= alone"
-                " changes nothing",
-            )
+            own = "write NAME=TEXT with a name of its own, as in  wide='site=O -> fp32'"
+            raise bad("--arm", text, f"{own}; NAME= alone changes nothing")
         named[name.strip()] = changes
     return named
 
 
 def _table(name: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise bad(
-            name,
-            value,
-            f"write a table of texts, as in  [{name}]  then  {'300' if name == 'at' else 'wide'} ="
-            ' "site=O -> fp32"',
-        )
+        line = f'{"300" if name == "at" else "wide"} = "site=O -> fp32"'
+        raise bad(name, value, f"write a table of texts, as in  [{name}]  then  {line}")
     return value
 
 
@@ -189,22 +157,18 @@ def _seeds(seeds: Any) -> list[int]:
         seeds = list(numbers(seeds)) if isinstance(seeds, str) else seeds
     except ValueError as error:
         raise UsageError(f"--seeds: {error}") from None
-    if (
-        not isinstance(seeds, list)
-        or not seeds
-        or len(set(map(str, seeds))) < len(seeds)
-        or not all(type(s) is int and 0 <= s < WORD // 2 for s in seeds)
-    ):
+    is_list = isinstance(seeds, list) and seeds and len(set(map(str, seeds))) == len(seeds)
+    if not is_list or not all(type(s) is int and 0 <= s < WORD // 2 for s in seeds):
         raise bad("seeds", seeds, "give different whole numbers from 0 to 2^31 - 1")
-    return seeds
+    found: list[int] = seeds
+    return found
 
 
 def _at(text: str) -> tuple[int, str]:
     step, given, change = text.partition(":")
     if not given:
-        raise bad(
-            "--at", text, "write --at STEP CHANGE, as in  --at 300 'layer=1 head=7 site=O -> fp32'"
-        )
+        repair = "write --at STEP CHANGE, as in  --at 300 'layer=1 head=7 site=O -> fp32'"
+        raise bad("--at", text, repair)
     return _step(step), _checked(change.strip())
 
 

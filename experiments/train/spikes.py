@@ -40,6 +40,8 @@ from roundscope.experiments.train.config import Config
 WINDOW, LEAST, FACTOR, IN_A_ROW, RISE = 100, 20, 8.0, 3, 0.5
 RECENT = 20  # steps of a median of gradient norms
 GROWTH = 10.0  # how many times the lowest such median so far it must be
+DELAYS = {"not finite": 1, "spike": IN_A_ROW, "rise": WINDOW, "stay": WINDOW, "growth": RECENT}
+DELAYS["drift"] = 0
 BELOW = 3  # high values that one below takes away: a stay has at most one of these in four
 RULE = (
     "An arm has diverged at the first step where its loss is not finite, where the median of its"
@@ -66,21 +68,11 @@ class Alarm:
     @property
     def delay(self) -> int:
         """The number of steps by which an alarm may come after what it reports."""
-        return {
-            "not finite": 1,
-            "spike": IN_A_ROW,
-            "rise": WINDOW,
-            "stay": WINDOW,
-            "growth": RECENT,
-            "drift": 0,
-        }[self.kind]
+        return DELAYS[self.kind]
 
     @property
     def diverged(self) -> int | None:
-        """The step at which the arm has diverged, None if the alarm does not mean that.
-
-        A stay is known 99 steps after it began.
-        """
+        """The step of divergence, for a stay 99 steps earlier; None for other alarms."""
         if self.series != "loss" or self.kind == "spike":
             return None
         return self.step - WINDOW + 1 if self.kind == "stay" else self.step
@@ -131,14 +123,12 @@ class Watch:
             ("rise", rising, self.lowest + self.rise),
             ("stay", staying, limit),
         )
-        alarms = [
-            self._alarm(step, a, kind, values, self._shown(bound[a]))
-            for kind, where, bound in kinds
-            for a in np.flatnonzero(where)
-        ]
+        alarms = [alarm for kind in kinds for alarm in self._alarms(step, values, *kind)]
         alarms += self._growing(step, x, values)
         self.risen, self.lost = self.risen | rising | staying, self.lost | ~finite
-        self._accept(x, finite & ~high)
+        accepted = np.flatnonzero(finite & ~high)
+        self.values[self.count[accepted] % WINDOW, accepted] = x[accepted]
+        self.count[accepted] += 1
         return alarms
 
     def going_on(self) -> np.ndarray:
@@ -151,10 +141,7 @@ class Watch:
         self.recent = np.concatenate([self.recent[1:], np.where(np.isfinite(x), x, np.nan)[None]])
         middle = np.median(self.recent, axis=0)  # NaN until there are RECENT values
         growing = (middle > self.least + self.growth) & ~self.grown
-        found = [
-            self._alarm(step, a, "growth", values, self._shown(self.least[a] + self.growth))
-            for a in np.flatnonzero(growing)
-        ]
+        found = self._alarms(step, values, "growth", growing, self.least + self.growth)
         self.grown, self.least = self.grown | growing, np.fmin(self.least, middle)
         return found
 
@@ -165,23 +152,16 @@ class Watch:
         spread = 1.4826 * np.nanmedian(np.abs(values - middle), axis=0)
         return middle, middle + FACTOR * np.maximum(spread, 0.005 * np.abs(middle))
 
-    def _accept(self, x: np.ndarray, accepted: np.ndarray) -> None:
-        arms = np.flatnonzero(accepted)
-        self.values[self.count[arms] % WINDOW, arms] = x[arms]
-        self.count[arms] += 1
-
-    def _shown(self, limit: float) -> float:
-        return float(np.exp(limit) if self.logarithm else limit)
-
-    def _alarm(self, step: int, arm: Any, kind: str, values: np.ndarray, limit: float) -> Alarm:
-        return Alarm(
-            step=step,
-            arm=int(arm),
-            series=self.series,
-            kind=kind,
-            value=float(values[arm]),
-            limit=float(limit),
-        )
+    def _alarms(
+        self, step: int, values: np.ndarray, kind: str, where: np.ndarray, limits: np.ndarray
+    ) -> list[Alarm]:
+        """Return the alarms of a kind, of the arms where it begins."""
+        found = []
+        for arm in np.flatnonzero(where).tolist():
+            limit = float(np.exp(limits[arm]) if self.logarithm else limits[arm])
+            own: dict[str, Any] = {"series": self.series, "kind": kind, "limit": limit}
+            found.append(Alarm(step=step, arm=arm, value=float(values[arm]), **own))
+        return found
 
     def state(self) -> dict[str, Any]:
         """Return all that the next update depends on, as types of JSON."""
@@ -190,10 +170,7 @@ class Watch:
         return {name: [_written(v) for v in getattr(self, name).ravel().tolist()] for name in names}
 
     def restore(self, state: dict[str, Any], arms: Sequence[int]) -> None:
-        """Continue from a `state()`, also from an old one without `stayed` or what growth needs.
-
-        arms: which of its arms each of ours continues.
-        """
+        """Continue from a `state()`, or an old and shorter one; arms: those there of ours."""
         for name, kept in state.items():
             if name not in self.state():
                 raise ValueError(f"the alarm of the {self.series} has no {name}")
@@ -216,10 +193,7 @@ def watches(arms: int) -> tuple[Watch, Watch]:
 
 
 def divergences(found: Sequence[Alarm]) -> dict[int, int]:
-    """Return arm -> the step at which it has diverged by `RULE`, from the alarms of one step.
-
-    Arms that have not diverged are left out.
-    """
+    """Return arm -> the step at which it diverged by `RULE`, from one step's alarms."""
     steps = sorted((a.diverged, a.arm) for a in found if a.diverged is not None)
     return {arm: step for step, arm in reversed(steps)}  # the earliest of an arm is written last
 
@@ -303,9 +277,8 @@ class Follow:
     def final(self) -> np.ndarray:
         """Return the mean of the last 50 losses (arms,), NaN where one of them is not finite."""
         tail = np.stack(self.tail)
-        return np.where(
-            np.isfinite(tail).all(0), np.where(np.isfinite(tail), tail, 0.0).mean(0), np.nan
-        )
+        finite = np.isfinite(tail)
+        return np.where(finite.all(0), np.where(finite, tail, 0.0).mean(0), np.nan)
 
 
 def followed(losses: np.ndarray, rule: Rule = LOSS) -> Follow:
@@ -346,8 +319,9 @@ class DriftWatch:
             if self.looks[arm] >= LOOKS and made > self.limit * whole and not self.told[arm]:
                 self.told[arm] = True
                 layer, head = np.unravel_index(self.made[arm].argmax(), share.shape)
-                where, value = f"layer {layer}, head {head}", float(made / whole)
-                found.append(_alarm(step, arm, where, value, self.limit))
+                where = f"layer {layer}, head {head}"
+                own: dict[str, Any] = {"series": where, "kind": "drift", "limit": self.limit}
+                found.append(Alarm(step=step, arm=arm, value=float(made / whole), **own))
         return found
 
     def going_on(self) -> np.ndarray:
@@ -370,7 +344,3 @@ class DriftWatch:
 def watches_of(c: Config, arms: int) -> tuple[Watch, Watch, DriftWatch]:
     """Return the watches of a run of some arms, in the order in which a checkpoint has them."""
     return (*watches(arms), DriftWatch((arms, c.layers, c.heads), c.drift_alarm))
-
-
-def _alarm(step: int, arm: int, where: str, value: float, limit: float) -> Alarm:
-    return Alarm(step=step, arm=arm, series=where, kind="drift", value=value, limit=limit)

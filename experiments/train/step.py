@@ -38,10 +38,7 @@ def fresh(config: Config, params: Any) -> State:
 
 
 def start(one: Callable[[Any], State], seeds: Sequence[int]) -> State:
-    """Return arms at step 0, each made by `one(seed)`.
-
-    The weights of an arm do not depend on the arms beside it.
-    """
+    """Return arms at step 0, each by `one(seed)` alone, whatever arms are beside it."""
     return stacked([one(np.uint32(seed)) for seed in seeds])
 
 
@@ -99,10 +96,7 @@ def rate(config: Config, step: Array, peak: Array) -> Array:
 
 
 def is_matrix(params: Any) -> Any:
-    """Return which parameters decay: all but the scales of norms.
-
-    (In nanoGPT these are tensors of two axes or more; here layers are stacked.)
-    """
+    """Return which parameters decay: all but the scales of norms."""
     return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in path[-1].key, params)
 
 

@@ -34,7 +34,8 @@ def sites_in(plan, format):
     return {s for s in Site if plan[s].format.name == format}
 
 
-INPUTS_AND_GRADIENTS = {Site.Q, Site.K, Site.V, Site.DO, Site.DQ_OUT, Site.DK_OUT, Site.DV_OUT}
+ENDS = ("Q", "K", "V", "DO", "DKH", "DVH", "DQ_OUT", "DK_OUT", "DV_OUT")
+INPUTS_AND_GRADIENTS = {Site[name] for name in ENDS}
 
 
 def test_presets_round_where_their_sources_do():

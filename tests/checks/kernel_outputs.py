@@ -32,6 +32,10 @@ GROUPS = {
     "jax": ("jax-xla", "pallas"),
     "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
     "triton": ("triton-tutorial",),
+    "grouped": ("sdpa-flash-gqa", "sdpa-cudnn-gqa", "sdpa-math-gqa", "jax-cudnn-gqa"),
+    "fp8": ("cudnn-fp8", "cudnn-fp8-s256"),
+    "fa4": ("fa4", "fa4-gqa"),
+    "sage": ("sage-int8",),
     "released": (
         "released-eager-512",
         "released-eager-256",
@@ -42,6 +46,15 @@ GROUPS = {
 STORED = ("layer4", "gaussian64")
 FROM_FILE = "own"  # the family of files that hold the inputs of their one call too
 WITH_INPUTS = {"fa4-hopper": True}  # kernel of such a file -> whether its call is causal
+WIDE = ("gaussian64", "gaussian128")
+STORED_OF = {  # of kernels that do not run with the widths of the families above
+    "fa4": WIDE,
+    "fa4-gqa": WIDE,
+    "sage-int8": WIDE,
+    "cudnn-fp8": ("gaussian128",),
+    "cudnn-fp8-s256": ("gaussian128",),
+}
+GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
 
 @cache
@@ -89,9 +102,11 @@ SERVED: dict[str, dict[str, Any]] = {
 
 def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
     """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, one of
-    `WITH_INPUTS` has the family `FROM_FILE`.
+    `WITH_INPUTS` has the family `FROM_FILE`, and one with -gqa has every fourth key head.
     """
     q, k, v, do = own(kernel) if family == FROM_FILE else FAMILIES[family][0]()
+    if kernel.endswith("-gqa"):
+        k, v = (np.ascontiguousarray(x[:, :, ::GROUP]) for x in (k, v))
     more = dict(SERVED.get(kernel, {}))
     if more.get("sinks"):
         more["sinks"] = sinks()[: q.shape[2]]
@@ -99,12 +114,20 @@ def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
 
 
 def of_one_head(x: Inputs, head: int = 0) -> Inputs:
-    """One head alone."""
+    """One key head alone, with the query heads that share it."""
+    group = x.q.shape[2] // x.k.shape[2]
+    own = {"q": group, "k": 1, "v": 1, "do": group}
     parts = {
-        n: np.ascontiguousarray(getattr(x, n)[:1, :, head : head + 1])
-        for n in ("q", "k", "v", "do")
+        n: np.ascontiguousarray(getattr(x, n)[:1, :, head * count : (head + 1) * count])
+        for n, count in own.items()
     }
     return replace(x, **parts, sinks=None if x.sinks is None else x.sinks[head : head + 1])
+
+
+def of_first_head(kernel: str, part: str, x: np.ndarray) -> np.ndarray:
+    """What a kernel returned for the first key head and the query heads that share it."""
+    count = GROUP if kernel.endswith("-gqa") and part not in ("dk", "dv") else 1
+    return x[:1, :count] if part == "lse" else x[:1, :, :count]
 
 
 def widened(x: np.ndarray) -> np.ndarray:
@@ -139,9 +162,9 @@ def main() -> None:
             arrays = {}
             for key in recorded:
                 kernel, family, mode, part = key.split("/")
-                if kernel == name and family in STORED:
+                if kernel == name and family in STORED_OF.get(name, STORED):
                     x = widened(recorded[key])
-                    arrays[f"{family}/{mode}/{part}"] = x[:1, :1] if part == "lse" else x[:1, :, :1]
+                    arrays[f"{family}/{mode}/{part}"] = of_first_head(kernel, part, x)
             if arrays:
                 command = "python -m tests.checks.gpu_kernels"
                 write(

@@ -21,6 +21,7 @@ from tests.checks.kernel_outputs import (
     SERVED,
     WITH_INPUTS,
     inputs,
+    of_first_head,
     of_one_head,
     widened,
 )
@@ -47,7 +48,7 @@ def recorded(folder: Path, kernel: str) -> dict[str, np.ndarray]:
         for key in file
         if key.startswith(f"{kernel}/")
     }
-    return {key: x[:1, :1] if key.endswith("/lse") else x[:1, :, :1] for key, x in own.items()}
+    return {key: of_first_head(kernel, key.rpartition("/")[2], x) for key, x in own.items()}
 
 
 def shares(

@@ -197,10 +197,7 @@ def emulated(plan: Any, size: Size, engine: Any, tile: tuple[int, int]) -> Calla
 def of_jax(
     name: str, attention: Callable[..., Any], arrays: list[Any], *, is_ours: bool
 ) -> Contestant:
-    """Return a contestant from a JAX function: its forward and its gradients, both compiled.
-
-    The gradients are those of the sum of its output.
-    """
+    """Return a contestant from a JAX function: its forward and the gradients of its sum."""
     import jax
     import jax.numpy as jnp
 
@@ -278,15 +275,13 @@ def _drawing(rows: list[Row]) -> Drawing:
 
 
 def _print(rows: list[Row]) -> None:
-    heads = ("forward ms", "both ms", "TFLOP/s", "times", "times both", "compile s")
-    lines = [Line(f"B N T H = {r.size}", r.what, _numbers(r)) for r in rows]
+    heads, lines = ("forward ms", "both ms", "TFLOP/s", "times", "times both", "compile s"), []
+    for r in rows:
+        numbers = r.forward * 1e3, r.both * 1e3, r.tflops, r.times, r.times_both
+        cells = [f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers]
+        cells.append(f"{r.compiled:.1f}" if r.compiled else "-")
+        lines.append(Line(f"B N T H = {r.size}", r.what, cells))
     show(heads, lines, LEGEND.format(first=rows[0].what))
-
-
-def _numbers(row: Row) -> list[str]:
-    numbers = row.forward * 1e3, row.both * 1e3, row.tflops, row.times, row.times_both
-    compiled = f"{row.compiled:.1f}" if row.compiled else "-"
-    return [*(f"{x:.3g}" if x < 999.5 else f"{x:,.0f}" for x in numbers), compiled]
 
 
 # tiles by the features of a head; each was the fastest of some plan

@@ -36,11 +36,8 @@ def run(
     if what not in (*drawn, *printed):
         raise UsageError(unknown("benchmark", what, (*drawn, *printed)))
     if out is not None and what in printed:
-        raise bad(
-            "--out",
-            str(out),
-            f"bench {what} has no picture; use --json, or bench {', '.join(drawn)}",
-        )
+        repair = f"bench {what} has no picture; use --json, or bench {', '.join(drawn)}"
+        raise bad("--out", str(out), repair)
     if out is not None and out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
     if out is not None:

@@ -4,13 +4,12 @@ With JSON nothing else is written to stdout.
 """
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from roundscope.tools.report import terminal
 from roundscope.tools.report.model import Table, Text
-from roundscope.tools.report.terminal import print_json
 
 Bar = tuple[str, str, float, bool]  # group, name, ratio of speeds, whether it is ours
 
@@ -42,10 +41,15 @@ def deliver(bench: Bench, rows: list[Any], as_json: bool, out: Path | None) -> N
     ran_on = machine(bench.threads)
     results = {"machine": ran_on, "rows": rows}
     if as_json:
-        print_json(results)
+        terminal.print_json(results)
     else:
         bench.show(rows)
-        _show_machine(ran_on)
+        threads = "" if bench.threads is None else f", {bench.threads} threads"
+        gpu = f"; {ran_on['gpu']}" if ran_on["gpu"] else ""
+        packages = ", ".join(f"{name} {version}" for name, version in ran_on["versions"].items())
+        computer = f"{ran_on['processor']}, {ran_on['cores']} cores{threads}{gpu}"
+        text = f"{computer}; {ran_on['platform']}; {packages}"
+        terminal.console().print(text, style="dim", markup=False)
     if out is not None:
         from roundscope.tools.bench.picture import write
 
@@ -62,10 +66,7 @@ class Line(NamedTuple):
 
 
 def show(heads: Sequence[str], lines: Sequence[Line], legend: str) -> None:
-    """Print a table.
-
-    A group without a name has no title. Notes stand below the table, each once.
-    """
+    """Print a table; a group without a name has no title, and notes stand below, each once."""
     rows: list[list[str]] = []
     for group in dict.fromkeys(line.group for line in lines):
         if group:
@@ -75,23 +76,14 @@ def show(heads: Sequence[str], lines: Sequence[Line], legend: str) -> None:
             for line in lines
             if line.group == group
         ]
-    notes = [Text(f"{', '.join(names)}: {note}") for note, names in _notes(lines).items()]
+    noted: dict[str, dict[str, None]] = {}  # every note -> the names that it is about
+    for line in (line for line in lines if line.note):
+        is_of_all = all(x.note == line.note for x in lines if x.name == line.name)
+        name = line.name if is_of_all or not line.group else f"{line.name} ({line.group})"
+        noted.setdefault(line.note, {})[name] = None
+    notes = [Text(f"{', '.join(names)}: {note}") for note, names in noted.items()]
     below = Text(" ".join(legend.split()), "note")
     terminal.show([Table(("", *heads), rows), *notes, below])
-
-
-def _notes(lines: Sequence[Line]) -> Mapping[str, Sequence[str]]:
-    """Return every note with the names that it is about, and their groups where some lack it."""
-    notes: dict[str, list[str]] = {}
-    for line in lines:
-        if line.note:
-            own = [x for x in lines if x.name == line.name]
-            is_of_all = all(x.note == line.note for x in own)
-            name = line.name if is_of_all or not line.group else f"{line.name} ({line.group})"
-            names = notes.setdefault(line.note, [])
-            if name not in names:
-                names.append(name)
-    return notes
 
 
 RIVALS = ("gfloat", "pychop", "torch", "qtorch", "torchao", "mmasim")
@@ -113,27 +105,12 @@ def machine(threads: int | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of `roundscope doctor` and of every rival that is installed.
-
-    Nothing is imported, since importing some of the rivals takes seconds.
-    """
+    """Return the versions of `doctor` and of installed rivals, none of which is imported."""
     from roundscope.tools.look import doctor
     from roundscope.tools.results.machine import installed
 
     found = doctor.versions() | installed(RIVALS, missing="")
     return {name: version for name, version in found.items() if version}
-
-
-def _show_machine(facts: dict[str, Any]) -> None:
-    """Print the machine as one sentence, to stand under a table."""
-    from roundscope.tools.report.terminal import console
-
-    threads = "" if facts["threads"] is None else f", {facts['threads']} threads"
-    gpu = f"; {facts['gpu']}" if facts["gpu"] else ""
-    packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    computer = f"{facts['processor']}, {facts['cores']} cores{threads}{gpu}"
-    text = f"{computer}; {facts['platform']}; {packages}"
-    console().print(text, style="dim", markup=False)
 
 
 def _gpu() -> str | None:

@@ -74,10 +74,7 @@ def _drawing(rows: list[Row]) -> Drawing:
 
 
 def answer(rows: list[Row]) -> str:
-    """Return a sentence on the speed of a tensor core's sums.
-
-    They are compared with a product that emulates nothing, and with MMA-Sim.
-    """
+    """Return how fast a tensor core's sums are, against a float32 product and against MMA-Sim."""
     from roundscope.tools.bench.picture import number, span
 
     cores = span([r.of_matmul for r in rows if r.name == "Hopper" and r.of_matmul is not None])
@@ -106,10 +103,7 @@ def matrices(operand: str, rows: int, k: int, columns: int) -> tuple[np.ndarray,
 def bench_dot(
     size: int = SIZE, repeat: int = REPEAT, progress: Callable[[int], None] = lambda done: None
 ) -> list[Row]:
-    """Return the rows of the float32 product, of ours and of MMA-Sim.
-
-    size   the side of the square matrices; slow accumulators get smaller ones
-    """
+    """Return the rows of the float32 product, ours and MMA-Sim; size: the side of the matrices."""
     field, rows = _ours(size)
     theirs, their_rows = _mma_sim(size)
     rounds = count(1)
@@ -170,20 +164,10 @@ def _mma_sim(size: int) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _print(rows: list[Row]) -> None:
-    show(
-        ("M/s", "of matmul", "ours", "differ", "of sums"),
-        [Line(f"{row.operand} factors", row.name, _numbers(row), row.note) for row in rows],
-        LEGEND,
-    )
-
-
-def _numbers(row: Row) -> list[str]:
-    ratios = (
-        f"{x:.3g}{unit}" if x is not None else "-"
-        for x, unit in ((row.rate, ""), (row.of_matmul, ""), (row.ours, "x"))
-    )
-    return [
-        *ratios,
-        "-" if row.differing is None else str(row.differing),
-        f"{row.values or '-'}",
-    ]
+    lines = []
+    for r in rows:
+        pairs = ((r.rate, ""), (r.of_matmul, ""), (r.ours, "x"))
+        numbers = ["-" if x is None else f"{x:.3g}{unit}" for x, unit in pairs]
+        numbers += ["-" if r.differing is None else str(r.differing), f"{r.values or '-'}"]
+        lines.append(Line(f"{r.operand} factors", r.name, numbers, r.note))
+    show(("M/s", "of matmul", "ours", "differ", "of sums"), lines, LEGEND)

@@ -43,10 +43,7 @@ def draw(path: Path, bars: Sequence[Bar], title: str, axis: str) -> None:
 
 
 def picture(bars: Sequence[Bar], title: str, axis: str) -> Figure:
-    """Return the picture: groups in the order of their first bars, the fastest of each on top.
-
-    Ours has one color, each rival a color of its own.
-    """
+    """Return the picture: groups in order, the fastest of each on top, a color for each rival."""
     groups = {
         group: sorted((b for b in bars if b[0] == group), key=lambda b: -b[2])
         for group in dict.fromkeys(b[0] for b in bars)
@@ -109,10 +106,7 @@ def _down(ax: Axes, labels: Sequence[tuple[float, str, bool]]) -> None:
 
 
 def _across(ax: Axes, values: Sequence[float], axis: str) -> None:
-    """Set the horizontal axis: from 0, or logarithmic where the values spread too far.
-
-    A line at 1 marks what everything is compared with.
-    """
+    """Set the horizontal axis, logarithmic where the values spread too far, with a line at 1."""
     low, high = min((1.0, *values)), max((1.0, *values))
     if high / low > SPREAD:
         ax.set_xscale("log")

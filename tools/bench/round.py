@@ -61,10 +61,7 @@ class Row:
 
 
 def sample(size: int) -> np.ndarray:
-    """Return normally distributed numbers times 2^-24 to 2^17, and random bits in every 64th place.
-
-    So every range of a format occurs.
-    """
+    """Return normal numbers times 2^-24 to 2^17, so in every range, with some random bits."""
     rng = np.random.default_rng(20)
     x = rng.standard_normal(size, dtype=np.float32)
     x *= np.exp2(rng.integers(-24, 18, size, dtype=np.int8), dtype=np.float32)
@@ -201,10 +198,7 @@ def _timed(row: Row, times: dict[str, np.ndarray], field: dict[str, Any]) -> Row
 
 
 def parallel_copy(x: np.ndarray, y: np.ndarray, threads: int) -> Callable[[], Any]:
-    """Return np.copyto in `threads` pieces on as many threads.
-
-    Its time is a lower bound for any operation that reads and writes as much.
-    """
+    """Return np.copyto on so many threads: nothing that moves as many bytes takes less time."""
     from roundscope.emu.backends.threads import pool
 
     cuts = [slice(lo, hi) for lo, hi in pairwise(x.size * w // threads for w in range(threads + 1))]
@@ -338,18 +332,17 @@ def _bars(rows: list[Row]) -> list[tuple[str, str, float, bool]]:
 
 
 def _print(rows: list[Row]) -> None:
-    heads = ("GB/s", "of copy", "ours", "differ", "of values")
-    show(heads, [Line(r.format, r.name, _cells(r), r.note) for r in rows], LEGEND)
-
-
-def _cells(row: Row) -> list[str]:
-    return [
-        "-" if row.gbps is None else f"{row.gbps:.3g}",
-        "-" if row.of_copy is None else f"{row.of_copy:.2g}",
-        "-" if row.ours is None else f"{row.ours:.3g}x",
-        "-" if row.differing is None else f"{row.differing}",
-        f"{row.values}" if row.values else "-",
-    ]
+    heads, lines = ("GB/s", "of copy", "ours", "differ", "of values"), []
+    for r in rows:
+        pairs = (
+            (r.gbps, ".3g", ""),
+            (r.of_copy, ".2g", ""),
+            (r.ours, ".3g", "x"),
+            (r.differing, "", ""),
+        )
+        cells = ["-" if x is None else f"{x:{form}}{unit}" for x, form, unit in pairs]
+        lines.append(Line(r.format, r.name, [*cells, f"{r.values or '-'}"], r.note))
+    show(heads, lines, LEGEND)
 
 
 def _rounding(name: str) -> Callable[[np.ndarray, np.ndarray | None], Any]:

@@ -159,14 +159,8 @@ def run(as_json: bool) -> None:
 
 def _show(rows: Sequence[Row]) -> None:
     heads = ("cells", "start s", "cells / s", "times rival", "times 2 workers")
-    show(heads, [Line("", row.what, _numbers(row)) for row in rows], LEGEND)
-
-
-def _numbers(row: Row) -> list[str]:
-    return [
-        str(row.cells),
-        f"{row.start:.1f}",
-        f"{row.rate:.3g}",
-        f"{row.against_rival:.3g}",
-        f"{row.against_two:.3g}",
-    ]
+    lines = []
+    for r in rows:
+        ratios = (f"{x:.3g}" for x in (r.rate, r.against_rival, r.against_two))
+        lines.append(Line("", r.what, [str(r.cells), f"{r.start:.1f}", *ratios]))
+    show(heads, lines, LEGEND)

@@ -1,12 +1,17 @@
 """What `roundscope check` has found: its cases, and the sentence that stands above them."""
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from roundscope.attention.testing.cases import Answer, Case
-from roundscope.attention.testing.comparison import Comparison
+from roundscope.attention.testing.comparison import Comparison, Finding, State
 from roundscope.attention.testing.errors import Margins
 from roundscope.tools.check.options import CheckOptions
+from roundscope.tools.identify.identify import Identified, Kind
 
+BITS = "the arithmetic of its bits"  # the name of the one case of the explanation
+OF = {"envelope": ("rms", "row"), "bias": ("gain", "mean")}
 MARGINS = Margins()  # how much worse than its plan a kernel may be
 MANY = 3  # further inputs with numbers that are not finite, which the sentence names
 QUESTIONS = {
@@ -97,3 +102,76 @@ class Findings:
         if noted:
             parts.append(f"with a note at {len(noted)}: {', '.join(noted)}")
         return ": " + ", and ".join(parts) if parts else ""
+
+
+def of_comparison(compared: Comparison, test: str, seconds: float) -> Iterator[Case]:
+    """Yield a case for each kind of inputs and each result; they share the seconds that it took.
+
+    test: "envelope" for the errors and gross heads, "bias" for gains and mean errors
+    """
+    asked: dict[tuple[str, str], list[Finding]] = {}
+    for finding in compared.findings:
+        if finding.statistic in OF[test]:
+            asked.setdefault((finding.inputs, finding.result), []).append(finding)
+    if test == "envelope":
+        for kind, words in compared.raised.items():
+            sentence = f"It raised an error on these inputs: {words}."
+            yield Case(test=test, name=kind, answer=Answer.FAIL, sentence=sentence)
+    for (kind, result), findings in asked.items():
+        answer, words, is_lost = _answer(compared, test, kind, result, findings)
+        words = words.removeprefix(f"{kind}: {result}: ")
+        yield Case(
+            test=test,
+            name=f"{kind}: {result}",
+            answer=answer,
+            sentence=f"{words[:1].upper()}{words[1:]}.",
+            is_lost=is_lost,
+            seconds=seconds / len(asked),
+        )
+
+
+def _answer(
+    compared: Comparison, test: str, kind: str, result: str, findings: Sequence[Finding]
+) -> tuple[Answer, str, bool]:
+    """Return the answer of a case, its words, and whether numbers are lost."""
+    gross = [g for g in compared.gross if (g.inputs, g.result) == (kind, result)]
+    if test == "envelope" and gross:
+        worst = max(gross, key=lambda g: g.size)
+        return Answer.FAIL, worst.sentence, worst.feature is not None
+    if alarms := [f for f in findings if f.evidence.state is State.ALARM]:
+        return Answer.FAIL, min(alarms, key=lambda f: f.evidence.chance).sentence, False
+    if any(f.evidence.state is State.UNDEFINED for f in findings):
+        words = "It has none: there are numbers that are not finite, see envelope"
+        return Answer.NOT_RUN, words, False
+    words = "; ".join(_shown(f) for f in {f.statistic: f for f in findings}.values())
+    if any(f.evidence.state is State.OPEN for f in findings):
+        return Answer.NOTE, f"{words}; more draws would decide whether that is chance", False
+    return Answer.PASS, words, False
+
+
+def _shown(f: Finding) -> str:
+    if f.statistic in ("rms", "row"):
+        ratio = math.exp(f.evidence.mean)
+        what = "error" if f.statistic == "rms" else "worst row"
+        return f"{what} {f.kernel:.3g}, {ratio:.3f} of the plan's"
+    return f"{f.statistic} {f.kernel:+.2g}, plan {f.plan:+.2g}"
+
+
+def of_search(found: Identified) -> Case:
+    """Return the case of the search for a plan that gives the kernel's bits, in every head."""
+    answer = {
+        Kind.SAME: Answer.PASS,
+        Kind.NEAR: Answer.NOTE,
+        Kind.NOT_FOUND: Answer.NOTE,
+        Kind.NO_ROUNDING: Answer.FAIL,
+        Kind.MEANING: Answer.FAIL,
+    }[found.kind]
+    changes = [what for what, _ in found.forward.others[:3]]
+    more = f" Nearest further changes: {', '.join(changes)}." if changes else ""
+    return Case(
+        test="explanation",
+        name=BITS,
+        answer=answer,
+        sentence=found.verdict + more,
+        seconds=found.seconds,
+    )

@@ -176,11 +176,7 @@ class CheckOptions:
         return overrides_of(self.call)
 
     def reference(self, features: int) -> "Reference":
-        """Return the claimed plan on its tiles.
-
-        Raises:
-            ValueError: there is no such plan, or a change of it is not known.
-        """
+        """Return the claimed plan on its tiles. Raises ValueError for one that is not known."""
         from roundscope.attention.testing.reference import reference
 
         return reference(
@@ -193,17 +189,15 @@ def checked(asked: CheckOptions) -> None:
     from roundscope.attention.testing.errors import UNITS
     from roundscope.tools.identify.search import check_budget
 
-    sizes = ("tokens", "features", "batch", "heads", "draws")
-    for name in sizes:
-        if getattr(asked, name) < 1:
-            raise bad(f"--{name}", getattr(asked, name), "give 1 or more")
-    for name in ("block_q", "block_k"):
-        if getattr(asked, name) is not None and getattr(asked, name) < 1:
-            option = f"--{name.replace('_', '-')}"
-            raise bad(option, getattr(asked, name), "give 1 or more; leave it out for the plan's")
-    for name in ("seed", "head"):
-        if getattr(asked, name) < 0:
-            raise bad(f"--{name}", getattr(asked, name), "give 0 or more")
+    sizes, tiles = ("tokens", "features", "batch", "heads", "draws"), ("block_q", "block_k")
+    limits = {
+        **dict.fromkeys(sizes, (1, "give 1 or more")),
+        **dict.fromkeys(tiles, (1, "give 1 or more; leave it out for the plan's")),
+        **dict.fromkeys(("seed", "head"), (0, "give 0 or more")),
+    }
+    for name, (least, repair) in limits.items():
+        if (value := getattr(asked, name)) is not None and value < least:
+            raise bad(f"--{name.replace('_', '-')}", value, repair)
     if not 0.0 < asked.false_alarm < 1.0:
         raise bad("--false-alarm", asked.false_alarm, "give a probability, such as 1e-4")
     check_budget(asked.budget)
@@ -216,10 +210,7 @@ def checked(asked: CheckOptions) -> None:
 
 
 def command_of(asked: CheckOptions, only: tuple[str, ...] | None = None) -> str:
-    """Return the command that asks the same again, with all that differs from the defaults.
-
-    only    the tests that it runs; None for those that were asked for
-    """
+    """Return the command that asks the same again; only: the tests that it runs, None for all."""
     words = ["roundscope check", quote(asked.source), f"--claims {asked.plan}"]
     if asked.is_causal is not None:
         words.append("--causal" if asked.is_causal else "--full")

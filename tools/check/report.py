@@ -54,11 +54,13 @@ READ = (
 
 def report(found: Findings) -> Report:
     """Return the report on a kernel: the page, what the terminal shows, JSON and test cases."""
-    from roundscope.tools.check.report import CAPTION, picture  # which imports matplotlib
-
     why, command = next_step(found)
     mood: Mood = "good" if found.is_fine else "bad"
-    reasons, said = _reasons(found), how(found)
+    told = {"explanation", "invariance", "edges"}  # tests whose notes the terminal shows
+    cause, said = _spread(found), how(found)
+    reasons = [f"{case.test}, {case.name}: {case.sentence}" for case in cause]
+    if (more := len(found.failed) - len(cause)) > 0:
+        reasons.append(f"{more} more below")
     used_here = ", ".join(f"{name} {version}" for name, version in used().items())
     measured = notes(READ, *said, f"{used_here}; {where()}.", f"{found.seconds:.0f} s.")
     compared = found.compared if found.compared and found.compared.findings else None
@@ -74,7 +76,11 @@ def report(found: Findings) -> Report:
             Folded("How to read this page, and how it was measured", measured),
             _tests(found),
             *(Picture("How does it differ from the plan?", x, CAPTION) for x in drawn),
-            *(_answers(found, test) for test in QUESTIONS if found.of(test)),
+            *(
+                Section(f"{test.capitalize()}: {question}", [_answers(found.of(test))])
+                for test, question in QUESTIONS.items()
+                if found.of(test)
+            ),
             Section("What was run", [Code(" ".join(command_line()))]),
         ],
         brief=[
@@ -84,7 +90,12 @@ def report(found: Findings) -> Report:
             Text(f"{why}:", command=command),
             _tests(found),
             *([] if compared is None else _sizes(compared)),
-            *(Text(f"{c.test}, {c.name}: {c.sentence}") for c in found.cases if _is_told(c)),
+            *(
+                Text(f"{c.test}, {c.name}: {c.sentence}")
+                for c in found.cases
+                if (c.answer is Answer.NOTE and c.test in told)
+                or (c.answer is Answer.PASS and c.test == "explanation")
+            ),
             Text(said[0], "note"),
         ],
         data=document(found),
@@ -98,13 +109,6 @@ def report(found: Findings) -> Report:
             for case in found.cases
         ],
     )
-
-
-def _is_told(case: cases.Case) -> bool:
-    """Return whether the terminal shows a case that has not failed."""
-    if case.answer is Answer.NOTE:
-        return case.test in ("explanation", "invariance", "edges")
-    return case.test == "explanation" and case.answer is Answer.PASS
 
 
 def request(options: CheckOptions) -> str:
@@ -173,14 +177,6 @@ def where() -> str:
     return device("xla" if "jax" in sys.modules and has_gpu() else "numpy")
 
 
-def _reasons(found: Findings) -> list[str]:
-    """Return why a kernel is not as good as its plan: one reason for each test and result."""
-    failed = found.failed
-    lines = [f"{case.test}, {case.name}: {case.sentence}" for case in _spread(found)]
-    more = len(failed) - len(lines)
-    return [*lines, f"{more} more below"] if more > 0 else lines
-
-
 def _spread(found: Findings) -> list[cases.Case]:
     """Return the failures to show, some of every test."""
     by_test = [[c for c in found.failed if c.test == test] for test in QUESTIONS]
@@ -208,38 +204,29 @@ def _tests(found: Findings) -> Table:
     return Table(("test", "question", "pass", "note", "fail", "not run", "seconds"), rows, marked)
 
 
-def _answers(found: Findings, test: str) -> Section:
-    asked = found.of(test)
+def _answers(asked: list[cases.Case]) -> Table:
     rows = [(c.name, str(c.answer), c.sentence) for c in asked]
-    table = Table(("", "answer", "what was found"), rows, [c.answer is Answer.FAIL for c in asked])
-    return Section(f"{test.capitalize()}: {QUESTIONS[test]}", [table])
+    return Table(("", "answer", "what was found"), rows, [c.answer is Answer.FAIL for c in asked])
 
 
 def _sizes(compared: Comparison) -> list[Part]:
-    """Return the table of rms errors, the kernel's and how many times the plan's, with a line on
-    the share of equal bits.
-    """
+    """Return the table of rms errors, also in units of the plan's, and the shares of equal bits."""
     names = [n for n in RESULTS if n in compared.equal]
     bad = {(f.inputs, f.result) for f in compared.alarms if f.statistic == "rms"}
     bad |= {(g.inputs, g.result) for g in compared.gross}
     sizes = [f for f in compared.findings if f.statistic == "rms"]
-    cells = {
-        (f.inputs, f.result): Cell(
-            f"{f.kernel:.2e} {_ratio(f):7.3g}", "bad" if (f.inputs, f.result) in bad else ""
-        )
-        for f in sizes
-    }
+    cells = {}
+    for f in sizes:
+        ratio = f.kernel / f.plan if f.plan else 1.0
+        if f.plan == math.inf:
+            ratio = math.exp(f.evidence.mean)
+        place = f.inputs, f.result
+        cells[place] = Cell(f"{f.kernel:.2e} {ratio:7.3g}", "bad" if place in bad else "")
     kinds = dict.fromkeys(f.inputs for f in sizes)
     rows = [(kind, *(cells.get((kind, name), "") for name in names)) for kind in kinds]
     equal = ("share of equal bits", *(f"{compared.equal[name]:.6f}" for name in names))
     title = "relative rms error, and how many times the plan's"
     return [Table(("inputs", *names), [*rows, equal], title=title)]
-
-
-def _ratio(f: Finding) -> float:
-    if f.plan == math.inf:
-        return math.exp(f.evidence.mean)
-    return f.kernel / f.plan if f.plan else 1.0
 
 
 def next_step(found: Findings) -> tuple[str, str]:
@@ -270,10 +257,14 @@ def next_step(found: Findings) -> tuple[str, str]:
             " repair, check again",
             command_of(asked, tuple(tests)),
         )
+    causal = {None: "", True: " --causal", False: " --full"}[asked.is_causal]
+    layout = f" --layout {asked.layout}" if asked.layout and ":" not in asked.source else ""
+    layer = f" --layer {quote(asked.layer)}" if asked.layer is not None else ""
+    call = causal + layout + layer + (f" --head {asked.head}" if asked.head else "")
     return (
         "Next: look longer for the rounding that does this (or does it claim another plan? Name it"
         " with --claims)",
-        f"roundscope identify {quote(asked.source)}{_mode(asked)} --budget 50000",
+        f"roundscope identify {quote(asked.source)}{call} --budget 50000",
     )
 
 
@@ -293,14 +284,6 @@ def _assertion(asked: CheckOptions) -> str:
         if value != getattr(usual, name):
             words.append(f"{name}={value!r}")
     return f"assert_as_good_as({', '.join(words)})"
-
-
-def _mode(asked: CheckOptions) -> str:
-    """Return the options of `identify` that say which call is meant."""
-    causal = {None: "", True: " --causal", False: " --full"}[asked.is_causal]
-    layout = f" --layout {asked.layout}" if asked.layout and ":" not in asked.source else ""
-    layer = f" --layer {quote(asked.layer)}" if asked.layer is not None else ""
-    return causal + layout + layer + (f" --head {asked.head}" if asked.head else "")
 
 
 def number(found: Findings) -> str:

@@ -1,4 +1,4 @@
-"""The five tests of `roundscope check`, of a kernel that runs here or of a file of its results."""
+"""`roundscope check`: five tests of a kernel that runs here, or of a file of its results."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +26,9 @@ from roundscope.attention.testing.foreign.user import (
 from roundscope.attention.testing.invariance import check_invariance
 from roundscope.attention.testing.reference import Reference
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, is_refusal, raised
-from roundscope.tools.check.cases import BITS, of_comparison, of_search
-from roundscope.tools.check.findings import MARGINS, Findings
-from roundscope.tools.check.options import CheckOptions
+from roundscope.tools.check.findings import BITS, MARGINS, Findings, of_comparison, of_search
+from roundscope.tools.check.options import CheckOptions, checked
+from roundscope.tools.check.report import report, request
 from roundscope.tools.errors import bad, why
 from roundscope.tools.identify.adapters import ADAPTERS, OF_FILES, kernel, plain_name
 from roundscope.tools.identify.identify import identify
@@ -38,10 +38,14 @@ from roundscope.tools.identify.reading import (
     unknown_source,
     whole_of_file,
 )
+from roundscope.tools.report.deliver import deliver, failed
+from roundscope.tools.report.progress import telling
+from roundscope.tools.results.folder import as_word, checked_folder, free_folder
 from roundscope.tools.tensors.layers import BARE, read_layers, sample_path
 from roundscope.tools.tensors.overrides import AS_THE_FILE
 
 Tell = Callable[[str], None]
+RECORD = "check.json"
 OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
     "gaussian, full, many keys": {"tokens": 16, "keys": 1100},
     "one-signed-v, full, many keys": {"tokens": 16, "keys": 1100},
@@ -50,6 +54,22 @@ OTHER: dict[str, dict[str, int]] = {  # calls of other sizes, and these sizes
 }
 SOUGHT = 256  # tokens of the real tensors on which the arithmetic is looked for
 REAL = "real tensors"
+
+
+def run(asked: CheckOptions) -> int:
+    """Check a kernel, print the report and write the files. Return 1 if a case fails, else 0."""
+    checked_folder(asked.out, RECORD)
+    checked(asked)
+    with telling("check") as tell:
+        try:
+            found = check(asked, tell)
+        except ForeignError as error:
+            suite = f"check {asked.source} against {asked.plan}"
+            return failed(asked.junit, suite, asked.source, error)
+    name = as_word(f"check-{found.name}-{asked.claimed}")[:80]
+    folder = asked.out or free_folder(name, request(asked), RECORD)
+    deliver(report(found), folder, RECORD, as_json=asked.json, junit_file=asked.junit)
+    return 0 if found.is_fine else 1
 
 
 def check(asked: CheckOptions, tell: Tell) -> Findings:
@@ -77,11 +97,7 @@ def check(asked: CheckOptions, tell: Tell) -> Findings:
 
 
 def kernel_asked(asked: CheckOptions) -> Kernel:
-    """Return the kernel that was asked for.
-
-    Raises:
-        UsageError: there is none of this name.
-    """
+    """Return the kernel that was asked for. Raises UsageError if there is none of this name."""
     try:
         check_timeout(asked.timeout)
         if asked.source in ADAPTERS or plain_name(asked.source) in OF_FILES:
@@ -136,14 +152,7 @@ def taken_kinds(function: Kernel, asked: CheckOptions) -> tuple[list[str], list[
 def comparison(
     function: Kernel, asked: CheckOptions, of_kinds: Sequence[str], tell: Tell = lambda text: None
 ) -> Comparison:
-    """Return the comparison of a kernel with its plan on some kinds of inputs, to their end.
-
-    Args:
-        function: The kernel.
-        asked: The plan, and the sizes of the calls.
-        of_kinds: The kinds of inputs, of `kinds` and `OTHER`.
-        tell: Called with words that say what runs.
-    """
+    """Compare a kernel with its plan on inputs of `kinds` and `OTHER`, to their end."""
     return compare(
         function,
         asked.reference(asked.features),
@@ -239,10 +248,7 @@ def _real(asked: CheckOptions, is_causal: bool) -> Inputs:
 
 
 def _explained(function: Kernel, asked: CheckOptions, tell: Tell, notes: list[str]) -> Case:
-    """Look for the plan that gives the kernel's bits, on real tensors or else on drawn ones.
-
-    An error on the real tensors becomes a note.
-    """
+    """Look for the plan of the kernel's bits on real tensors, or else on drawn ones."""
     is_causal = asked.is_causal is not False
     x = _real(asked, is_causal)
     try:
@@ -281,14 +287,7 @@ def _searched(x: Inputs, outputs: Outputs, asked: CheckOptions, tell: Tell) -> C
 def edge_cases(
     function: Kernel, plan: Reference, asked: CheckOptions, modes: tuple[bool, ...]
 ) -> Iterator[Case]:
-    """Yield the answers of a kernel at every edge, in every mode.
-
-    Args:
-        function: The kernel.
-        plan: The plan that it claims.
-        asked: The sizes and the type of the calls.
-        modes: Whether calls are causal: one answer, or both.
-    """
+    """Yield the answers of a kernel at every edge; modes: whether calls are causal, or both."""
     for is_causal in modes:
         is_further = is_causal is not modes[0]
         for case in check_edges(

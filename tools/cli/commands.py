@@ -1,6 +1,8 @@
 """Commands made of verbs, and how their words are parsed where typer would misread them."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -11,6 +13,8 @@ from typer.core import TyperCommand
 
 from roundscope.tools.errors import UsageError, bad, shown
 from roundscope.tools.options import named
+
+ALLOCATIONS = 1_000_000  # after how many new objects a trace looks for garbage
 
 
 def verb(function: Callable[[Any], int | None]) -> Callable[..., None]:
@@ -109,25 +113,16 @@ def usage_line(error: Exception, args: Sequence[str]) -> str | None:
         return None
     text = " ".join(str(error.format_message()).split())  # that of typer says neither value nor end
     param = getattr(error, "param", None)
-    wrong = "" if param is None else _given(param.opts, args)
-    return text.rstrip(".") + (f"; got {shown(wrong)}" if wrong else "")
-
-
-def _given(options: Sequence[str], args: Sequence[str]) -> str:
-    """Return the last value that is given to an option, or nothing."""
-    found = ""
+    wrong, options = "", getattr(param, "opts", ())  # the last value that was given
     for word, value in zip(args, [*args[1:], ""], strict=True):
         name, sign, joined = word.partition("=")
         if name in options and name.startswith("-"):
-            found = joined if sign else value
-    return found
+            wrong = joined if sign else value
+    return text.rstrip(".") + (f"; got {shown(wrong)}" if wrong else "")
 
 
 def _lists() -> dict[str, str]:
-    """Return what a help may list, by the name that stands in braces.
-
-    The imports are here since only the help of a command needs them.
-    """
+    """Return what a help may list, by the name in braces; only a help needs these imports."""
     from roundscope.attention.grammar.changes import STAGES
     from roundscope.attention.grammar.edits import KINDS
     from roundscope.attention.grammar.injections import WHERES
@@ -163,7 +158,10 @@ class NumberCommand(Command):
         words = [a for a in args if a != "--"]
         taking = {name for p in self.params if not getattr(p, "is_flag", True) for name in p.opts}
         numbers = [
-            i for i, a in enumerate(words) if _single_dash(a) and not (i and words[i - 1] in taking)
+            i
+            for i, a in enumerate(words)
+            if a[:1] == "-" and a not in ("-", "-h") and not a.startswith("--")
+            if not (i and words[i - 1] in taking)
         ]
         rest = [a for i, a in enumerate(words) if i not in numbers]
         if numbers:
@@ -186,5 +184,22 @@ class TrainCommand(Command):
         return super().parse_args(ctx, words)
 
 
-def _single_dash(word: str) -> bool:
-    return word.startswith("-") and not word.startswith("--") and len(word) > 1 and word != "-h"
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Let Python look for garbage seldom: most objects of a trace live until its page is written.
+
+    They are modules, graphs and pictures, to go through which takes a seventh of its processor
+    time. A caller that has objects frozen, or looks for no garbage, keeps that.
+    """
+    before, are_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not before[0]:
+        yield
+        return
+    gc.set_threshold(ALLOCATIONS, *before[1:])
+    try:
+        yield
+    finally:
+        if not are_frozen:
+            gc.freeze()
+            gc.unfreeze()  # now all objects count as old, so that none is gone through at once
+        gc.set_threshold(*before)

@@ -10,9 +10,8 @@ import typer
 
 from roundscope.tools.check.options import CheckOptions
 from roundscope.tools.check_cast.options import CheckCastOptions
-from roundscope.tools.cli.commands import verb
+from roundscope.tools.cli.commands import few_collections, verb
 from roundscope.tools.identify.options import IdentifyOptions
-from roundscope.tools.look.options import ExplainOptions
 from roundscope.tools.options import Json, to_file
 from roundscope.tools.sweep.options import SweepOptions
 from roundscope.tools.trace.options import TraceOptions
@@ -30,12 +29,35 @@ def formats(
     formats_view.show(names or (), as_json=json)
 
 
-@verb
-def explain(options: ExplainOptions) -> None:
+def explain(
+    value: Annotated[
+        str, typer.Argument(help="For example -4.7, 1/3, 0x1.8p3, inf or nan.", metavar="VALUE")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="Target format, such as bf16 or e4m3fn:saturate.",
+            metavar="FORMAT[:MODE[:OVERFLOW]]",
+        ),
+    ],
+    mode: Annotated[
+        str | None, typer.Option(help="Rounding mode, such as toward-zero; else ties-to-even.")
+    ] = None,
+    overflow: Annotated[
+        str | None, typer.Option(help="inf, nan or saturate; by default the format's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the stochastic mode.")] = 0,
+    plus: Annotated[
+        str | None, typer.Option(help="Round VALUE + B, and draw the addition.", metavar="B")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Draw one rounding in bits: what is kept and why."""
+    from roundscope.emu.roundings.modes import rounding
     from roundscope.tools.look import explain as command
 
-    command.run(options)
+    command.run(value, rounding(to, mode, overflow=overflow, seed=seed), plus, as_json=json)
 
 
 def sites(
@@ -56,8 +78,6 @@ def sites(
 @verb
 def trace(options: TraceOptions) -> None:
     """Run attention on tensors: how exact are its results, and which rounding event is to blame?"""
-    from roundscope.tools.trace.garbage import few_collections
-
     with few_collections():
         from roundscope.tools.trace import command
 
@@ -75,9 +95,9 @@ def identify(options: IdentifyOptions) -> None:
 @verb
 def check(options: CheckOptions) -> int:
     """Test a kernel: as exact as its plan? biased? explained? invariant? right at the edges?"""
-    from roundscope.tools.check import command
+    from roundscope.tools.check import run
 
-    return command.run(options)
+    return run.run(options)
 
 
 @verb

@@ -17,12 +17,7 @@ from roundscope.tools.errors import bad
 from roundscope.tools.report.deliver import write
 from roundscope.tools.report.progress import steps
 from roundscope.tools.report.terminal import console, print_json, show
-from roundscope.tools.results.folder import (
-    checked_folder,
-    free_folder,
-    request_of,
-    tell_replaced,
-)
+from roundscope.tools.results.folder import checked_folder, free_folder, request_of, tell_replaced
 from roundscope.tools.signals import INTERRUPTED
 from roundscope.tools.tensors.layers import path_given, read_layers
 from roundscope.tools.tensors.overrides import Overrides, overrides_of
@@ -37,10 +32,7 @@ SELDOM = 30.0  # seconds between two lines of a run where there is no terminal
 
 
 def run(options: DiagnoseOptions, of_run: OfRun) -> None:
-    """Diagnose a file's layers, or an arm of a run. Raises UsageError for bad usage.
-
-    of_run: diagnoses a run, which is a folder.
-    """
+    """Diagnose a file's layers, or a folder's run by `of_run`. Raises UsageError."""
     path = path_given("RUN_OR_TENSORS", options.source, options.sample)
     is_run = path.is_dir()
     overrides = overrides_of(options.call)
@@ -49,18 +41,22 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
     said = {f"--{name}": x for name, x in asdict(options.call).items() if name != "causal"}
     if options.call.causal is not None:
         said["--causal" if options.call.causal else "--full"] = True
-    of_tensors: dict[str, Any] = {"--layer": layer, "--plan": plan} | said
-    of_runs = {"--arm": arm, "--from": first, "--until": until}
-    for name, value in (of_tensors | of_runs).items():
-        if value is not None and (name in of_tensors) == is_run:
-            repair = "is for a run's folder; leave it out"
-            if is_run:
-                repair = "is for tensors: a run has its own plan"
+    wrong: dict[str, Any] = {"--arm": arm, "--from": first, "--until": until}
+    repair = "is for a run's folder; leave it out"
+    if is_run:
+        wrong = {"--layer": layer, "--plan": plan} | said
+        repair = "is for tensors: a run has its own plan"
+    for name, value in wrong.items():
+        if value is not None:
             raise bad(name, value, repair)
     digest = request_of(str(path.resolve()), layer, plan, overrides, arm, first, until)
     if out is not None:
         checked_folder(out, RECORD)
-    folder = out or free_folder(_named(path, plan, arm), digest, RECORD, NAME)
+    parts = [f"diagnose-{path.resolve().name if is_run else path.stem}"]
+    parts += [] if arm is None else [arm]
+    parts += [] if is_run else [plan or USUAL]
+    name = "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
+    folder = out or free_folder(name, digest, RECORD, NAME)
     tell_replaced(folder, digest, RECORD)
     from roundscope.tools.diagnose.report import data, diagnosis
 
@@ -80,25 +76,14 @@ def run(options: DiagnoseOptions, of_run: OfRun) -> None:
             report = diagnosis.report(found, digest)
             written = write(report, folder, RECORD)
     except KeyboardInterrupt:
-        kept = "nothing is kept"
-        if is_run:
-            kept = "replays that were done are kept, and the same command goes on"
-        console(stderr=True).print(f"interrupted; {kept}")
+        again = "replays that were done are kept, and the same command goes on"
+        console(stderr=True).print(f"interrupted; {again if is_run else 'nothing is kept'}")
         raise SystemExit(INTERRUPTED) from None
     if options.json:
         print_json(report.data)
     else:
         show(report.brief)
         print(f"written: {', '.join(map(str, written))}")
-
-
-def _named(path: Path, plan: str | None, arm: str | None) -> str:
-    parts = [f"diagnose-{path.resolve().name if path.is_dir() else path.stem}"]
-    if arm is not None:
-        parts.append(arm)
-    if not path.is_dir():
-        parts.append(plan or USUAL)
-    return "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", part) for part in parts)
 
 
 def _of_file(

@@ -61,17 +61,13 @@ class Family:
         """Return whether units of a set are searched one by one at the end."""
         if self.few is not None:
             return 1 < len(kept) <= self.few
-        return not self.over_all(kept, units) and any(
-            len(block) > 1 for block in self.by_site(kept).values()
-        )
+        several = any(len(block) > 1 for block in self.by_site(kept).values())
+        return several and not self.over_all(kept, units)
 
     def universe(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """Return the elements among which a set is one of its size."""
-        return (
-            self.by_site(units)
-            if self.few is None and self.over_all(kept, units)
-            else self.singly(units)
-        )
+        is_over_all = self.few is None and self.over_all(kept, units)
+        return self.by_site(units) if is_over_all else self.singly(units)
 
     def elements(self, kept: frozenset[Any], units: frozenset[Any]) -> Blocks:
         """Return what is put back alone, to see whether the set is minimal."""
@@ -147,10 +143,7 @@ def subsets(elements: Sequence[T], most: int) -> list[list[T]]:
 
 
 def sets_to_come(count: int, few: int) -> tuple[int, int]:
-    """Return how many sets a level of `count` blocks asks for, at least and at most.
-
-    few: up to this many sets, all of them are asked for.
-    """
+    """Return how many sets a level asks for, at least and at most; all, if few."""
     if count < 2:
         return 0, 0
     fewest = 2 * math.ceil(math.log2(count))
@@ -158,10 +151,7 @@ def sets_to_come(count: int, few: int) -> tuple[int, int]:
 
 
 def others(universe: Sequence[T], found: Iterable[T], count: int) -> list[frozenset[T]]:
-    """Return random sets of the size of `found`, different from it and from each other.
-
-    There are at most `count`, fewer only if no more exist.
-    """
+    """Return at most `count` random sets of the size of `found`, all different."""
     own, size = frozenset(found), len(frozenset(found))
     rng, drawn = np.random.Generator(np.random.Philox(key=2)), dict[frozenset[T], None]()
     for _ in range(200 * count):
@@ -188,10 +178,7 @@ class Replays:
     expects: Callable[[int, int], None] = lambda fewest, most: None  # sets that are still to come
 
     def ask(self, sets: Iterable[Iterable[Any]], spare: Iterable[Iterable[Any]] = ()) -> list[bool]:
-        """Return whether the replay survives with each set exact.
-
-        spare: sets that fill the free places of the launch.
-        """
+        """Return whether replays survive with each set exact; spare sets fill the launch."""
         wanted = [frozenset(x) for x in sets]
         new = self._new(wanted)
         if new:
@@ -212,22 +199,15 @@ class Replays:
         return lambda sets, spare: self.ask(joined(sets), joined(spare))
 
     def turns(self) -> list[tuple[Outcome, Outcome]]:
-        """Return pairs (smaller, larger) where more exact events do worse.
-
-        The smaller survives; the larger, which contains it, fails.
-        """
-        good, bad = (
-            [o for o in self.outcomes.values() if o.survives is kind] for kind in (True, False)
-        )
+        """Return pairs: a set that survives, and a larger one around it that fails."""
+        each = self.outcomes.values()
+        good, bad = ([o for o in each if o.survives is kind] for kind in (True, False))
         return [(a, b) for a in good for b in bad if a.units < b.units]
 
     def ties(self, found: frozenset[Any]) -> list[Outcome]:
         """Return other sets that survive and are no larger; the smallest first."""
-        own = [
-            o
-            for o in self.outcomes.values()
-            if o.survives and o.units != found and 0 < len(o.units) <= len(found)
-        ]
+        alive = [o for o in self.outcomes.values() if o.survives and o.units != found]
+        own = [o for o in alive if 0 < len(o.units) <= len(found)]
         return sorted(own, key=lambda o: len(o.units))
 
 
@@ -286,14 +266,9 @@ class Guilty:
 
     @property
     def elsewhere(self) -> list[Outcome]:
-        """Sets that survive although some of the set found still rounds, the smallest first.
-
-        If there are any, the set found is not the only one.
-        """
-        return sorted(
-            (o for o in self.outcomes if o.survives and not o.units >= self.found),
-            key=lambda o: len(o.units),
-        )
+        """Sets that survive without all of the set found, the smallest first."""
+        own = [o for o in self.outcomes if o.survives and not o.units >= self.found]
+        return sorted(own, key=lambda o: len(o.units))
 
     @property
     def is_minimal(self) -> bool:
@@ -310,11 +285,8 @@ def often(
     replayer: Replayer, exactly: Exactly, sets: Sequence[frozenset[Any]], times: range
 ) -> list[Outcome]:
     """Return the outcomes of sets of exact events, each in these repeats."""
-    fates = replayer([Trial(exactly(u), r) for u in sets for r in times])
-    return [
-        Outcome(units=u, fates=tuple(fates[i * len(times) : (i + 1) * len(times)]))
-        for i, u in enumerate(sets)
-    ]
+    fates = iter(replayer([Trial(exactly(u), r) for u in sets for r in times]))
+    return [Outcome(units=u, fates=tuple(next(fates) for _ in times)) for u in sets]
 
 
 def guilty(
@@ -352,10 +324,7 @@ def guilty(
 
 
 def search(asked: Replays, units: frozenset[Any], family: Family) -> Guilty:
-    """Return the set.
-
-    It needs that the replay fails as it was, and survives with all units exact.
-    """
+    """Return the set; the replay has to fail as it was and survive with all units exact."""
     levels: list[Any] = []
     kept = units
     asked.ask([x for x in dict.fromkeys(family.classes(units)) if x and x != units])
@@ -385,12 +354,8 @@ def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool
     fewest, most = sets_to_come(len(blocks), FEW)
     asked.expects(fewest + CONTROLS + CONFIRMS, most + CONTROLS + CONFIRMS)
     every, needed = subsets(names, FEW), names
-    rests = (
-        [[x for x in names if x != name] for name in names]
-        if is_everywhere and len(names) > 2
-        else []
-    )
-    if rests and not any(ask(rests, [])):
+    rests = [[x for x in names if x != name] for name in names]
+    if is_everywhere and len(names) > 2 and not any(ask(rests, [])):
         return Level(name=name, blocks=tuple(names), needed=tuple(names))
     for size in sorted({len(s) for s in every}):
         own = [s for s in every if len(s) == size]
@@ -405,10 +370,7 @@ def level(asked: Replays, name: str, blocks: dict[str, Any], is_everywhere: bool
 def held_up(
     asked: Replays, levels: tuple[Level, ...], kept: Any, units: Any, family: Family
 ) -> Guilty:
-    """Return the set with its controls, its elements put back one by one, and itself alone.
-
-    Alone means that only the set rounds.
-    """
+    """Return the set with controls, each element put back alone, and the set alone low."""
     elements, universe = family.elements(kept, units), family.universe(kept, units)
     own = [name for name, block in universe.items() if block <= kept]
     controls = [union(universe, names) for names in others(list(universe), own, CONTROLS)]

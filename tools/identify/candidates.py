@@ -148,7 +148,12 @@ def emulated(
     )
 
 
-RESULTS = {"out": Site.OUT, "dq": Site.DQ_OUT, "dk": Site.DK_OUT, "dv": Site.DV_OUT}
+RESULTS = {
+    "out": (Site.OUT,),
+    "dq": (Site.DQ_OUT,),
+    "dk": (Site.DKH, Site.DK_OUT),
+    "dv": (Site.DVH, Site.DV_OUT),
+}
 
 
 def narrowest(*arrays: np.ndarray) -> Rounding:
@@ -170,7 +175,7 @@ def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
     In a plan that is not fused, P V is rounded to the format of the output if its own lacks numbers
     of that.
     """
-    events: dict[Site, Rounding] = {RESULTS[name]: narrowest(x) for name, x in results.items()}
+    events = {site: narrowest(x) for name, x in results.items() for site in RESULTS[name]}
     if (
         Site.OUT in events
         and best.plan.normalise_first

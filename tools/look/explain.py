@@ -4,26 +4,19 @@ from typing import Any
 
 from roundscope.emu.explanation.drawing import lines
 from roundscope.emu.explanation.one_rounding import Addition, Explanation, add, explain
-from roundscope.emu.roundings.modes import rounding
-from roundscope.tools.look.options import ExplainOptions
+from roundscope.emu.roundings.modes import Rounding
 from roundscope.tools.report.terminal import console, plain, print_json
 
 
-def run(options: ExplainOptions) -> None:
-    """Explain a value, or its sum with another one, rounded to a format.
-
-    Raises ValueError for a number, format or mode that is not known.
-    """
-    value, plus = options.value, options.plus
-    r = rounding(options.to, options.mode, overflow=options.overflow, seed=options.seed)
+def run(value: str, r: Rounding, plus: str | None = None, *, as_json: bool = False) -> None:
+    """Explain a rounded value, or a rounded sum. Raises ValueError for words that are not known."""
     addition = add(value, plus, r.format) if plus is not None else None
     e = explain(addition.total if addition else value, r)
-    if options.json:
+    if as_json:
         print_json(document(e, addition))
         return
-    out = console()
     for line in lines(e, addition):
-        out.print(line)
+        console().print(line)
 
 
 def document(e: Explanation, addition: Addition | None = None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.formats.format import NAMED, Format, format_named
 from roundscope.tools.report import terminal
 from roundscope.tools.report.model import Code, Part, Table, Text
@@ -33,32 +33,24 @@ def row(f: Format) -> dict[str, Any]:
 
 
 def show(names: Iterable[str] = (), as_json: bool = False) -> None:
-    """Print the formats of these names, or all named ones.
-
-    Raises ValueError for an unknown name, and for that of a block format.
-    """
+    """Print the formats of these names, or all. Raises ValueError for another name."""
     rows = [row(format_named(name)) for name in names or NAMED]
     if as_json:
         terminal.print_json(rows)
-    else:
-        terminal.show(_parts(rows, blocks=not names))
-
-
-def _block_words(f: BlockFormat) -> str:
-    tile = f"{f.rows} x {f.size}" if f.rows > 1 else f"{f.size}"
-    whole = ", the array's in fp32" if f.tensor else ""
-    return f"{f.element.format.name}, a scale in {f.scale.name} for {tile} numbers{whole}"
-
-
-def _parts(rows: list[dict[str, Any]], *, blocks: bool) -> list[Part]:
+        return
     heads = ["p" if key == "precision" else key.replace("_", " ") for key in rows[0]]
     cells = [[_cell(value) for value in r.values()] for r in rows]
     parts: list[Part] = [Table(heads, cells, optional=OPTIONAL), Text(LEGEND, "note")]
-    if blocks:
+    if not names:
         title = "Block formats, for the operands of products (docs/findings/block-formats.md):"
-        lines = [f" {name:12} {_block_words(f)}" for name, f in BLOCK_NAMED.items()]
+        lines = []
+        for name, f in BLOCK_NAMED.items():
+            tile = f"{f.rows} x {f.size}" if f.rows > 1 else f"{f.size}"
+            whole = ", the array's in fp32" if f.tensor else ""
+            about = f"{f.element.format.name}, a scale in {f.scale.name} for {tile} numbers{whole}"
+            lines.append(f" {name:12} {about}")
         parts += [Text(""), Text(title), Code("\n".join(lines))]
-    return parts
+    terminal.show(parts)
 
 
 def _cell(value: Any) -> str:

@@ -3,6 +3,7 @@
 The inputs are random bit patterns and the boundaries between the numbers of each format.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from roundscope.emu.backends.numba import rounding as kernels
 from roundscope.emu.backends.xla import rounding as xla
 from roundscope.emu.formats.format import Format
-from roundscope.emu.roundings.modes import Rounding, rounding, without_saturation
+from roundscope.emu.roundings.modes import rounding, without_saturation
 
 JUDGES: dict[str, type] = {
     "bf16": ml_dtypes.bfloat16,
@@ -63,29 +64,16 @@ def sample(f: Format, size: int = 1 << 15) -> np.ndarray:
 
 
 def check(name: str) -> Check:
-    """Check one format.
-
-    NaN operands are left out, since a policy decides what they become (emu.roundings).
-    """
+    """Check one format, without operands that are NaN, which a policy decides (emu.roundings)."""
     r = without_saturation(rounding(name))
     x = sample(r.format)
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.astype(JUDGES[name]).astype(np.float32)
-    numba = kernels.round_array(x, r)
-    return Check(
-        format=name,
-        numbers=x.size,
-        numba_wrong=_wrong(numba, expected),
-        xla_wrong=_wrong_by_xla(x, r, expected),
-    )
-
-
-def _wrong_by_xla(x: np.ndarray, r: Rounding, expected: np.ndarray) -> int | None:
-    try:
+    by_numba, by_xla = _wrong(kernels.round_array(x, r), expected), None
+    with suppress(RuntimeError, AssertionError):  # where JAX cannot start
         jax.devices()
-    except (RuntimeError, AssertionError):
-        return None
-    return _wrong(np.asarray(jax.jit(lambda x: xla.round_array(x, r))(x)), expected)
+        by_xla = _wrong(np.asarray(jax.jit(lambda x: xla.round_array(x, r))(x)), expected)
+    return Check(format=name, numbers=x.size, numba_wrong=by_numba, xla_wrong=by_xla)
 
 
 def _wrong(got: np.ndarray, expected: np.ndarray) -> int:

@@ -16,9 +16,7 @@ def rows(plan: str | None = None) -> list[dict[str, Any]]:
     """Return one record for each site, in the order of the algorithm.
 
     With the name of a plan these are the sites that it reaches, with their rounding and their sum.
-
-    Raises:
-        UsageError: there is no plan of that name.
+    Raises UsageError if there is no plan of that name.
     """
     from roundscope.attention.sites import Site
 
@@ -54,9 +52,6 @@ def show(as_json: bool = False, plan: str | None = None) -> None:
         terminal.print_json(records)
         return
     columns = ("stage", "axes", "formula") if plan is None else _OF_PLAN
-    lines = [[_words(r[name]) for name in ("name", *columns)] for r in records]
+    values = [[r[name] for name in ("name", *columns)] for r in records]
+    lines = [[x if isinstance(x, str) else " ".join(map(str, x)) for x in row] for row in values]
     terminal.show([Table(("site", *columns), lines)])
-
-
-def _words(value: Any) -> str:
-    return value if isinstance(value, str) else " ".join(map(str, value))

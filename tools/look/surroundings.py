@@ -51,10 +51,7 @@ def findings() -> Iterator[Finding]:
 def cache(name: str, folder: Path | None, is_damaged: Callable[[Path], bool]) -> Finding:
     """Return whether the files of a folder are whole, and who may write there.
 
-    Args:
-        name: what is kept there.
-        folder: the folder, or None if there is none; then the last note says why.
-        is_damaged: tells whether a file is not as it was written.
+    folder: None if there is none; then the last note says why
     """
     if folder is None:
         seen, do = notes()[-1].rsplit("; ", 1)
@@ -84,12 +81,9 @@ def importing(folder: Path) -> Finding:
     name = "import roundscope"
     if spec is not None and spec.origin is None:
         where = folder / "roundscope"
-        return Finding(
-            name=name,
-            seen=f"in {folder} it is the folder {where}, which is no package: it has no attend",
-            right=False,
-            do=f"start Python in another folder, such as {where}",
-        )
+        seen = f"in {folder} it is the folder {where}, which is no package: it has no attend"
+        do = f"start Python in another folder, such as {where}"
+        return Finding(name=name, seen=seen, right=False, do=do)
     if spec is not None and (found := Path(str(spec.origin)).parent).resolve() != own:
         do = "start Python in another folder, or set PYTHONPATH, if you meant this one"
         return Finding(name=name, seen=f"{found}; this one is {own}", right=False, do=do)

@@ -1,12 +1,19 @@
 """The report of a command in every form that was asked for: a page, JSON, JUnit, the terminal."""
 
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
-from roundscope.tools.report import junit
-from roundscope.tools.report.model import Report
+from roundscope.emu.testing.foreign import ForeignError
+from roundscope.emu.whole_files import write_whole
+from roundscope.tools.errors import one_line, shown
+from roundscope.tools.report.model import Case, Report
 from roundscope.tools.report.terminal import print_json, show
 from roundscope.tools.results.folder import PAGE, tell_replaced, write_results
+
+NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def deliver(
@@ -35,7 +42,7 @@ def deliver(
     """
     written = [] if folder is None else write(report, folder, record, page)
     if junit_file is not None:
-        junit.write(junit_file, report.title, report.cases)
+        write_junit(junit_file, report.title, report.cases)
     if as_json:
         print_json(report.data)
         return
@@ -55,3 +62,47 @@ def write(report: Report, folder: Path, record: str, page: str = PAGE) -> list[P
         tell_replaced(folder, report.data["request"], record)
     write_results(folder, record, report.data, html.page(report), page)
     return [folder / page, folder / record]
+
+
+def write_junit(path: Path, suite: str, cases: Sequence[Case]) -> None:
+    """Write a file of JUnit's XML with one suite, whose name is every case's class name too."""
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.failure is not None for case in cases)),
+        "errors": "0",
+        "skipped": str(sum(case.skipped is not None for case in cases)),
+        "time": f"{sum(case.seconds for case in cases):.3f}",
+    }
+    root = ElementTree.Element("testsuites")
+    parent = ElementTree.SubElement(root, "testsuite", {"name": _plain(suite), **counts})
+    for case in cases:
+        about = {"classname": _plain(suite), "name": _plain(case.name)}
+        element = ElementTree.SubElement(
+            parent, "testcase", about | {"time": f"{case.seconds:.3f}"}
+        )
+        if case.failure is not None:
+            text = _plain(case.failure)
+            first = text.splitlines()[0] if text else ""
+            ElementTree.SubElement(element, "failure", {"message": first}).text = text
+        elif case.skipped is not None:
+            ElementTree.SubElement(element, "skipped", {"message": _plain(case.skipped)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ElementTree.indent(root)
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
+
+
+def failed(path: Path | None, suite: str, asked: str, error: ForeignError) -> int:
+    """Tell that a function failed a check before it could be judged. Return the exit code, 1.
+
+    path: the file of JUnit's XML, or None; asked: the function as it was named
+    """
+    text = one_line(error)
+    if path is not None:
+        write_junit(path, suite, [Case(name="call", failure=text)])
+    print(f"roundscope: {shown(asked)} fails the check: {text}", file=sys.stderr)
+    return 1
+
+
+def _plain(text: str) -> str:
+    """Return a text without the characters that XML cannot hold."""
+    return NOT_XML.sub("?", text)

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context, rcdefaults
 from matplotlib.artist import Artist
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG, RendererSVG
 from matplotlib.collections import Collection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
+from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
 rcdefaults()  # what is drawn does not depend on the settings of the user (LaTeX, fonts, sizes)
@@ -65,6 +67,15 @@ def bars(ax: Any, x: np.ndarray, heights: np.ndarray, width: float, **more: Any)
     ax.autoscale_view()
 
 
+def logarithmic(axis: Axis) -> None:
+    """Make an axis of a picture logarithmic, with few numbers that do not touch."""
+    (axis.axes.set_xscale if axis is axis.axes.xaxis else axis.axes.set_yscale)("log")
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 class _Texts(Text):
     """Texts that have all but their places, words and colors in common, as one artist."""
 
@@ -93,10 +104,7 @@ def hover(artist: Artist, text: str) -> None:
 
 
 def png(figure: Figure, dpi: int = DPI, software: str | None = None) -> bytes:
-    """Return the figure as the bytes of a PNG file, cropped to its content.
-
-    software: what the file itself says that made it
-    """
+    """Return a figure as a PNG file, cropped to its content; software: what made it, as it says."""
     out = io.BytesIO()
     figure.savefig(
         out,
@@ -154,10 +162,7 @@ class _Canvas(FigureCanvasSVG):
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[Bbox]:
-    """Lay a figure out as an SVG, and yield the box of its content in inches, with a margin.
-
-    `savefig` finds the same box, but draws everything once more to do so.
-    """
+    """Lay a figure out as an SVG; yield the box of its content in inches, drawing nothing twice."""
     dpi, layout = figure.dpi, figure.get_layout_engine()
     _Canvas(figure)
     figure.dpi = 72

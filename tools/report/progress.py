@@ -77,11 +77,8 @@ def every(
 
 
 @contextmanager
-def _drawn(*columns: str, width: int = 20) -> Iterator["Progress"]:
-    """Yield rich's progress on stderr, gone at the end.
-
-    columns: names below, or texts with fields of a task;  width: of the bar, in characters
-    """
+def drawn(*columns: str, width: int = 20) -> Iterator["Progress"]:
+    """Yield rich's progress on stderr, gone at the end; columns: names below, or texts."""
     from rich import progress
 
     named = {
@@ -125,7 +122,7 @@ def bar(
 
         yield step
         return
-    with _drawn(WHAT, "bar", "count", "{task.fields[left]}") as shown:
+    with drawn(WHAT, "bar", "count", "{task.fields[left]}") as shown:
         task = shown.add_task(text, total=total, left="")
 
         def draw(done: int) -> None:
@@ -146,7 +143,7 @@ def telling(command: str) -> Iterator[Callable[[str], None]]:
     if not console(stderr=True).is_terminal:
         yield _printed(command, SELDOM)
         return
-    with _drawn("spinner", WHAT, "elapsed") as shown:
+    with drawn("spinner", WHAT, "elapsed") as shown:
         task = shown.add_task("begins")
         yield lambda text: shown.update(task, description=text)
 
@@ -164,7 +161,7 @@ def steps(
         tell = (lambda text: None) if seconds is None else _printed(command, seconds)
         yield lambda step, text: tell(f"step {step}: {text}")
         return
-    with _drawn("bar", WHAT, "elapsed") as shown:
+    with drawn("bar", WHAT, "elapsed") as shown:
         task = shown.add_task("reading", total=last - first + 1)
         yield lambda step, text: shown.update(
             task,
@@ -180,7 +177,7 @@ def shares() -> Iterator[Callable[[str], Callable[[float], None]]]:
     Yields a function of a part's words, which begins its bar and returns the function to call with
     the share of the part that was just done.
     """
-    with _drawn(WHAT, "bar", "remaining", width=40) as shown:
+    with drawn(WHAT, "bar", "remaining", width=40) as shown:
 
         def part(text: str) -> Callable[[float], None]:
             task = shown.add_task(text, total=1.0)

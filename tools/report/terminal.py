@@ -92,10 +92,7 @@ def table(title: str) -> "Table":
 
 
 def show(parts: "Sequence[Part]", screen: "Console | None" = None) -> None:
-    """Print parts of a report on stdout, or on a screen.
-
-    Pictures are left out; commands and code are not broken into lines.
-    """
+    """Print parts of a report on stdout or a screen, pictures left out and commands unbroken."""
     from rich.text import Text as Words
 
     screen = screen or console()

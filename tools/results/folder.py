@@ -68,9 +68,6 @@ def checked_folder(out: Path | None, record: str, page: str = PAGE) -> None:
 
     out: None for one that the command will choose in the current folder.
     record: the name of the JSON file that this command writes beside its page.
-
-    Raises:
-        UsageError: one line that names the folder and the repair.
     """
     can_write_folder("--out", Path() if out is None else out)
     if out is None:

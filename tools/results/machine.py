@@ -22,7 +22,12 @@ def device(engine: str) -> str:
         import jax
 
         return str(jax.devices()[0].device_kind)
-    return f"cpu {_processor()}"
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"cpu {next(models, '') or platform.processor() or platform.machine()}"
 
 
 def installed(names: Iterable[str], missing: str = "not installed") -> dict[str, str]:
@@ -55,18 +60,6 @@ def has_gpu() -> bool:
     memory.
     """
     return any(Path(name).exists() for name in ("/dev/nvidiactl", "/dev/kfd"))
-
-
-def _processor() -> str:
-    """Return the processor's model where the system names it, else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
-    return model or platform.processor() or platform.machine()
 
 
 def digest(array: Any) -> str:

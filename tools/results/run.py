@@ -50,9 +50,6 @@ class Run(Generic[C]):
 
 
 def key_of(*parts: Any) -> str:
-    """Return the key under which a run is stored: 24 hexadecimal digits of a hash of all parts.
-
-    The parts are all that decides the run; they must be JSON data.
-    """
+    """Return a run's key: 24 hexadecimal digits of a hash of JSON data that decide it."""
     text = json.dumps(list(parts), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

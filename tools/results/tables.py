@@ -1,12 +1,14 @@
-"""Tables of SQLite files that we wrote: whose a file is, whether it has what we wrote, its faults.
+"""SQLite files of results: locked, opened or created, whose a file is, and what is wrong with it.
 
 What a table has is told by the declarations it is made of, {table: {column: declaration}}, such as
 "INTEGER NOT NULL".
 """
 
+import fcntl
+import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,7 @@ _AMISS = {  # the start of SQLite's name of an error -> what it means here
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into a StorageError of one line that names the file.
-
-    Faults of our own calls are raised as they are.
-    """
+    """Turn SQLite's errors, but for faults of our calls, into a StorageError that names a file."""
     try:
         yield
     except sqlite3.ProgrammingError:
@@ -96,10 +95,7 @@ def is_ours(
 
 
 def check_version(connection: sqlite3.Connection, path: Path, schema: int, repair: str) -> None:
-    """Raise UsageError for a file of an older or a newer schema.
-
-    schema: SQLite's user_version of our files; repair: what the message advises.
-    """
+    """Raise UsageError for a file of another schema (SQLite's user_version); repair: the advice."""
     [(version,)] = connection.execute("PRAGMA user_version")
     if version == schema:
         return
@@ -112,10 +108,7 @@ def check_version(connection: sqlite3.Connection, path: Path, schema: int, repai
 def check_columns(
     connection: sqlite3.Connection, path: Path, tables: Tables, later: Collection[str] = ()
 ) -> None:
-    """Raise StorageError for a file that lacks one of our tables or columns, or has a trigger.
-
-    later: columns that files of older versions lack
-    """
+    """Raise StorageError for a missing table or column, unless it is `later` than the file."""
     kinds = dict(_rows(connection, "SELECT name, type FROM sqlite_master"))
     names = {name for name, kind in kinds.items() if kind == "table"}
     if "trigger" in kinds.values():
@@ -137,39 +130,26 @@ def check_values(connection: sqlite3.Connection, path: Path, tables: Tables) -> 
     Text that is no UTF-8 raises sqlite3.OperationalError (`explained` makes a StorageError of it).
     """
     for table, columns in tables.items():
-        held = columns_of(connection, table)
-        texts = [name for name, kind in columns.items() if name in held and "TEXT" in kind]
-        for name in texts:
-            for _ in _rows(connection, f"SELECT DISTINCT {quoted(name)} FROM {table}"):
-                pass
-        odd = {name: _is_odd(name, kind) for name, kind in columns.items() if name in held}
-        query = f"SELECT * FROM {table} WHERE {' OR '.join(odd.values())} LIMIT 1"
-        for _ in _rows(connection, query):
-            raise StorageError(_amiss(connection, path, table, columns, odd))
-
-
-def _is_odd(name: str, kind: str) -> str:
-    """Return SQL that is true for a value that a column's declaration does not have."""
-    types, _ = _TYPES[kind.split()[0]]
-    null = () if "NOT NULL" in kind or "PRIMARY KEY" in kind else ("null",)
-    return f"typeof({quoted(name)}) NOT IN ({', '.join(map(repr, (*types, *null)))})"
-
-
-def _amiss(
-    connection: sqlite3.Connection,
-    path: Path,
-    table: str,
-    columns: Mapping[str, str],
-    odd: Mapping[str, str],
-) -> str:
-    """Return which column has a value of which other type."""
-    for name, condition in odd.items():
-        query = f"SELECT typeof({quoted(name)}) FROM {table} WHERE {condition} LIMIT 1"
-        for (kind,) in _rows(connection, query):
-            _, wanted = _TYPES[columns[name].split()[0]]
-            has = _SAID.get(kind, f"a number ({kind})")
-            return f"{path}: {name} of its table {table} has {has} for {wanted}; {RESTORE} file"
-    raise AssertionError(table)
+        held, odd = columns_of(connection, table), {}
+        for name, kind in columns.items():
+            if name in held and "TEXT" in kind:
+                for _ in _rows(connection, f"SELECT DISTINCT {quoted(name)} FROM {table}"):
+                    pass
+            if name in held:  # SQL that is true for a value that the declaration does not have
+                null = () if "NOT NULL" in kind or "PRIMARY KEY" in kind else ("null",)
+                types = ", ".join(map(repr, (*_TYPES[kind.split()[0]][0], *null)))
+                odd[name] = f"typeof({quoted(name)}) NOT IN ({types})"
+        query = f"SELECT 1 FROM {table} WHERE {' OR '.join(odd.values())} LIMIT 1"
+        if not any(_rows(connection, query)):
+            continue
+        for name, condition in odd.items():
+            query = f"SELECT typeof({quoted(name)}) FROM {table} WHERE {condition} LIMIT 1"
+            for (kind,) in _rows(connection, query):
+                wanted, has = _TYPES[columns[name].split()[0]][1], f"a number ({kind})"
+                raise StorageError(
+                    f"{path}: {name} of its table {table} has {_SAID.get(kind, has)} for {wanted};"
+                    f" {RESTORE} file"
+                )
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> Iterable[Any]:
@@ -212,3 +192,97 @@ def add_columns(connection: sqlite3.Connection, table: str, wanted: Mapping[str,
     for name, kind in wanted.items():
         if name not in there:
             connection.execute(f"ALTER TABLE {table} ADD COLUMN {quoted(name)} {kind}")
+
+
+# lock files that this process holds; the kernel's locks only work between processes
+_held: set[Path] = set()
+
+
+@contextmanager
+def results_file(
+    folder: Path,
+    name: str,
+    application: int,
+    made: Sequence[str],
+    tables: Tables,
+    *,
+    schema: int = 0,
+    later: Collection[str] = (),
+) -> Iterator[tuple[sqlite3.Connection, Path]]:
+    """Open the results file of a folder, or create it; yield the connection and the file's path.
+
+    folder, name   where the file is, and its name
+    application    SQLite's application_id, by which the file is known to belong to this command
+    made           CREATE statements, which are executed each time
+    tables         what files of ours have;  later: the columns that those of older versions lack
+    schema         the version of the tables, SQLite's user_version
+
+    Raises UsageError for the file of another program or version, StorageError for a file that
+    cannot be used now, or that has not the tables and the values of one of ours.
+    """
+    path = (folder / name).resolve()
+    check_start(path, "--out")
+    with locked(path), explained(path), closing(sqlite3.connect(path, timeout=30.0)) as connection:
+        ours = is_ours(connection, path, application)
+        if ours:
+            check_version(connection, path, schema, "choose another folder")
+            check_columns(connection, path, tables, later)
+            check_values(connection, path, tables)
+        with connection:  # all or none, so that one who is killed here leaves no file of nobody
+            connection.execute("BEGIN IMMEDIATE")
+            for text in made:
+                connection.execute(text)
+            if not ours:  # each of these is a change of the file
+                connection.execute(f"PRAGMA application_id = {application}")
+                connection.execute(f"PRAGMA user_version = {schema}")
+        yield connection, path
+
+
+@contextmanager
+def locked(path: Path, what: str = "run") -> Iterator[None]:
+    """Hold PATH.lock, which contains the process number of its holder, while the context is open.
+
+    It is a POSIX record lock on a file of its own. The kernel drops it when the process ends, even
+    after kill -9, and a forked child does not inherit it, as it would inherit a flock. The lock
+    needs a file of its own because SQLite's locks on the results are of the same kind, and a
+    process that closes a file drops all of its locks on it.
+
+    Raises StorageError if another run holds the lock; what: what a run is called.
+    """
+    file = path.with_name(path.name + ".lock")
+    descriptor, holder = (None, str(os.getpid())) if file in _held else _taken(file)
+    if descriptor is None:
+        raise StorageError(
+            f"another {what} (pid {holder}) is writing {path}; wait for it or choose another --out"
+        )
+    _held.add(file)
+    try:
+        yield
+    finally:
+        _held.discard(file)
+        # removed while we hold it, so that whoever creates a new one finds that free
+        file.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _taken(file: Path) -> tuple[int | None, str]:
+    """Return (the lock file, open and locked, our number); (None, its holder's) if it is taken."""
+    while True:
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                with os.fdopen(descriptor, encoding="utf-8", errors="replace") as taken:
+                    return None, taken.read(32).strip() or "unknown"
+            # unless its holder ended and removed it between our opening and our locking
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(file), os.fstat(descriptor)):
+                    os.truncate(descriptor, 0)
+                    os.write(descriptor, f"{os.getpid()}\n".encode())
+                    return descriptor, str(os.getpid())
+            os.close(descriptor)
+        except OSError as error:
+            raise StorageError(
+                f"{file}: {error.strerror}; it must be writable: make it so or choose another --out"
+            ) from None

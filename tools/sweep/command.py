@@ -1,8 +1,7 @@
 """`roundscope sweep`: makes cells of the words, runs them, and prints a summary of the results."""
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING, Any
@@ -32,12 +31,8 @@ def run(options: SweepOptions) -> int:
     `tools.sweep.running.run`.
     """
     if options.out.suffix in OTHERS:
-        raise bad(
-            "--out",
-            str(options.out),
-            "a sweep writes SQLite; end it in .sqlite, and make tables of it with  roundscope"
-            " export",
-        )
+        repair = "a sweep writes SQLite; end it in .sqlite, and make tables of it with"
+        raise bad("--out", str(options.out), f"{repair}  roundscope export")
     if options.jobs is not None and not 1 <= options.jobs <= MOST_JOBS:
         raise bad("--jobs", options.jobs, f"give 1 or more, up to {MOST_JOBS}")
     if options.executor is not None:
@@ -45,44 +40,31 @@ def run(options: SweepOptions) -> int:
 
         check_executor(options.executor)
     try:
-        points, different = _cells(options)
-        cells = without_repeats(different)
-        same = len(different) - len(cells)
+        from roundscope.tools.sweep.conditions.axes import each_point, spec_of
+        from roundscope.tools.sweep.conditions.condition import cell_of
+
+        points, by_key = 0, dict[str, Cell]()
+        spec = spec_of(options.axes, options.zips, options.backward)
+        for cell in map(cell_of, each_point(spec)):
+            points += 1
+            by_key[cell.key] = cell
+        cells = without_repeats(by_key.values())
+        same = len(by_key) - len(cells)
         if options.dry_run:
             _announce(options, points, cells, same)
             return 0
-        with _tidy(options.out):
+        from roundscope.tools.sweep.storage.store import count_cells
+
+        new = not options.out.exists()
+        try:
             return _run(options, cells, same)
+        except (UsageError, ExecutorError):
+            if new and options.out.exists() and not count_cells(options.out):
+                options.out.unlink()  # which this sweep made, but it could not start
+            raise
     except KeyboardInterrupt:
         console(stderr=True).print("interrupted")
         return SIGNALLED + SIGINT
-
-
-def _cells(options: SweepOptions) -> tuple[int, list[Cell]]:
-    """Return (the number of points, their different cells)."""
-    from roundscope.tools.sweep.conditions.axes import each_point, spec_of
-    from roundscope.tools.sweep.conditions.condition import cell_of
-
-    count = 0
-    different: dict[str, Cell] = {}
-    for cell in map(cell_of, each_point(spec_of(options.axes, options.zips, options.backward))):
-        count += 1
-        different[cell.key] = cell
-    return count, list(different.values())
-
-
-@contextmanager
-def _tidy(out: Path) -> Iterator[None]:
-    """Remove the results file if this sweep made it but could not start, so that it is empty."""
-    from roundscope.tools.sweep.storage.store import count_cells
-
-    new = not out.exists()
-    try:
-        yield
-    except (UsageError, ExecutorError):
-        if new and out.exists() and not count_cells(out):
-            out.unlink()
-        raise
 
 
 def _announce(options: SweepOptions, points: int, cells: list[Cell], same: int) -> None:

@@ -1,10 +1,13 @@
-"""Named arrays of a safetensors or npz file, read one at a time.
+"""Named arrays of a safetensors or npz file, read one at a time, and scales of q, k and v.
 
-What the arrays mean is not decided here; `tensors.layers` does that.
+What else the arrays mean, `tensors.layers` decides. A tensor that low-precision serving stored with
+a scale is that scale times the stored numbers, as a kernel takes it. The scale is a number of the
+metadata or a tensor, rounded to binary32; products are exact in binary64 and rounded once to that.
 """
 
 import json
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from roundscope.tools.errors import UsageError, bad, one_line
+from roundscope.tools.tensors.overrides import number_given
 
 TEXTS = (
     "layout",
@@ -75,10 +79,7 @@ class TensorFile:
         return float32(name, self.array(name))
 
     def bools(self, name: str) -> np.ndarray:
-        """Return an array of bool, such as a mask.
-
-        Raises UsageError for an array of anything else.
-        """
+        """Return an array of bool, such as a mask. Raises UsageError for anything else."""
         array = self.array(name)
         if array.dtype == bool:
             return np.ascontiguousarray(array)
@@ -98,10 +99,7 @@ class TensorFile:
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[TensorFile]:
-    """Open the safetensors or npz file at `path`; its content decides which of them it is.
-
-    Raises UsageError if there is no such file or if it is damaged.
-    """
+    """Open a safetensors or npz file, as its content says. Raises UsageError where that fails."""
     path = Path(path)
     if path.is_dir():
         raise bad("FILE", str(path), "is a folder; give a safetensors or npz file in it")
@@ -120,13 +118,10 @@ def _safetensors(path: Path) -> Iterator[TensorFile]:
     try:
         handle = safe_open(str(path), framework="numpy")
     except (SafetensorError, ValueError) as error:
+        repair = f"neither safetensors nor npz, or cut short ({one_line(error)})"
         if "incomplete" in str(error).lower() or "buffer" in str(error).lower():
-            raise bad(
-                "FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again"
-            ) from None
-        raise bad(
-            "FILE", str(path), f"neither safetensors nor npz, or cut short ({one_line(error)})"
-        ) from None
+            repair = f"truncated or damaged ({one_line(error)}); copy it again"
+        raise bad("FILE", str(path), repair) from None
     with handle as file:
         names, metadata = list(file.keys()), dict(file.metadata() or {})
     with path.open("rb") as stream:
@@ -159,11 +154,8 @@ def _npz(path: Path) -> Iterator[TensorFile]:
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             if any(name.endswith("/data.pkl") for name in file.files):
-                raise bad(
-                    "FILE",
-                    str(path),
-                    "written by torch.save; save the tensors by safetensors.torch.save_file",
-                )
+                repair = "written by torch.save; save the tensors by safetensors.torch.save_file"
+                raise bad("FILE", str(path), repair)
             text = {n for n in file.files if n.rpartition(".")[2] in TEXTS}
             arrays = [n for n in file.files if n not in text]
             metadata = {n: str(_entry(path, file, n)) for n in text}
@@ -171,9 +163,8 @@ def _npz(path: Path) -> Iterator[TensorFile]:
                 arrays, metadata, lambda name: _typed(name, _entry(path, file, name), metadata)
             )
     except (zipfile.BadZipFile, EOFError) as error:
-        raise bad(
-            "FILE", str(path), f"truncated or damaged ({one_line(error)}); copy it again"
-        ) from None
+        repair = f"truncated or damaged ({one_line(error)}); copy it again"
+        raise bad("FILE", str(path), repair) from None
 
 
 PROBLEMS = (  # what NumPy and zipfile raise for entries that somebody else wrote
@@ -198,7 +189,10 @@ def _entry(path: Path, file: Any, name: str) -> np.ndarray:
             raise bad(where, name, "a file that is no array; write the file with np.savez")
         member = file.zip.getinfo(f"{name}.npy")
         with file.zip.open(member) as stream:
-            shape, dtype = _header(stream)
+            version, read = np.lib.format.read_magic(stream), np.lib.format.read_array_header_2_0
+            if version == (1, 0):
+                read = np.lib.format.read_array_header_1_0
+            shape, _, dtype = read(stream)
         if dtype.hasobject:
             repair = "an array of Python objects, not of numbers; save float16, bfloat16 or float32"
             raise bad(where, name, repair)
@@ -216,19 +210,8 @@ def _entry(path: Path, file: Any, name: str) -> np.ndarray:
     return array
 
 
-def _header(stream: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Return the shape and the type that the header of an npy file says."""
-    version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0
-    shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
-    return shape, dtype
-
-
 def _typed(name: str, array: np.ndarray, metadata: dict[str, str]) -> np.ndarray:
-    """Return an array whose type np.savez lost, by the entry `<name>.dtype` or `dtype`.
-
-    Words of two bytes of which nothing is said are bfloat16.
-    """
+    """Return an array in the type that np.savez lost: as `dtype` says, of 2 bytes bfloat16."""
     if array.dtype.kind != "V":
         return array
     usual = "bfloat16" if array.dtype.itemsize == 2 else None
@@ -243,24 +226,136 @@ def _typed(name: str, array: np.ndarray, metadata: dict[str, str]) -> np.ndarray
     return array.view(kind)
 
 
-def is_float(dtype: np.dtype) -> bool:
-    """Return whether a type is of floating-point numbers, of ml_dtypes too."""
-    try:
-        ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # it has no annotations
-    except ValueError:
-        return False
-    return dtype.kind != "c"
-
-
 def float32(name: str, array: np.ndarray) -> np.ndarray:
-    """Return an array in binary32; float64 numbers are rounded to nearest.
-
-    Raises UsageError for an array of anything but floating-point numbers.
-    """
+    """Return numbers in binary32, rounded to nearest. Raises UsageError for anything but floats."""
     if array.dtype.kind == "c":
         repair = "complex numbers, which attention here does not have; save its real part alone"
         raise bad(f"tensor {name}", str(array.dtype), repair)
-    if not is_float(array.dtype):
-        raise bad(f"tensor {name}", str(array.dtype), f"not a floating-point type; save {FLOATS}")
+    try:
+        ml_dtypes.finfo(array.dtype)  # type: ignore[no-untyped-call]  # it has no annotations
+    except ValueError:
+        raise bad(
+            f"tensor {name}", str(array.dtype), f"not a floating-point type; save {FLOATS}"
+        ) from None
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array.astype(np.float32))
+
+
+# of q, k or v, or of k and v: k_scale, k_descale, k_cache_scale, scale_k, kv_scale ...
+SCALE = re.compile(
+    r"(?P<own>q|k|v|kv)(_cache)?_(de|dequant_)?scales?|(de)?scales?_(?P<of>q|k|v|kv)(_cache)?"
+)
+LIKE_SCALE = re.compile(
+    r".*(scale|zero_?point).*"
+)  # what multiplies or shifts numbers in another way
+SHAPES_OF_SCALES = (
+    "a number, (heads,), (batch, heads), the axes of the tensor without features, or four axes, of"
+    " which each is 1, whole, or divides the tensor's into blocks"
+)
+
+
+def is_scale(name: str) -> bool:
+    """Return whether a name without its layer is that of a scale that is read."""
+    return name == "scale" or SCALE.fullmatch(name) is not None
+
+
+def check_scales(file: TensorFile, prefix: str) -> None:
+    """Raise UsageError for scales and zero points of a layer or of its file that are not read."""
+    for kind, names in (("tensor", file.names), ("metadata", file.metadata)):
+        for name in names:
+            own, _, last = name.rpartition(".")
+            if own in ("", prefix) and LIKE_SCALE.fullmatch(last) and not is_scale(last):
+                repair = (
+                    "a scale that is not read; write what q, k or v are to be multiplied by as"
+                    " q_scale, k_scale or v_scale, what the scores are as scale, or leave it out"
+                )
+                raise bad(kind, name, repair)
+
+
+def scaled(
+    file: TensorFile, prefix: str, role: str, layout: str, *, has_scales: bool = True
+) -> tuple[np.ndarray, str, str | None]:
+    """Return a tensor in binary32 times its scale, its own type, and what to say of it.
+
+    has_scales: whether it is multiplied by its scale; integers are taken as they are, if not.
+
+    Raises UsageError for numbers or a scale that cannot be read, and for two scales.
+    """
+    name = f"{prefix}.{role}" if prefix else role
+    array = file.array(name)
+    scales = list(_scales(file, prefix, role))
+    if not has_scales:
+        has = f"although the file has {scales[0][0]}" if scales else ""
+        note = f"{name} as it is stored, as asked, {has}" if has else None
+        return _as_stored(name, array), str(array.dtype), note
+    if len(scales) > 1:
+        both = " and ".join(sorted(n for n, _ in scales))
+        raise bad(f"tensor {name}", both, "two scales of one tensor; leave one of them")
+    if array.dtype in SHORT and not scales and role in ("q", "k", "v"):
+        repair = (
+            f"integers without a scale; add {role}_scale, which multiplies them, or save floats"
+        )
+        raise bad(f"tensor {name}", str(array.dtype), repair)
+    kind, wide = str(array.dtype), _as_stored(name, array) if scales else float32(name, array)
+    if not scales:
+        changed = int((wide.astype(array.dtype) != array).sum()) if kind == "float64" else 0
+        note = f"{changed} of {array.size} numbers of {name}, float64, are rounded to float32"
+        return wide, kind, note if changed else None
+    [(said, scale)] = scales
+    if not np.isfinite(scale).all() or not scale.all():
+        raise bad("scale", said, "has a number that is not finite, or 0")
+    factor = _broadcast(said, scale, wide.shape, layout)
+    products = wide.astype(np.float64) * factor
+    with np.errstate(over="ignore"):
+        found = products.astype(np.float32)
+    changed = int((found != products).sum() - np.isnan(products).sum())
+    how = f"{scale.item():.6g}" if scale.size == 1 else f"of shape {scale.shape}"
+    note = f"{name} is its {kind} numbers times {said} {how}"
+    return found, kind, f"{note}, {changed} products rounded to float32" if changed else note
+
+
+def _as_stored(name: str, array: np.ndarray) -> np.ndarray:
+    """Return the numbers of a tensor in binary32, short integers too."""
+    return array.astype(np.float32) if array.dtype in SHORT else float32(name, array)
+
+
+def _scales(file: TensorFile, prefix: str, role: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the names and the arrays of the scales of a tensor, float32; its layer's come first."""
+    own = {n.rpartition(".")[2]: n for n in (*file.names, *file.metadata) if _is_of(n, "", role)}
+    own |= {n.rpartition(".")[2]: n for n in file.metadata if _is_of(n, prefix, role)}
+    own |= {n.rpartition(".")[2]: n for n in file.names if _is_of(n, prefix, role)}
+    for name in own.values():
+        if name in file.names:
+            yield name, file[name]
+        else:
+            number = number_given(f"metadata {name}", file.metadata[name], "such as 0.25")
+            yield name, np.array(number, np.float32)
+
+
+def _is_of(name: str, prefix: str, role: str) -> bool:
+    own, _, last = name.rpartition(".")
+    match = SCALE.fullmatch(last)
+    return own == prefix and match is not None and role in (match["own"] or match["of"])
+
+
+def _broadcast(name: str, scale: np.ndarray, shape: tuple[int, ...], layout: str) -> np.ndarray:
+    """Return a scale in binary64 that broadcasts to a tensor of this shape, in its layout."""
+    heads = 1 if layout == "BNTH" else 2
+    wide = scale.astype(np.float64)
+    if scale.size == 1 or len(shape) != 4:  # which the caller refuses
+        return wide.reshape(-1)[:1]
+    if scale.ndim < 3:
+        wide = wide.reshape((1,) * (2 - scale.ndim) + scale.shape)
+        wide = np.expand_dims(wide, (3 - heads, 3))
+    elif scale.ndim == 3:
+        wide = wide[..., None]
+    is_able = wide.ndim == 4 and all(
+        n and m % n == 0 for n, m in zip(wide.shape, shape, strict=True)
+    )
+    if not is_able:
+        repair = f"fits no tensor {shape}, {layout}: give {SHAPES_OF_SCALES}"
+        raise bad(f"scale {name}", scale.shape, repair)
+    for axis, (n, m) in enumerate(zip(wide.shape, shape, strict=True)):
+        if 1 < n < m:
+            wide = np.repeat(wide, m // n, axis)
+    return wide

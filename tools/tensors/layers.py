@@ -2,7 +2,7 @@
 
 What a file says of a layer's call is read too: mask, causality and how it is aligned, scale,
 window, softcap and sinks, as in the files that `attention.models.capture_file` writes, and the
-scales with which q, k and v are stored (`tensors.scales`). A caller may overrule it
+scales with which q, k and v are stored (`tensors.files`). A caller may overrule it
 (`tensors.overrides`).
 """
 
@@ -20,8 +20,14 @@ from roundscope.attention.alignment import ALIGNMENTS, Alignment, note_on
 from roundscope.attention.models.capture_file import FORMAT
 from roundscope.emu.errors import unknown
 from roundscope.tools.errors import UsageError, bad, printable, shown
-from roundscope.tools.tensors import scales
-from roundscope.tools.tensors.files import TEXTS, TensorFile, open_tensors
+from roundscope.tools.tensors.files import (
+    TEXTS,
+    TensorFile,
+    check_scales,
+    is_scale,
+    open_tensors,
+    scaled,
+)
 from roundscope.tools.tensors.overrides import (
     AS_THE_FILE,
     Overrides,
@@ -134,8 +140,17 @@ def each_layer(
         if said.upper() != order:
             notes.append(f"read as {order} as asked, although the file says {said}")
         for name in _chosen(layer, list(names)):
-            read = _layer(file, name, names[name], order, allow_nan, overrides)
-            yield _with_notes(file, names, notes, read)
+            read, prefix = _layer(file, name, names[name], order, allow_nan, overrides), names[name]
+            call: dict[str, Any] = {"is_causal": bool(read.is_causal), "window": read.window}
+            aligned = note_on(read.alignment, read.q.shape[1], read.k.shape[1], **call)
+            said_of_it = (
+                *notes,
+                *_said(file, prefix),
+                *read.notes,
+                *([aligned] if aligned else []),
+            )
+            unread = _unread(file, prefix, prefixes)
+            yield replace(read, notes=tuple(map(printable, said_of_it + unread)))
 
 
 def without_numbers(layer: Layer) -> Layer:
@@ -149,29 +164,13 @@ def without_numbers(layer: Layer) -> Layer:
 
 
 def layer_names(path: str | Path, layer: str | None = None) -> list[str]:
-    """Return the names of the layers of a file, or of those that a text means (`read_layers`).
-
-    No tensor is read. Raises UsageError as `read_layers`.
-    """
+    """Return the names of a file's layers that a text means (all for None); no tensor is read."""
     with open_tensors(Path(path)) as file:
         return _chosen(layer, [_shown(p) for p in _prefixes(file, str(path))])
 
 
-def _with_notes(file: TensorFile, names: dict[str, str], before: list[str], layer: Layer) -> Layer:
-    """Return a layer with all that is to be said of it, before what it has found itself."""
-    prefix = names[layer.name]
-    call: dict[str, Any] = {"is_causal": bool(layer.is_causal), "window": layer.window}
-    aligned = note_on(layer.alignment, layer.q.shape[1], layer.k.shape[1], **call)
-    notes = (*before, *_said(file, prefix), *layer.notes, *([aligned] if aligned else []))
-    unread = _unread(file, prefix, list(names.values()))
-    return replace(layer, notes=tuple(map(printable, notes + unread)))
-
-
 def _chosen(layer: str | None, names: list[str]) -> list[str]:
-    """Return the names of the layers that a text means, in the order of the file.
-
-    Raises UsageError if a part of the text means none.
-    """
+    """Return the layers that a text means, in the file's order. Raises UsageError for none."""
     if layer is None or layer in names:
         return names if layer is None else [layer]
     meant: set[str] = set()
@@ -218,7 +217,7 @@ def _unread(file: TensorFile, prefix: str, prefixes: list[str]) -> tuple[str, ..
     names = sorted(
         name
         for (own, _, role), name in parts
-        if own == prefix and role not in known and not scales.is_read(role)
+        if own == prefix and role not in known and not is_scale(role)
     )
     notes = (f"not used: {_listed(names)}",) if names else ()
     if file.metadata.get("format") == FORMAT:
@@ -230,7 +229,7 @@ def _unread(file: TensorFile, prefix: str, prefixes: list[str]) -> tuple[str, ..
         if key != "format"
         and key.rpartition(".")[0] not in others
         and key.rpartition(".")[2] not in TEXTS
-        and not scales.is_read(key.rpartition(".")[2])
+        and not is_scale(key.rpartition(".")[2])
     )
     return (*notes, f"metadata that are not read: {_listed(keys)}") if keys else notes
 
@@ -243,12 +242,8 @@ def _listed(names: list[str]) -> str:
 def _layout(given: str | None, file: TensorFile) -> str:
     layout = given if given is not None else file.metadata.get("layout")
     if layout is None:
-        raise bad(
-            "layout",
-            None,
-            "the file's metadata (of npz: an entry 'layout') has none; give --layout BNTH (batch,"
-            " heads, tokens, features) or --layout BTNH",
-        )
+        repair = "the file's metadata (of npz: an entry 'layout') has none; give --layout BNTH"
+        raise bad("layout", None, f"{repair} (batch, heads, tokens, features) or --layout BTNH")
     if layout.upper() not in LAYOUTS:
         raise bad("layout", layout, "use BNTH (heads, tokens) or BTNH (tokens, heads)")
     return layout.upper()
@@ -261,10 +256,7 @@ def _number(file: TensorFile, prefix: str, name: str, example: str) -> float | N
 
 
 def _call(file: TensorFile, prefix: str) -> dict[str, Any]:
-    """Return what the metadata of a layer say of its call, None for nothing, by fields of `Layer`.
-
-    Raises UsageError for what no call can have.
-    """
+    """Return what metadata say of a call, by fields of `Layer`. Raises UsageError for no call's."""
     scale = _number(file, prefix, "scale", "0.125")
     if scale == 0.0:
         raise bad("metadata scale", "0", "write a finite number other than 0, such as 0.125")
@@ -323,11 +315,8 @@ def _prefixes(file: TensorFile, path: str) -> list[str]:
     for prefix, roles in layers.items() or [("", set())]:
         if missing := [r for r in ("q", "k", "v") if r not in roles]:
             what = ", ".join(f"{prefix}.{r}" if prefix else r for r in missing)
-            raise bad(
-                "FILE",
-                path,
-                f"no {what}; it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ...",
-            )
+            other = f"it has {has or 'no tensors'}; name tensors q, k, v or <layer>.q, ..."
+            raise bad("FILE", path, f"no {what}; {other}")
     return sorted(layers, key=natural)
 
 
@@ -347,15 +336,20 @@ def _layer(
     overrides: Overrides,
 ) -> Layer:
     if overrides.has_scales:
-        scales.check_names(file, prefix)
+        check_scales(file, prefix)
     arrays, types, notes = {}, {}, []
     for role in ROLES:
         full = f"{prefix}.{role}" if prefix else role
         if full in file.names:
-            array, types[role], note = scales.scaled(
+            array, types[role], note = scaled(
                 file, prefix, role, layout, has_scales=overrides.has_scales
             )
-            arrays[role] = _btnh(full, array, layout)
+            if array.ndim != 4 or 0 in array.shape:
+                repair = f"needs four axes, none of them empty: {layout}"
+                raise bad(f"tensor {full}", array.shape, repair)
+            if layout == "BNTH":
+                array = np.ascontiguousarray(array.transpose(0, 2, 1, 3))
+            arrays[role] = array
             notes += [note] if note else []
     _check_shapes(name, arrays, layout)
     sinks = _sinks(file, prefix, arrays["q"].shape[2]) if overrides.has_sinks else None
@@ -411,39 +405,24 @@ def _sinks(file: TensorFile, prefix: str, heads: int) -> np.ndarray | None:
     return sinks
 
 
-def _btnh(name: str, array: np.ndarray, layout: str) -> np.ndarray:
-    if array.ndim != 4 or 0 in array.shape:
-        raise bad(f"tensor {name}", array.shape, f"needs four axes, none of them empty: {layout}")
-    return np.ascontiguousarray(array.transpose(0, 2, 1, 3)) if layout == "BNTH" else array
-
-
 def _check_shapes(name: str, arrays: dict[str, np.ndarray], layout: str) -> None:
     """Check that the shapes fit each other; messages show them in the file's own layout."""
     axes = (0, 2, 1, 3) if layout == "BNTH" else (0, 1, 2, 3)
     shown = {role: tuple(a.shape[i] for i in axes) for role, a in arrays.items()}
     (b, t, n, h), (kb, s, g, kh), (vb, vs, vg, hv) = (arrays[r].shape for r in ("q", "k", "v"))
-    if (kb, s, g) != (vb, vs, vg):
-        raise bad(
-            f"layer {name!r}: k, v",
+    at, wanted = f"(layout {layout})", tuple((b, t, n, hv)[i] for i in axes)
+    is_other = "do" in arrays and arrays["do"].shape != (b, t, n, hv)
+    faults = (
+        (
+            (kb, s, g) != (vb, vs, vg),
+            "k, v",
             (shown["k"], shown["v"]),
-            f"batch, keys and heads differ (layout {layout})",
-        )
-    if (b, h) != (kb, kh):
-        raise bad(
-            f"layer {name!r}: q, k",
-            (shown["q"], shown["k"]),
-            f"batch or head dim differ (layout {layout})",
-        )
-    if n % g:
-        raise bad(
-            f"layer {name!r}: query heads",
-            n,
-            f"no multiple of the {g} key heads (layout {layout}); wrong layout?",
-        )
-    if "do" in arrays and arrays["do"].shape != (b, t, n, hv):
-        wanted = tuple((b, t, n, hv)[i] for i in axes)
-        raise bad(
-            f"layer {name!r}: do",
-            shown["do"],
-            f"must have the output's shape {wanted} (layout {layout})",
-        )
+            f"batch, keys and heads differ {at}",
+        ),
+        ((b, h) != (kb, kh), "q, k", (shown["q"], shown["k"]), f"batch or head dim differ {at}"),
+        (n % g, "query heads", n, f"no multiple of the {g} key heads {at}; wrong layout?"),
+        (is_other, "do", shown.get("do"), f"must have the output's shape {wanted} {at}"),
+    )
+    for is_wrong, what, value, repair in faults:
+        if is_wrong:
+            raise bad(f"layer {name!r}: {what}", value, repair)

@@ -42,10 +42,7 @@ AS_THE_FILE = Overrides()
 
 
 def overrides_of(said: CallOptions) -> Overrides:
-    """Return what the words of the command line put in place of what a file says.
-
-    Raises UsageError naming the option, its value and the repair.
-    """
+    """Return what options put in place of what a file says. Raises UsageError with the repair."""
     for option in ("sinks", "mask", "scales"):
         if getattr(said, option) not in (None, NONE):
             repair = "leaves those of the file out; write none"

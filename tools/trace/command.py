@@ -1,18 +1,15 @@
 """`roundscope trace`: tensors in; a sentence, a table, report.html and trace.json out."""
 
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from roundscope.attention import Trace
 from roundscope.attention.places import Sizes
 from roundscope.emu.whole_files import safe_names, write_whole
 from roundscope.tools.errors import UsageError
 from roundscope.tools.report.deliver import write
-from roundscope.tools.report.model import Report
 from roundscope.tools.report.progress import telling
 from roundscope.tools.report.terminal import plain, print_json, show
 from roundscope.tools.results.folder import checked_folder
@@ -30,8 +27,8 @@ from roundscope.tools.trace import data as trace_json
 from roundscope.tools.trace.data import RECORD, RECORDS, folder_for, records
 from roundscope.tools.trace.data import digest as request_digest
 from roundscope.tools.trace.options import TraceOptions
-from roundscope.tools.trace.request import Request, check_places, request
-from roundscope.tools.trace.run import Progress, check_engine, memory_note, observe, slower
+from roundscope.tools.trace.request import check_places, request
+from roundscope.tools.trace.run import check_engine, memory_note, observe, slower
 from roundscope.tools.trace.served import noted, plan_for, settled
 from roundscope.tools.trace.summary import Summary, summarise
 
@@ -55,7 +52,20 @@ def run(options: TraceOptions) -> None:
         raise UsageError(f"{error} or give --allow-nan to go on") from None
     asked = request(options, plan_for(read, options.plan), plan_for(read, options.beside))
     for each in read:
-        _check(settled(asked, each), each)
+        own, (b, t, n, h), (_, s, g, hv) = settled(asked, each), each.q.shape, each.v.shape
+        sizes = Sizes(
+            batch=b,
+            queries=t,
+            keys=s,
+            heads=n,
+            key_heads=g,
+            features=h,
+            value_features=hv,
+            block_q=own.block_q,
+            block_k=own.block_k,
+        )
+        check_places(own, sizes, each.do is not None)
+        check_engine(each, own)
     for note in filter(None, (slower(asked), memory_note(read, asked))):
         print(f"roundscope: {note}", file=sys.stderr)
     digest = request_digest(asked, path, options.layer, options.layout, overrides)
@@ -69,16 +79,18 @@ def run(options: TraceOptions) -> None:
         ):
             names = safe_names(each.name for each in read)
             with records(folder / RECORDS, asked) as keep:
-                summaries = [
-                    _traced(
-                        noted(each, asked.plan, is_asked=options.plan is not None),
-                        asked,
-                        progress,
-                        partial(keep, name),
-                    )
-                    for name, each in zip(names, layers(), strict=True)
-                ]
-            found = _report(summaries, asked, path, digest, progress)
+                summaries = []
+                for name, each in zip(names, layers(), strict=True):
+                    layer = noted(each, asked.plan, is_asked=options.plan is not None)
+                    seen = observe(layer, asked, progress)
+                    progress(f"{layer.name}: statistics")
+                    keep(name, seen.trace)
+                    summaries.append(summarise(seen))
+                    del seen  # which is large, before the next one is made
+            from roundscope.tools.trace.report.report import report  # which imports matplotlib
+
+            document = trace_json.document(summaries, asked, path.name, command_line())
+            found = report(summaries, plain(document | {"request": digest}), progress)
             written = write(found, folder, RECORD)
             if options.png:
                 _drawn(summaries, names, folder)
@@ -91,41 +103,6 @@ def run(options: TraceOptions) -> None:
         show(found.brief)
         rows = [folder / RECORDS] if (folder / RECORDS).exists() else []
         print(f"written: {', '.join(map(str, [*written, *rows]))}")
-
-
-def _check(asked: Request, layer: Layer) -> None:
-    (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
-    sizes = Sizes(
-        batch=b,
-        queries=t,
-        keys=s,
-        heads=n,
-        key_heads=g,
-        features=h,
-        value_features=hv,
-        block_q=asked.block_q,
-        block_k=asked.block_k,
-    )
-    check_places(asked, sizes, layer.do is not None)
-    check_engine(layer, asked)
-
-
-def _traced(
-    layer: Layer, asked: Request, progress: Progress, keep: Callable[[Trace], None]
-) -> Summary:
-    seen = observe(layer, asked, progress)
-    progress(f"{layer.name}: statistics")
-    keep(seen.trace)
-    return summarise(seen)
-
-
-def _report(
-    summaries: list[Summary], asked: Request, path: Path, digest: str, progress: Progress
-) -> Report:
-    from roundscope.tools.trace.report.report import report  # which imports matplotlib
-
-    document = trace_json.document(summaries, asked, path.name, command_line())
-    return report(summaries, plain(document | {"request": digest}), progress)
 
 
 def _drawn(summaries: list[Summary], names: list[str], folder: Path) -> None:

@@ -27,7 +27,8 @@ def cost(plan: Plan, part: Part, layer: Layer) -> str:
     ((site, is_sum),) = part.places
     bits = plan[site].format.bits
     if is_sum:
-        return _sum_cost(plan, site)
+        core = plan.accumulator(site).alignment is not None
+        return "additions outside the tensor core" if core else "additions in binary64"
     if bits >= 32:
         return "arithmetic in binary64"
     if site in WRITTEN:
@@ -39,11 +40,6 @@ def cost(plan: Plan, part: Part, layer: Layer) -> str:
         more = _size(_count(site, layer) * (32 - bits) / 8)
         return f"{rate}; {more} more to read" if site in INPUTS else rate
     return f"{(32 - bits) // 8} bytes of register more per value"
-
-
-def _sum_cost(plan: Plan, site: Site) -> str:
-    core = plan.accumulator(site).alignment is not None
-    return "additions outside the tensor core" if core else "additions in binary64"
 
 
 def _count(site: Site, layer: Layer) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from roundscope.attention import Trace
-from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.parts import promotion
 from roundscope.attention.injection import Injection
 from roundscope.emu.whole_files import whole_file
@@ -22,7 +21,7 @@ from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.tensors.overrides import AS_THE_FILE, Overrides
 from roundscope.tools.trace.analysis.bias import Bias, Event
 from roundscope.tools.trace.analysis.consequences import Gain
-from roundscope.tools.trace.analysis.running_error import Running, tied
+from roundscope.tools.trace.analysis.running_error import tied
 from roundscope.tools.trace.costs import cost
 from roundscope.tools.trace.report.words import plan_changes, sentence
 from roundscope.tools.trace.request import Request
@@ -37,10 +36,7 @@ SCHEMA = "roundscope-trace-3"
 def document(
     summaries: list[Summary], request: Request, file: str, command: list[str]
 ) -> dict[str, Any]:
-    """Return the content of trace.json as plain data.
-
-    file: the name of the file of tensors; command: the words of the command line.
-    """
+    """Return the content of trace.json as plain data; file: the tensors' file, by its name."""
     return {
         "schema": SCHEMA,
         "command": command,
@@ -63,6 +59,7 @@ def layer(s: Summary) -> dict[str, Any]:
     """Return all findings of one layer as plain data."""
     names, means, z = s.heads
     some, rows = share_of_rows(s)
+    d, run = s.drift, s.running
     return {
         "name": s.layer.name,
         "sentence": sentence(s),
@@ -73,31 +70,45 @@ def layer(s: Summary) -> dict[str, Any]:
         "alignment": s.request.alignment,
         "tile": blocks(s.layer, s.request),
         "not_finite": s.layer.nan_count,
-        "infinite_or_nan": _not_finite(s.not_finite),
+        "infinite_or_nan": s.not_finite and {"sentence": str(s.not_finite)} | plain(s.not_finite),
         "digests": s.digests,
         "threshold": s.limit,
         "events": [event(e, s) for e in s.events],
         "verdict": _plain(verdict(s)),
         "results": {r.name: result(r) for r in s.results},
         "budget": None if s.budget is None else budget(s),
-        "delta": None if s.drift is None else _drift(s),
+        "delta": d
+        and {
+            "z_by_head": d.z.tolist(),
+            "threshold": d.limit,
+            "worst_head": {"batch": d.worst[0], "head": d.worst[1]},
+            "leans": d.leans,
+            "overall": _plain(d.overall),
+            "largest_gap_to_rowsum_do_error_of_out": d.identity,
+            "worst_head_error": d.error[d.worst[0], :, d.worst[1]].tolist(),
+        },
         "several_ones": {
             "rows": some,
             "of": rows,
             "by_head": None if s.several is None else s.several.sum(2).tolist(),
             "errors": [_plain(x) | {"share_away_from_zero": x.share} for x in s.shares],
         },
-        "running_error": None if s.running is None else _running(s.running),
+        "running_error": run
+        and {
+            **dict(zip(("batch", "head", "row", "feature"), run.where, strict=True)),
+            "site": run.site,
+            "keys_with_p_one": tied(run).tolist(),
+            "ulp": run.ulp,
+            "p": run.p.tolist(),
+            "v": run.v.tolist(),
+            "sum": run.total.tolist(),
+            "error": run.error.tolist(),
+        },
         "heads": {"events": names, "mean_ulps": means.tolist(), "z": z.tolist()},
         "histograms": {
             k: {"counts": f.counts.tolist(), "beyond": f.beyond} for k, f in s.histograms.items()
         },
     }
-
-
-def _not_finite(found: NotFinite | None) -> dict[str, Any] | None:
-    """Return what is infinite or NaN in the results as plain data; None if nothing is."""
-    return None if found is None else {"sentence": str(found)} | plain(found)
 
 
 def result(r: Result) -> dict[str, Any]:
@@ -154,10 +165,7 @@ def budget(s: Summary) -> dict[str, Any]:
 
 
 def shape(layer: Layer) -> dict[str, int]:
-    """Return the sizes of the axes by letter.
-
-    B: batch, T: queries, S: keys, N: query heads, G: key heads, H: features, H_v: those of V.
-    """
+    """Return the sizes of batch B, queries T, keys S, heads N, key heads G, features H, V's H_v."""
     (b, t, n, h), (_, s, g, hv) = layer.q.shape, layer.v.shape
     return {"B": b, "T": t, "S": s, "N": n, "G": g, "H": h, "H_v": hv}
 
@@ -194,33 +202,6 @@ def _bias(x: Bias) -> dict[str, Any]:
     }
 
 
-def _drift(s: Summary) -> dict[str, Any]:
-    d: Any = s.drift
-    return {
-        "z_by_head": d.z.tolist(),
-        "threshold": d.limit,
-        "worst_head": {"batch": d.worst[0], "head": d.worst[1]},
-        "leans": d.leans,
-        "overall": _plain(d.overall),
-        "largest_gap_to_rowsum_do_error_of_out": d.identity,
-        "worst_head_error": d.error[d.worst[0], :, d.worst[1]].tolist(),
-    }
-
-
-def _running(run: Running) -> dict[str, Any]:
-    names = ("batch", "head", "row", "feature")
-    return {
-        **dict(zip(names, run.where, strict=True)),
-        "site": run.site,
-        "keys_with_p_one": tied(run).tolist(),
-        "ulp": run.ulp,
-        "p": run.p.tolist(),
-        "v": run.v.tolist(),
-        "sum": run.total.tolist(),
-        "error": run.error.tolist(),
-    }
-
-
 def _plain(record: Any) -> dict[str, Any]:
     data: dict[str, Any] = plain(record)
     if isinstance(record, Injection):
@@ -239,10 +220,7 @@ def digest(
     layout: str | None = None,
     overrides: Overrides = AS_THE_FILE,
 ) -> str:
-    """Return a digest of everything that decides what a trace writes.
-
-    The version of the program and the contents of the file are not part of it.
-    """
+    """Return a digest of what decides a trace, but for the program and the contents of the file."""
     whole = (str(path.resolve()), layer, layout, overrides, asked)
     return hashlib.sha256(repr(whole).encode()).hexdigest()[:16]
 
@@ -276,16 +254,11 @@ def records(path: Path, asked: Request) -> Iterator[Keep]:
     with whole_file(path) as unfinished, zipfile.ZipFile(unfinished, "w", deflated) as archive:
 
         def keep(layer: str, trace: Trace) -> None:
-            for name, array in _arrays(trace, asked).items():
+            found = {f"{n}.rows": rows for n, rows in trace.rows.items()} if asked.rows else {}
+            for site, (before, after) in trace.events.items():
+                found |= {f"{site}.before": before, f"{site}.after": after}
+            for name, array in found.items():
                 with archive.open(f"{layer}.{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
 
         yield keep
-
-
-def _arrays(trace: Trace, asked: Request) -> dict[str, np.ndarray]:
-    """Return the arrays of a trace that were asked for, by their names after the layer's."""
-    found = {f"{site}.rows": rows for site, rows in trace.rows.items()} if asked.rows else {}
-    for site, (before, after) in trace.events.items():
-        found |= {f"{site}.before": before, f"{site}.after": after}
-    return found

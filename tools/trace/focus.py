@@ -68,10 +68,7 @@ def of_heads(parts: list[Focus]) -> Focus:
 
 
 def ulps_of(before: np.ndarray, after: np.ndarray, f: Format) -> np.ndarray:
-    """Return (after - before) in ulps of the format in the binade of `before`.
-
-    The result is 0 where either is not finite.
-    """
+    """Return (after - before) in ulps of the format in the binade of `before`; 0 if not finite."""
     exponent = np.maximum(np.frexp(before)[1] - 1, f.emin)
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.ldexp(after - before, f.precision - 1 - exponent)
@@ -92,20 +89,16 @@ def focus(before: np.ndarray, after: np.ndarray, f: Format, *, per_feature: bool
     if per_feature:
         with np.errstate(invalid="ignore"):
             error = np.where(np.isfinite(after - before), after - before, 0.0).sum(2)
-    return Focus(
-        signed=ulps.sum(-1),
-        away=(ulps * np.copysign(1.0, before)).sum(-1),
-        histogram=_histogram(ulps),
-        value=error,
-    )
-
-
-def _histogram(ulps: np.ndarray) -> Histogram:
     inexact = ulps[ulps != 0.0]
     place = np.rint(inexact * 40.0) + BINS // 2
     inside = (place >= 0) & (place < BINS)
     counts = np.bincount(place[inside].astype(np.int64), minlength=BINS)
-    return Histogram(counts=counts, beyond=int(inexact.size - inside.sum()))
+    return Focus(
+        signed=ulps.sum(-1),
+        away=(ulps * np.copysign(1.0, before)).sum(-1),
+        histogram=Histogram(counts=counts, beyond=int(inexact.size - inside.sum())),
+        value=error,
+    )
 
 
 # signed significands (by_error: errors), ascending, and the sum of signed ulps of each
@@ -180,22 +173,12 @@ def existing(
     last = np.minimum((np.arange(queries) // block_q + 1) * block_q, queries) - 1 + shift
     first = np.arange(0, keys, block_k)
     if visible is not None:
-        return _existing_where(visible, block_q, block_k)
+        tiles = [visible[..., lo : lo + block_k].any(-1) for lo in first]
+        sees = np.stack(tiles, axis=2)
+        blocks = (sees[..., lo : lo + block_q] for lo in range(0, queries, block_q))
+        runs = [np.repeat(x.any(-1, keepdims=True), x.shape[-1], axis=-1) for x in blocks]
+        begun = np.maximum.accumulate(sees, axis=2)
+        return np.asarray(begun & np.concatenate(runs, axis=-1))
     if not causal:
         return np.ones((first.size, queries), dtype=bool)
     return np.asarray((first[:, None] <= last[None, :]) & (at >= 0)[None, :])
-
-
-def _existing_where(visible: np.ndarray, block_q: int, block_k: int) -> np.ndarray:
-    queries, keys = visible.shape[2:]
-    tiles = [visible[..., lo : lo + block_k].any(-1) for lo in range(0, keys, block_k)]
-    sees = np.stack(tiles, axis=2)
-    begun = np.maximum.accumulate(sees, axis=2)
-    runs = np.concatenate(
-        [
-            np.repeat(part.any(-1, keepdims=True), part.shape[-1], axis=-1)
-            for part in (sees[..., lo : lo + block_q] for lo in range(0, queries, block_q))
-        ],
-        axis=-1,
-    )
-    return np.asarray(begun & runs)

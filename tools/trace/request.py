@@ -56,10 +56,7 @@ class Request:
 
     @property
     def depends_on_head_number(self) -> bool:
-        """Return whether random bits or injections depend on the number of a head.
-
-        If so, a call must not be split by heads.
-        """
+        """Return whether heads' numbers decide random bits or injections, so no call is split."""
         steps = [a.step for a in self.plan.accumulators]
         stochastic = any(r.mode == "stochastic" for r in (*self.plan.roundings, *steps))
         return stochastic or bool(self.inject)
@@ -126,10 +123,7 @@ def changed(plan: Plan, text: str, seed: int = 0) -> Plan:
 
 
 def injection(text: str, plan: Plan, seed: int = 0) -> Injection:
-    """Return the injection of one --inject.
-
-    Raises UsageError also where the plan lacks its event, or the event's format the bit or value.
-    """
+    """Return the injection of one --inject. Raises UsageError if the plan cannot have it."""
     try:
         parsed = injection_of(text, seed)
         check_injection(parsed, plan)
@@ -168,11 +162,8 @@ def check_places(req: Request, sizes: Sizes, has_do: bool) -> None:
         except ValueError as error:
             raise UsageError(f"--inject {error}") from None
         if not has_do and each.site in BACKWARD:
-            raise bad(
-                "--inject",
-                str(each.site),
-                "the file has no do, so there is no backward; add do or choose a forward site",
-            )
+            repair = "the file has no do, so there is no backward; add do or choose a forward site"
+            raise bad("--inject", str(each.site), repair)
     if not has_do:
         try:
             check_forward_record(req.record)

@@ -72,6 +72,12 @@ def _result(seen: Observed, name: str, tests: int) -> Result:
     beside = None if seen.beside is None else seen.beside[name]
     cast = None if seen.cast is None else seen.cast[name]
     key_heads, with_gain = seen.layer.k.shape[2], name in WITH_GAIN
+    a, b, least = np.asarray(own, np.float64), np.asarray(want, np.float64), None
+    if name in EVENT and seen.request.against.name == "exact":
+        f = seen.request.plan[EVENT[name]].format
+        if f.precision < 24:  # else nobody compares with its error
+            least = _error(rounded(b, rounding(f)), b)
+    by_head = [relative_rms(a[i, :, n], b[i, :, n]) for i, n in np.ndindex(a.shape[0], a.shape[2])]
 
     def of(x: Any) -> Gain | None:
         return gain(x, want, key_heads, tests) if with_gain and x is not None else None
@@ -84,29 +90,13 @@ def _result(seen: Observed, name: str, tests: int) -> Result:
         besides=of(beside),
         cast=None if cast is None else _error(cast, want),
         computed=None if cast is None else _error(own, cast),
-        least=_least(seen, name, np.asarray(want, np.float64)),
-        heads=_by_head(own, want),
+        least=least,
+        heads=np.array(by_head).reshape(a.shape[0], a.shape[2]),
     )
 
 
 def _error(a: Any, b: Any) -> float:
     return relative_rms(np.asarray(a, np.float64), np.asarray(b, np.float64))
-
-
-def _least(seen: Observed, name: str, exact: np.ndarray) -> float | None:
-    if name not in EVENT or seen.request.against.name != "exact":
-        return None
-    f = seen.request.plan[EVENT[name]].format
-    if f.precision >= 24:  # whose error nobody compares with
-        return None
-    return _error(rounded(exact, rounding(f)), exact)
-
-
-def _by_head(own: Any, want: Any) -> np.ndarray:
-    """Return the relative rms error of each head, (B, N); 0 where the exact head is 0."""
-    a, b = np.asarray(own, np.float64), np.asarray(want, np.float64)
-    heads = [relative_rms(a[i, :, n], b[i, :, n]) for i, n in np.ndindex(a.shape[0], a.shape[2])]
-    return np.array(heads).reshape(a.shape[0], a.shape[2])
 
 
 def z_words(z: float, digits: int = 1) -> str:

@@ -110,25 +110,41 @@ def observe(layer: Layer, request: Request, progress: Progress = lambda _: None)
     for heads, seen in _chunks(layer, request, scale, progress):
         held = seen.trace.events if heads == layer.k.shape[2] else {}
         parts.append(_reduced(request, seen))
-    trace = _joined([p[0].trace for p in parts])
+    trace = _joined([p[0].trace for p in parts], 1)
     progress(f"{layer.name}: {request.against.name}")
     reference = _under(request.against, layer, request, scale)
-    results = {n: _join([getattr(p[0], n) for p in parts], 2) for n in RESULTS}
-    keys, queries = layer.k.shape[1], layer.q.shape[1]
+    results = {n: _joined([getattr(p[0], n) for p in parts], 2) for n in RESULTS}
+    keys, queries, plan = layer.k.shape[1], layer.q.shape[1], request.beside
     block_q, block_k = blocks(layer, request)
-
+    beside = budget = None
+    if plan is not None and (plan != replace(request.plan, name=plan.name) or request.inject):
+        progress(f"{layer.name}: {plan.name}")
+        beside = _under(plan, layer, request, scale)
+    cast = _cast(layer, request, scale, trace, progress)
+    if request.budget:
+        budget = error_budget(
+            layer.q,
+            layer.k,
+            layer.v,
+            layer.do,
+            plan=request.plan,
+            inject=request.inject,
+            heads=request.budget_heads,
+            progress=lambda part: progress(f"{layer.name}: error budget, {part}"),
+            **_call(layer, request, scale),
+        )
     return Observed(
         layer=layer,
         request=request,
         scale=scale,
         results=results,
         reference=reference,
-        beside=_beside(layer, request, scale, progress),
-        cast=_cast(layer, request, scale, trace, progress),
-        budget=_budget(layer, request, scale, progress) if request.budget else None,
+        beside=beside,
+        cast=cast,
+        budget=budget,
         not_finite=lost_numbers(layer, request, scale, results, reference, progress),
         trace=trace,
-        ones=_join([p[2] for p in parts], 1),
+        ones=_joined([p[2] for p in parts], 1),
         focus={name: of_heads([p[1][name] for p in parts]) for name in parts[0][1]},
         exists=existing(
             queries,
@@ -150,11 +166,8 @@ def check_engine(layer: Layer, request: Request) -> None:
     import jax
 
     if jax.default_backend() != "gpu":
-        raise bad(
-            "--engine",
-            "pallas",
-            "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits",
-        )
+        repair = "needs a GPU, and JAX sees none; give --engine xla, which gives the same bits"
+        raise bad("--engine", "pallas", repair)
     request = settled(request, layer)
     q, k, v = (jax.ShapeDtypeStruct(x.shape, np.float32) for x in (layer.q, layer.k, layer.v))
     more: dict[str, Any] = options(layer) | {
@@ -197,10 +210,7 @@ def memory_note(layers: list[Layer], request: Request) -> str | None:
 
 
 def blocks(layer: Layer, request: Request) -> tuple[int, int]:
-    """Return the (queries, keys) of the tile that the algorithm uses.
-
-    It is never larger than the layer, and has all keys if the plan normalizes P first.
-    """
+    """Return the tile's (queries, keys): at most the layer's, all keys if P is normalized first."""
     keys = layer.k.shape[1]
     block_k = keys if request.plan.normalise_first else min(request.block_k, keys)
     return min(request.block_q, layer.q.shape[1]), block_k
@@ -272,10 +282,7 @@ def _bytes_of_a_head(layer: Layer, request: Request) -> int:
 
 
 def bytes_needed(layer: Layer, request: Request) -> int:
-    """Return about how much memory the trace of a layer takes, beside that of Python itself.
-
-    Fitted to one head of 64 features and 2,048 to 8,192 tokens, with backward.
-    """
+    """Return about what memory a layer's trace takes, fitted to a head of 64 features."""
     head = _bytes_of_a_head(layer, request)
     return max(head, CHUNK_BYTES) * 3 // 2 + 20 * (layer.q.nbytes + layer.k.nbytes)
 
@@ -321,10 +328,7 @@ def call(
 
 
 def _under(plan: Plan, layer: Layer, request: Request, scale: float) -> dict[str, Any]:
-    """Return the results of a layer under another plan than the request's, without its injections.
-
-    `exact` gets binary64 inputs, so that its results are returned unrounded.
-    """
+    """Return a layer's results under another plan, without injections; of `exact` unrounded."""
     q, k, v, do = layer.q, layer.k, layer.v, layer.do
     engine = "xla" if request.engine == "pallas" else request.engine  # kernels may lack this plan
     if plan.name.rstrip("*") == "exact":
@@ -333,17 +337,6 @@ def _under(plan: Plan, layer: Layer, request: Request, scale: float) -> dict[str
     asked = replace(request, engine=engine)
     results = call(q, k, v, do, asked, plan, scale, None, **options(layer))
     return {name: getattr(results, name) for name in RESULTS}
-
-
-def _beside(
-    layer: Layer, request: Request, scale: float, progress: Progress
-) -> dict[str, Any] | None:
-    """Return the results of the plan that stands beside, if that is another plan."""
-    plan = request.beside
-    if plan is None or (plan == replace(request.plan, name=plan.name) and not request.inject):
-        return None
-    progress(f"{layer.name}: {plan.name}")
-    return _under(plan, layer, request, scale)
 
 
 def _cast(
@@ -397,33 +390,18 @@ def _call(layer: Layer, request: Request, scale: float) -> dict[str, Any]:
     }
 
 
-def _budget(layer: Layer, request: Request, scale: float, progress: Progress) -> ErrorBudget:
-    def told(part: str) -> None:
-        progress(f"{layer.name}: error budget, {part}")
-
-    return error_budget(
-        layer.q,
-        layer.k,
-        layer.v,
-        layer.do,
-        plan=request.plan,
-        inject=request.inject,
-        heads=request.budget_heads,
-        progress=told,
-        **_call(layer, request, scale),
-    )
-
-
 def _reduced(
     request: Request, seen: Examined
 ) -> tuple[Examined, dict[str, Focus], np.ndarray | None]:
-    """Return (call, reduced errors by site, counts of P = 1 or None) of a call of some heads.
-
-    Of the call's events only those that the request asks for are kept.
-    """
+    """Return (call, reduced errors by site, counts of P = 1 or None) of some heads."""
     events, plan = seen.trace.events, request.plan
     kept = {str(s): events[str(s)] for s in request.record.events if str(s) in events}
-    focused = {str(s): _focused(s, *events[str(s)], plan) for s in FOCUS if str(s) in events}
+    focused = {}
+    for site in (s for s in FOCUS if str(s) in events):
+        before, after = events[str(site)]
+        how: Any = {"f": plan[site].format, "per_feature": site.axes is Axes.TH}
+        heads = (slice(h, h + 1) for h in range(before.shape[1]))  # whose numbers fit into a cache
+        focused[str(site)] = of_heads([focus(before[:, h], after[:, h], **how) for h in heads])
     keys = events["P"][1].shape[3] if "P" in events else 1
     block_k = keys if plan.normalise_first else min(request.block_k, keys)
     ones = ones_of(events["P"][1], block_k) if "P" in events else None
@@ -434,34 +412,16 @@ def _reduced(
     return Examined(**arrays, trace=trace), focused, ones
 
 
-def _focused(site: Site, before: np.ndarray, after: np.ndarray, plan: Plan) -> Focus:
-    """Return the reduced errors of a site, head by head, whose numbers fit into a cache."""
-    heads = [slice(h, h + 1) for h in range(before.shape[1])]
-    how: Any = {"f": plan[site].format, "per_feature": site.axes is Axes.TH}
-    return of_heads([focus(before[:, h], after[:, h], **how) for h in heads])
-
-
-def _join(parts: list[Any], axis: int) -> Any:
-    if parts[0] is None:
+def _joined(parts: list[Any], axis: int) -> Any:
+    """Return the arrays of different heads as one, also those in records and mappings."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([p[name] for p in parts], axis) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(list(p), axis) for p in zip(*parts, strict=True))
+    if isinstance(first, Trace | Stats):
+        names = (f.name for f in fields(first))
+        return type(first)(**{n: _joined([getattr(p, n) for p in parts], axis) for n in names})
+    if first is None:
         return None
-    return np.asarray(parts[0]) if len(parts) == 1 else np.concatenate(parts, axis=axis)
-
-
-def _joined(traces: list[Trace]) -> Trace:
-    """Return the traces of different heads as one."""
-    first = traces[0]
-    stats = {name: _joined_stats([t.stats[name] for t in traces]) for name in first.stats}
-    rows = {name: _join([t.rows[name] for t in traces], 1) for name in first.rows}
-    away = {name: _join([t.away[name] for t in traces], 1) for name in first.away}
-    events = {
-        name: (
-            _join([t.events[name][0] for t in traces], 1),
-            _join([t.events[name][1] for t in traces], 1),
-        )
-        for name in first.events
-    }
-    return Trace(stats=stats, rows=rows, away=away, events=events)
-
-
-def _joined_stats(parts: list[Stats]) -> Stats:
-    return Stats(**{f.name: _join([getattr(s, f.name) for s in parts], 1) for f in fields(Stats)})
+    return np.asarray(first) if len(parts) == 1 else np.concatenate(parts, axis=axis)

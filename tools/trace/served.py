@@ -17,19 +17,13 @@ USUAL = "fa2"  # the plan that is taken if none is asked for
 
 
 def plan_for(layers: Sequence[Layer], plan: str | None) -> str:
-    """Return the name of the plan that was asked for, or else that of FlashAttention-2.
-
-    It is in FP16 if the tensors of all layers are.
-    """
+    """Return the plan's name: as asked, or FlashAttention-2, in FP16 if all layers are."""
     names = {fitting(USUAL, layer.types) for layer in layers}
     return plan if plan is not None else names.pop() if len(names) == 1 else USUAL
 
 
 def noted(layer: Layer, plan: Plan, *, is_asked: bool) -> Layer:
-    """Return a layer with a note on how its types and those of the plan agree.
-
-    is_asked: whether somebody asked for the plan
-    """
+    """Return a layer with a note on how its types agree with the plan, which was asked or not."""
     note, fitted = note_on_types(plan, layer.types), fitting(USUAL, layer.types)
     if note is None and not is_asked and fitted != USUAL:
         note = f"q, k and v are {', '.join(dict.fromkeys(layer.types))}, so the plan is {fitted}"
@@ -68,10 +62,7 @@ def options(layer: Layer, first: int = 0, end: int | None = None) -> dict[str, A
 
 
 def visible(layer: Layer, request: Request) -> np.ndarray | None:
-    """Return which keys a query sees, (B or 1, N or 1, T, S), by mask, window and causality.
-
-    None for a layer without mask and window, where causality alone says it.
-    """
+    """Return the keys that queries see, (B or 1, N or 1, T, S); None if causality alone says it."""
     if layer.mask is None and layer.window is None:
         return None
     sees = visible_keys(

@@ -5,7 +5,6 @@ layer's, so that the summaries of all layers of a file fit into memory.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -99,17 +98,18 @@ class Summary:
 
 
 def summarise(seen: Observed) -> Summary:
-    """Return the findings of one layer.
-
-    Events that are biased when tested by rows are run once more, to count their distinct arguments.
-    """
+    """Return the findings of one layer; suspects run once more to count distinct arguments."""
     stats, rows, plan = seen.trace.stats, seen.trace.rows, seen.request.plan
     names = [name for name in stats if int(stats[name].n.sum())]
     away = seen.trace.away
     limit = analysis.threshold(2 * sum(bool(stats[name].inexact.sum()) for name in names))
 
     def make(name: str, distinct: Distinct | None = None) -> Event:
-        f = _format(plan, name)
+        f = (
+            plan.accumulator(site_of(name)).step.format
+            if "." in name
+            else plan[site_of(name)].format
+        )
         return analysis.event(name, f, stats[name], rows[name], away[name], limit, distinct)
 
     events = {name: make(name) for name in names}
@@ -118,11 +118,20 @@ def summarise(seen: Observed) -> Summary:
         events[name] = make(name, distinct)
     chain = [s for s in CHAIN if s in seen.focus and seen.focus[s].rounds]
     several = None if seen.ones is None else np.any(seen.ones > 1, axis=2)
+    own, want, drift = seen.results, seen.reference, None
+    if own["delta"] is not None:
+        drift = consequences.delta_drift(
+            own["delta"], want["delta"], own["out"], want["out"], seen.layer.do
+        )
+    inputs = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
     return Summary(
         layer=without_numbers(seen.layer),
         request=seen.request,
         scale=seen.scale,
-        digests=_digests(seen),
+        digests={  # of shape, type and bytes, in layout (B, T, N, H)
+            part: {name: digest(a) for name, a in arrays.items() if a is not None}
+            for part, arrays in (("inputs", inputs), ("outputs", own))
+        },
         strange=_strange(seen.layer),
         stats=stats,
         heads=_by_head(seen, [e for e in events.values() if e.rounds]),
@@ -133,15 +142,10 @@ def summarise(seen: Observed) -> Summary:
         events=list(events.values()),
         several=several,
         running=running(seen, several),
-        drift=_drift(seen),
+        drift=drift,
         shares=[] if several is None else [_share(seen, events[s]) for s in chain],
         results=results(seen),
     )
-
-
-def _format(plan: Any, name: str) -> Any:
-    site = site_of(name)
-    return plan.accumulator(site).step.format if "." in name else plan[site].format
 
 
 def _share(seen: Observed, event: Event) -> Share:
@@ -162,13 +166,6 @@ def _share(seen: Observed, event: Event) -> Share:
     return consequences.share(
         event.name, focus.signed, focus.away, several, exists, features, (first, second)
     )
-
-
-def _drift(seen: Observed) -> DeltaDrift | None:
-    if seen.results["delta"] is None:
-        return None
-    a, b = seen.results, seen.reference
-    return consequences.delta_drift(a["delta"], b["delta"], a["out"], b["out"], seen.layer.do)
 
 
 def _by_head(seen: Observed, rounding: list[Event]) -> Heads:
@@ -201,15 +198,6 @@ def _strange(layer: Layer) -> tuple[str, ...]:
             counts = {"NaN": int(np.isnan(a).sum()), "infinite": int(np.isinf(a).sum())}
             found += [f"{n} {what} in {name}" for what, n in counts.items() if n]
     return tuple(found)
-
-
-def _digests(seen: Observed) -> dict[str, dict[str, str]]:
-    """Return the SHA-256 of shape, type and bytes of every array, in layout (B, T, N, H)."""
-    given = {name: getattr(seen.layer, name) for name in ("q", "k", "v", "do", "mask", "sinks")}
-    return {
-        "inputs": {k: digest(a) for k, a in given.items() if a is not None},
-        "outputs": {k: digest(a) for k, a in seen.results.items() if a is not None},
-    }
 
 
 def share_of_rows(summary: Summary) -> tuple[int, int]:

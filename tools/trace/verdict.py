@@ -42,12 +42,17 @@ class Verdict:
 
 def verdict(s: Summary) -> Verdict:
     """Return the verdict on one layer."""
-    step, buys = _next(s)
+    step, buys, found = "", "", s.not_finite
+    if found is not None and found.avoided_by:
+        step = " ".join(f"--set {shlex.quote(w)}" for w in found.avoided_by)
+        buys = "no number of a result is infinite or NaN then"
+    elif (promoted := _to_promote(s)) is not None:
+        step, buys = _step(s, *promoted)
     return Verdict(
         accuracy=_accuracy(s),
         bias=_bias(s),
         causes=_causes(s),
-        number=percent(_out(s).error),
+        number=percent(s.results[0].error),
         step=step,
         buys=buys,
     )
@@ -69,23 +74,16 @@ def less(before: float, after: float) -> str:
     return f"{100 * (1 - after / before):.0f} % smaller"
 
 
-def _out(s: Summary) -> Result:
-    return s.results[0]
-
-
 def _accuracy(s: Summary) -> str:
-    """Return how far the output is from exact attention, beside the least error of its format.
-
-    What is infinite or NaN comes first; the error of such a result is infinite, and not named.
-    """
-    found, out = s.not_finite, _out(s)
-    if found is None:
+    """Return how far the output is from exact attention, after what is infinite or NaN."""
+    if s.not_finite is None:
         return _distances(s)
-    return f"{found} {_distances(s) if out.is_known else _gradients(s)}".strip()
+    rest = _distances(s) if s.results[0].is_known else _gradients(s)
+    return f"{s.not_finite} {rest}".strip()
 
 
 def _distances(s: Summary) -> str:
-    out, against = _out(s), s.request.against.name
+    out, against = s.results[0], s.request.against.name
     whose = "exact attention" if against == "exact" else f"the output of {against}"
     finite = _finite_part(s, "out")
     if out.error < LAST_DIGIT:
@@ -112,36 +110,37 @@ def _finite_part(s: Summary, name: str) -> str:
 
 
 def _gradients(s: Summary) -> str:
-    """Return the errors of the gradients that have a number for it."""
+    """Return the errors of the gradients, and how many times the least of their format they are."""
     known = [r for r in s.results[1:] if r.gain is not None and r.error and r.is_known]
-    gradients = ", ".join(map(_beside_least, known))
+    if not known:
+        return ""
+    least = [r.least if r.least and math.isfinite(r.least) else None for r in known]
+    gradients = ", ".join(
+        f"{r.name} {percent(r.error)}" + (f" ({r.error / x:.2g} times one rounding)" if x else "")
+        for r, x in zip(known, least, strict=True)
+    )
     finite = next((x for r in known if (x := _finite_part(s, r.name))), "")
-    return f"The gradients differ{finite}{',' if finite else ''} by: {gradients}." if known else ""
-
-
-def _beside_least(r: Result) -> str:
-    """Return the error of a gradient, and how many times the least error of its format it is."""
-    has_least = r.least and math.isfinite(r.least)
-    times = f" ({r.error / r.least:.2g} times one rounding)" if r.least and has_least else ""
-    return f"{r.name} {percent(r.error)}{times}"
+    return f"The gradients differ{finite}{',' if finite else ''} by: {gradients}."
 
 
 def _bias(s: Summary) -> str:
     """Return which results are too long or too short, and which event makes them so."""
-    tested = [r for r in s.results if r.gain is not None and r.is_known]
     if not s.biased_results:
-        if all(r.gain is None or not r.gain.se > 0.0 for r in tested):
+        tested = [r for r in s.results if r.gain is not None and r.is_known]
+        if not any(r.gain is not None and r.gain.se > 0.0 for r in tested):
             return ""
-        return _unbiased([r.name for r in tested])
-    parts = [too(r) for r in s.biased_results]
-    text, first = f"Biased: {listed(parts)}.", s.biased_results[0].name
+        if len(tested) == 1:
+            return f"{tested[0].name} is neither too long nor too short by more than chance."
+        names = listed([r.name for r in tested])
+        return f"None of {names} is too long or too short by more than chance."
+    text, first = f"Biased: {listed([too(r) for r in s.biased_results])}.", s.biased_results[0].name
     cause = culprit(s.budget, s.biased_results[0])
-    if cause is not None:
-        change = f"{100 * cause.gain[first]:+.2g} %"
-        text += (
-            f" The largest cause is {line_words(cause)}, which alone changes {first} by {change}."
-        )
-    return text
+    if cause is None:
+        return text
+    change = f"{100 * cause.gain[first]:+.2g} %"
+    return (
+        f"{text} The largest cause is {line_words(cause)}, which alone changes {first} by {change}."
+    )
 
 
 def too(r: Result) -> str:
@@ -149,13 +148,6 @@ def too(r: Result) -> str:
     assert r.gain is not None
     way = "long" if r.gain.mean > 0.0 else "short"
     return f"{r.name} is too {way} by {percent(abs(r.gain.mean))} ({z_words(score(r.gain))})"
-
-
-def _unbiased(names: list[str]) -> str:
-    """Return that no result of these is biased."""
-    if len(names) == 1:
-        return f"{names[0]} is neither too long nor too short by more than chance."
-    return f"None of {listed(names)} is too long or too short by more than chance."
 
 
 def culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
@@ -170,16 +162,18 @@ def culprit(budget: ErrorBudget | None, result: Result) -> Line | None:
 
 def _causes(s: Summary) -> str:
     """Return which event makes most of the squared error of each result."""
-    budget = s.budget
+    budget, found = s.budget, s.not_finite
     if budget is None or not budget.lines:
         return ""
     named: dict[str, list[str]] = {}
     for name in _with_shares(budget):
         line = budget.largest(name)
-        named.setdefault(line_words(line), []).append(_share(budget, line, name))
+        share = f"{100 * budget.share(line, name):.0f} % in {name}"
+        named.setdefault(line_words(line), []).append(share)
     parts = [f"{event} makes {listed(shares)}" for event, shares in named.items()]
-    shares = f"Of the squared error{_heads(s)}, {listed(parts)}." if parts else ""
-    found = s.not_finite
+    n = len(budget.heads)
+    heads = "" if n == s.layer.q.shape[2] else f" of {n} heads"
+    shares = f"Of the squared error{heads}, {listed(parts)}." if parts else ""
     is_said = found is not None and found.avoided_by
     return f"{'' if is_said else _infinite_causes(budget)} {shares}".strip()
 
@@ -213,32 +207,12 @@ def _infinite_causes(budget: ErrorBudget) -> str:
     )
 
 
-def _heads(s: Summary) -> str:
-    """Return on which heads the budget was measured, if these are not all."""
-    budget, n = s.budget, s.layer.q.shape[2]
-    return "" if budget is None or len(budget.heads) == n else f" of {len(budget.heads)} heads"
-
-
-def _share(budget: ErrorBudget, line: Line, name: str) -> str:
-    return f"{100 * budget.share(line, name):.0f} % in {name}"
-
-
 def line_words(line: Line) -> str:
     """Return the event and what it rounds to, in words."""
     return f"{line.part.name} ({line.part.how})" if line.part.places else "the injected error"
 
 
-def _next(s: Summary) -> tuple[str, str]:
-    """Return the options of the next step, and what that does."""
-    found = s.not_finite
-    if found is not None and found.avoided_by:
-        words = " ".join(f"--set {shlex.quote(w)}" for w in found.avoided_by)
-        return words, "no number of a result is infinite or NaN then"
-    line, result = _to_promote(s)
-    return ("", "") if line is None else _step(s, line, result)
-
-
-def _to_promote(s: Summary) -> tuple[Line | None, str]:
+def _to_promote(s: Summary) -> tuple[Line, str] | None:
     """Return the event whose promotion makes the error of some result least, and that result.
 
     Where a result is biased, it is the event that makes it so; where an injected error makes most
@@ -246,7 +220,7 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
     """
     budget = s.budget
     if budget is None or not budget.lines or not budget.lines[0].part.places:
-        return None, ""
+        return None
     biased = s.biased_results[0] if s.biased_results else None
     cause = None if biased is None else culprit(budget, biased)
     if biased is not None and cause is not None and len(cause.part.places) == 1:
@@ -258,14 +232,11 @@ def _to_promote(s: Summary) -> tuple[Line | None, str]:
         for name in _with_shares(budget)
     ]
     best = min(choices, key=lambda x: x[0], default=None)
-    return (None, "") if best is None or best[0] > 0.95 else best[1:]
+    return None if best is None or best[0] > 0.95 else best[1:]
 
 
 def _step(s: Summary, line: Line, result: str) -> tuple[str, str]:
-    """Return the options that repair or promote a line's event, and what that does to a result.
-
-    An event whose mode or scale rule makes the result biased is repaired, which costs no bits.
-    """
+    """Return the options that repair a biasing event or promote another one, and what that does."""
     budget, plan = s.budget, s.request.plan
     assert budget is not None
     repairs = repair(plan, line.part) if any(r.name == result for r in s.biased_results) else []

@@ -18,6 +18,7 @@ from roundscope.attention.models.log import Look, over_since
 from roundscope.attention.models.selection import Layer
 from roundscope.emu.whole_files import read_whole, write_whole
 from roundscope.tools.errors import bad
+from roundscope.tools.report import pictures
 from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.terminal import console, print_json
 
@@ -28,16 +29,9 @@ MARK = b"roundscope watch"  # in every picture of this command
 
 
 def run(path: Path, *, out: Path | None, as_json: bool) -> None:
-    """Print what a log holds, and draw it into a PNG file.
+    """Print the log that `watch(log=...)` wrote, and draw it into a PNG file, by default beside it.
 
-    Args:
-        path: The log that `watch(log=...)` wrote.
-        out: The picture; by default it lies beside the log.
-        as_json: Print numbers in the place of text.
-
-    Raises:
-        ValueError: The file is no such log.
-        OSError: A file cannot be read or written.
+    Raises ValueError for a file that is no such log, OSError if one cannot be read or written.
     """
     looks = last_course(log.read(path))
     picture = out if out is not None else path.with_suffix(".png")
@@ -47,10 +41,7 @@ def run(path: Path, *, out: Path | None, as_json: bool) -> None:
         raise ValueError(f"--out={picture}: is the log itself; name another file")
     if picture.exists() and MARK not in read_whole(picture):
         raise bad("--out", str(picture), "exists and is no picture of this command; name another")
-    from roundscope.tools.report.pictures import png
-    from roundscope.tools.watch.command import draw
-
-    write_whole(picture, png(draw(looks), software=MARK.decode()))
+    write_whole(picture, pictures.png(draw(looks), software=MARK.decode()))
     if as_json:
         print_json(numbers(looks) | {"picture": str(picture)})
     else:
@@ -142,6 +133,11 @@ def lines(looks: Sequence[Look]) -> list[str]:
     return found
 
 
+def alarm_of(looks: Sequence[Look]) -> Any:
+    """Return the first alarm of a training, or None."""
+    return next((look.alarm for look in looks if look.alarm is not None), None)
+
+
 def _lost(looks: Sequence[Look]) -> list[str]:
     """Return a line on the looks whose numbers are not finite, if there are any."""
     lost = [look for look in looks if look.lost]
@@ -174,11 +170,6 @@ def _alarm(looks: Sequence[Look]) -> str:
     )
 
 
-def alarm_of(looks: Sequence[Look]) -> Any:
-    """Return the first alarm of a training, or None."""
-    return next((look.alarm for look in looks if look.alarm is not None), None)
-
-
 RED = "#b2182b"
 NAMED = 6  # layers that have a line in the legend; more have a scale of colors
 LEAST = 1e-12  # a share of 0 is drawn here, for the axis is logarithmic
@@ -205,7 +196,11 @@ def draw(looks: Sequence[Look]) -> Figure:
         [look.step for look in looks], [_drawn(look.share) for look in looks], ":", color=INK,
         linewidth=1.6, label="over all looks",
     )  # fmt: skip
-    _mark_lost(shares, looks)
+    if steps := [look.step for look in looks if look.lost]:
+        label, top = f"NaN or infinite ({len(steps)})", shares.get_xaxis_transform()
+        shares.plot(
+            steps, [0.97] * len(steps), "x", color=RED, ms=6, mew=1.6, transform=top, label=label
+        )
     _threshold(shares, looks)
     shares.set_ylabel("share of the queries' gradient\nthat row sums of dS make")
     sizes.set_ylabel("rms of row sums\nover that of rowsum |dS|")
@@ -216,7 +211,13 @@ def draw(looks: Sequence[Look]) -> Figure:
     shares.margins(y=0.12)
     shares.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     if len(layers) > NAMED:
-        _scale(figure, sizes, layers[0].number, layers[-1].number)
+        half = (colormaps["viridis"](x) for x in np.linspace(0.05, 0.9, 64))
+        norm = Normalize(layers[0].number, layers[-1].number)
+        scale = ScalarMappable(norm, ListedColormap(list(half)))
+        bar = figure.colorbar(scale, cax=sizes.inset_axes((1.03, 0.0, 0.02, 1.0)))
+        bar.set_label("layer", color=INK, size=9)
+        bar.ax.tick_params(labelsize=8, colors=INK)
+        bar.outline.set_visible(False)
     return figure
 
 
@@ -242,15 +243,6 @@ def _drawn(x: float) -> float:
     return max(x, LEAST) if math.isfinite(x) else math.nan
 
 
-def _mark_lost(ax: Axes, looks: Sequence[Look]) -> None:
-    """Mark the looks of which a number is not finite."""
-    if steps := [look.step for look in looks if look.lost]:
-        ax.plot(
-            steps, [0.97] * len(steps), "x", color=RED, markersize=6, markeredgewidth=1.6,
-            transform=ax.get_xaxis_transform(), label=f"NaN or infinite ({len(steps)})",
-        )  # fmt: skip
-
-
 def _threshold(ax: Axes, looks: Sequence[Look]) -> None:
     """Draw the threshold, and the alarm where there is one."""
     limit, alarm = looks[-1].threshold, alarm_of(looks)
@@ -265,13 +257,3 @@ def _threshold(ax: Axes, looks: Sequence[Look]) -> None:
         markeredgewidth=2, zorder=5, label=f"alarm, step {alarm.step}\n(layer {alarm.layer.number},"
         f" head {alarm.head})" + ("" if over is None else f"\nover since {over}"),
     )  # fmt: skip
-
-
-def _scale(figure: Figure, ax: Axes, first: int, last: int) -> None:
-    """Draw the scale of the layers' colors."""
-    half = (colormaps["viridis"](x) for x in np.linspace(0.05, 0.9, 64))
-    colors = ScalarMappable(Normalize(first, last), ListedColormap(list(half)))
-    bar = figure.colorbar(colors, cax=ax.inset_axes((1.03, 0.0, 0.02, 1.0)))
-    bar.set_label("layer", color=INK, size=9)
-    bar.ax.tick_params(labelsize=8, colors=INK)
-    bar.outline.set_visible(False)

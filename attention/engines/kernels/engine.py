@@ -40,6 +40,7 @@ from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import (
     deltas,
+    round_head_gradients,
     round_key_gradients,
     round_query_gradients,
 )
@@ -165,10 +166,11 @@ def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None
         ops = xla_ops(opaque_zero(given.inputs.q))
         return deltas(ops, own_setup(setup, own), h, given, do)
 
-    def finished(h: Array, own: Array | None, mask: Array | None, dq: Array) -> Any:
-        ops, mine = xla_ops(opaque_zero(dq)), own_setup(setup, own)
-        at = whole_events(ops, mine, h, mask)
-        return round_query_gradients(at, mine, dq), at.seen()
+    def finished(h: Array, own: Array | None, mask: Array | None, *sums: Array) -> Any:
+        (dq, dk, dv), mine = sums, own_setup(setup, own)
+        at = whole_events(xla_ops(opaque_zero(dq)), mine, h, mask)
+        dq = round_query_gradients(at, mine, dq)
+        return (dq, *round_head_gradients(at, mine, dk, dv)), at.seen()
 
     def added(g: Array, own: Array | None, dk: Array, dv: Array) -> Any:
         ops = xla_ops(opaque_zero(dk))
@@ -186,12 +188,13 @@ def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None
     # a part of `_one_after_another`, so it reads no array but its arguments
     def completed(mask: Array | None, dq: Array, dk: Array, dv: Array) -> Any:
         number, own, axis = per_head(each, heads)
-        dq, seen_dq = jax.vmap(finished, (0, axis, masked, 0))(number, own, mask, dq)
+        of_heads = (0, axis, masked, 0, 0, 0)
+        (dq, dk, dv), seen = jax.vmap(finished, of_heads)(number, own, mask, dq, dk, dv)
         of_keys, own_key, axis_of_keys = per_head(each, keys)
         (dk, dv), seen_keys = jax.vmap(added, (0, axis_of_keys, 0, 0))(
             of_keys, own_key, *(x.reshape(keys, group, *x.shape[1:]) for x in (dk, dv))
         )
-        return (dq, dk, dv), seen_dq, seen_keys
+        return (dq, dk, dv), seen, seen_keys
 
     def of_one_plan(*x: Array) -> Any:
         own = None if mask is None else x[4]

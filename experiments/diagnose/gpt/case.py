@@ -68,30 +68,19 @@ class Case:
 
     @property
     def failed(self) -> int:
-        """The step by which replays fail.
-
-        It is that of the growth of the gradient norm, if it comes before that of the loss.
-        """
+        """The step by which replays fail: that of the norm's growth, if it comes first."""
         assert self.failure is not None
         return self.failure.step if self.grown is None else min(self.grown, self.failure.step)
 
     @property
     def looked(self) -> int:
-        """The last step before the failure that has a loss below the alarm's limit.
-
-        The gradient norms up to it are finite.
-        """
+        """The last step before the failure with a loss below the limit and finite norms."""
         assert self.failure is not None
-        steps = [
-            n
-            for n in sorted(self.losses)
-            if self.known[0] <= n < min(self.failure.seen, self.failed + 1)
-        ]
+        first, last = self.known[0], min(self.failure.seen, self.failed + 1)
+        steps = [n for n in sorted(self.losses) if first <= n < last]
         lost = next((n for n in steps if not math.isfinite(self.norms[n])), math.inf)
-        return max(
-            (n for n in steps if n < lost and self.losses[n] <= self.failure.limit),
-            default=self.known[0],
-        )
+        below = (n for n in steps if n < lost and self.losses[n] <= self.failure.limit)
+        return max(below, default=first)
 
     @property
     def is_random(self) -> bool:
@@ -106,23 +95,18 @@ class Case:
 
 
 def case(folder: Path, options: DiagnoseOptions) -> Case:
-    """Return what to diagnose.
-
-    Raises UsageError for a folder without a run, a name that it lacks, or steps that it lacks.
-    """
+    """Return what to diagnose; UsageError for a folder without a run, and what the run lacks."""
     arm, first, until = options.arm, options.first, options.until
     known = checkpoint.steps(folder)
     if not (folder / record.NAME).is_file() or not known:
         repair = "give that of a `roundscope train` or `roundscope proxy`, or a file of tensors"
         raise bad("RUN_OR_TENSORS", str(folder), f"is a folder without a run; {repair}")
-    settings = _on_xla(origins.settings_of(checkpoint.load(folder)[1]))
+    settings = origins.settings_of(checkpoint.load(folder)[1])
     if settings.config.plan == JAX:
-        raise bad(
-            "RUN_OR_TENSORS",
-            str(folder),
-            'was trained with plan="jax", which has no rounding events; train with one, such as'
-            " fp32",
-        )
+        why = 'was trained with plan="jax", which has no rounding events'
+        raise bad("RUN_OR_TENSORS", str(folder), f"{why}; train with one, such as fp32")
+    # the XLA engine has the same bits; fused kernels do not take edited plans as data
+    settings = replace(settings, config=replace(settings.config, engine=XLA))
     names = [a.name for a in settings.arms]
     if arm is not None and arm not in names:
         raise UsageError(f"--arm: {unknown('arm', arm, names)}")
@@ -134,10 +118,10 @@ def case(folder: Path, options: DiagnoseOptions) -> Case:
     grown = None if grown is not None and first is not None and first >= grown else grown
     usable = _usable(known, failure, grown, first)
     end = _until(failure, until, usable[0] if first is None else first, known[-1])
-    longest = end
-    if until is None and failure is not None:
-        longest = max(end, failure.seen + LONGEST * MARGIN)
-    step = None if failure is None else failure.step if grown is None else min(grown, failure.step)
+    longest, step = end, None
+    if failure is not None:
+        step = failure.step if grown is None else min(grown, failure.step)
+        longest = max(end, failure.seen + LONGEST * MARGIN) if until is None else end
     about = record.last_start(folder)
     return Case(
         folder=folder,
@@ -172,61 +156,31 @@ def _grown(norms: dict[int, float]) -> int | None:
     return None if found is None else steps[found]
 
 
-def _on_xla(settings: Settings) -> Settings:
-    """Return the settings with the XLA engine, whose attention has the same bits.
-
-    Replays edit plans, which fused kernels do not take as data.
-    """
-    if settings.config.plan == JAX:
-        return settings
-    return replace(settings, config=replace(settings.config, engine=XLA))
-
-
 def _failure(
-    alarms: list[dict[str, Any]], series: dict[str, tuple[dict[int, float], dict[int, float]]]
+    rows: list[dict[str, Any]], series: dict[str, tuple[dict[int, float], dict[int, float]]]
 ) -> Failure | None:
-    """Return the first divergence of these arms.
-
-    Without any it is the first growth of a gradient norm, without that the first spike of a loss.
-    """
-    found = [(a, _alarm(a)) for a in alarms if a["arm"] in series and a["series"] == "loss"]
-    diverged = [
-        (alarm.diverged, row["arm"], alarm) for row, alarm in found if alarm.diverged is not None
+    """Return the first divergence of these arms; without any, the first growth or spike."""
+    names = ("step", "series", "kind")
+    alarms = [
+        (row["arm"], Alarm(**{n: row[n] for n in names}, arm=0, value=0.0, limit=row["bound"]))
+        for row in rows
     ]
-    spiked = [(alarm.step, row["arm"], alarm) for row, alarm in found]
-    grown = [
-        (step, arm) for arm, (_, norms) in series.items() if (step := _grown(norms)) is not None
-    ]
+    losses = [(arm, a) for arm, a in alarms if arm in series and a.series == "loss"]
+    diverged = [(a.diverged, arm, a) for arm, a in losses if a.diverged is not None]
+    spiked = [(a.step, arm, a) for arm, a in losses]
+    steps = {arm: _grown(norms) for arm, (_, norms) in series.items()}
+    grown = [(step, arm) for arm, step in steps.items() if step is not None]
     if grown and not diverged:
         step, arm = min(grown)
-        return Failure(
-            arm=arm, kind=GREW, step=step, seen=step, before=max(0, step - WINDOW), limit=math.inf
-        )
-    if not (diverged or spiked):
+        before, kind, seen, limit = step - WINDOW, GREW, step, math.inf
+    elif diverged or spiked:
+        step, arm, alarm = min(diverged or spiked, key=lambda x: x[:2])
+        near = [a for own, a in alarms if own == arm and step - WINDOW <= a.step <= alarm.step]
+        before, kind = min(a.step - a.delay for a in near), alarm.kind
+        seen, limit = alarm.step, alarm.limit
+    else:
         return None
-    step, arm, alarm = min(diverged or spiked, key=lambda x: x[:2])
-    begins = [
-        _alarm(a) for a in alarms if a["arm"] == arm and step - WINDOW <= a["step"] <= alarm.step
-    ]
-    return Failure(
-        arm=arm,
-        kind=alarm.kind,
-        step=step,
-        seen=alarm.step,
-        before=max(0, min(a.step - a.delay for a in begins)),
-        limit=alarm.limit,
-    )
-
-
-def _alarm(row: dict[str, Any]) -> Alarm:
-    return Alarm(
-        step=row["step"],
-        arm=0,
-        series=row["series"],
-        kind=row["kind"],
-        value=0.0,
-        limit=row["bound"],
-    )
+    return Failure(arm=arm, kind=kind, step=step, seen=seen, before=max(0, before), limit=limit)
 
 
 def _usable(
@@ -236,32 +190,22 @@ def _usable(
     if first is not None:
         before = [s for s in known if s <= first]
         if not before:
-            raise bad(
-                "--from",
-                first,
-                f"the run has checkpoints of steps {' '.join(map(str, known))}; give a step from"
-                f" {known[0]} on",
-            )
+            has = f"the run has checkpoints of steps {' '.join(map(str, known))}"
+            raise bad("--from", first, f"{has}; give a step from {known[0]} on")
         return (before[-1],)
     if failure is None:
         return (known[-1],)
     last = failure.before if grown is None else min(failure.before, max(grown - WINDOW, 0))
     before = [s for s in known if s <= last]
     if not before:
-        raise bad(
-            "RUN_OR_TENSORS",
-            failure.arm,
-            f"failed at step {failure.step}, and the first checkpoint is of step {known[0]}: "
-            "train it again with a smaller checkpoint_every",
-        )
+        late = f"failed at step {failure.step}, and the first checkpoint is of step {known[0]}"
+        repair = f"{late}: train it again with a smaller checkpoint_every"
+        raise bad("RUN_OR_TENSORS", failure.arm, repair)
     return tuple(reversed(before))
 
 
 def _starts(usable: tuple[int, ...], failed: int | None) -> tuple[int, ...]:
-    """Return steps between the last of the checkpoints and the failure, then earlier checkpoints.
-
-    These are further and further back, and include the earliest.
-    """
+    """Return steps between the last checkpoint and the failure, then earlier checkpoints."""
     if failed is None:
         return usable[:1]
     steps = [failed - back for back in BACK if failed - back > usable[0]]

@@ -23,7 +23,7 @@ from roundscope.experiments.diagnose.gpt.units import (
 )
 from roundscope.experiments.train import checkpoint
 from roundscope.experiments.train.gpt.plans import Plans, Tables, by_arm, by_layer, structures
-from roundscope.experiments.train.groups import Group, drawing, numbers, plans_at
+from roundscope.experiments.train.groups import Group, by_stage, drawing, numbers, plans_at
 from roundscope.experiments.train.settings import Settings, plain
 from roundscope.experiments.train.spikes import Watch, divergences, growth
 from roundscope.experiments.train.step import arm, pick
@@ -102,25 +102,14 @@ class Window:
         return [(n, plans_of(settings, trial, n)) for n in firsts]
 
     def group(self, trial: Trial) -> Hashable:
-        """Return the structures of the trial's plans.
-
-        Trials with the same ones share an executable.
-        """
-        return tuple(
-            (n, structures(plans)) for n, plans in self._plans(trial) if n < self.case.longest
-        )
+        """Return the structures of the trial's plans, which decide its executable."""
+        last = self.case.longest
+        return tuple((n, structures(plans)) for n, plans in self._plans(trial) if n < last)
 
     def name(self, trial: Trial) -> str:
         """Return a digest of the state, the run, and the plans of all stages."""
-        run = [
-            self.sha256,
-            plain(self.case.settings.config),
-            repr(self.case.own),
-            self.first,
-            limit(),
-            trial.repeat,
-        ]
-        return digest(run, _in_full(self._plans(trial)))
+        arm = plain(self.case.settings.config), repr(self.case.own), self.first
+        return digest([self.sha256, *arm, limit(), trial.repeat], _in_full(self._plans(trial)))
 
     def judge(self, arms: int) -> Judge:
         """Return a judge that knows the past of the run."""
@@ -157,10 +146,8 @@ class Gpt:
     @property
     def others(self) -> str:
         """What to consider where rounding is not the cause."""
-        return (
-            f"Consider the learning rate, {self.case.own.lr:g}, first; then the data and the linear"
-            " layers."
-        )
+        rate = f"the learning rate, {self.case.own.lr:g}"
+        return f"Consider {rate}, first; then the data and the linear layers."
 
     @property
     def rule(self) -> str:
@@ -192,47 +179,41 @@ class Gpt:
         return exactly(units)
 
     def own(self) -> Own:
-        """Replay the arm from the last usable checkpoint until it fails, or read what was kept.
-
-        The states that are needed are kept.
-        """
+        """Replay the arm from the last usable checkpoint, or read what was kept of it."""
         case, first = self.case, self.case.known[0]
         keep = {n for n in (*case.starts, case.looked, first) if n >= first}
         state, meta = checkpoint.load(case.folder, first)
         blank = arm(state, case.arm)
-        name = digest(
-            "own", meta["sha256"], repr(case.settings), case.arm, sorted(keep), case.until
-        )
+        run = repr(case.settings), case.arm, sorted(keep), case.until
+        name = digest("own", meta["sha256"], *run)
         leaves, tree = jax.tree.flatten(blank)
         kept = self.store.arrays(name)
         if kept is None:
             losses, norms, self.states = self._replay(first, case.until, keep)
-            again = self.equal(first, losses) or self._again(first, losses)
+            again = self.equal(first, losses)
+            if not again:  # of another device; some steps of a second replay decide
+                second, _, _ = self._replay(first, first + AGAIN, ())
+                again = np.array_equal(second, losses[: len(second)], equal_nan=True)
             named = {
                 f"{n} {i}": np.asarray(x)
                 for n, state in self.states.items()
                 for i, x in enumerate(jax.tree.leaves(state))
             }
-            self.store.keep(
-                name, named | {"losses": losses, "norms": norms, "again": np.array(again)}
-            )
+            named |= {"losses": losses, "norms": norms, "again": np.array(again)}
+            self.store.keep(name, named)
             return Own(first=first, losses=losses, norms=norms, again=again)
         steps = {int(n.partition(" ")[0]) for n in kept if " " in n}
         self.states = {
             n: jax.tree.unflatten(tree, [kept[f"{n} {i}"] for i in range(len(leaves))])
             for n in steps
         }
-        return Own(
-            first=first, losses=kept["losses"], norms=kept["norms"], again=bool(kept["again"])
-        )
+        losses, norms, again = kept["losses"], kept["norms"], bool(kept["again"])
+        return Own(first=first, losses=losses, norms=norms, again=again)
 
     def _replay(
         self, first: int, until: int, keep: Collection[int]
     ) -> tuple[np.ndarray, np.ndarray, dict[int, Any]]:
-        """Replay with the run's own arms of one executable, as they were.
-
-        This gives the same bits on the same device. It ends where the arm has failed.
-        """
+        """Replay with the run's own arms of one executable, for the same bits, until it fails."""
         case = self.case
         members = next(group for group in numbers(case.settings) if case.arm in group)
         state, meta = checkpoint.load(case.folder, first)
@@ -256,11 +237,6 @@ class Gpt:
         losses, norms = np.concatenate(found).T
         return losses, norms, states
 
-    def _again(self, first: int, losses: np.ndarray) -> bool:
-        """Return whether some steps of a second replay have the same bits."""
-        second, _, _ = self._replay(first, first + AGAIN, ())
-        return np.array_equal(second, losses[: len(second)], equal_nan=True)
-
     def equal(self, first: int, losses: np.ndarray) -> bool:
         """Return whether the log has these losses, bit for bit: then they were computed twice."""
         logged = [self.case.losses.get(n, np.inf) for n in range(first, first + len(losses))]
@@ -278,36 +254,35 @@ class Gpt:
         return judge.failed[0]
 
     def _judge(self, first: int, meta: dict[str, Any]) -> Judge:
-        return Judge(self.case, _of_arm(meta, self.case.arm), self._past(first), 1)
+        return Judge(self.case, self._watch(meta).state(), self._past(first), 1)
+
+    def _watch(self, meta: dict[str, Any]) -> Watch:
+        """Return what the spike rule had kept of the arm in a checkpoint."""
+        watch = Watch("loss", 1)
+        watch.restore(meta["watch"][0], [self.case.arm])
+        return watch
 
     def _past(self, first: int) -> np.ndarray:
         return np.array([self.case.norms.get(n, np.nan) for n in range(first)], float)
 
     def window(self, start: int) -> Window:
-        """Return the window of arms that leave the run at step `start`.
-
-        Its state is that of the arm's replay, or of a checkpoint before it.
-        """
+        """Return the window of arms that leave the run, or a checkpoint before, at `start`."""
         case = self.case
         first = max(n for n in case.known if n <= start)
         state, meta = checkpoint.load(case.folder, first)
-        watch, past = Watch("loss", 1), self._past(start)
-        watch.restore(meta["watch"][0], [case.arm])
+        watch, past = self._watch(meta), self._past(start)
         for n in range(first, start):
             watch.update(n, np.array([case.losses.get(n, np.nan)]))
         own = self.states[start] if start in self.states else arm(state, case.arm)
-        content = hashlib.sha256(
-            b"".join(np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(own))
-        ).hexdigest()
+        content = b"".join(np.ascontiguousarray(x).tobytes() for x in jax.tree.leaves(own))
         return Window(
-            case=case, first=start, state=own, watch=watch.state(), past=past, sha256=content
+            case=case,
+            first=start,
+            state=own,
+            watch=watch.state(),
+            past=past,
+            sha256=hashlib.sha256(content).hexdigest(),
         )
-
-
-def _of_arm(meta: dict[str, Any], number: int) -> dict[str, Any]:
-    watch = Watch("loss", 1)
-    watch.restore(meta["watch"][0], [number])
-    return watch.state()
 
 
 def same(logged: float, found: float) -> bool:
@@ -338,19 +313,15 @@ class Trials(Group):
 
     def __init__(self, case: Case, trials: Sequence[Trial], state: Any) -> None:
         self.trials = trials
-        many = jax.tree.map(
-            lambda *leaves: np.stack(leaves), *(shaken(state, trial.repeat) for trial in trials)
-        )
+        states = (shaken(state, trial.repeat) for trial in trials)
+        many = jax.tree.map(lambda *leaves: np.stack(leaves), *states)
         super().__init__(copies(case, len(trials)), list(range(len(trials))), many)
 
+    @by_stage
     def plans(self, number: int) -> tuple[Tables | None, list[Plans | None]]:
         """Return the plans of a step as the parent does, edited."""
-        stage = self._stage(number)
-        if stage not in self._plans:
-            found = [plans_of(self.settings, trial, number) for trial in self.trials]
-            tables = by_arm([by_layer(plans) for plans in found])
-            self._plans[stage] = self.place.state(tables), list(found)
-        return self._plans[stage]
+        found = [plans_of(self.settings, trial, number) for trial in self.trials]
+        return self.place.state(by_arm([by_layer(plans) for plans in found])), list(found)
 
 
 def copies(case: Case, count: int) -> Settings:

@@ -28,12 +28,7 @@ from roundscope.tools.diagnose.replay.start import Cause, Replayed, RunPart, rep
 from roundscope.tools.diagnose.replay.store import Store
 from roundscope.tools.diagnose.search import REPEATS
 from roundscope.tools.diagnose.tensors.carrier import shares
-from roundscope.tools.diagnose.tensors.findings import (
-    Findings,
-    Progress,
-    Stopped,
-    findings,
-)
+from roundscope.tools.diagnose.tensors.findings import Findings, Progress, Stopped, findings
 from roundscope.tools.diagnose.tensors.measured import Measured, Subject
 from roundscope.tools.diagnose.tensors.repairs import SHAM, changes, noise
 from roundscope.tools.tensors.layers import Layer
@@ -43,20 +38,15 @@ TOKENS = 1024  # tokens of a head that are examined
 
 
 def subjects(case: Case, step: int, state: Any) -> list[Subject]:
-    """Return every layer at a state (of one arm), on the batch of its step and those after it.
-
-    Heads of a layer are separate subjects where their plans differ.
-    """
+    """Return every layer at a state, by plan, on the batch of its step and those after it."""
     config, plans = case.settings.config, case.plans(step)
     batches = batches_of(case.settings)[case.own.seed]
-    tokens = np.concatenate(
-        [batches.batch(step + i) for i in range(max(1, TOKENS // (config.batch * config.context)))]
-    )
+    count = max(1, TOKENS // (config.batch * config.context))
+    tokens = np.concatenate([batches.batch(step + i) for i in range(count)])
     table = plans_at(by_layer(plans), np.int32(step))
     assert table is not None
-    do, (x, q, k, v) = _reading(config)(
-        state.params, tokens, table, linears_at(case.settings, case.own, step)
-    )
+    linears = linears_at(case.settings, case.own, step)
+    do, (x, q, k, v) = _reading(config)(state.params, tokens, table, linears)
     x, *rest = (np.asarray(a)[:, : max(1, TOKENS // config.context)] for a in (x, q, k, v, do))
     found = []
     for i, row in enumerate(plans):
@@ -65,20 +55,9 @@ def subjects(case: Case, step: int, state: Any) -> list[Subject]:
             heads = tuple(n for n, own in enumerate(row) if own == plan)
             q, k, v, do = (np.ascontiguousarray(leaf[i][:, :, list(heads)]) for leaf in rest)
             name = f"layer {i}" + (f", plan {number + 1}" if len(different) > 1 else "")
-            found.append(
-                Subject(
-                    layer=Layer(name=name, q=q, k=k, v=v, do=do),
-                    request=Request(
-                        plan=plan,
-                        against=exact(),
-                        block_q=config.tile,
-                        block_k=config.tile,
-                        causal=True,
-                    ),
-                    x=x[i],
-                    numbers=heads,
-                )
-            )
+            layer, tile = Layer(name=name, q=q, k=k, v=v, do=do), config.tile
+            how = Request(plan=plan, against=exact(), block_q=tile, block_k=tile, causal=True)
+            found.append(Subject(layer=layer, request=how, x=x[i], numbers=heads))
     return found
 
 
@@ -110,36 +89,27 @@ def guilty_places(replayed: Replayed | None, subjects: list[Subject]) -> list[tu
 
 
 def survivals(replayed: Replayed | None, origins: list[str]) -> dict[str, Outcome]:
-    """Return the outcome of the window under each repair and the sham.
-
-    It is empty where no rounding is at fault.
-    """
+    """Return the outcome of the window under each repair and the sham; {} for other causes."""
     if replayed is None or replayed.cause is not Cause.ROUNDING:
         return {}
     plans = replayed.case.plans(replayed.case.until)
     flat = list(dict.fromkeys(plan for row in plans for plan in row))
-    edits: dict[str, Edit] = {
-        name: everywhere(change) for name, change in changes(flat, origins).items()
-    }
+    known = changes(flat, origins)
+    edits: dict[str, Edit] = {name: everywhere(change) for name, change in known.items()}
     if noise(plans) is not None:
         edits[SHAM] = lambda plans: noise(plans) or plans
     often = 1 if replayed.guilty is None else replayed.guilty.repeats
     times = {name: REPEATS if is_random(edit(plans)) else often for name, edit in edits.items()}
     trials = [Trial(edit, r) for name, edit in edits.items() for r in range(times[name])]
     fates = iter(replayed.replayer(trials))
-    return {
-        name: Outcome(units=frozenset(), fates=tuple(next(fates) for _ in range(times[name])))
-        for name in edits
-    }
+    each = {name: tuple(next(fates) for _ in range(times[name])) for name in edits}
+    return {name: Outcome(units=frozenset(), fates=own) for name, own in each.items()}
 
 
 def repaired_rows(
     replayed: Replayed | None, measured: Sequence[Measured], step: int
 ) -> list[np.ndarray]:
-    """Return `tensors.rows.shares`, the sums of rows of dS, with the set of step 2 exact.
-
-    It is empty without a set that holds.
-    """
+    """Return `carrier.shares` of each layer with the set of step 2 exact, [] without one."""
     if replayed is None or replayed.guilty is None or not replayed.holds:
         return []
     plans, found = replayed.model.exactly(replayed.guilty.found)(replayed.case.plans(step)), []
@@ -164,20 +134,17 @@ def diagnose_run(
     keep_compilations()
     chosen = case(folder, options)
     clock = Clock(progress)
-    done = (
-        None
-        if chosen.failure is None
-        else replayed(Gpt(case=chosen, store=Store(out), clock=clock), out, clock)
-    )
+    done = None
+    if chosen.failure is not None:
+        done = replayed(Gpt(case=chosen, store=Store(out), clock=clock), out, clock)
     step, seen = _subjects(chosen, done)
-    found = findings(
-        seen, f"{folder.resolve().name}, arm {chosen.own.name}", progress, guilty_places(done, seen)
-    )
+    name = f"{folder.resolve().name}, arm {chosen.own.name}"
+    found = findings(seen, name, progress, guilty_places(done, seen))
     if isinstance(found, Stopped):
         return found
     clock.says(6, "replays of the repairs")
     origins = found.origin.origins if found.biased else []
-    rows = repaired_rows(done, found.measured, step)
+    rows, matmul = repaired_rows(done, found.measured, step), chosen.settings.config.matmul
     return replace(
         found,
         run=RunPart(
@@ -189,9 +156,8 @@ def diagnose_run(
             losses=chosen.losses,
             rule=RULE,
             rest=(
-                "Other arithmetic: the linear layers stay as they are"
-                f" (matmul={chosen.settings.config.matmul}), and so do the order of sums and the"
-                " optimizer."
+                f"Other arithmetic: the linear layers stay as they are (matmul={matmul}), and so do"
+                " the order of sums and the optimizer."
             ),
             step=step,
             replayed=done,
@@ -208,16 +174,12 @@ def _subjects(chosen: Case, done: Replayed | None) -> tuple[int, list[Subject]]:
     finite; for a run that never failed it is the last one.
     """
     if done is None:
-        return chosen.last, subjects(
-            chosen, chosen.last, arm(checkpoint.load(chosen.folder, chosen.last)[0], chosen.arm)
-        )
+        state = arm(checkpoint.load(chosen.folder, chosen.last)[0], chosen.arm)
+        return chosen.last, subjects(chosen, chosen.last, state)
     states: dict[int, Any] = done.model.states
     seen = subjects(chosen, chosen.looked, states[chosen.looked])
-    if all(
-        np.isfinite(np.asarray(x)).all()
-        for s in seen
-        for x in (s.layer.q, s.layer.k, s.layer.v, s.layer.do, s.x)
-    ):
+    read: Any = (x for s in seen for x in (s.layer.q, s.layer.k, s.layer.v, s.layer.do, s.x))
+    if all(np.isfinite(x).all() for x in read):
         return chosen.looked, seen
     first = chosen.known[0]
     return first, subjects(chosen, first, states[first])

@@ -34,10 +34,7 @@ Units = frozenset[Unit]
 
 
 def units_of(plans: Plans) -> Units:
-    """Return the events that some plan rounds to fewer bits than FP32 has.
-
-    Steps of sums count (native sums have none).
-    """
+    """Return the events that some plan, or steps of a sum, rounds to fewer bits than FP32."""
     return frozenset(
         Unit(i, n, site)
         for i, row in enumerate(plans)
@@ -57,10 +54,7 @@ def is_low(plan: Plan, site: Site) -> bool:
 
 
 def exactly(units: Collection[Unit]) -> Edit:
-    """Return the edit that makes these events FP32, sums' steps included.
-
-    All else stays as it was, the structure too.
-    """
+    """Return the edit that makes these events FP32, sums' steps included, and keeps structures."""
     by_head: dict[tuple[int, int], list[Site]] = {}
     for layer, head, site in units:
         by_head.setdefault((layer, head), []).append(site)
@@ -176,10 +170,7 @@ def singly(units: Units) -> Blocks:
 
 
 def levels(units: Units) -> list[tuple[str, Callable[[Units], Blocks]]]:
-    """Return the levels of the search: layers, heads, events.
-
-    It starts with heads where their sets are few.
-    """
+    """Return the levels of the search: layers, unless the heads have few sets; heads, events."""
     fine: list[tuple[str, Callable[[Units], Blocks]]] = [("heads", by_head), ("events", by_site)]
     return fine if 2 ** len(by_head(units)) - 2 <= FEW else [("layers", by_layer), *fine]
 

@@ -24,6 +24,7 @@ from roundscope.emu.blocks.stats import BlockStats, block_stats
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import Unit, Units, format_of, ordered
 from roundscope.experiments.train.mx import INDEX, How, Site, reseeded
+from roundscope.experiments.train.step import arm
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.arms import Config, Matrix, how_of
 from roundscope.experiments.train.student.run import Begin, data_of
@@ -79,30 +80,24 @@ def _shares(s: BlockStats, last: int) -> dict[str, float]:
 
 
 def origin(case: Case, begin: Begin, units: Units, marked: Units) -> list[Blocks]:
-    """Return the blocks of those units that are operands in blocks, in the order of events.
-
-    Units of one event and format are together, the marked ones apart.
-    """
+    """Return the blocks of operands in blocks, by event and format, the marked ones apart."""
     values, plan = operands(case, begin), case.plan(case.failed)
     groups: dict[tuple[Site, BlockFormat, bool], list[Unit]] = {}
     for u in ordered(units):
         f = format_of(plan, u)
         if u.site in READ and isinstance(f, BlockFormat):
             groups.setdefault((u.site, f, u in marked), []).append(u)
-    order = sorted(groups, key=lambda k: (INDEX[k[0]], not k[2]))
-    return [
-        _blocks(groups[k], [values[u.layer][u.matrix][READ[u.site]] for u in groups[k]], k[1], k[2])
-        for k in order
-    ]
+    found = []
+    for site, f, is_marked in sorted(groups, key=lambda k: (INDEX[k[0]], not k[2])):
+        own = groups[site, f, is_marked]
+        arrays = [values[u.layer][u.matrix][READ[site]] for u in own]
+        found.append(_blocks(own, arrays, f, is_marked))
+    return found
 
 
 def _blocks(units: list[Unit], arrays: list[np.ndarray], f: BlockFormat, marked: bool) -> Blocks:
-    axis = units[0].site.axis
-    normal = (
-        np.random.Generator(np.random.Philox(key=6))
-        .standard_normal((NORMAL, f.size))
-        .astype(np.float32)
-    )
+    axis, rng = units[0].site.axis, np.random.Generator(np.random.Philox(key=6))
+    normal = rng.standard_normal((NORMAL, f.size)).astype(np.float32)
     found = [block_stats(x, f, axis) for x in arrays]
     return Blocks(
         units=tuple(units),
@@ -117,9 +112,8 @@ def _blocks(units: list[Unit], arrays: list[np.ndarray], f: BlockFormat, marked:
 
 
 def _last(x: np.ndarray, f: BlockFormat, axis: int) -> int:
-    return int(
-        (np.abs(np.asarray(to_blocks(x, f, axis).elements)) == f.element.format.max_finite).sum()
-    )
+    elements = np.abs(np.asarray(to_blocks(x, f, axis).elements))
+    return int((elements == f.element.format.max_finite).sum())
 
 
 def _spread(x: np.ndarray, size: int, axis: int) -> float:
@@ -134,13 +128,12 @@ def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]
     The state has an axis of one arm; the rows are those of its step.
     """
     config, arms = case.config, [case.own]
-    x, y = model.batches(config)(
-        np.array([(config.seed + case.own.seed) % 2**32], np.uint32), np.int32(begin.step)
-    )
+    seed = np.array([(config.seed + case.own.seed) % 2**32], np.uint32)
+    x, y = model.batches(config)(seed, np.int32(begin.step))
     how = how_of(config, arms)
     table = data_of(config, arms, begin.step).table[0]
     table = reseeded(table, jnp.int32(begin.step)) if how.drawn else table
-    params = jax.tree.map(lambda leaf: leaf[0], begin.state.params)
+    params = arm(begin.state.params, 0)
     found = jax.jit(lambda *given: _operands(config, how, *given))(params, x[0], y[0], table)
     return [
         {m: {n: np.asarray(v) for n, v in own.items()} for m, own in layer.items()}
@@ -151,10 +144,7 @@ def operands(case: Case, begin: Begin) -> list[dict[str, dict[str, np.ndarray]]]
 def _operands(
     config: Config, how: How, params: Mapping[str, Any], x: Any, y: Any, table: Any
 ) -> list[dict[str, dict[str, Any]]]:
-    """Compute the operands forward layer by layer, then backward.
-
-    g of DOWN is the gradient of the layer's output, since that is A + DOWN.
-    """
+    """Compute forward, then backward; g of DOWN is the gradient of the layer, A + DOWN."""
     a, kept = x, []
     for i in range(config.depth):
         p = {name: leaf[i] for name, leaf in params.items()}

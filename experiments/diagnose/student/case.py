@@ -51,10 +51,7 @@ def file_of(folder: Path) -> Path | None:
 
 
 def read(folder: Path) -> list[Row]:
-    """Return the runs of the student in a folder, in the order in which they were kept.
-
-    Raises UsageError for another program's file, StorageError for damage.
-    """
+    """Return the runs of the student in a folder, in order. Raises UsageError, StorageError."""
     path = (file_of(folder) or folder / FILES[-1]).resolve()
     check_start(path, "RUN_OR_TENSORS")
     address = f"{path.as_uri()}?mode=ro"
@@ -72,10 +69,8 @@ def read(folder: Path) -> list[Row]:
     except StorageError:
         raise
     except (ValueError, TypeError, KeyError) as error:
-        raise StorageError(
-            f"{path}: a run cannot be read ({one_line(error)}); it is damaged or of another "
-            "version: run the study again into another folder"
-        ) from None
+        why = f"a run cannot be read ({one_line(error)}); it is damaged or of another version"
+        raise StorageError(f"{path}: {why}: run the study again into another folder") from None
     return [row for row in rows if row is not None]
 
 
@@ -92,15 +87,14 @@ def _row(
     if "depth" not in fields:
         return None
     wanted = json_of(path, "condition", condition, CONDITION)
-    numbers = {"seed": seed, "diverged": diverged}
-    if amiss := misfit(numbers, {"seed": COUNT, "diverged": (None, COUNT)}):
+    numbers, model = {"seed": seed, "diverged": diverged}, Config(**fields)
+    amiss = misfit(numbers, {"seed": COUNT, "diverged": (None, COUNT)})
+    if not amiss and diverged is not None and diverged >= model.steps:
+        amiss = f"it diverged at step {diverged} of {model.steps}"
+    if amiss:
         raise StorageError(f"{path}: a run is not what roundscope writes: {amiss}; {RESTORE} file")
     changes = tuple((int(step), str(text)) for step, text in wanted["changes"])
     arm = Arm(name=wanted["name"], changes=changes, lr=float(wanted["lr"]), seed=int(seed))
-    model = Config(**fields)
-    if diverged is not None and diverged >= model.steps:
-        amiss = f"it diverged at step {diverged} of {model.steps}"
-        raise StorageError(f"{path}: a run is not what roundscope writes: {amiss}; {RESTORE} file")
     for step in arm.firsts:
         plan_of(model, arm.texts(step))
     points = tuple(
@@ -161,9 +155,8 @@ class Case:
         """Return the state of step `origin`, with an axis of one arm."""
         if self.origin:
             wanted, column = _kept(self.folder, self.row)[self.origin]
-            return begin(self.row.config, wanted, self.origin, self.folder, lambda n: None).take(
-                [column]
-            )
+            found = begin(self.row.config, wanted, self.origin, self.folder, lambda n: None)
+            return found.take([column])
         return fresh(self.config, [self.own])
 
 
@@ -184,35 +177,34 @@ def case(folder: Path, options: DiagnoseOptions) -> Case:
         if r.diverged is not None and (r.arm.name == arm if arm else r.arm.name != EXACT)
     ]
     if not bad_ones:
+        count = sum(r.arm.name == arm or not arm for r in rows)
         whose = f"arm {arm}" if arm else "arms that round"
-        raise bad(
-            "RUN_OR_TENSORS",
-            str(folder),
-            f"none of {sum(r.arm.name == arm or not arm for r in rows)} runs of {whose} diverged: "
-            "there is nothing to diagnose; choose another arm, or a study that diverges",
-        )
-    chosen = min(bad_ones, key=lambda r: (_lost(_twin(r, rows)), r.diverged))
-    assert chosen.diverged is not None
+        why = f"none of {count} runs of {whose} diverged: there is nothing to diagnose"
+        repair = f"{why}; choose another arm, or a study that diverges"
+        raise bad("RUN_OR_TENSORS", str(folder), repair)
+
+    def order(row: Row) -> tuple[bool, int | None]:
+        twin = _twin(row, rows)
+        return twin is not None and twin.diverged is not None, row.diverged
+
+    chosen = min(bad_ones, key=order)
+    failed, steps = chosen.diverged, chosen.config.steps
+    assert failed is not None
     origin = 0
     if first != 0:
-        latest = chosen.diverged - 1 if first is None else first
+        latest = failed - 1 if first is None else first
         origin = max((step for step in _kept(folder, chosen) if step <= latest), default=0)
-    end = min(chosen.config.steps, chosen.diverged + 1 + MARGIN) if until is None else until
-    if first is not None and not 0 <= first < chosen.diverged:
-        raise bad(
-            "--from", first, f"the run diverges at step {chosen.diverged}; give a step before it"
-        )
-    if not chosen.diverged < end <= chosen.config.steps:
-        raise bad(
-            "--until",
-            end,
-            f"the run diverges at step {chosen.diverged} and ends at {chosen.config.steps}; give a"
-            " step between them",
-        )
+    end = min(steps, failed + 1 + MARGIN) if until is None else until
+    diverges = f"the run diverges at step {failed}"
+    if first is not None and not 0 <= first < failed:
+        raise bad("--from", first, f"{diverges}; give a step before it")
+    if not failed < end <= steps:
+        raise bad("--until", end, f"{diverges} and ends at {steps}; give a step between them")
     longest = end
     if until is None:
-        longest = min(chosen.config.steps, max(end, chosen.diverged + LONGEST * MARGIN))
-    starts = (first,) if first is not None else _starts(chosen.diverged, origin)
+        longest = min(steps, max(end, failed + LONGEST * MARGIN))
+    ahead = {max(failed - back, origin) for back in AHEAD} | {origin}
+    starts = tuple(sorted(ahead, reverse=True)) if first is None else (first,)
     return Case(
         folder=folder,
         row=chosen,
@@ -224,20 +216,11 @@ def case(folder: Path, options: DiagnoseOptions) -> Case:
     )
 
 
-def _starts(diverged: int, origin: int) -> tuple[int, ...]:
-    found = {max(diverged - back, origin) for back in AHEAD} | {origin}
-    return tuple(sorted(found, reverse=True))
-
-
 def _twin(row: Row, rows: Sequence[Row]) -> Row | None:
     def alike(r: Row) -> tuple[Config, float, int]:
         return (replace(r.config, measure_every=0), r.arm.lr, r.arm.seed)
 
     return next((r for r in rows if r.arm.name == EXACT and alike(r) == alike(row)), None)
-
-
-def _lost(twin: Row | None) -> bool:
-    return twin is not None and twin.diverged is not None
 
 
 def _kept(folder: Path, row: Row) -> dict[int, tuple[list[Arm], int]]:

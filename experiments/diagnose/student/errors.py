@@ -27,7 +27,8 @@ from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.replay import PAIR
 from roundscope.experiments.diagnose.student.units import Units, place
 from roundscope.experiments.train import mx
-from roundscope.experiments.train.mx import How, Kept, reseeded
+from roundscope.experiments.train.mx import How, reseeded
+from roundscope.experiments.train.step import arm
 from roundscope.experiments.train.student import model
 from roundscope.experiments.train.student.arms import Config, Plan, plan_of
 from roundscope.experiments.train.student.measure import compared
@@ -56,10 +57,7 @@ class Error:
 
     @property
     def bias(self) -> tuple[float, float]:
-        """The mean of `along` over steps and half of its 95 % interval.
-
-        By this the step is lengthened in the mean; negative: shortened.
-        """
+        """The mean of `along` over steps, negative for shorter ones, and half its 95 % interval."""
         return mean_interval(self.along)
 
 
@@ -67,21 +65,14 @@ def only(plan: Plan, units: Units) -> Plan:
     """Return the plan with all events but these in FP32."""
     places = {place(u) for u in units}
 
-    def keep(i: int, m: int, s: int, f: Kept) -> Kept:
-        return f if (i, m, s) in places else BINARY32
-
-    rows = [
-        [[keep(i, m, s, f) for s, f in enumerate(own)] for m, own in enumerate(row)]
-        for i, row in enumerate(plan.formats)
-    ]
-    return Plan(formats=tuple(tuple(map(tuple, row)) for row in rows), beta=plan.beta)
+    formats = np.array(plan.formats, dtype=object)
+    for at in set(np.ndindex(formats.shape)) - places:
+        formats[at] = BINARY32
+    return Plan(formats=mx.as_formats(formats), beta=plan.beta)
 
 
 def looked(case: Case, begin: Begin) -> list[Begin]:
-    """Return the states of up to STEPS steps in a row from `begin` on, all before the divergence.
-
-    Each has an axis of one arm.
-    """
+    """Return the states, each of one arm, of up to STEPS steps from `begin`, before divergence."""
     now, found = begin.take([0] * PAIR), [begin]
     while len(found) < STEPS and now.step + 1 < case.failed:
         now = advance(case.config, [case.own] * PAIR, now, now.step + 1, lambda n: None)[0]
@@ -90,10 +81,7 @@ def looked(case: Case, begin: Begin) -> list[Begin]:
 
 
 def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[str, Error]:
-    """Return the error of every plan against FP32, at each state and on the rows of its step.
-
-    GRADIENT is FP32's gradient in the place of epsilon, with zeta 1.
-    """
+    """Return every plan's error at each state on its rows; GRADIENT has FP32's for epsilon."""
     config, seed = case.config, (case.config.seed + case.own.seed) % 2**32
     how = mx.how_of(config.block, list(plans.values()))
     exact = plan_of(config, ()).table(seed)
@@ -102,24 +90,16 @@ def errors(case: Case, states: list[Begin], plans: Mapping[str, Plan]) -> dict[s
     found = []
     for begin in states:
         x, y = rows(jnp.asarray([seed], jnp.uint32), np.int32(begin.step))
-        found.append(
-            jax.device_get(of(jax.tree.map(lambda leaf: leaf[0], begin.state), tables, x[0], y[0]))
-        )
-    measured = {
-        name: np.array([seen[0][name] for seen in found], float)
-        for name in ("zeta", "cosine", "along")
-    }
-    samples = np.stack([seen[1] for seen in found])  # (T, plans, sample)
+        found.append(jax.device_get(of(arm(begin.state, 0), tables, x[0], y[0])))
+    compared, *each = zip(*found, strict=True)
+    samples, gradients = map(np.stack, each)  # (T, plans, sample), (T, sample)
+    names = ("zeta", "cosine", "along")
+    measured = {name: np.array([seen[name] for seen in compared], float) for name in names}
     made = {
         n: _error({k: v[:, i] for k, v in measured.items()}, samples[:, i])
         for i, n in enumerate(plans)
     }
-    one = np.ones(len(states))
-    return made | {
-        GRADIENT: _error(
-            {"zeta": one, "cosine": one, "along": one}, np.stack([seen[2] for seen in found])
-        )
-    }
+    return made | {GRADIENT: _error(dict.fromkeys(names, np.ones(len(states))), gradients)}
 
 
 def _error(measured: dict[str, np.ndarray], sample: np.ndarray) -> Error:
@@ -128,18 +108,13 @@ def _error(measured: dict[str, np.ndarray], sample: np.ndarray) -> Error:
 
 
 def coherence(sample: np.ndarray) -> tuple[float, float, float]:
-    """Return A of vectors (T, n), its p under sign flips, and their 95 % quantile.
-
-    For zeros these are (0, 1, 0).
-    """
+    """Return A of vectors (T, n), p and the 95 % quantile under flips; (0, 1, 0) for zeros."""
     products = sample.astype(np.float64) @ sample.astype(np.float64).T
     total = np.trace(products)
     if not total > 0.0:
         return 0.0, 1.0, 0.0
-    signs = (
-        np.random.Generator(np.random.Philox(key=5)).integers(0, 2, (DRAWS, len(sample))) * 2.0
-        - 1.0
-    )
+    rng = np.random.Generator(np.random.Philox(key=5))
+    signs = rng.integers(0, 2, (DRAWS, len(sample))) * 2.0 - 1.0
 
     def of(s: np.ndarray) -> np.ndarray:
         return np.asarray(np.sqrt(np.maximum(((s @ products) * s).sum(-1), 0.0) / total))
@@ -151,24 +126,15 @@ def coherence(sample: np.ndarray) -> tuple[float, float, float]:
 
 @lru_cache(8)
 def _gradients(config: Config, how: How) -> Callable[..., tuple[dict[str, Array], Array, Array]]:
-    """Return the jitted (state of one arm, FP32's table and others, x, y) -> errors and samples.
+    """Return jitted (state, tables, x, y) -> `compared`, samples of epsilon, of the gradient."""
 
-    It returns (`compared`, samples of epsilon (plans, n), sample of the gradient).
-    """
-
-    def all_of(
-        state: Any, tables: Array, x: Array, y: Array
-    ) -> tuple[dict[str, Array], Array, Array]:
+    def all_of(state: Any, tables: Array, x: Array, y: Array) -> Any:
         blank = jnp.zeros_like(ravel_pytree(state.params)[0])
-        taken = np.sort(
-            np.random.Generator(np.random.Philox(key=4)).permutation(blank.size)[:SAMPLE]
-        )
+        rng = np.random.Generator(np.random.Philox(key=4))
+        taken = np.sort(rng.permutation(blank.size)[:SAMPLE])
 
-        def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, tuple[dict[str, Array], Array]]:
-            """Return a gradient compared with g, which the first call makes.
-
-            It is one scan, so that all come from one program.
-            """
+        def one(g: Array, at: tuple[Array, Array]) -> Any:
+            """Compare a gradient with g, that of the first turn; one program for all."""
             table = reseeded(at[1], state.step) if how.drawn else at[1]
             tree = jax.grad(model.loss)(state.params, config, how, x, y, table)
             own: Array = ravel_pytree(tree)[0]

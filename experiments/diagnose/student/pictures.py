@@ -1,6 +1,7 @@
 """Pictures of steps 3 to 5 of a proxy's diagnosis: gradient's error, blocks, repairs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,8 +9,8 @@ from matplotlib.figure import Figure
 
 from roundscope.experiments.diagnose.student.errors import GRADIENT
 from roundscope.experiments.diagnose.student.run import ALL, REST, SET, Found
-from roundscope.tools.diagnose.report.pictures import LIFTED, logarithmic
-from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.diagnose.report.pictures import LIFTED
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas, logarithmic
 
 
 def errors(found: Found) -> Figure:
@@ -24,21 +25,13 @@ def errors(found: Found) -> Figure:
         right.plot(e.a, row, "o", color=colour, ms=6)
     g = found.errors[GRADIENT].a
     right.axvline(g, color=DOWN, lw=0.9, ls=":")
-    right.annotate(
-        " the gradient",
-        (g, 1.0),
-        xycoords=("data", "axes fraction"),
-        fontsize=8.5,
-        color=DOWN,
-        va="bottom",
-    )
-    logarithmic(left, left.xaxis, left.set_xscale)
+    beside: Any = {"xycoords": ("data", "axes fraction"), "fontsize": 8.5, "va": "bottom"}
+    right.annotate(" the gradient", (g, 1.0), color=DOWN, **beside)
+    logarithmic(left.xaxis)
     left.set_xlabel("zeta: |epsilon| / |g|, a tick for each step")
     right.set_xlabel("A: how the error adds up over steps; gray: sign flips, 95 %")
     right.set_xlim(left=0.0)
-    left.set_yticks(range(len(own)), list(own), fontsize=8.5)
-    left.set_ylim(len(own) - 0.5, -0.5)
-    _lines(axes[0])
+    _rows(axes[0], list(own))
     return figure
 
 
@@ -61,57 +54,40 @@ def origin(found: Found) -> Figure:
         top = max(float(values.max()), 0.1)
         ax.set_xlim(min(float(values.min()), 0.0) - 0.05 * top, 1.08 * top)
     names = [f"{b.units[0].site}{', the set' if b.marked else ''}" for b in found.origin]
-    axes[0, 0].set_yticks(range(len(names)), names, fontsize=8.5)
-    axes[0, 0].set_ylim(len(found.origin) - 0.5, -0.5)
-    _lines(axes[0])
+    _rows(axes[0], names)
     return figure
 
 
 def repairs(found: Found) -> Figure:
-    """Draw the error that every repair leaves, its part along the gradient, and its replays.
-
-    A dot is the step at which a replay diverges.
-    """
+    """Draw every repair's error, its part along the gradient, and when its replays diverge."""
     figure, axes = canvas(1.0 + 0.28 * len(found.tried), 1, 3, sharey=True)
-    steps = found.replayed.replayer.steps
-    top = found.replayed.replayer.until + 0.08 * steps
+    error, along, failed = axes[0]
+    until, steps = found.replayed.replayer.until, found.replayed.replayer.steps
+    top = until + 0.08 * steps
     for row, t in enumerate(found.tried):
         colour = UP if t.outcome.failures == len(t.outcome.fates) else QUIET
         if t.word == "averts it":
             colour = LIFTED
-        axes[0, 0].plot(t.error.zeta.mean(), row, "o", color=colour, ms=6)
-        mean, half = t.error.bias
-        axes[0, 1].errorbar(
-            100 * mean, row, xerr=100 * half, fmt="o", color=colour, ms=5, capsize=2.5
-        )
+        error.plot(t.error.zeta.mean(), row, "o", color=colour, ms=6)
+        mean, half = (100 * x for x in t.error.bias)
+        along.errorbar(mean, row, xerr=half, fmt="o", color=colour, ms=5, capsize=2.5)
         at = [top if f.failed is None else f.failed for f in t.outcome.fates]
-        axes[0, 2].plot(
-            at,
-            row + 0.3 * (np.arange(len(at)) / max(len(at) - 1, 1) - 0.5),
-            ".",
-            color=colour,
-            ms=8,
-            alpha=0.7,
-            mew=0,
-        )
-    axes[0, 2].axvspan(
-        found.replayed.replayer.until, top + 0.08 * steps, color=BAND, lw=0, zorder=0
-    )
-    axes[0, 1].axvline(0.0, color=INK, lw=0.7)
-    for ax, text in zip(
-        axes[0],
-        ("zeta", "epsilon along the gradient, %", "diverges at step; gray: survives"),
-        strict=True,
-    ):
-        ax.set_xlabel(text)
-    axes[0, 0].set_xlim(left=0.0)
-    axes[0, 0].set_yticks(range(len(found.tried)), [t.name for t in found.tried], fontsize=8.5)
-    axes[0, 0].set_ylim(len(found.tried) - 0.5, -0.5)
-    _lines(axes[0])
+        rows = row + 0.3 * (np.arange(len(at)) / max(len(at) - 1, 1) - 0.5)
+        failed.plot(at, rows, ".", color=colour, ms=8, alpha=0.7, mew=0)
+    failed.axvspan(until, top + 0.08 * steps, color=BAND, lw=0, zorder=0)
+    along.axvline(0.0, color=INK, lw=0.7)
+    error.set_xlabel("zeta")
+    along.set_xlabel("epsilon along the gradient, %")
+    failed.set_xlabel("diverges at step; gray: survives")
+    error.set_xlim(left=0.0)
+    _rows(axes[0], [t.name for t in found.tried])
     return figure
 
 
-def _lines(axes: Sequence[Axes]) -> None:
+def _rows(axes: Sequence[Axes], names: Sequence[str]) -> None:
+    """Write the names of the rows on the left, and draw thin lines behind the marks."""
+    axes[0].set_yticks(range(len(names)), names, fontsize=8.5)
+    axes[0].set_ylim(len(names) - 0.5, -0.5)
     for ax in axes:
         ax.grid(axis="y", color="#e4e7eb", lw=0.6)
         ax.set_axisbelow(True)

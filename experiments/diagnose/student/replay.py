@@ -4,15 +4,15 @@ The run as it was and changed arms are vmapped, in every launch beside a sham.
 """
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from roundscope.experiments.diagnose.student.case import Case
 from roundscope.experiments.diagnose.student.units import FAMILY, Units, change, units_of
+from roundscope.experiments.train.step import stacked
 from roundscope.experiments.train.student.arms import Arm, Config, how_of, key
 from roundscope.experiments.train.student.run import Begin, Follow, advance
 from roundscope.tools.diagnose.replay.replayer import Clock, Trial, limit, shaken
@@ -66,10 +66,8 @@ class Window:
 
     def arm(self, text: str) -> Arm:
         """Return the run's arm with a change."""
-        own = self.case.own
-        return replace(
-            own, name="replay", changes=(*own.changes, *([(self.first, text)] if text else []))
-        )
+        own, more = self.case.own, ((self.first, text),) if text else ()
+        return replace(own, name="replay", changes=(*own.changes, *more))
 
     def group(self, trial: Trial) -> Hashable:
         """Return what a trial needs of an executable, which also runs the run as it was."""
@@ -77,9 +75,8 @@ class Window:
 
     def name(self, trial: Trial) -> str:
         """Return a digest of the run, the state and the change."""
-        return digest(
-            key(self.case.config, self.case.own), self.case.origin, self.first, limit(), *trial
-        )
+        case = self.case
+        return digest(key(case.config, case.own), case.origin, self.first, limit(), *trial)
 
     def judge(self, arms: int) -> Judge:
         """Return a judge that knows the losses before the first step."""
@@ -88,20 +85,12 @@ class Window:
     def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield losses and gradient norms of the trials, which are vmapped."""
         state = jax.tree.map(lambda leaf: np.asarray(leaf)[0], self.begin.state)
-        many = jax.tree.map(
-            lambda *leaves: jnp.asarray(np.stack(leaves)),
-            *(shaken(state, trial.repeat) for trial in trials),
-        )
+        many = stacked([shaken(state, trial.repeat) for trial in trials])
         blank, arms = np.zeros((0, len(trials))), [self.arm(trial.change) for trial in trials]
         now = Begin(self.first, many, blank, blank)
         while now.step < until:
-            now, _ = advance(
-                self.case.config,
-                arms,
-                Begin(now.step, now.state, blank, blank),
-                min(now.step + EVERY, until),
-                lambda n: None,
-            )
+            start, end = now._replace(losses=blank, norms=blank), min(now.step + EVERY, until)
+            now, _ = advance(self.case.config, arms, start, end, lambda n: None)
             yield now.losses, now.norms
 
 
@@ -129,31 +118,19 @@ class Student:
         return EXACT if set(units) == self.units else change(units)
 
     def repair(self, units: Collection[Any], first: int) -> str:
-        """Return a command for the run from its first step on.
-
-        From step `first` on these units are exact.
-        """
-        own, usual = self.case.own, Config()
-        words = [
-            f"{f.name}={getattr(self.case.config, f.name)}"
-            for f in fields(Config)
-            if f.name not in ("lr", "measure_every")
-            and getattr(self.case.config, f.name) != getattr(usual, f.name)
-        ]
+        """Return a command for the run from its first step, exact units from `first` on."""
+        own, usual = self.case.own, asdict(Config()) | {"lr": self.case.config.lr}
+        config = asdict(self.case.config)
+        words = [f"{name}={value}" for name, value in config.items() if value != usual[name]]
         start = "; ".join(text for step, text in own.changes if step == 0)
         later = [*((step, text) for step, text in own.changes if step), (first, change(units))]
         at = " ".join(f"--at '{step}:{part}'" for step, text in later for part in text.split("; "))
-        asked = " ".join((*words, f"lr={own.lr:g}"))
-        return (
-            f"roundscope proxy {asked} --seeds {own.seed} --arm 'repaired={start}' {at} --out"
-            f" {self.case.folder.name}-repaired"
-        )
+        asked = f"{' '.join((*words, f'lr={own.lr:g}'))} --seeds {own.seed}"
+        out = f"--out {self.case.folder.name}-repaired"
+        return f"roundscope proxy {asked} --arm 'repaired={start}' {at} {out}"
 
     def own(self) -> Own:
-        """Replay the run as it was, twice in one launch, from the earliest state.
-
-        The states of the steps where replays may begin are kept.
-        """
+        """Replay the run twice in one launch from the earliest state; keep states of starts."""
         case, now = self.case, self.case.beginning().take([0] * PAIR)
         for until in (*sorted(case.starts), case.until):
             before = now.step
@@ -161,10 +138,10 @@ class Student:
             self.clock.advance(PAIR * (until - before))
             if until < case.until:
                 self.states[until] = now.take([0])
-        again = all(
-            np.array_equal(x[:, 0], x[:, 1], equal_nan=True) for x in (now.losses, now.norms)
-        )
-        return Own(first=0, losses=now.losses[:, 0], norms=now.norms[:, 0], again=again)
+        (losses, other), (norms, others) = now.losses.T, now.norms.T
+        pairs = (losses, other), (norms, others)
+        again = all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+        return Own(first=0, losses=losses, norms=norms, again=again)
 
     def failed(self, own: Own) -> int | None:
         """Return the step at which the replayed run diverged."""

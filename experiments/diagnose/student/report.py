@@ -21,7 +21,6 @@ from roundscope.experiments.diagnose.student.run import (
 from roundscope.experiments.diagnose.student.units import name, words
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.run import RULE
-from roundscope.tools.diagnose.replay.replayer import Outcome
 from roundscope.tools.diagnose.replay.start import LEVEL, Cause
 from roundscope.tools.diagnose.report import data, pictures, words_run
 from roundscope.tools.diagnose.report.diagnosis import Diagnosis, step
@@ -89,24 +88,18 @@ def _blocks_link(found: Found) -> Link:
         f" there under RCEIL ({100 * normal['excess']:.0f} %), {s['distinct']:.1f} different"
         f" elements in a block ({normal['distinct']:.1f})"
     )
-    return Link(
-        name="blocks unlike normal numbers",
-        holds=-s["shrink"] > 2.0 * -normal["shrink"] > 0.0,
-        evidence=evidence,
-    )
+    holds = -s["shrink"] > 2.0 * -normal["shrink"] > 0.0
+    return Link(name="blocks unlike normal numbers", holds=holds, evidence=evidence)
 
 
 def _repair(found: Found) -> Link:
-    real = [t for t in found.tried if t.name not in (BASE, FOUND, RANDOM)]
-    good, open_ = ([t for t in real if t.word == word] for word in ("averts it", "undecided"))
+    def said(word: str) -> str:
+        own = [f"{t.name} ({t.outcome.count})" for t in real(found) if t.word == word]
+        return ", ".join(own) or "none"
 
-    def said(own: list[Tried]) -> str:
-        return ", ".join(f"{t.name} ({t.outcome.count})" for t in own) or "none"
-
-    evidence = (
-        f"averted by: {said(good)}; undecided: {said(open_)}; shams: {found.tried[0].outcome.count}"
-    )
-    return Link(name="repair", holds=bool(good), evidence=evidence)
+    good, shams = said("averts it"), found.tried[0].outcome.count
+    evidence = f"averted by: {good}; undecided: {said('undecided')}; shams: {shams}"
+    return Link(name="repair", holds=good != "none", evidence=evidence)
 
 
 HOW = (
@@ -136,89 +129,46 @@ def steps(found: Found) -> list[Section]:
 
 
 def losses(found: Found) -> Figure:
-    """Draw the file's curve, the replay, and the sanity arms.
-
-    A point of the curve is the largest loss of 25 steps.
-    """
+    """Draw the file's curve (the largest loss of 25 steps), the replay, and the sanity arms."""
     case, r = found.case, found.replayed
     curve = [(step, loss) for step, loss, _ in case.row.curve if loss > 0.0]
-    return pictures.losses(
-        curve, r, [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")]
-    )
+    marks = [(case.failed, UP, "diverged"), (r.replayer.first, DOWN, "replays begin")]
+    return pictures.losses(curve, r, marks)
 
 
 def _errors(found: Found) -> Table:
     rows = []
     for who, e in found.errors.items():
-        mean, half = e.bias
-        rows.append(
-            [
-                who,
-                f"{e.zeta.mean():.3g}",
-                f"{e.cosine.mean():.4f}",
-                f"{100 * mean:+.3g}",
-                f"{100 * half:.2g}",
-                f"{e.a:.2f}",
-                f"{e.null:.2f}",
-                f"{e.p:.1g}",
-            ]
-        )
+        mean, half = (100 * x for x in e.bias)
+        numbers = f"{e.zeta.mean():.3g}", f"{e.cosine.mean():.4f}", f"{mean:+.3g}", f"{half:.2g}"
+        rows.append([who, *numbers, f"{e.a:.2f}", f"{e.null:.2f}", f"{e.p:.1g}"])
     heads = ["rounded", "zeta", "cosine", "along g, %", "+-", "A", "flips, 95 %", "p"]
     return Table(heads, rows, [row[0] == SET for row in rows])
 
 
 def _origin(found: Found) -> Table:
-    rows = []
+    shares = {"clipped": "clipped\n%", "last": "largest\n%", "underflow": "to 0\n%"}
+    shares |= {"shrink": "shrink\n%", "rms": "rms\nerror %", "excess": "over\nRCEIL %"}
+    rows: list[list[str]] = []
     for b in found.origin:
-        for title, s, spread in (
-            (f"{b.units[0].site}", b.shares, f"{b.spread:.3g}"),
-            ("  normal numbers", b.normal_shares, ""),
-        ):
-            percent = [
-                f"{100 * s[n]:.2f}"
-                for n in ("clipped", "last", "underflow", "shrink", "rms", "excess")
-            ]
-            where = [str(b.format), str(len(b.units))] if spread else ["", ""]
-            rows.append([title, *where, *percent, f"{s['distinct']:.1f}", spread])
-    heads = [
-        "event",
-        "format",
-        "places",
-        "clipped\n%",
-        "largest\n%",
-        "to 0\n%",
-        "shrink\n%",
-        "rms\nerror %",
-        "over\nRCEIL %",
-        "distinct",
-        "max / min",
-    ]
+        own = str(b.units[0].site), str(b.format), str(len(b.units)), b.shares, f"{b.spread:.3g}"
+        for *where, s, spread in (own, ("  normal numbers", "", "", b.normal_shares, "")):
+            percent = [f"{100 * s[name]:.2f}" for name in shares]
+            rows.append([*where, *percent, f"{s['distinct']:.1f}", spread])
+    heads = ["event", "format", "places", *shares.values(), "distinct", "max / min"]
     return Table(heads, rows, [b.marked and not i for b in found.origin for i in (0, 1)])
 
 
 def _repairs(found: Found) -> Table:
     rows = []
     for t in found.tried:
-        mean, half = t.error.bias
-        rows.append(
-            [
-                t.name,
-                f"{t.error.zeta.mean():.3g}",
-                f"{100 * mean:+.3g} +- {100 * half:.2g}",
-                f"{t.error.a:.2f}",
-                t.outcome.count,
-                _median(t.outcome),
-                f"{t.p:.1g}",
-                "" if t is found.tried[0] else t.word,
-            ]
-        )
+        mean, half = (100 * x for x in t.error.bias)
+        error = f"{t.error.zeta.mean():.3g}", f"{mean:+.3g} +- {half:.2g}", f"{t.error.a:.2f}"
+        steps = [f.failed for f in t.outcome.fates if f.failed is not None]
+        fates = t.outcome.count, f"{np.median(steps):.0f}" if steps else "", f"{t.p:.1g}"
+        rows.append([t.name, *error, *fates, "" if t is found.tried[0] else t.word])
     heads = ["repair", "zeta", "along g, %", "A", "survive", "others\nfail at", "p", "verdict"]
     return Table(heads, rows)
-
-
-def _median(o: Outcome) -> str:
-    steps = [f.failed for f in o.fates if f.failed is not None]
-    return f"{np.median(steps):.0f}" if steps else ""
 
 
 def diagnosis(found: Found) -> Diagnosis:
@@ -267,14 +217,15 @@ def headline(found: Found) -> str:
     start = f"{who(found)}: diverges at step {found.case.failed}.{beside} {words_run.ending(r)}"
     if not r.holds:
         return start
-    good = [
-        t.name for t in found.tried if t.word == "averts it" and t.name not in (BASE, FOUND, RANDOM)
-    ]
-    return start + (
-        f" Repairs that avert it: {', '.join(good)}."
-        if good
-        else " None of the repairs tried is shown to avert it."
-    )
+    good = [t.name for t in real(found) if t.word == "averts it"]
+    if not good:
+        return f"{start} None of the repairs tried is shown to avert it."
+    return f"{start} Repairs that avert it: {', '.join(good)}."
+
+
+def real(found: Found) -> list[Tried]:
+    """Return the known repairs that were tried."""
+    return [t for t in found.tried if t.name not in (BASE, FOUND, RANDOM)]
 
 
 def error(found: Found) -> str:
@@ -294,11 +245,9 @@ def error(found: Found) -> str:
 
 
 def _coherent(found: Found) -> str:
-    e = found.errors.get(SET, found.errors[ALL])
+    less = subject(found).a < found.errors[GRADIENT].a
     text = next(x.evidence for x in links(found) if x.name == "coherence")
-    more = (
-        "" if e.a >= found.errors[GRADIENT].a else " It adds up less than the gradient itself does."
-    )
+    more = " It adds up less than the gradient itself does." if less else ""
     return f"{text[0].upper()}{text[1:]}.{more}"
 
 
@@ -368,14 +317,8 @@ def document(found: Found) -> dict[str, Any]:
             "1 replay": data.replay(r),
             "2 search": None if r.guilty is None else data.search(r, r.guilty),
             "3 error": {
-                n: {
-                    "zeta": e.zeta.tolist(),
-                    "cosine": e.cosine.tolist(),
-                    "along": e.along.tolist(),
-                    "a": e.a,
-                    "p": e.p,
-                    "null": e.null,
-                }
+                n: {k: getattr(e, k).tolist() for k in ("zeta", "cosine", "along")}
+                | {"a": e.a, "p": e.p, "null": e.null}
                 for n, e in found.errors.items()
             },
             "4 origin": [

@@ -72,10 +72,7 @@ class Tried:
 
 
 def texts(case: Case) -> dict[str, str]:
-    """Return repairs that change something of the plan under which the run diverged, as changes.
-
-    They change no event that is exact.
-    """
+    """Return, as changes, repairs that change something of the plan and no event that is exact."""
     plan = case.plan(case.failed)
     units = units_of(case.config, plan)
     blocked = {u: f for u in ordered(units) if isinstance(f := format_of(plan, u), BlockFormat)}
@@ -96,10 +93,7 @@ def _with(
     rule: ScaleRule | None = None,
     mode: RoundingMode | None = None,
 ) -> str:
-    """Return the change of every block format to another rule or mode.
-
-    It leaves out formats that have it already or cannot have it.
-    """
+    """Return the change of block formats that can have another rule or mode to it."""
     groups: dict[BlockFormat, list[Unit]] = {}
     for u, f in blocked.items():
         if (rule or f.rule) != f.rule or (mode or f.element.mode) is not f.element.mode:
@@ -120,29 +114,19 @@ def spelled(f: BlockFormat) -> str:
     """Return FORMAT:RULE:MODE of a block format, as changes write it."""
 
     def plain(x: BlockFormat) -> BlockFormat:
-        return replace(
-            x,
-            size=32,
-            rule=ScaleRule.FLOOR,
-            element=replace(x.element, mode=RoundingMode.TIES_TO_EVEN),
-        )
+        element = replace(x.element, mode=RoundingMode.TIES_TO_EVEN)
+        return replace(x, size=32, rule=ScaleRule.FLOOR, element=element)
 
     name = next(n for n, known in BLOCK_NAMED.items() if plain(known) == plain(f))
     return f"{name}:{f.rule}:{f.element.mode}"
 
 
 def candidates(case: Case, done: Replayed) -> dict[str, str]:
-    """Return, as changes, the run as it was, every repair, the set of step 2, and a random set.
-
-    The random set has the size of the set of step 2.
-    """
-    g = done.guilty
-    found = {BASE: AS_IT_WAS, **texts(case)}
+    """Return as changes: the run as it was, repairs, the set of step 2, as many at random."""
+    g, found = done.guilty, {BASE: AS_IT_WAS, **texts(case)}
     if g is not None:
-        found |= {
-            FOUND: change(g.found),
-            **({RANDOM: change(g.controls[0].units)} if g.controls else {}),
-        }
+        found[FOUND] = change(g.found)
+        found |= {RANDOM: change(g.controls[0].units)} if g.controls else {}
     return found
 
 
@@ -152,22 +136,17 @@ def plan_with(case: Case, text: str) -> Plan:
 
 
 def repairs(done: Replayed, found: dict[str, str], measured: Mapping[str, Error]) -> list[Tried]:
-    """Replay the repairs and return them with the errors that they leave.
-
-    The replays of the run as it was are all shams.
-    """
-    names = [name for name in found if name != BASE]
-    fates = done.replayer([Trial(found[name], r) for name in names for r in range(REPEATS)])
-    made = {name: tuple(fates[i * REPEATS : (i + 1) * REPEATS]) for i, name in enumerate(names)} | {
-        BASE: done.shams.fates
-    }
+    """Replay the repairs; the replays of the run as it was are all shams."""
+    names, shams = [name for name in found if name != BASE], done.shams.fates
+    fates = iter(done.replayer([Trial(found[n], r) for n in names for r in range(REPEATS)]))
+    made = {n: tuple(next(fates) for _ in range(REPEATS)) for n in names} | {BASE: shams}
     return [
         Tried(
             name=name,
             text=text,
             error=measured[name],
             outcome=Outcome(units=frozenset(), fates=made[name]),
-            p=1.0 if name == BASE else better(made[name], done.shams.fates),
+            p=1.0 if name == BASE else better(made[name], shams),
             level=LEVEL / max(len(names), 1),
         )
         for name, text in found.items()
@@ -207,10 +186,7 @@ class Found:
 def diagnose(
     folder: Path, options: DiagnoseOptions, out: Path, progress: Callable[[int, str], None]
 ) -> Found:
-    """Return the diagnosis of one run; out: where replays are kept.
-
-    Raises as `student.case.case` does.
-    """
+    """Return the diagnosis of one run; out: where replays are kept. Raises as `case` does."""
     from roundscope.tools.compile_cache import keep_compilations
 
     keep_compilations()
@@ -224,15 +200,8 @@ def diagnose(
     marked: Units = done.guilty.found if done.guilty is not None and done.holds else frozenset()
     picked = choices(plan, units, marked) if units else {}
     texts = candidates(chosen, done) if done.cause is Cause.ROUNDING else {}
-    found = (
-        errors(
-            chosen,
-            states,
-            picked | {f"{REPAIR}{n}": plan_with(chosen, text) for n, text in texts.items()},
-        )
-        if units
-        else {}
-    )
+    picked |= {f"{REPAIR}{n}": plan_with(chosen, text) for n, text in texts.items()}
+    found = errors(chosen, states, picked) if units else {}
     clock.says(4, "blocks")
     blocks = origin(chosen, states[-1], units, marked)
     clock.says(5, "replays of the repairs")
@@ -250,13 +219,8 @@ def diagnose(
 
 
 def choices(plan: Plan, units: Units, marked: Units) -> dict[str, Plan]:
-    """Return plans in which some events round while the others are FP32.
-
-    These are all events, the set of step 2 and its complement, those of a layer, each event.
-    """
-    found = {ALL: units} | (
-        {SET: marked, REST: units - marked} if marked and marked != units else {}
-    )
-    return {
-        name: only(plan, own) for name, own in (found | by_layer(units) | by_site(units)).items()
-    }
+    """Return plans in which only these round: all, the set and its rest, a layer, an event."""
+    found = {ALL: units}
+    found |= {SET: marked, REST: units - marked} if marked and marked != units else {}
+    found |= by_layer(units) | by_site(units)
+    return {name: only(plan, own) for name, own in found.items()}

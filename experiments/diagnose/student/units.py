@@ -33,16 +33,8 @@ def there(config: Config) -> Units:
     matrices = [m for m in MATRICES if m is not Matrix.GATE or config.phi == "swiglu"]
     layers = range(config.depth)
     own = {Unit(i, m, s) for i in layers for m in matrices for s in Site if s.per_matrix}
-    norm = (Site.GAMMA, Site.LN, Site.DLN)
-    return frozenset(
-        own
-        | {
-            Unit(i, BESIDE, s)
-            for i in layers
-            for s in Site
-            if not s.per_matrix and (config.norm or s not in norm)
-        }
-    )
+    beside = [s for s in Site if not s.per_matrix and (config.norm or s not in GROUPS["norm"])]
+    return frozenset(own | {Unit(i, BESIDE, s) for i in layers for s in beside})
 
 
 def place(u: Unit) -> tuple[int, int, int]:
@@ -92,19 +84,11 @@ def name(u: Unit) -> str:
 
 
 def change(units: Collection[Unit], to: str = "fp32") -> str:
-    """Return the change of units to a format, as `roundscope proxy --arm` takes it.
-
-    It reads layer=1 matrix=up site=X,W -> fp32; ...
-    """
-    found = []
-    for layer, matrix, sites in _grouped(units):
-        where = [
-            f"layer={layer}",
-            *([f"matrix={matrix}"] if matrix else []),
-            f"site={','.join(sites)}",
-        ]
-        found.append(f"{' '.join(where)} -> {to}")
-    return "; ".join(found)
+    """Return the change of units to a format: layer=1 matrix=up site=X,W -> fp32; ..."""
+    return "; ".join(
+        f"layer={layer}{f' matrix={matrix}' if matrix else ''} site={','.join(sites)} -> {to}"
+        for layer, matrix, sites in _grouped(units)
+    )
 
 
 def words(units: Collection[Unit], all_units: Units) -> str:
@@ -130,15 +114,12 @@ def _places(places: list[tuple[int, str]], own: tuple[Site, ...], all_units: Uni
     layers = {m: [i for i, other in places if other == m] for m in matrices}
     alike = len({tuple(x) for x in layers.values()}) == 1
     parts = [(matrices, layers[matrices[0]])] if alike else [([m], layers[m]) for m in matrices]
-    return " and".join(
-        f"{_of(ms)} in layer{'s' if len(at) > 1 else ''} {listed([str(x) for x in at])}"
-        for ms, at in parts
-    )
-
-
-def _of(matrices: list[str]) -> str:
-    named = [m for m in matrices if m]
-    return f" of {listed(named)}" if named else ""
+    found = []
+    for some, at in parts:
+        named = [m for m in some if m]
+        whose = f" of {listed(named)}" if named else ""
+        found.append(f"{whose} in layer{'s' if len(at) > 1 else ''} {listed(list(map(str, at)))}")
+    return " and".join(found)
 
 
 def classes(units: Units) -> list[Units]:

@@ -62,11 +62,9 @@ class Batches:
         bits = np.random.Philox(key=np.array([self.seed, 2 * step + part], np.uint64))
         tokens = self.draw(self, part, bits)
         if tokens.max() >= self.vocab:
-            raise bad(
-                "vocab",
-                self.vocab,
-                f"the data has token {tokens.max()}; give at least vocab={tokens.max() + 1}",
-            )
+            most = tokens.max()
+            repair = f"the data has token {most}; give at least vocab={most + 1}"
+            raise bad("vocab", self.vocab, repair)
         return tokens.astype(np.int32)
 
 
@@ -76,7 +74,15 @@ def batches(config: Any, seed: int | None = None) -> Batches:
     The data is 'stdlib', 'repeat', 'sink', or a folder with train.bin and val.bin. Raises
     UsageError for other names and for too little data.
     """
-    draw, about = _source(config)
+    if config.data in _SYNTHETIC:
+        draw, about = _SYNTHETIC[config.data], {"stream": config.data}
+    elif config.data == "stdlib" or Path(config.data).is_dir():
+        draw, about = _from_files(
+            stdlib() if config.data == "stdlib" else Path(config.data), config
+        )
+    else:
+        what = unknown("data", config.data, ("stdlib", *_SYNTHETIC))
+        raise UsageError(f"{what}, or a folder with train.bin and val.bin")
     return Batches(
         name=config.data,
         seed=config.data_seed if seed is None else seed,
@@ -85,19 +91,6 @@ def batches(config: Any, seed: int | None = None) -> Batches:
         vocab=config.vocab,
         about=about,
         draw=draw,
-    )
-
-
-def _source(config: Any) -> tuple[Callable[..., np.ndarray], dict[str, Any]]:
-    if config.data in _SYNTHETIC:
-        return _SYNTHETIC[config.data], {"stream": config.data}
-    if config.data == "stdlib":
-        return _from_files(stdlib(), config)
-    if Path(config.data).is_dir():
-        return _from_files(Path(config.data), config)
-    raise UsageError(
-        f"{unknown('data', config.data, ('stdlib', *_SYNTHETIC))}, or a folder with train.bin and"
-        " val.bin"
     )
 
 
@@ -110,46 +103,23 @@ def _from_files(folder: Path, config: Any) -> tuple[Callable[..., np.ndarray], d
         first = bits.random_raw(own.size) % np.uint64(tokens.size - own.length + 1)
         return np.stack([tokens[i : i + own.length] for i in first.astype(np.int64)])
 
-    return draw, {
-        "folder": str(folder),
-        "train": parts[0].size,
-        "val": parts[1].size,
-        "fingerprint": _fingerprint(parts),
-    }
+    digest = hashlib.sha256()  # of sizes and both ends: reading a large file takes minutes
+    for tokens in parts:
+        ends = tokens[: 1 << 19].tobytes() + tokens[-(1 << 19) :].tobytes()
+        digest.update(f"{tokens.size}:".encode() + ends)
+    sizes = {"train": parts[0].size, "val": parts[1].size}
+    return draw, {"folder": str(folder), **sizes, "fingerprint": digest.hexdigest()}
 
 
 def _tokens(path: Path, config: Any) -> np.ndarray:
     if not path.is_file():
-        raise bad(
-            "data",
-            config.data,
-            f"has no {path.name}; make it with  roundscope prepare DIR_OR_FILES --out"
-            f" {path.parent}",
-        )
+        made = f"make it with  roundscope prepare DIR_OR_FILES --out {path.parent}"
+        raise bad("data", config.data, f"has no {path.name}; {made}")
     size, least = path.stat().st_size, 2 * (config.context + 1)
     if size % 2 or size < least:
-        raise bad(
-            "data",
-            config.data,
-            f"{path.name} has {size} bytes; uint16 tokens for one context need an even number from"
-            f" {least} up",
-        )
+        needed = f"uint16 tokens for one context need an even number from {least} up"
+        raise bad("data", config.data, f"{path.name} has {size} bytes; {needed}")
     return np.memmap(path, "<u2", "r")
-
-
-def _fingerprint(parts: tuple[np.ndarray, ...]) -> str:
-    """Return a digest of the sizes and both ends of the files.
-
-    Reading all of a large one takes minutes.
-    """
-    digest = hashlib.sha256()
-    for tokens in parts:
-        digest.update(
-            f"{tokens.size}:".encode()
-            + tokens[: 1 << 19].tobytes()
-            + tokens[-(1 << 19) :].tobytes()
-        )
-    return digest.hexdigest()
 
 
 def stdlib() -> Path:
@@ -162,11 +132,9 @@ def stdlib() -> Path:
     left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
     found = sorted((f.relative_to(root).as_posix(), f) for f in root.rglob("*.py"))
     files = [(name, f) for name, f in found if not left_out & set(name.split("/"))]
-    listed = hashlib.sha256(
-        "\n".join(f"{name} {f.stat().st_size}" for name, f in files).encode()
-    ).hexdigest()[:12]
+    listed = "\n".join(f"{name} {f.stat().st_size}" for name, f in files).encode()
     version = platform.python_version()
-    folder = cache_folder(f"data/stdlib-{version}-{listed}")
+    folder = cache_folder(f"data/stdlib-{version}-{hashlib.sha256(listed).hexdigest()[:12]}")
     if folder is None or (not is_whole(folder) and writing_fails(folder)):
         folder = _temporary()
     if not is_whole(folder):
@@ -183,10 +151,7 @@ def _temporary() -> Path:
 
 
 def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Return runs of 1 to 16 equal tokens.
-
-    Without position embedding equal tokens have equal scores, so that several share the maximum.
-    """
+    """Return runs of 1 to 16 equal tokens: several share the maximum where none has a position."""
     raw = bits.random_raw((own.size, 2, own.length))
     ends = (1 + raw[:, 0] % np.uint64(LONGEST)).cumsum(axis=1)
     tokens = raw[:, 1] % np.uint64(own.vocab)
@@ -195,10 +160,7 @@ def _repeat(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
 
 
 def _sink(own: Batches, part: int, bits: np.random.Philox) -> np.ndarray:
-    """Return tokens of which the first, and a quarter of the others, are token 0.
-
-    What follows each token is fixed up to noise, so that there is something to learn.
-    """
+    """Return tokens, a quarter of them token 0; what follows each is fixed up to noise."""
     raw = bits.random_raw((2, own.size, own.length))
     tokens = np.zeros((own.size, own.length), np.uint64)
     vocab = np.uint64(own.vocab)
@@ -237,66 +199,43 @@ def prepare(paths: Sequence[Path], out: Path, as_json: bool) -> None:
     def say(text: str) -> None:
         console().print(text, markup=False, soft_wrap=True)
 
-    say(
-        f"written: {out} ({meta['train']} tokens to train on, {meta['val']} for validation,"
-        f" {meta['files']} files)"
-    )
+    parts = f"{meta['train']} tokens to train on, {meta['val']} for validation"
+    say(f"written: {out} ({parts}, {meta['files']} files)")
     if skipped:
-        say(
-            f"left out: {len(skipped)} files that contain zero bytes and so are no text, the first"
-            f" {skipped[0]}"
-        )
+        binary = f"{len(skipped)} files that contain zero bytes and so are no text"
+        say(f"left out: {binary}, the first {skipped[0]}")
     say(f"train on it: roundscope train data={out} --out RUN")
 
 
 def texts(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return (text files, others).
-
-    Folders are searched in the order of names, without hidden files. Raises UsageError if there is
-    no text.
-    """
+    """Return (text files, others), in the order of names. Raises UsageError for no text."""
     files = [file for path in paths for file in _files(path)]
     is_text = {file: b"\0" not in file.read_bytes() for file in files}
     kept = [f for f in files if is_text[f]]
     if not any(f.stat().st_size for f in kept):
-        raise bad(
-            "DIR_OR_FILES",
-            " ".join(map(str, paths)),
-            "holds no text; name text files or folders with some",
-        )
+        repair = "holds no text; name text files or folders with some"
+        raise bad("DIR_OR_FILES", " ".join(map(str, paths)), repair)
     return kept, [f for f in files if not is_text[f]]
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise bad("DIR_OR_FILES", str(path), "does not exist")
     if path.is_file():
-        yield path
-        return
-    inside = (
-        f
-        for f in path.rglob("*")
-        if f.is_file() and not any(part.startswith(".") for part in f.relative_to(path).parts)
-    )
-    yield from sorted(inside, key=lambda f: f.relative_to(path).as_posix())
+        return [path]
+    inside = {f.relative_to(path): f for f in path.rglob("*") if f.is_file()}
+    shown = [own for own in inside if not any(part.startswith(".") for part in own.parts)]
+    return [inside[own] for own in sorted(shown, key=Path.as_posix)]
 
 
 def write(out: Path, documents: Iterator[tuple[str, bytes]], **about: Any) -> dict[str, Any]:
-    """Write the documents end to end, the last tenth for validation; return what meta.json says.
-
-    train.bin is renamed into place last, so a folder that has it is complete.
-    """
+    """Write documents, a tenth of them for validation, train.bin last; return meta.json."""
     names, parts = zip(*documents, strict=True)
     tokens = _bytes_as_tokens(b"".join(parts))
     cut = tokens.size - tokens.size // SHARE
-    meta = {
-        "vocab": 256,
-        "train": cut,
-        "val": tokens.size - cut,
-        "files": len(names),
-        "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
-        **about,
-    }
+    meta: dict[str, Any] = {"vocab": 256, "train": cut, "val": tokens.size - cut}
+    digest = hashlib.sha256(tokens.tobytes()).hexdigest()
+    meta |= {"files": len(names), "sha256": digest, **about}
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "meta.json", (json.dumps(meta, indent=1) + "\n").encode())
     write_whole(out / "val.bin", tokens[cut:].tobytes())
@@ -309,10 +248,7 @@ def _bytes_as_tokens(text: bytes) -> np.ndarray:
 
 
 def is_whole(folder: Path, text: bytes | None = None) -> bool:
-    """Return whether a folder has the tokens that `write` wrote there, every byte.
-
-    text: if given, they also have to be those of this text.
-    """
+    """Return whether a folder has all that `write` wrote there, and the text, if given."""
     try:
         meta, digest = _meta(folder), _digest(folder)
     except OSError:

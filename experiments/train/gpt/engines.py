@@ -37,36 +37,19 @@ def check_engine(config: Config) -> None:
 
 @lru_cache(64)
 def fused_plan(config: Config, plans: Plans, wrongs: Wrongs | None) -> Fixed:
-    """Return the plan of all layers and heads, or one for each layer where they differ.
-
-    Raises UsageError for what fused kernels do not do, before anything is compiled.
-    """
-    if wrongs is not None:
-        raise bad(
-            "engine",
-            PALLAS,
-            "an offset of what delta reads is data, which fused kernels do not take; give"
-            " engine=xla",
-        )
+    """Return the plan of all, or of each layer; UsageError for what kernels do not do."""
     own = tuple(layer[0] for layer in plans)
-    if any(other != layer[0] for layer in plans for other in layer):
-        raise bad(
-            "engine",
-            PALLAS,
-            "a fused kernel has one plan, but heads of a layer differ; change all of them, or give"
-            " engine=xla",
-        )
-    if any(map(is_stochastic, own)):
-        raise bad(
-            "engine",
-            PALLAS,
-            "random bits of a fused kernel would be the same at every step; give engine=xla",
-        )
+    differ = any(other != layer[0] for layer in plans for other in layer)
+    heads = "a fused kernel has one plan, but heads of a layer differ; change all of them, or"
+    bits = "random bits of a fused kernel would be the same at every step;"
+    offset = "an offset of what delta reads is data, which fused kernels do not take;"
+    refused = {offset: wrongs is not None, heads: differ, bits: any(map(is_stochastic, own))}
+    for why, is_so in refused.items():
+        if is_so:
+            raise bad("engine", PALLAS, f"{why} give engine=xla")
     if config.tile not in TILES:
-        told = (
-            f"tiles of fused kernels have {', '.join(map(str, TILES[:-1]))} or {TILES[-1]} rows,"
-            f" not {config.tile}"
-        )
+        sizes = f"{', '.join(map(str, TILES[:-1]))} or {TILES[-1]}"
+        told = f"tiles of fused kernels have {sizes} rows, not {config.tile}"
         raise bad("block", config.block, f"{told}; give block=64, and no shorter context")
     for plan in dict.fromkeys(own):
         _try(config, plan)
@@ -91,10 +74,9 @@ def only_plan(config: Config, arms: Sequence[Plans | None], wrongs: Wrongs | Non
 
 def _try(config: Config, plan: Plan | None) -> None:
     """Trace attention and its derivative without numbers: what they refuse, they refuse here."""
-    x = jax.ShapeDtypeStruct(
-        (config.batch // (config.parts or 1), config.context, config.heads, config.head_width),
-        jnp.float32,
-    )
+    rows = config.batch // (config.parts or 1)
+    shape = rows, config.context, config.heads, config.head_width
+    x = jax.ShapeDtypeStruct(shape, jnp.float32)
 
     def total(q: Array, k: Array, v: Array) -> Array:
         return model.attended(q, k, v, plan, config).sum()

@@ -52,6 +52,7 @@ from roundscope.attention.grammar.changes import STAGES
 from roundscope.attention.grammar.ranges import numbers
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import native
+from roundscope.attention.plans.traced import common_structure
 from roundscope.attention.sites import Site as AttentionSite
 from roundscope.experiments.train.config import JAX, Config
 from roundscope.experiments.train.gpt.plans import Plans, base
@@ -77,10 +78,7 @@ MATRICES = tuple(Matrix)
 
 
 def is_linear(change: grammar.Change) -> bool:
-    """Return whether a change is one of linear layers.
-
-    Its places and what is right of the arrow decide that.
-    """
+    """Return whether a change is one of linear layers, by its places and what is changed."""
     names = {*change.where.get("site", "").split(","), *(name for name, _ in change.what)}
     return "matrix" in change.where or not names.isdisjoint((*NAMES, MX))
 
@@ -132,8 +130,24 @@ def plans_of(config: Config, texts: Sequence[str] = (), seed: int = 0) -> Plans 
         return None
     plans = [[base(config)] * config.heads for _ in range(config.layers)]
     for change in changes:
-        _apply(plans, change, config)
-    _check_structure(plans, texts)
+        there = places(change, config)
+        try:
+            for (layer, head), edit in product(there, change.edits):
+                plan = grammar.edited(plans[layer][head], edit)
+                to_native = edit.kind == "plan" and config.sums == "native"
+                plans[layer][head] = native(plan) if to_native else plan
+        except ValueError as error:
+            raise UsageError(f"change '{change.text}': {error}") from None
+    try:
+        for row in plans:
+            common_structure(row)
+    except ValueError:
+        repair = (
+            "only formats and modes other than stochastic may differ between heads of a layer; for"
+            " stabiliser, delta_from, accumulator, stochastic rounding and presets that differ in"
+            " these leave head= out"
+        )
+        raise bad("changes", "; ".join(texts), repair) from None
     return tuple(tuple(plan.seeded(seed) for plan in row) for row in plans)
 
 
@@ -147,10 +161,7 @@ def described(plans: Plans | None) -> list[dict[str, Any]]:
 
 
 def places(change: Change, config: Config) -> Iterator[tuple[int, int]]:
-    """Return the (layer, head) that a change is for.
-
-    Raises UsageError for one that does not exist.
-    """
+    """Return the (layer, head) that a change is for; UsageError for one that does not exist."""
     return product(layers_of(change, config), _there(change, "head", change.heads, config.heads))
 
 
@@ -161,38 +172,9 @@ def layers_of(change: Change, config: Config) -> Sequence[int]:
 
 def _there(change: Change, name: str, chosen: tuple[int, ...] | None, size: int) -> Sequence[int]:
     if chosen and max(chosen) >= size:
-        raise UsageError(
-            f"change '{change.text}': {name}={max(chosen)}: the model has {size}, numbered from 0"
-            f" to {size - 1}"
-        )
+        there = f"the model has {size}, numbered from 0 to {size - 1}"
+        raise UsageError(f"change '{change.text}': {name}={max(chosen)}: {there}")
     return chosen or range(size)
-
-
-def _apply(plans: list[list[Plan]], change: Change, config: Config) -> None:
-    for layer, head in places(change, config):
-        for edit in change.edits:
-            try:
-                plan = grammar.edited(plans[layer][head], edit)
-                plans[layer][head] = (
-                    native(plan) if edit.kind == "plan" and config.sums == "native" else plan
-                )
-            except ValueError as error:
-                raise UsageError(f"change '{change.text}': {error}") from None
-
-
-def _check_structure(plans: list[list[Plan]], texts: Sequence[str]) -> None:
-    from roundscope.attention.plans.traced import common_structure
-
-    try:
-        for row in plans:
-            common_structure(row)
-    except ValueError:
-        repair = (
-            "only formats and modes other than stochastic may differ between heads of a layer; for"
-            " stabiliser, delta_from, accumulator, stochastic rounding and presets that differ in"
-            " these leave head= out"
-        )
-        raise bad("changes", "; ".join(texts), repair) from None
 
 
 def _change(change: grammar.Change) -> Change:
@@ -206,7 +188,6 @@ def _change(change: grammar.Change) -> Change:
     offsets = tuple(value for name, value in change.what if name == OFFSET)
     if offsets and "site" in where:
         raise ValueError("offset= is of what delta reads; leave site= out")
-    edits = grammar.edits_of(
-        replace(change, what=tuple(pair for pair in change.what if pair[0] != OFFSET)), (OFFSET, MX)
-    )
+    rest = tuple(pair for pair in change.what if pair[0] != OFFSET)
+    edits = grammar.edits_of(replace(change, what=rest), (OFFSET, MX))
     return Change(text=text, layers=layers, heads=heads, edits=edits, offsets=offsets)

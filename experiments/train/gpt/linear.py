@@ -24,13 +24,7 @@ from jax import Array, lax
 from roundscope.emu.roundings.modes import BINARY32, rounding
 from roundscope.experiments.train import mx
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt.interventions import (
-    BLOCK,
-    MATRICES,
-    Change,
-    changes_of,
-    layers_of,
-)
+from roundscope.experiments.train.gpt.interventions import BLOCK, MATRICES, changes_of, layers_of
 from roundscope.experiments.train.mx import (
     GROUPS,
     Formats,
@@ -73,20 +67,14 @@ linear.defvjp(_forward, _backward)
 
 
 def rounded(x: Array, kind: str = "bf16") -> Array:
-    """Return x rounded to BF16 or FP16, as float32; numbers beyond FP16's range become infinite.
-
-    XLA deletes an `astype` there and back, but not this.
-    """
+    """Return x as BF16 or FP16, with infinities; unlike an `astype`, XLA keeps this."""
     exponent, mantissa = BITS[kind]
     return lax.reduce_precision(x, exponent_bits=exponent, mantissa_bits=mantissa)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def embed(table: Array, tokens: Array, vocab: int) -> Array:
-    """Return rows (..., D) of the table (V, D).
-
-    Its gradient is a product with one-hot rows: a scatter adds in any order on a GPU.
-    """
+    """Return rows of the table (V, D); the gradient is a product, as a scatter has any order."""
     return table[tokens]
 
 
@@ -99,10 +87,7 @@ embed.defvjp(lambda table, tokens, vocab: (table[tokens], tokens), _embed_backwa
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Return the mean of log sum exp - the target's logit.
-
-    logits (..., V) are float32, targets (...) integers. There is no gather, so no scatter backward.
-    """
+    """Return the mean of log sum exp - the target's logit, of logits (..., V) in FP32."""
     hit = jnp.arange(logits.shape[-1], dtype=targets.dtype) == targets[..., None]
     chosen = jnp.where(hit, logits, jnp.zeros((), logits.dtype)).sum(-1)
     return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
@@ -137,29 +122,18 @@ def formats_of(config: Config, texts: Sequence[str] = ()) -> Formats | None:
     ]
     if not changes:
         return None
+    needed = f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers"
     for name in ("width", "context"):
         if getattr(config, name) % BLOCK:
-            raise bad(
-                name,
-                getattr(config, name),
-                f"'{changes[0].text}' needs a multiple of the block of {BLOCK} numbers",
-            )
+            raise bad(name, getattr(config, name), needed)
     formats = np.full((config.layers, len(MATRICES), len(Site)), BINARY32, dtype=object)
     if config.matmul != "fp32":
         operands = (*GROUPS["weights"], *GROUPS["activations"])
         put(formats, range(config.layers), range(len(MATRICES)), operands, rounding(config.matmul))
     for change in changes:
-        _apply(formats, change, config)
+        matrices = [MATRICES.index(m) for m in change.matrices or ()]
+        put_written(formats, layers_of(change, config), matrices, change.written)
     return Formats(formats=as_formats(formats))
-
-
-def _apply(formats: np.ndarray, change: Change, config: Config) -> None:
-    put_written(
-        formats,
-        layers_of(change, config),
-        [MATRICES.index(m) for m in change.matrices or ()],
-        change.written,
-    )
 
 
 def how_of(found: Sequence[Formats]) -> How:
@@ -173,10 +147,7 @@ def by_arm(how: How, found: Sequence[Formats], seeds: Sequence[int]) -> LinearPl
 
 
 def linear_at(plans: LinearPlans | None, step: Any) -> LinearPlans | None:
-    """Return the plans of one step: stochastic roundings draw from (seed, step, place).
-
-    Plans without any are returned as they are.
-    """
+    """Return the plans of one step: random bits are drawn from (seed, step, place)."""
     if plans is None or not plans.how.drawn:
         return plans
     return replace(plans, table=reseeded(jax.numpy.asarray(plans.table), jax.numpy.asarray(step)))

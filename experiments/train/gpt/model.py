@@ -14,6 +14,7 @@ linear layers are as `experiments.train.gpt.linear` says, or with roundings at n
 """
 
 import math
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -64,30 +65,25 @@ def init(config: Config, key: Array) -> Params:
         drawn: Array = jax.random.normal(next(keys), shape, dtype=jnp.float32)
         return jnp.asarray(jnp.float32(spread) * drawn)
 
+    def ones(*shape: int) -> Array:
+        return jnp.ones(shape, jnp.float32)
+
     into_residual = SPREAD / math.sqrt(2 * L)
     layers = {
-        "norm1": jnp.ones((L, D), jnp.float32),
-        "norm2": jnp.ones((L, D), jnp.float32),
+        "norm1": ones(L, D),
+        "norm2": ones(L, D),
         "qkv": normal(L, D, 3, c.heads, c.head_width),
         "proj": normal(L, c.heads, c.head_width, D, spread=into_residual),
         "up": normal(L, D, c.mlp_ratio * D),
         "down": normal(L, c.mlp_ratio * D, D, spread=into_residual),
     }
     if c.qk_norm:
-        layers |= {name: jnp.ones((L, c.head_width), jnp.float32) for name in ("norm_q", "norm_k")}
-    params: Params = {
-        "embedding": normal(c.vocab, D),
-        "norm": jnp.ones((D,), jnp.float32),
-        "layers": layers,
-    }
+        layers |= {name: ones(L, c.head_width) for name in ("norm_q", "norm_k")}
+    params: Params = {"embedding": normal(c.vocab, D), "norm": ones(D), "layers": layers}
     # drawn in any case, so that the other weights do not depend on the options
-    position = normal(c.context, D)
-    head = normal(c.vocab, D)
-    if c.position:
-        params["position"] = position
-    if not c.tied:
-        params["head"] = head
-    return params
+    position, head = normal(c.context, D), normal(c.vocab, D)
+    params |= {"position": position} if c.position else {}
+    return params | ({} if c.tied else {"head": head})
 
 
 def loss(
@@ -138,9 +134,7 @@ def run(
     if config.position:
         x = x + params["position"][: x.shape[1]]
 
-    def layer(
-        plans: Own, x: Array, own: tuple[Params, Any, Array | None, Any, LinearPlans | None]
-    ) -> tuple[Array, Seen]:
+    def layer(plans: Own, x: Array, own: tuple[Any, ...]) -> tuple[Array, Seen]:
         w, table, tap, number, events = own
         heads = HeadPlans(plans.like, table) if isinstance(plans, HeadPlans) else plans
         wrong = None
@@ -152,10 +146,11 @@ def run(
     numbers = None if offset is None else jnp.arange(config.layers)
     each, parts = (params["layers"], taps, numbers, linears), []
     for where, some in stretches(plans, config.layers):
-        own = each if where == slice(0, config.layers) else _taken(each, where)
-        w, tap, number, events = own
+        own = each
+        if where != slice(0, config.layers):
+            own = jax.tree.map(operator.itemgetter(where), each)
         table = jnp.asarray(some.table) if isinstance(some, HeadPlans) else None
-        x, part = lax.scan(partial(layer, some), x, (w, table, tap, number, events))
+        x, part = lax.scan(partial(layer, some), x, (own[0], table, *own[1:]))
         parts.append(part)
     seen = parts[0]
     if len(parts) > 1:
@@ -179,14 +174,9 @@ def read(
     def tapped(taps: Array) -> tuple[Array, Seen]:
         return run(params, tokens, plans, config, taps, offset, linears)
 
-    found: tuple[Array, Seen] = jax.grad(tapped, has_aux=True)(
-        jnp.zeros(shape, params["embedding"].dtype)
-    )
+    zeros = jnp.zeros(shape, params["embedding"].dtype)
+    found: tuple[Array, Seen] = jax.grad(tapped, has_aux=True)(zeros)
     return found
-
-
-def _taken(each: Any, where: slice) -> Any:
-    return jax.tree.map(lambda leaf: leaf[where], each)
 
 
 def _attention(
@@ -207,13 +197,8 @@ def _attention(
         q, k = rms_norm(q, w["norm_q"]), rms_norm(k, w["norm_k"])
     out = attended(q, k, v, plans, config, None if wrong is None else wrong(q, k, v))
     out = out if tap is None else out + tap
-    y = product(
-        out.reshape(x.shape),
-        w["proj"].reshape(config.width, config.width),
-        config.matmul,
-        events,
-        Matrix.PROJ,
-    )
+    rows, proj = out.reshape(x.shape), w["proj"].reshape(config.width, config.width)
+    y = product(rows, proj, config.matmul, events, Matrix.PROJ)
     return x + y, Seen(read, q, k, v)
 
 
@@ -225,31 +210,19 @@ def attended(
     It is computed by its heads' plans, by one plan (in the config's fused kernels, else on the
     engine that `attend` chooses), or, without any, by JAX's own attention (Config.plan = "jax").
     """
-    if plans is None:
-        return _jax_attention(q, k, v, config)
-    out: Array = attend(
-        q,
-        k,
-        v,
-        plan=plans,
-        block_q=config.tile,
-        block_k=config.tile,
-        is_causal=True,
-        delta_error=delta_error,
-        engine="pallas" if isinstance(plans, Plan) and config.engine == PALLAS else None,
-    )
-    return out
-
-
-def _jax_attention(q: Array, k: Array, v: Array, config: Config) -> Array:
+    if plans is not None:
+        options: dict[str, Any] = {"plan": plans, "is_causal": True, "delta_error": delta_error}
+        options |= {"block_q": config.tile, "block_k": config.tile}
+        fused = isinstance(plans, Plan) and config.engine == PALLAS
+        out: Array = attend(q, k, v, **options, engine="pallas" if fused else None)
+        return out
     if config.plan != JAX:
         raise ValueError(f"plans: None, must be given for plan={config.plan}")
-    if config.engine == CUDNN:
-        q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").astype(
-            jnp.float32
-        )
-    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    own = partial(jax.nn.dot_product_attention, is_causal=True)
+    if config.engine != CUDNN:
+        return own(q, k, v)
+    q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
+    return own(q, k, v, implementation="cudnn").astype(jnp.float32)
 
 
 def _mlp(x: Array, w: Params, config: Config, events: LinearPlans | None) -> Array:
@@ -262,10 +235,7 @@ LAYER_NORM, RMS_NORM = 1e-5, 1e-6  # added to the variance
 
 
 def product(x: Array, w: Array, kind: str, events: LinearPlans | None, matrix: Matrix) -> Array:
-    """Return x (..., in) times w (in, out); kind is Config.matmul, for a layer without events.
-
-    Blocks of X_W and G_W run over all rows of x.
-    """
+    """Return x (..., in) times w (in, out); blocks of X_W and G_W run over all rows of x."""
     if events is None:
         return linear(x, w, kind)
     rows = x.reshape(-1, x.shape[-1])
@@ -279,9 +249,8 @@ def normed(x: Array, scale: Array, events: LinearPlans | None, matrix: Matrix) -
     if events is None:
         return layer_norm(x, scale)
     rows, how = _rows(events, matrix), events.how
-    y = layer_norm(
-        mx.passed(how, None, Site.DLN, x, rows), mx.passed(how, Site.GAMMA, None, scale, rows)
-    )
+    x = mx.passed(how, None, Site.DLN, x, rows)
+    y = layer_norm(x, mx.passed(how, Site.GAMMA, None, scale, rows))
     return mx.passed(how, Site.LN, None, y, rows)
 
 
@@ -289,10 +258,8 @@ def passed_phi(phi: Callable[[Array], Array], h: Array, events: LinearPlans | No
     """Return phi(h), with the events PHI and DPHI."""
     if events is None:
         return phi(h)
-    rows = _rows(events, Matrix.FC1)
-    return mx.passed(
-        events.how, Site.PHI, None, phi(mx.passed(events.how, None, Site.DPHI, h, rows)), rows
-    )
+    rows, how = _rows(events, Matrix.FC1), events.how
+    return mx.passed(how, Site.PHI, None, phi(mx.passed(how, None, Site.DPHI, h, rows)), rows)
 
 
 def _rows(events: LinearPlans, matrix: Matrix) -> Array:
@@ -302,10 +269,7 @@ def _rows(events: LinearPlans, matrix: Matrix) -> Array:
 
 @jax.custom_vjp
 def watched(y: Array, x: Array, taps: Any) -> Array:
-    """Return y; its gradient by `taps` is what the product's backward reads.
-
-    taps = (zeros like x, zeros like y), and the gradient is (x, dy).
-    """
+    """Return y; its gradient by taps, zeros like x and y, is what the backward reads, (x, dy)."""
     return y
 
 

@@ -85,15 +85,8 @@ def exact_delta(scale: float, q: Array, k: Array, v: Array, do: Array) -> Array:
 EDGES = (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0)
 SITES_EVERY, ROWS = 10, 32
 TILES = 2  # the most tiles per side that fused kernels examine of a head
-MEASURED = (
-    "w_q_norm",
-    "several_ones",
-    "v_skew",
-    "delta_sum",
-    "delta_square",
-    "drift",
-    "w_q_gradient",
-)
+OF_LAYERS = ("several_ones", "v_skew", "delta_sum", "delta_square", "drift", "w_q_gradient")
+MEASURED = ("w_q_norm", *OF_LAYERS)
 
 
 def look(
@@ -125,15 +118,12 @@ def look(
     with jax.enable_x64(True):
         now = _at(plans, np.int32(step))
         if isinstance(now, HeadPlans):
-            measured = _of_layers(config, now, *seen, wrong, x)
-        else:
-            each = []
-            for n, own in enumerate(now):
-                own = HeadPlans(own.like, own.table[:, None])
-                each.append(_of_layers(config, own, *_layer((*seen, wrong, x), n)))
-            measured = {
-                name: np.concatenate([layer[name] for layer in each], axis=1) for name in each[0]
-            }
+            return found | _of_layers(config, now, *seen, wrong, x), seen
+        each = []
+        for n, own in enumerate(now):
+            alone = (None if a is None else a[:, n : n + 1] for a in (*seen, wrong, x))
+            each.append(_of_layers(config, HeadPlans(own.like, own.table[:, None]), *alone))
+    measured = {name: np.concatenate([own[name] for own in each], axis=1) for name in each[0]}
     return found | measured, seen
 
 
@@ -164,11 +154,7 @@ def coherence(total: Any, squares: Any) -> np.ndarray:
 def sites(
     config: Config, seen: Any, plans: list[Plans | None], turn: int, fused: Fixed | None = None
 ) -> list[dict[str, tuple[float, float]]]:
-    """Return, per arm, event -> (mean error, mean |error|) in ulps.
-
-    They are over the last rows of head number `turn` of every layer, or, with `fused`, over a
-    sample of all.
-    """
+    """Return per arm: event -> (mean error, mean |error|), in ulps, of one head or a sample."""
     if fused is not None:
         return _of_a_sample(config, seen, fused)
     head = turn % config.heads
@@ -193,30 +179,22 @@ def _site_means(
     found = []
     for layers in _alike([structure(plan) for plan in plans]):
         own: dict[str, Any] = {"plan": [plans[n] for n in layers], "mask": mask}
-        x = [a[layers] for a in args]
-        call = examine(*x, **own, block_q=tile, block_k=tile, engine="numpy")
-        found.append(call.trace.stats)
+        own |= {"block_q": tile, "block_k": tile, "engine": "numpy"}
+        found.append(examine(*(a[layers] for a in args), **own).trace.stats)
     return _means(found)
 
 
 def _of_a_sample(config: Config, seen: Any, plans: Fixed) -> list[dict[str, tuple[float, float]]]:
-    """Return the means over all layers and heads; each layer is a batch entry.
-
-    The tiles are the same in every arm.
-    """
+    """Return the means over layers, each a batch entry, and heads, by the same tiles."""
     tiles = -(-config.context // config.tile)
     each = plans if isinstance(plans, tuple) else (plans,) * config.layers
-    options: dict[str, Any] = {
-        "block_q": config.tile,
-        "block_k": config.tile,
-        "is_causal": True,
-        "engine": "pallas",
-    }
-    record = Record(every=-(-tiles // TILES))
+    options: dict[str, Any] = {"is_causal": True, "engine": "pallas"}
+    options |= {"block_q": config.tile, "block_k": config.tile}
+    options["record"] = Record(every=-(-tiles // TILES))
 
     def stats(arm: Any, layers: list[int]) -> dict[str, Stats]:
         x = (leaf[np.asarray(layers), 0] for leaf in arm)
-        return examine(*x, plan=each[layers[0]], **options, record=record).trace.stats
+        return examine(*x, plan=each[layers[0]], **options).trace.stats
 
     arms = zip(*seen, strict=True)
     return [_means([stats(arm, layers) for layers in _alike(each)]) for arm in arms]
@@ -245,14 +223,8 @@ def _reading(config: Config, sole: Fixed | None) -> Any:
     None; and what W_Q reads, (A, L, 1, T, D).
     """
 
-    def one(
-        params: Any,
-        tokens: Array,
-        plans: Tables,
-        step: Any,
-        offset: Offset | None,
-        linears: LinearPlans | None,
-    ) -> tuple[tuple[Array, ...], Array | None, Array]:
+    def one(params: Any, tokens: Array, plans: Tables, step: Any, more: Any) -> Any:
+        offset, linears = more
         offset = offset and offset._replace(step=step)
         own = sole or plans_at(plans, step)
         do, seen = model.read(params, tokens, own, config, offset, linear_at(linears, step))
@@ -261,17 +233,9 @@ def _reading(config: Config, sole: Fixed | None) -> Any:
         )
         return (seen.q, seen.k, seen.v, do), wrong, seen.x
 
-    def all_arms(
-        params: Any,
-        tokens: Array,
-        plans: Tables,
-        step: Any,
-        offset: Offset | None,
-        linears: LinearPlans | None,
-    ) -> Any:
-        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0, None, 0, 0))(
-            params, tokens, plans, step, offset, linears
-        )
+    def all_arms(params: Any, tokens: Array, plans: Tables, step: Any, *more: Any) -> Any:
+        axes = 0, 0 if tokens.ndim == 3 else None, 0, None, 0
+        return jax.vmap(one, in_axes=axes)(params, tokens, plans, step, more)
 
     return jax.jit(all_arms)
 
@@ -283,27 +247,17 @@ def _at(plans: Tables, step: Any) -> Tables:
     return seeded
 
 
-def _layer(seen: Sequence[Array | None], number: int) -> list[Array | None]:
-    """Return one layer of what was read, as an axis of one."""
-    return [None if x is None else x[:, number : number + 1] for x in seen]
-
-
 def _of_layers(config: Config, plans: HeadPlans, *seen: Any) -> dict[str, np.ndarray]:
     """Return the numbers of layers that share a structure."""
     *tensors, wrong, x = seen
     wrong = wrong if readable(plans.like) else None
-    found = _measured(_setup(config, plans.like), plans.table, *tensors, wrong, x)
-    return {name: np.asarray(value) for name, value in found.items()}
-
-
-def _setup(config: Config, like: Plan) -> Setup:
     t, scale = config.context, config.head_width**-0.5
-    return Setup(
-        plan=like,
+    setup = Setup(
+        plan=plans.like,
         queries=t,
         keys=t,
         block_q=config.tile,
-        block_k=max(config.tile, t) if like.normalise_first else config.tile,
+        block_k=max(config.tile, t) if plans.like.normalise_first else config.tile,
         heads=1,
         key_heads=1,
         scale=scale,
@@ -311,23 +265,15 @@ def _setup(config: Config, like: Plan) -> Setup:
         is_causal=True,
         record=Record(ones=(Site.P,), events=(Site.SCALED, Site.DS)),
     )
+    found = _measured(setup, plans.table, *tensors, wrong, x)
+    return {name: np.asarray(value) for name, value in found.items()}
 
 
 @partial(jax.jit, static_argnums=0)
 def _measured(
-    setup: Setup,
-    table: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    do: Array,
-    wrong: Array | None = None,
-    x: Array | None = None,
+    setup: Setup, table: Array, q: Array, k: Array, v: Array, do: Array, wrong: Any, x: Array
 ) -> dict[str, Array]:
-    """Return the numbers of every (arm, layer, head), each a batch entry of one head.
-
-    Drift only with x. XLA leaves out what no number needs.
-    """
+    """Return the numbers of every (arm, layer, head), each a batch entry of one head."""
     lead, (t, features) = (*q.shape[:2], q.shape[4]), (q.shape[3], q.shape[5])
 
     def entry(x: Array) -> Array:
@@ -335,16 +281,11 @@ def _measured(
 
     entries = [entry(x) for x in (q, k, v, do)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
-    rounded = [
+    sites, tiles = (Site.Q, Site.K, Site.V, Site.DO), (setup.block_q, setup.block_k) * 2
+    q, k, v, do = (
         engine.round_inputs(setup, site, engine.enter(x, block), each)[0]
-        for site, x, block in zip(
-            (Site.Q, Site.K, Site.V, Site.DO),
-            entries,
-            (setup.block_q, setup.block_k) * 2,
-            strict=True,
-        )
-    ]
-    q, k, v, do = rounded
+        for site, x, block in zip(sites, entries, tiles, strict=True)
+    )
     inputs = Inputs(q, k, v)
     results, seen = engine.forward(setup, inputs, each)
     read = results if wrong is None else engine.moved(setup, results, entry(wrong))
@@ -353,27 +294,25 @@ def _measured(
     ones = seen["tiles"]["P.ones"].sum(2).reshape(-1, q.shape[1])[:, :t]
     scores = seen["tiles"]["SCALED.events"][1]  # (heads, query tiles, key tiles, rows, keys)
     gaps = _gaps(scores.swapaxes(2, 3).reshape(scores.shape[0], q.shape[1], -1)[:, :t, :t])
-    found = {
-        "several_ones": (ones > 1).mean(1),
-        "v_skew": jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),
-        "delta_sum": off.sum(1),
-        "delta_square": (off * off).sum(1),
-    }
-    if x is not None:
-        ds = seen_back["tiles"]["DS.events"][1]  # (heads, key tiles, query tiles, rows, keys)
-        ds = ds.transpose(0, 2, 3, 1, 4).reshape(ds.shape[0], q.shape[1], -1)[:, :t, :t]
-        rows = jnp.where(jnp.tril(jnp.ones((t, t), bool)), ds, 0.0).sum(-1)
-        each_head = jnp.repeat(x[:, :, 0].reshape(-1, t, x.shape[-1]), lead[2], axis=0)
-        made, whole = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
-        found |= {"drift": jnp.where(whole > 0.0, made / whole, 0.0), "w_q_gradient": whole}
+    ds = seen_back["tiles"]["DS.events"][1]  # (heads, key tiles, query tiles, rows, keys)
+    ds = ds.transpose(0, 2, 3, 1, 4).reshape(ds.shape[0], q.shape[1], -1)[:, :t, :t]
+    rows = jnp.where(jnp.tril(jnp.ones((t, t), bool)), ds, 0.0).sum(-1)
+    each_head = jnp.repeat(x[:, :, 0].reshape(-1, t, x.shape[-1]), lead[2], axis=0)
+    made, whole = drift(setup.whole_scale, rows, q[:, :t], k[:, :t], dq[:, :t], each_head)
+    numbers = (
+        (ones > 1).mean(1),
+        jnp.abs(jnp.sign(v[:, :t]).mean(1)).mean(1),
+        off.sum(1),
+        (off * off).sum(1),
+        jnp.where(whole > 0.0, made / whole, 0.0),
+        whole,
+    )
+    found = dict(zip(OF_LAYERS, numbers, strict=True))
     return {name: y.reshape(lead) for name, y in found.items()} | {"gaps": gaps.reshape(*lead, -1)}
 
 
 def _gaps(scores: Array) -> Array:
-    """Return how many rows, from the second on, have top1 - top2 in each class.
-
-    scores are (heads, T, T), the result is (heads, classes).
-    """
+    """Return (heads, classes): how many rows but the first have top1 - top2 in each class."""
     seen = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -jnp.inf)[:, 1:]
     top = seen.max(-1)
     again = jnp.where(jnp.arange(seen.shape[-1]) == seen.argmax(-1)[..., None], -jnp.inf, seen).max(

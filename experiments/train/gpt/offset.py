@@ -32,7 +32,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.train.config import Config
-from roundscope.experiments.train.gpt.interventions import OFFSET, Change, changes_of, places
+from roundscope.experiments.train.gpt.interventions import OFFSET, changes_of, places
 from roundscope.experiments.train.gpt.plans import Plans
 from roundscope.tools.errors import UsageError, bad
 
@@ -78,10 +78,7 @@ def readable(plan: Plan) -> bool:
 
 
 def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
-    """Return the errors of arms at step 0, from those of each head, and a seed for each arm.
-
-    A head without any has c = 0.
-    """
+    """Return the errors of arms at step 0, with a seed each; a head without any has c = 0."""
 
     def field(of: Callable[[Wrong], Any], dtype: Any) -> np.ndarray:
         return np.array([[[of(w or NOTHING) for w in row] for row in arm] for arm in given], dtype)
@@ -96,10 +93,7 @@ def offsets(given: Sequence[Wrongs], seeds: Sequence[int]) -> Offset:
 
 
 def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
-    """Return e (B, T, N, H) of causal attention, without a derivative.
-
-    q, k, v are (B, T, N, H) float32; layer is the layer's number.
-    """
+    """Return e of causal attention with q, k, v (B, T, N, H) in a layer, without a derivative."""
     q, k, v = (lax.stop_gradient(x) for x in (q, k, v))
     c, kind, everywhere = (
         jnp.asarray(x)[layer][:, None] for x in (offset.c, offset.kind, offset.everywhere)
@@ -113,10 +107,7 @@ def error(offset: Offset, layer: Any, q: Array, k: Array, v: Array) -> Array:
 
 
 def ones_of(q: Array, k: Array) -> Array:
-    """Return where P rounds to 1 in BF16, (B, N, T, S).
-
-    These are keys that a query sees and whose score is within 1.955e-3 of the largest.
-    """
+    """Return where P rounds to 1 in BF16, (B, N, T, S): scores within 1.955e-3 of the top."""
     s = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest") * jnp.float32(q.shape[-1] ** -0.5)
     s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)
     ones: Array = s >= s.max(-1, keepdims=True) - jnp.float32(WINDOW)
@@ -124,13 +115,9 @@ def ones_of(q: Array, k: Array) -> Array:
 
 
 def half_ulp(x: Array) -> Array:
-    """Return half a BF16 ulp of float32 numbers: 2^(e - 8) for 2^e <= |x| < 2^(e + 1).
-
-    It is 0 for 0 and for subnormal numbers.
-    """
-    power = lax.bitcast_convert_type(
-        lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT, jnp.float32
-    )
+    """Return half a BF16 ulp, 2^(e - 8) for 2^e <= |x| < 2^(e + 1); 0 below normal numbers."""
+    exponent = lax.bitcast_convert_type(x, jnp.uint32) & EXPONENT
+    power = lax.bitcast_convert_type(exponent, jnp.float32)
     half: Array = power * jnp.float32(2.0**-8)
     return half
 
@@ -138,13 +125,10 @@ def half_ulp(x: Array) -> Array:
 def _sign(offset: Offset, kind: Array, layer: Any, total: Array) -> Array:
     key = jax.random.fold_in(jax.random.key(offset.seed), layer)
     fixed = jax.random.rademacher(key, total.shape[2:], total.dtype)
-    noise = jax.random.rademacher(
-        jax.random.fold_in(key, offset.step + 1), total.shape, total.dtype
-    )
-    of_v = jnp.sign(total)
-    return jnp.where(
-        kind == KINDS.index(NOISE), noise, jnp.where(kind == KINDS.index(FIXED), fixed * of_v, of_v)
-    )
+    anew = jax.random.fold_in(key, offset.step + 1)
+    noise, of_v = jax.random.rademacher(anew, total.shape, total.dtype), jnp.sign(total)
+    is_noise, is_fixed = (kind == KINDS.index(name) for name in (NOISE, FIXED))
+    return jnp.where(is_noise, noise, jnp.where(is_fixed, fixed * of_v, of_v))
 
 
 ALL = "all"
@@ -161,23 +145,21 @@ def wrongs_of(config: Config, texts: Sequence[str] = ()) -> Wrongs | None:
     for text in (*config.changes, *texts):
         for change in changes_of(text):
             for value in change.offsets:
-                wrong = _read(change, value)
+                try:
+                    wrong = None if value == "none" else _wrong(value)
+                except ValueError as error:
+                    raise UsageError(f"change '{change.text}': {error}") from None
                 for layer, head in places(change, config):
                     found[layer][head] = wrong
     return tuple(map(tuple, found)) if any(wrong for row in found for wrong in row) else None
 
 
 def check(plans: Plans | None, wrongs: Wrongs | None, texts: Sequence[str]) -> None:
-    """Raise UsageError for a layer with an offset whose delta reads no output.
-
-    delta_from is the same in all heads of a layer.
-    """
+    """Raise UsageError for a layer with an offset whose delta, one for all heads, reads none."""
     for row, own in zip(plans or (), wrongs or (), strict=False):
         if any(own) and not readable(row[0]):
-            repair = (
-                f"delta_from={row[0].delta_from} reads no output that could be off; use"
-                " delta_from=OUT or O, or offset=none"
-            )
+            why = f"delta_from={row[0].delta_from} reads no output that could be off"
+            repair = f"{why}; use delta_from=OUT or O, or offset=none"
             raise bad("changes", "; ".join(texts), repair)
 
 
@@ -196,13 +178,6 @@ def words(wrong: Wrong) -> str:
     return f"{wrong.c:.9g}:{wrong.kind}" + (f":{ALL}" if wrong.everywhere else "")
 
 
-def _read(change: Change, text: str) -> Wrong | None:
-    try:
-        return None if text == "none" else _wrong(text)
-    except ValueError as error:
-        raise UsageError(f"change '{change.text}': {error}") from None
-
-
 def _wrong(text: str) -> Wrong:
     c, _, rest = text.partition(":")
     kind, more, rows = rest.partition(":")
@@ -211,10 +186,8 @@ def _wrong(text: str) -> Wrong:
     except ValueError:
         size = np.inf
     if not abs(size) <= LARGEST or not kind or (more and rows != ALL):
-        raise ValueError(
-            f"offset={text}: write none, or C:KIND or C:KIND:{ALL} with a number C, as in "
-            " offset=16:bias"
-        )
+        form = f"write none, or C:KIND or C:KIND:{ALL} with a number C"
+        raise ValueError(f"offset={text}: {form}, as in  offset=16:bias")
     if kind not in KINDS:
         raise ValueError(f"offset={text}: {unknown('kind', kind, KINDS)}")
     return Wrong(c=size, kind=kind, everywhere=bool(more))

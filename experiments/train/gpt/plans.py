@@ -27,10 +27,7 @@ Planned = Tables | Fixed | None  # None: JAX's own attention
 
 
 def base(config: Config) -> Plan:
-    """Return the preset with the config's way to add up, before any change.
-
-    Raises UsageError for plan = "jax", which is no preset.
-    """
+    """Return the preset with the config's sums, unchanged; UsageError for "jax", which is none."""
     if config.plan == JAX:
         raise bad("plan", JAX, "is not emulated and has no events; choose a preset, such as fp32")
     plan = Plan.preset(config.plan)
@@ -57,10 +54,7 @@ def by_layer(plans: Sequence[Sequence[Plan]]) -> Tables:
 
 
 def by_arm(plans: Sequence[Tables | None]) -> Tables | None:
-    """Return the plans of arms as one table with a leading axis of arms.
-
-    None (plan = "jax") only if all are None. Raises ValueError for plans of two structures.
-    """
+    """Return plans as one table of arms; None if all are. ValueError for two structures."""
     given = [p for p in plans if p is not None]
     if not given:
         return None
@@ -88,10 +82,7 @@ def like_of(plans: HeadPlans | Plan) -> Plan:
 
 
 def stretches(plans: Planned, layers: int) -> Iterator[tuple[slice, HeadPlans | Plan | None]]:
-    """Yield consecutive layers that one loop can run, and their plans.
-
-    They have one structure, with a table (layers, heads, ...), or one plan.
-    """
+    """Yield consecutive layers of one structure, with their plans as a table or one plan."""
     if not isinstance(plans, tuple):
         yield slice(0, layers), plans
         return
@@ -107,10 +98,7 @@ def stretches(plans: Planned, layers: int) -> Iterator[tuple[slice, HeadPlans | 
 
 
 def over_layers(one: Callable[..., Any], tables: Tables, *arrays: Any) -> Any:
-    """Return one(plans of a layer, its entries of the arrays) of all layers, stacked.
-
-    Layers that share a table are mapped, others run one after the other.
-    """
+    """Return one(plans of a layer, its entries of the arrays) of all layers, stacked."""
     if isinstance(tables, HeadPlans):
         like = tables.like
 

@@ -55,17 +55,11 @@ def dq_and_sums(
 
     k, v, scale = wide(k, 1.0), wide(v, 0.0), config.head_width**-0.5
 
+    options: dict[str, Any] = {"plan": plans, "scale": scale, "is_causal": True}
+    options |= {"block_q": config.tile, "block_k": config.tile}
+
     def run(q: Array) -> Any:
-        return attend(
-            q,
-            k,
-            v,
-            plan=plans,
-            block_q=config.tile,
-            block_k=config.tile,
-            scale=scale,
-            is_causal=True,
-        )
+        return attend(q, k, v, **options)
 
     (dq,) = jax.vjp(run, wide(q, 0.0))[1](wide(do, 0.0))
     return dq[..., :-1], dq[..., -1]

@@ -26,6 +26,7 @@ from roundscope.experiments.train.step import State, arm
 __all__ = ["State", "Step", "advance", "arm", "numbers_only", "plans_at", "shape_of", "start"]
 
 Step = Callable[..., step.Seen]
+Data = tuple[Tables | None, Offset | None, LinearPlans | None]  # of an arm
 
 
 def start(config: Config, arms: int, seeds: Sequence[int] | None = None) -> State:
@@ -50,8 +51,7 @@ def shape_of(config: Config) -> Any:
 def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None) -> Step:
     """Return the jitted step of all arms.
 
-    It maps (state, tokens, plans, lr, offset, linears) to (state, losses (A,), gradient norms
-    (A,)).
+    It maps (state, tokens, plans, lr, offset, linears) to (state, losses (A,), norms (A,)).
 
     tokens  (B, T + 1) for all arms, or (A, B, T + 1); integers
     plans   tables with a leading axis of arms (`plans.by_arm`), or None for plan = "jax".
@@ -60,11 +60,8 @@ def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None)
             step, which then has None for plans: always in fused kernels, where `engines.only_plan`
             finds one on XLA's engine
     lr      (A,) float32: the peak of each arm, from which `train.step.rate` computes the step's
-    offset  of arms, the error of delta's operand (`experiments.train.gpt.offset`), or None: another
-            executable, without it
-    linears of arms, what the linear layers round (`experiments.train.gpt.linear`), or None:
-            another executable, without it
-
+    offset, linears   of arms, the error of delta's operand (`gpt.offset`), and what the linear
+            layers round (`gpt.linear`); None: another executable, without it
     mesh    the devices of a batch in parts (`InParts`), by default the default one
 
     Losses and norms (before clipping) are those at the weights before the step. The same state,
@@ -76,30 +73,16 @@ def advance(config: Config, sole: Fixed | None = None, mesh: Mesh | None = None)
 
 
 def numbers_only(config: Config) -> Config:
-    """Return the config without what does not enter a step.
-
-    Runs that differ only in that share an executable.
-    """
-    watching: dict[str, Any] = {
-        "checkpoint_every": 1,
-        "keep": 1,
-        "monitor_every": 1,
-        "drift_alarm": None,
-    }
-    return replace(config, changes=(), data="", data_seed=0, init_seed=0, **watching)
+    """Return the config without what enters no step, so that runs share executables."""
+    own = replace(config, changes=(), data="", data_seed=0, init_seed=0, drift_alarm=None)
+    return replace(own, checkpoint_every=1, keep=1, monitor_every=1)
 
 
 def _loss(config: Config, sole: Fixed | None) -> Callable[..., Array]:
     """Return the loss of an arm; its number is that from which random bits are drawn."""
 
-    def loss(
-        params: Any,
-        tokens: Array,
-        number: Any,
-        plans: Tables | None,
-        offset: Offset | None,
-        linears: LinearPlans | None,
-    ) -> Array:
+    def loss(params: Any, tokens: Array, number: Any, *data: Any) -> Array:
+        plans, offset, linears = data
         own, events = sole or plans_at(plans, number), linear_at(linears, number)
         offset = offset and offset._replace(step=number)
         return model.loss(params, tokens, own, config, offset, events)
@@ -110,47 +93,23 @@ def _loss(config: Config, sole: Fixed | None) -> Callable[..., Array]:
 @lru_cache(64)
 def _in_parts(config: Config, sole: Fixed | None, mesh: Mesh | None) -> Step:
     run = InParts(config, mesh, _loss(config, sole))
-
-    def advance(
-        state: State,
-        tokens: np.ndarray,
-        plans: Tables | None,
-        lr: Array,
-        offset: Offset | None = None,
-        linears: LinearPlans | None = None,
-    ) -> step.Seen:
-        return run(state, tokens, lr, (plans, offset, linears))
-
-    return advance
+    return lambda state, tokens, plans, lr, offset=None, linears=None: run(
+        state, tokens, lr, (plans, offset, linears)
+    )
 
 
 @lru_cache(64)
 def _advance(config: Config, sole: Fixed | None) -> Step:
     loss = _loss(config, sole)
 
-    def one(
-        state: State,
-        tokens: Array,
-        plans: Tables | None,
-        lr: Array,
-        offset: Offset | None,
-        linears: LinearPlans | None,
-    ) -> step.Seen:
-        data = tokens, state.step, plans, offset, linears
-        return step.one(config, state, lr, lambda params: loss(params, *data))
+    def one(state: State, tokens: Array, lr: Array, data: Data) -> step.Seen:
+        return step.one(config, state, lr, lambda params: loss(params, tokens, state.step, *data))
 
     def all_arms(
-        state: State,
-        tokens: Array,
-        plans: Tables | None,
-        lr: Array,
-        offset: Offset | None = None,
-        linears: LinearPlans | None = None,
+        state: State, tokens: Array, plans: Any, lr: Array, offset: Any = None, linears: Any = None
     ) -> step.Seen:
-        own_batch = 0 if tokens.ndim == 3 else None
-        return jax.vmap(one, in_axes=(0, own_batch, 0, 0, 0, 0))(
-            state, tokens, plans, lr, offset, linears
-        )
+        axes = 0, 0 if tokens.ndim == 3 else None, 0, 0
+        return jax.vmap(one, in_axes=axes)(state, tokens, lr, (plans, offset, linears))
 
     return step.compiled(all_arms)
 
@@ -243,10 +202,7 @@ class InParts:
         return done
 
     def _on_each(self, key: Hashable, run: Callable[[int], Any]) -> list[Any]:
-        """Return run(device) of all devices.
-
-        A thread for each launches its programs; what is compiled first is compiled in turn.
-        """
+        """Return run(device) of all, in threads once each program has been compiled."""
         at = self._threads.map if self.count > 1 and key in self._known else map
         found = list(at(run, range(self.count)))
         self._known.add(key)
@@ -266,10 +222,7 @@ class InParts:
 
 
 def total(parts: Iterable[T], add: Callable[[T, T], T]) -> T:
-    """Return the sum of a power of two of parts: of neighbors, then of neighboring sums.
-
-    Each sum is made once its parts are there, so that few are kept.
-    """
+    """Return the sum of a power of two of parts: of neighbors, then of neighboring sums."""
     kept: list[T] = []
     for number, x in enumerate(parts, 1):
         while number % 2 == 0:
@@ -281,20 +234,17 @@ def total(parts: Iterable[T], add: Callable[[T, T], T]) -> T:
 def _mean(count: int, parts: int, sums: Any) -> Any:
     """Return the mean over parts on each device, from the sum of each device's own."""
 
+    def over(x: Array) -> Array:
+        stretches = jnp.pad(x.reshape(-1), (0, -x.size % count)).reshape(count, -1)
+        mine: Array = total(lax.all_to_all(stretches, AXIS, 0, 0), operator.add)
+        whole: Array = lax.all_gather(mine, AXIS, tiled=True)
+        return whole[: x.size].reshape(x.shape)
+
     def mean(x: Array) -> Array:
         # exact, as parts is a power of two
-        return jnp.asarray(_over(count, x) * jnp.float32(1 / parts))
+        return jnp.asarray((x if count == 1 else over(x)) * jnp.float32(1 / parts))
 
     return jax.tree.map(mean, sums)
-
-
-def _over(count: int, x: Array) -> Array:
-    if count == 1:
-        return x
-    stretches = jnp.pad(x.reshape(-1), (0, -x.size % count)).reshape(count, -1)
-    mine: Array = total(lax.all_to_all(stretches, AXIS, 0, 0), operator.add)
-    whole: Array = lax.all_gather(mine, AXIS, tiled=True)
-    return whole[: x.size].reshape(x.shape)
 
 
 def _split(tokens: Any, parts: int) -> np.ndarray:

@@ -55,12 +55,8 @@ def _place(out: Path | None, origin: Origin) -> Path:
     if out.exists() and not out.is_dir():
         raise bad("--out", str(out), "is a file; name a folder")
     if not origin.in_place and checkpoint.steps(out):
-        raise bad(
-            "--out",
-            str(out),
-            f"holds a run already; go on with  roundscope train --resume {out}  or choose another"
-            " folder",
-        )
+        again = f"holds a run already; go on with  roundscope train --resume {out}"
+        raise bad("--out", str(out), f"{again}  or choose another folder")
     return out
 
 
@@ -89,28 +85,16 @@ def summary(out: Path, step: int, steps: int, *, interrupted: bool) -> dict[str,
     """Return what came of a run as data: per arm its last loss and its alarms."""
     from roundscope.experiments.train.record import rows
 
-    losses, alarms = rows(out, "steps"), rows(out, "alarms")
-    last = {row["arm"]: row for row in losses}
-    arms = [
-        {
-            "name": name,
-            "loss": row["loss"],
-            "gradient_norm": row["gradient_norm"],
-            "alarms": [
-                {k: a[k] for k in ("step", "series", "kind", "value", "bound")}
-                for a in alarms
-                if a["arm"] == name
-            ],
-        }
-        for name, row in last.items()
-    ]
-    return {
-        "folder": str(out),
-        "step": step,
-        "steps": steps,
-        "interrupted": interrupted,
-        "arms": arms,
-    }
+    arms: dict[str, dict[str, Any]] = {}
+    for row in rows(out, "steps"):  # the last of each arm
+        numbers = {k: row[k] for k in ("loss", "gradient_norm")}
+        arms[row["arm"]] = {"name": row["arm"], **numbers, "alarms": []}
+    for a in rows(out, "alarms"):
+        own = {k: a[k] for k in ("step", "series", "kind", "value", "bound")}
+        if a["arm"] in arms:
+            arms[a["arm"]]["alarms"].append(own)
+    about = {"folder": str(out), "step": step, "steps": steps, "interrupted": interrupted}
+    return about | {"arms": list(arms.values())}
 
 
 def _show(found: dict[str, Any], *, emulated: bool) -> None:
@@ -130,17 +114,13 @@ def _show(found: dict[str, Any], *, emulated: bool) -> None:
         say(f"to find the roundings behind it: roundscope diagnose {found['folder']}")
     say(f"to draw it: roundscope report {found['folder']}")
     if found["interrupted"]:
-        say(
-            f"interrupted, nothing is lost; go on with  roundscope train --resume {found['folder']}"
-        )
+        again = f"roundscope train --resume {found['folder']}"
+        say(f"interrupted, nothing is lost; go on with  {again}")
 
 
 @contextmanager
 def screen(clock: Callable[[], float] = time.monotonic) -> Iterator[Callable[[View], None]]:
-    """Yield a function that shows where the run is.
-
-    What it drew on a terminal disappears at the end.
-    """
+    """Yield a function that shows where the run is, on a terminal only until the end."""
     where = console(stderr=True)
     if not where.is_terminal:
         tell = every(SECONDS, lambda text: where.print(text, markup=False, soft_wrap=True), clock)
@@ -168,12 +148,8 @@ def table(view: View) -> Any:
         found.add_column(name, justify="left" if name in ("arm", "") else "right")
     arms = sorted(view.arms, key=lambda arm: not arm[3])
     for name, loss, lr, alarm in arms[:MOST]:
-        found.add_row(
-            name,
-            "-" if math.isnan(loss) and not alarm else f"{loss:.4f}",
-            f"{lr:.2e}",
-            "alarm" if alarm else "",
-        )
+        shown = "-" if math.isnan(loss) and not alarm else f"{loss:.4f}"
+        found.add_row(name, shown, f"{lr:.2e}", "alarm" if alarm else "")
     if len(arms) > MOST:
         found.add_row(f"and {len(arms) - MOST} more", "", "", "")
     return found
@@ -181,9 +157,7 @@ def table(view: View) -> Any:
 
 def headline(view: View) -> str:
     """Return the steps done, the steps per second and the time left at that rate."""
+    done = f"step {view.step} of {view.steps}"
     if not view.rate > 0.0:
-        return f"step {view.step} of {view.steps}, compiling"
-    return (
-        f"step {view.step} of {view.steps}, {view.rate:.3g} steps/s,"
-        f" {left(view.steps - view.step, view.rate)}"
-    )
+        return f"{done}, compiling"
+    return f"{done}, {view.rate:.3g} steps/s, {left(view.steps - view.step, view.rate)}"

@@ -39,15 +39,9 @@ def step_rows(
 
 def alarm_rows(names: Sequence[str], found: Sequence[Alarm]) -> list[Row]:
     """Return rows of `alarms`."""
+    own = ("step", "series", "kind", "value")
     return [
-        {
-            "arm": names[a.arm],
-            "step": a.step,
-            "series": a.series,
-            "kind": a.kind,
-            "value": a.value,
-            "bound": a.limit,
-        }
+        {"arm": names[a.arm], **{name: getattr(a, name) for name in own}, "bound": a.limit}
         for a in found
     ]
 
@@ -138,10 +132,7 @@ class Run:
         self.losses, self.pace = np.full(arms, np.nan), Pace()
 
     def go(self, show: Callable[[View], None], stop: Callable[[], bool]) -> bool:
-        """Do every step up to config.steps, unless `stop()` between two; then write a checkpoint.
-
-        Returns whether the end was reached.
-        """
+        """Do every step unless `stop()`, then write a checkpoint; return whether the end came."""
         c, first = self.settings.config, self.number
         while self.number < c.steps and not stop():
             if self.number % c.checkpoint_every == 0 and self.number != first:
@@ -166,40 +157,25 @@ class Run:
         self._flush()
         self.log.commit()
         about = next(iter(self.batches.values())).about
-        meta = described(self.settings) | {
-            "data": about,
-            "watch": [watch.state() for watch in self.watches],
-        }
-        if pinned:
-            meta["pinned"] = pinned
-        checkpoint.save(
-            self.folder, self.number, together(self.groups), meta, keep=self.settings.config.keep
-        )
+        meta = described(self.settings) | {"data": about}
+        meta |= {"watch": [watch.state() for watch in self.watches]}
+        meta |= {"pinned": pinned} if pinned else {}
+        keep = self.settings.config.keep
+        checkpoint.save(self.folder, self.number, together(self.groups), meta, keep=keep)
 
     def _flush(self) -> None:
-        """Take the losses and norms since the last time to the log and the spike rule.
-
-        They are fetched from the device.
-        """
+        """Fetch losses and norms since the last time, for the log and the spike rule."""
         waiting, self.waiting = jax.device_get(self.waiting), []
         if not waiting:
             return
         order = [a for group in self.groups for a in group.arms]
-        rates = np.outer(
-            _shares(self.settings, [number for number, _ in waiting]),
-            [arm.lr for arm in self.settings.arms],
-        )
+        rates = self._rates([number for number, _ in waiting])
         for (number, seen), rate in zip(waiting, rates, strict=True):
             losses, norms = np.empty(len(order)), np.empty(len(order))
-            losses[order], norms[order] = (
-                np.concatenate([part[i] for part in seen]) for i in range(2)
-            )
+            losses[order], norms[order] = map(np.concatenate, zip(*seen, strict=True))
             self.log.add("steps", step_rows(self.names, number, losses, norms, rate))
-            alarms = [
-                a
-                for watch, x in zip(self.series, (losses, norms), strict=True)
-                for a in watch.update(number, x)
-            ]
+            loss, norm = self.series
+            alarms = [*loss.update(number, losses), *norm.update(number, norms)]
             self.log.add("alarms", alarm_rows(self.names, alarms))
             self._pin(alarms)
             self.losses = losses
@@ -209,58 +185,46 @@ class Run:
         for alarm in alarms:
             before = [s for s in checkpoint.steps(self.folder) if s <= alarm.step - alarm.delay]
             if before:
-                reason = (
-                    f"before {alarm.kind} of {alarm.series} of {self.names[alarm.arm]} at step"
-                    f" {alarm.step}"
-                )
-                checkpoint.pin(self.folder, before[-1], reason, most=self.settings.config.keep)
+                what = f"{alarm.kind} of {alarm.series} of {self.names[alarm.arm]}"
+                reason, most = f"before {what} at step {alarm.step}", self.settings.config.keep
+                checkpoint.pin(self.folder, before[-1], reason, most)
 
     def _monitor(self, batches: dict[int, np.ndarray]) -> None:
         self._flush()
-        turn, rest = divmod(self.number // self.settings.config.monitor_every, monitor.SITES_EVERY)
+        c, number = self.settings.config, self.number
+        turn, rest = divmod(number // c.monitor_every, monitor.SITES_EVERY)
         for group in self.groups:
-            tables, plans = group.plans(self.number)
+            tables, plans = group.plans(number)
             names = [self.names[a] for a in group.arms]
             tokens = group.own(batches)[..., :1, :]
-            data = tables, group.offset(self.number), group.linears(self.number)
-            params, *own = group.place.alone((group.state.params, *data))
-            tables, offset, linears = own
-            found, seen = monitor.look(
-                self.settings.config,
-                params,
-                tokens,
-                tables,
-                self.number * (self.settings.config.parts or 1),  # the bits of the first part
-                offset,
-                linears,
-                group.sole(self.number),
-            )
-            self.log.add("heads", head_rows(names, self.number, found, self.running))
+            data = group.state.params, tables, group.offset(number), group.linears(number)
+            params, tables, offset, linears = group.place.alone(data)
+            sole, bits = group.sole(number), number * (c.parts or 1)  # those of the first part
+            found, seen = monitor.look(c, params, tokens, tables, bits, offset, linears, sole)
+            self.log.add("heads", head_rows(names, number, found, self.running))
             if "drift" in found:
-                drifting = self.drift.update(
-                    self.number, group.arms, found["drift"], found["w_q_gradient"]
-                )
+                drift, gradient = found["drift"], found["w_q_gradient"]
+                drifting = self.drift.update(number, group.arms, drift, gradient)
                 self.log.add("alarms", alarm_rows(self.names, drifting))
             if seen is not None and rest == 0:
-                means = monitor.sites(
-                    self.settings.config, seen, plans, turn, group.fused(self.number)
-                )
-                self.log.add("sites", site_rows(names, self.number, means))
+                means = monitor.sites(c, seen, plans, turn, group.fused(number))
+                self.log.add("sites", site_rows(names, number, means))
         self.log.commit()
 
     def _view(self) -> View:
         if self.number > self.pace.last:
             self.pace.mark(self.number)
         going = np.any([watch.going_on() for watch in self.watches], axis=0)
-        rates = _shares(self.settings, [self.number])[0] * np.array(
-            [arm.lr for arm in self.settings.arms]
-        )
-        arms = tuple(
-            zip(self.names, self.losses.tolist(), rates.tolist(), going.tolist(), strict=True)
-        )
-        return View(
-            step=self.number, steps=self.settings.config.steps, rate=self.pace.rate, arms=arms
-        )
+        series = self.losses, self._rates([self.number])[0], going
+        arms = zip(self.names, *(x.tolist() for x in series), strict=True)
+        steps = self.settings.config.steps
+        return View(step=self.number, steps=steps, rate=self.pace.rate, arms=tuple(arms))
+
+    def _rates(self, numbers: Sequence[int]) -> np.ndarray:
+        """Return the learning rates (steps, arms) of some steps."""
+        at = jnp.asarray(numbers, jnp.int32)
+        shares = step.rate(self.settings.config, at, jnp.float32(1.0))
+        return np.outer(shares, [arm.lr for arm in self.settings.arms])
 
 
 def described(settings: Settings) -> dict[str, Any]:
@@ -269,12 +233,5 @@ def described(settings: Settings) -> dict[str, Any]:
         {"name": a.name, "changes": list(a.changes), "lr": a.lr, "seed": a.seed}
         for a in settings.arms
     ]
-    return {
-        "config": plain(settings.config),
-        "arms": arms,
-        "at": [list(pair) for pair in settings.at],
-    }
-
-
-def _shares(settings: Settings, numbers: Sequence[int]) -> np.ndarray:
-    return np.asarray(step.rate(settings.config, jnp.asarray(numbers, jnp.int32), jnp.float32(1.0)))
+    at = [list(pair) for pair in settings.at]
+    return {"config": plain(settings.config), "arms": arms, "at": at}

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -79,11 +80,8 @@ class Config:
                 raise bad(name, getattr(self, name), "give a whole number of at least 1")
         for name in ("width", "batch"):
             if getattr(self, name) % self.block:
-                raise bad(
-                    name,
-                    getattr(self, name),
-                    f"must be a multiple of the block of {self.block} numbers",
-                )
+                repair = f"must be a multiple of the block of {self.block} numbers"
+                raise bad(name, getattr(self, name), repair)
         if self.phi not in PHI:
             raise bad("phi", self.phi, f"use {', '.join(PHI[:-1])} or {PHI[-1]}")
         if not 0.0 <= self.noise < float("inf"):
@@ -102,17 +100,10 @@ class Config:
     @property
     def optimiser(self) -> Optimiser:
         """The optimizer's numbers as the trainer's Adam and rate read them; checked there."""
-        return Optimiser(
-            lr=self.lr,
-            min_lr=self.min_lr,
-            warmup=self.warmup,
-            steps=self.steps,
-            decay_steps=max(self.steps, self.warmup, 1),
-            beta1=self.beta1,
-            beta2=self.beta2,
-            clip=None,
-            weight_decay=0.0,
-        )
+        names = ("lr", "min_lr", "warmup", "steps", "beta1", "beta2")
+        own: dict[str, Any] = {name: getattr(self, name) for name in names}
+        end = max(self.steps, self.warmup, 1)
+        return Optimiser(**own, decay_steps=end, clip=None, weight_decay=0.0)
 
 
 EXACT, UNCHANGED = "fp32", "as it was"
@@ -162,17 +153,13 @@ def _apply(formats: np.ndarray, change: Change, config: Config, beta: bool) -> b
         if max(layers) >= config.depth:
             raise ValueError(f"layer {max(layers)} of {config.depth}, counted from 0")
     named = mx.matrices_of(change.where.get("matrix", mx.ALL), Matrix)
-    switches = [_switch(value) for name, value in change.what if name == "beta"]
+    switches = [value for name, value in change.what if name == "beta"]
+    if wrong := next((value for value in switches if value not in ("0", "1")), None):
+        raise ValueError(f"beta={wrong}: give 1, trained, or 0, left as it is")
     rest = replace(change, what=tuple(pair for pair in change.what if pair[0] != "beta"))
     matrices = [MATRICES.index(m) for m in named]
     mx.put_written(formats, layers, matrices, mx.written(rest, config.block))
-    return (beta, *switches)[-1]
-
-
-def _switch(value: str) -> bool:
-    if value not in ("0", "1"):
-        raise ValueError(f"beta={value}: give 1, trained, or 0, left as it is")
-    return value == "1"
+    return switches[-1] == "1" if switches else beta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,19 +186,15 @@ class Arm:
 
 
 def arm_of(config: Config, text: str, first: int = 0, before: Changes = ()) -> Arm:
-    """Return the arm of NAME=CHANGE[;CHANGE], each change from step `first` on.
-
-    They apply after those of `before`; lr=... is a change too. Raises UsageError.
-    """
+    """Return the arm of NAME=CHANGE[;CHANGE], after `before`, from `first` on. UsageError."""
     name, given, rest = text.partition("=")
     if not given or not name.strip() or "->" in name:
         raise bad("--arm", text, "write NAME=CHANGE, such as  floor='-> mx=mxfp8_e4m3'")
     parts = [part.strip() for part in rest.split(";") if part.strip()]
     rates = [part for part in parts if part.startswith("lr=")]
     changes = tuple((first, part) for part in parts if part not in rates)
-    arm = Arm(
-        name=name.strip(), changes=(*before, *changes), lr=_rate(rates[-1]) if rates else config.lr
-    )
+    lr = _rate(rates[-1]) if rates else config.lr
+    arm = Arm(name=name.strip(), changes=(*before, *changes), lr=lr)
     plans_of(config, arm)
     return arm
 
@@ -248,10 +231,7 @@ def groups(config: Config, arms: Sequence[Arm]) -> list[list[Arm]]:
 
 
 def key(config: Config, arm: Arm) -> str:
-    """Return the name of a result.
-
-    It depends on all that decides the result but versions, device, and the arm's own name.
-    """
+    """Return a result's name, by all that decides it but versions, device and the arm's name."""
     own = {k: v for k, v in asdict(arm).items() if k != "name"}
     return key_of(asdict(config) | {"lr": 1.0, "min_lr": config.min_lr / config.lr}, own)
 

@@ -15,7 +15,7 @@ block of 32 still has.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -41,11 +41,7 @@ def measure(config: Config, how: How) -> Callable[..., dict[str, Array]]:
     It has "zeta_SITE" for every event that some arm rounds, with that event alone rounded. Shares
     are means over layers. gamma's numbers are NaN for a student without LayerNorm.
     """
-    config = numbers_only(config)
-
-    def one(state: State, arm: Arms, x: Array, y: Array) -> dict[str, Array]:
-        return _measured(config, how, state, arm, x, y)
-
+    one = partial(_measured, numbers_only(config), how)
     return jax.jit(lambda state, arms, x, y, of: jax.vmap(one)(state, arms, x[of], y[of]))
 
 
@@ -61,19 +57,11 @@ def _measured(
 
     exact = jnp.broadcast_to(jnp.asarray(row_of(BINARY32)), table.shape)
     sites = [site for site in Site if site in how.rounded]
-    kept = jnp.asarray(
-        [
-            [False] * len(Site),
-            [True] * len(Site),
-            *([other == site for other in Site] for site in sites),
-        ]
-    )
+    alone = ([other == site for other in Site] for site in sites)
+    kept = jnp.asarray([[False] * len(Site), [True] * len(Site), *alone])
 
     def one(g: Array, at: tuple[Array, Array]) -> tuple[Array, dict[str, Array]]:
-        """Return the gradient with some events rounded, compared with g, which the first makes.
-
-        It is one scan, so that it is compiled once.
-        """
+        """Compare a gradient, some events rounded, with g, the first turn's; one program."""
         own = gradient(jnp.where(at[1][:, None], table, exact))
         g = jnp.where(at[0] == 0, own, g)
         return g, compared(own - g, g)
@@ -97,10 +85,7 @@ def compared(error: Array, g: Array) -> dict[str, Array]:
 
 
 def _ends(config: Config, how: How, params: Any, x: Array, table: Array) -> dict[str, Array]:
-    """Return clipped and last of the activations and weights of UP, and gamma's numbers.
-
-    All are means over layers.
-    """
+    """Return means over layers: clipped and last of UP's x and W, and gamma's numbers."""
     inputs = model.student(config, how, params, x, table)[1][0]
     xs, ws = table[:, model.UP, INDEX[Site.X]], table[:, model.UP, INDEX[Site.W]]
     shares = [*jax.vmap(lambda v, row: ends_row(v, row, how.size, -1))(inputs, xs)]

@@ -29,30 +29,21 @@ PHIS: dict[str, Callable[..., Array]] = {
 
 
 def init(config: Config, key: Array, norm: bool) -> Params:
-    """Return weights uniform in +-1 / sqrt(inputs), as torch.nn.Linear's.
-
-    No shifts, gamma 1, beta 0.
-    """
-    return jax.vmap(lambda k: _layer(config, jax.random.fold_in(key, k), norm))(
-        jnp.arange(config.depth)
-    )
-
-
-def _layer(config: Config, key: Array, norm: bool) -> dict[str, Array]:
+    """Return weights as torch.nn.Linear's, uniform in +-1 / sqrt(inputs); gamma 1, beta 0."""
     d, hidden = config.width, config.hidden
     shapes = {"up": (d, hidden), "down": (hidden, d)}
-    if config.phi == "swiglu":
-        shapes["gate"] = (d, hidden)
-    keys = jax.random.split(key, 3)
-    weights = {name: _uniform(keys[i], shape) for i, (name, shape) in enumerate(shapes.items())}
-    if norm:
-        weights |= {"gamma": jnp.ones(d, jnp.float32), "beta": jnp.zeros(d, jnp.float32)}
-    return weights
+    shapes |= {"gate": (d, hidden)} if config.phi == "swiglu" else {}
 
+    def one(number: Array) -> Params:
+        keys, weights = jax.random.split(jax.random.fold_in(key, number), 3), {}
+        for i, (name, shape) in enumerate(shapes.items()):
+            end = 1.0 / float(np.sqrt(shape[0]))
+            weights[name] = jax.random.uniform(keys[i], shape, jnp.float32, -end, end)
+        if norm:
+            weights |= {"gamma": jnp.ones(d, jnp.float32), "beta": jnp.zeros(d, jnp.float32)}
+        return weights
 
-def _uniform(key: Array, shape: tuple[int, int]) -> Array:
-    end = 1.0 / float(np.sqrt(shape[0]))
-    return jax.random.uniform(key, shape, jnp.float32, -end, end)
+    return jax.vmap(one)(jnp.arange(config.depth))
 
 
 def normalised(a: Array) -> Array:
@@ -64,10 +55,7 @@ def normalised(a: Array) -> Array:
 def layer(
     config: Config, how: How, p: dict[str, Array], a: Array, table: Array
 ) -> tuple[Array, tuple[Array, Array]]:
-    """Return (A + DOWN phi(UP LN(A)), (input of UP, input of DOWN)).
-
-    table: (matrices, events, FIELDS).
-    """
+    """Return (A + DOWN phi(UP LN(A)), (inputs of UP, DOWN)); table (matrices, events, FIELDS)."""
     h, gate, x = opened(how, p, a, table)
     out, inner = closed(config, how, p, h, gate, table)
     return a + out, (x, inner)
@@ -78,11 +66,8 @@ def opened(how: How, p: dict[str, Array], a: Array, table: Array) -> tuple[Array
     rows = table[0]  # of events without a matrix
     x = a
     if "gamma" in p:
-        scaled = (
-            normalised(passed(how, None, Site.DLN, a, rows))
-            * passed(how, Site.GAMMA, None, p["gamma"], rows)
-            + p["beta"]
-        )
+        scaled = normalised(passed(how, None, Site.DLN, a, rows))
+        scaled = scaled * passed(how, Site.GAMMA, None, p["gamma"], rows) + p["beta"]
         x = passed(how, Site.LN, None, scaled, rows)
     h = linear(how, x, p["up"], table[UP])
     return h, linear(how, x, p["gate"], table[GATE]) if "gate" in p else h, x
@@ -152,18 +137,14 @@ class Arms:
 
 
 def numbers_only(config: Config) -> Config:
-    """Return the config without what does not enter a step.
-
-    Runs that differ only in that share an executable.
-    """
+    """Return the config without what enters no step, so that runs share executables."""
     return replace(config, seed=0, measure_every=0)
 
 
 def start(config: Config, seeds: Sequence[int]) -> State:
     """Return arms at step 0, each with the weights of its seed, whatever arms are beside it."""
-    return step.start(
-        _fresh(numbers_only(config)), [(config.seed + seed) % 2**32 for seed in seeds]
-    )
+    words = [(config.seed + seed) % 2**32 for seed in seeds]
+    return step.start(_fresh(numbers_only(config)), words)
 
 
 @lru_cache(16)
@@ -177,10 +158,7 @@ def _fresh(config: Config) -> Callable[[Any], State]:
 
 @lru_cache(16)
 def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
-    """Return the function (seeds (S,), step) -> x, y (S, batch, width).
-
-    x are fresh rows, y the teacher's answers in FP32 with their noise.
-    """
+    """Return the function (seeds (S,), step) -> fresh rows x, answers y: (S, batch, width)."""
     config = numbers_only(config)
 
     def one(seed: Array, step: Array) -> tuple[Array, Array]:
@@ -188,9 +166,8 @@ def batches(config: Config) -> Callable[[Any, Any], tuple[Array, Array]]:
         taught = init(config, jax.random.fold_in(key, TEACHER), norm=False)
         rows, noise = jax.random.split(jax.random.fold_in(jax.random.fold_in(key, ROWS), step))
         x = jax.random.normal(rows, (config.batch, config.width), jnp.float32)
-        return x, teacher(config, taught, x) + np.float32(config.noise) * jax.random.normal(
-            noise, x.shape, jnp.float32
-        )
+        drawn = jax.random.normal(noise, x.shape, jnp.float32)
+        return x, teacher(config, taught, x) + np.float32(config.noise) * drawn
 
     return jax.jit(jax.vmap(one, in_axes=(0, None)))
 

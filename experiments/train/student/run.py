@@ -88,10 +88,7 @@ def lone(runs: Sequence[Result]) -> list[str]:
 
 
 def over(own: Sequence[Result], runs: Iterable[Result]) -> float:
-    """Return the final loss over FP32's of the same seed and rate: the geometric mean of `own`.
-
-    `runs` holds FP32's. Infinite where one is not finite or missing.
-    """
+    """Return the geometric mean of losses over FP32's in `runs`; inf where one is missing."""
     exact = [r for r in runs if r.condition.name == EXACT]
     ratios = [r.loss / e.loss for r, e in paired(own, exact)]
     if len(ratios) < len(own) or not all(map(math.isfinite, ratios)):
@@ -117,9 +114,8 @@ class Begin(NamedTuple):
 
     def take(self, arms: Sequence[int]) -> "Begin":
         """Return the beginning of some arms, which may repeat."""
-        return Begin(
-            self.step, pick(self.state, arms), self.losses[:, list(arms)], self.norms[:, list(arms)]
-        )
+        losses, norms = (x[:, list(arms)] for x in (self.losses, self.norms))
+        return Begin(self.step, pick(self.state, arms), losses, norms)
 
 
 def data_of(config: Config, arms: Sequence[Arm], number: int) -> model.Arms:
@@ -178,25 +174,20 @@ def advance(
 def launch(
     config: Config, arms: Sequence[Arm], progress: Progress, begin: Begin | None = None
 ) -> list[Result]:
-    """Return the results of arms of one group, in their order.
-
-    They run from `begin` (with an axis of arms) or from the first step.
-    """
+    """Return the results of arms of one group, from `begin` or the first step."""
     end, measured = advance(config, arms, begin or fresh(config, arms), config.steps, progress)
     follow, looks = followed(end.losses, DOUBLING), range(0, config.steps, EVERY)
     diverged, final = follow.diverged(), follow.final()
     ends = [min(n + EVERY, config.steps) for n in looks]
     worst = [end.losses[n : n + EVERY].max(axis=0) for n in looks]
+    points = list(zip(looks, ends, worst, strict=True))
     return [
         Run(
             condition=arm,
             steps=config.steps,
             diverged=diverged[i],
             loss=float(final[i]),
-            curve=tuple(
-                (done, float(largest[i]), float(end.norms[n, i]))
-                for n, done, largest in zip(looks, ends, worst, strict=True)
-            ),
+            curve=tuple((at, float(x[i]), float(end.norms[n, i])) for n, at, x in points),
             extra={"spikes": int(follow.spikes[i]), "measures": of_arm(measured, i)},
         )
         for i, arm in enumerate(arms)
@@ -210,20 +201,14 @@ def of_arm(looks: Sequence[Look], i: int) -> tuple[tuple[int, dict[str, float]],
 
 def prefix(arm: Arm, first: int) -> Arm:
     """Return the arm as it is before step `first`."""
-    return replace(
-        arm,
-        name="beginning",
-        changes=tuple((step, text) for step, text in arm.changes if step < first),
-    )
+    earlier = tuple((step, text) for step, text in arm.changes if step < first)
+    return replace(arm, name="beginning", changes=earlier)
 
 
 def begin(
     config: Config, arms: Sequence[Arm], first: int, folder: Path, progress: Progress
 ) -> Begin:
-    """Return the states of arms at step `first`, from the folder or computed and kept there.
-
-    The arms are of one group, with one executable.
-    """
+    """Return the states of one group's arms at `first`, kept in the folder or computed now."""
     wanted = list(dict.fromkeys(prefix(arm, first) for arm in arms))
     seeds = "-".join(str(a.seed) for a in wanted)
     path = folder / f"begin-{first}-{key(config, wanted[0])[:12]}-{seeds}.safetensors"

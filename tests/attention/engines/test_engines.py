@@ -4,6 +4,7 @@ cases.
 
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -258,3 +259,21 @@ def test_a_step_of_a_sum_rounds_once(engine):
         block_k=16,
     )
     assert np.asarray(found.lse).flat[0] == 1 + 2.0**-23
+
+
+@pytest.mark.parametrize("engine", ["numpy", "xla"])
+def test_rounded_heads_are_separate_calls_added_up(engine):
+    """dK and dV of query heads added before they are rounded, or with the scale taken twice."""
+    q, k, v, do = (normal(70 + i, 1, 40, n, 8) for i, n in enumerate((4, 2, 2, 4)))
+    plan = Plan.preset("cudnn")
+    assert plan.rounded_heads
+    tiles = {"block_q": 16, "block_k": 16, "is_causal": True, "engine": engine}
+    alone = examine(q, k.repeat(2, axis=2), v.repeat(2, axis=2), do, plan=plan, **tiles)
+    grouped = examine(q, k, v, do, plan=plan, **tiles)
+    for name in ("dk", "dv"):
+        heads = np.asarray(getattr(alone, name), np.float64).reshape(1, 40, 2, 2, 8)
+        want = heads.sum(3).astype(ml_dtypes.bfloat16).astype(np.float32)
+        assert np.array_equal(np.asarray(getattr(grouped, name)), want), name
+    wide = examine(q, k, v, do, plan=plan.changed("rounded_heads=false"), **tiles)
+    assert not np.array_equal(np.asarray(wide.dk), np.asarray(grouped.dk))
+    assert np.array_equal(np.asarray(wide.dq), np.asarray(grouped.dq))

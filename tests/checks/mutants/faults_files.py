@@ -5,7 +5,7 @@ from tests.checks.mutants.faults import Fault
 ALIGNMENT = ("tests/attention/test_alignment.py",)
 FILES = ("tests/tools/tensors/test_types.py",)
 LOOPS = "attention/tiles/loops.py"
-SCALES = "tools/tensors/scales.py"
+SCALES = "tools/tensors/files.py"
 
 OF_ALIGNMENT = (
     Fault(
@@ -79,7 +79,7 @@ OF_FILES = (
         kind="silence",
         imitates="A scale whose name is not known is dropped.",
         file=SCALES,
-        old='if own in ("", prefix) and OTHER.fullmatch(last) and not is_read(last):',
+        old='if own in ("", prefix) and LIKE_SCALE.fullmatch(last) and not is_scale(last):',
         new="if False:",
         tests=FILES,
     ),

@@ -16,7 +16,7 @@ def bench(roundscope, monkeypatch):
     """(exit code, rows, stderr) of the command at a size that compiles in seconds, plain JAX
     alone.
     """
-    monkeypatch.setattr(bench_step, "_sizes", lambda on_cpu: [(TINY, 1), (TINY, 2)])
+    monkeypatch.setattr(bench_step, "_sizes", lambda: [(TINY, 1), (TINY, 2)])
     monkeypatch.setattr(
         bench_step,
         "_contenders",

@@ -49,11 +49,8 @@ def measured():
     plans = plans_of(CONFIG)
     table: HeadPlans = by_arm([by_layer(plans)])
     with jax.enable_x64(True):
-        found = monitor._measured(
-            monitor._setup(CONFIG, table.like),
-            jnp.asarray(table.table),
-            *map(jnp.asarray, (q, k, v, do)),
-        )
+        x = jnp.zeros((1, 2, 1, 12, 16))  # what W_Q reads, of which only drift depends
+        found = monitor._of_layers(CONFIG, table, *map(jnp.asarray, (q, k, v, do)), None, x)
         return {name: np.asarray(x)[0] for name, x in found.items()}, (q, k, v, do), plans
 
 
@@ -176,13 +173,7 @@ def test_drift_is_what_wrong_rows_of_ds_make_of_a_gradient():
     )
     with jax.enable_x64(True):
         tensors = map(jnp.asarray, (q, k, v, do))
-        found = monitor._measured(
-            monitor._setup(config, table.like),
-            jnp.asarray(table.table),
-            *tensors,
-            None,
-            jnp.asarray(x),
-        )
+        found = monitor._of_layers(config, table, *tensors, None, jnp.asarray(x))
     assert np.asarray(found["drift"])[0].max() < 1e-5
     for layer, head in np.ndindex(2, 2):
         a, b, c, d = (np.asarray(y[1, layer, 0, :, head], float) for y in (q, k, v, do))

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from roundscope.experiments.cli.main import main
-from roundscope.tools.report.junit import write
+from roundscope.tools.report.deliver import write_junit
 from roundscope.tools.report.model import Case
 
 SOURCE = """
@@ -119,7 +119,7 @@ def test_junit(tmp_path):
         Case(name="b", failure="first\x00 line\nsecond <line>"),
         Case(name="c", skipped="no device"),
     ]
-    write(tmp_path / "new/junit.xml", "suite", cases)
+    write_junit(tmp_path / "new/junit.xml", "suite", cases)
     suite = ElementTree.parse(tmp_path / "new/junit.xml").getroot()[0]
     counts = {k: suite.get(k) for k in ("tests", "failures", "skipped", "errors", "time")}
     assert counts == {"tests": "3", "failures": "1", "skipped": "1", "errors": "0", "time": "0.500"}

@@ -11,15 +11,15 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.attention.sites import OF_KERNELS
+from roundscope.tools.cli import commands as garbage
 from roundscope.tools.trace import command as trace_command
 from roundscope.tools.trace import data as trace_json
-from roundscope.tools.trace import garbage
 from tests.tools.trace.inputs import PRESETS
 
 FAILED = """
 import gc
 from contextlib import suppress
-from roundscope.tools.trace import garbage
+from roundscope.tools.cli import commands as garbage
 before = gc.get_threshold()
 if {is_frozen}:
     gc.freeze()

@@ -8,11 +8,11 @@ of all replays; their number to come is known as a lower and an upper bound.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -120,10 +120,7 @@ class Outcome:
 
     @property
     def survives(self) -> bool:
-        """Return whether all repeats survive.
-
-        Sets are many, and one that survives by luck would pass for the cause.
-        """
+        """Whether all repeats survive: of many sets, some do by luck."""
         return self.failures == 0
 
     @property
@@ -133,17 +130,11 @@ class Outcome:
 
 
 def better(fates: Sequence[Fate], others: Sequence[Fate]) -> float:
-    """Return p of Fisher's exact test, one-sided.
-
-    It is the probability that replays survive this much more often than others if a change makes no
-    difference.
-    """
+    """Return p of Fisher's one-sided test: to survive so much more often by chance."""
     from scipy.stats import fisher_exact
 
-    table = [
-        [sum(f.failed is None for f in x), sum(f.failed is not None for f in x)]
-        for x in (fates, others)
-    ]
+    failed = [[f.failed is not None for f in x] for x in (fates, others)]
+    table = [[len(own) - sum(own), sum(own)] for own in failed]
     return float(fisher_exact(table, alternative="greater")[1])
 
 
@@ -157,51 +148,21 @@ FIRST_SHAM = 1000  # the repeats from this number on are shams
 GAP = 64  # numbers of shams that may be missing in a row: those of launches that ended early
 
 
-class Judge(Protocol):
-    """Follows the arms of a launch: `failed` has the step at which each failed, None so far."""
-
-    failed: list[int | None]
-
-    def update(self, first: int, losses: np.ndarray, norms: np.ndarray) -> None:
-        """Take losses and gradient norms (steps, arms) of the steps from `first` on."""
-
-    def end(self, steps: int) -> None:
-        """Finish after the last step: `steps` were done since the run began."""
-
-
-class Window(Protocol):
-    """Where replays begin, and what a model knows of them.
-
-    first      their first step;  as_it_was: no change
-    company    the number of shams in every launch: 1 where an executable must serve the run as it
-               was beside a change
-    """
-
-    @property
-    def first(self) -> int: ...
-    @property
-    def as_it_was(self) -> Any: ...
-    @property
-    def company(self) -> int: ...
-    def group(self, trial: Trial) -> Hashable:
-        """Return a key: trials with the same one share an executable."""
-
-    def name(self, trial: Trial) -> str:
-        """Return a name of all that decides a replay's bits, the places of a launch included."""
-
-    def judge(self, arms: int) -> Judge:
-        """Return a judge that knows what came before `first`."""
-
-    def run(self, trials: Sequence[Trial], until: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield losses and gradient norms (steps, arms), some steps at a time, up to step `until`.
-
-        `until` is exclusive.
-        """
-
-
 @dataclass(slots=True, kw_only=True)
 class Replayer:
-    """Replays from one window up to step `until`, exclusive, kept in `store`; shams: all so far."""
+    """Replays from one window up to step `until`, exclusive, kept in `store`; shams: all so far.
+
+    A window is where replays begin, and what a model knows of them. It has
+
+    first, as_it_was   their first step; no change
+    company            shams in every launch: 1 if an executable must also run the run as it was
+    group(trial)       a key: trials with the same one share an executable
+    name(trial)        of all that decides a replay's bits, the places of a launch included
+    judge(arms)        an object that knows what came before `first` and follows a launch: `update(
+                       first, losses, norms)` takes steps (steps, arms), `end(steps)` comes after
+                       the last, `failed` has the step at which each arm failed, None so far
+    run(trials, until) yields losses and norms (steps, arms), some steps at a time
+    """
 
     window: Any
     until: int
@@ -223,9 +184,8 @@ class Replayer:
 
     def __call__(self, trials: Sequence[Trial]) -> list[Fate]:
         """Return the fates of trials, in their order."""
-        found = {
-            i: fate for i, trial in enumerate(trials) if (fate := self._kept(trial)) is not None
-        }
+        kept = enumerate(map(self._kept, trials))
+        found = {i: fate for i, fate in kept if fate is not None}
         self.clock.done(len(found), 0.0)
         groups: dict[Hashable, list[int]] = {}
         for i, trial in enumerate(trials):
@@ -248,10 +208,7 @@ class Replayer:
                 self.next_sham = number
 
     def _kept(self, trial: Trial, whole: bool = False) -> Fate | None:
-        """Return the fate of a replay that was run before, if what was kept decides it.
-
-        whole: only if the replay went to the end.
-        """
+        """Return the fate of an earlier replay if it is decided; whole: only at its end."""
         kept = self.store.read(self.window.name(trial))
         if kept is None or (whole and len(kept[0]) < self.steps):
             return None
@@ -264,11 +221,7 @@ class Replayer:
         return Fate(failed=judge.failed[0], losses=losses[:, 0]) if is_known else None
 
     def _group(self, trials: Sequence[Trial], group: Hashable, which: list[int]) -> dict[int, Fate]:
-        """Return the fates of trials of one executable.
-
-        Where shams can fill a launch it always has the same number of places, so that one
-        executable serves all.
-        """
+        """Return the fates of trials of one executable; shams fill its places."""
         company = self.window.company
         is_filled = company > 0 or group == self.window.group(Trial(self.window.as_it_was))
         size = max(limit() - company, 1)
@@ -278,21 +231,14 @@ class Replayer:
             found |= dict(zip(part, fates, strict=True))
         return found
 
-    def _reserved(self, shams: int) -> range:
+    def _launch(self, trials: list[Trial], shams: int) -> list[Fate]:
+        """Run trials and shams together until all trials failed or the window ends."""
         with self.lock:
             self.next_sham += shams
-            return range(self.next_sham - shams, self.next_sham)
-
-    def _launch(self, trials: list[Trial], shams: int) -> list[Fate]:
-        """Run trials and shams in one launch.
-
-        It goes to the end of the window or until all trials have failed.
-        """
-        whole = [*trials, *(Trial(self.window.as_it_was, i) for i in self._reserved(shams))]
-        judge = self.window.judge(len(whole))
-        number = self.first
-        began = time.perf_counter()
-        seconds = 0.0
+            own = range(self.next_sham - shams, self.next_sham)
+        whole = [*trials, *(Trial(self.window.as_it_was, i) for i in own)]
+        judge, number = self.window.judge(len(whole)), self.first
+        began, seconds = time.perf_counter(), 0.0
         chunks: list[tuple[np.ndarray, np.ndarray]] = []
         for losses, norms in self.window.run(whole, self.until):
             chunks.append((losses, norms))
@@ -310,12 +256,10 @@ class Replayer:
             seconds = (time.perf_counter() - began) * len(chunks) / (len(chunks) - 1)
         losses, norms = (np.concatenate(x) for x in zip(*chunks, strict=True))
         kept = len(whole) if is_whole else len(trials)
-        self.store.write(
-            [self.window.name(t) for t in whole[:kept]], losses[:, :kept], norms[:, :kept]
-        )
-        fates = [
-            Fate(failed=step, losses=own) for step, own in zip(judge.failed, losses.T, strict=True)
-        ]
+        names = [self.window.name(t) for t in whole[:kept]]
+        self.store.write(names, losses[:, :kept], norms[:, :kept])
+        ends = zip(judge.failed, losses.T, strict=True)
+        fates = [Fate(failed=step, losses=own) for step, own in ends]
         if is_whole:
             self.shams += fates[len(trials) :]
         self.clock.done(len(trials), seconds)

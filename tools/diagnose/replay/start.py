@@ -160,16 +160,12 @@ class Replayed:
     @property
     def verdict(self) -> str:
         """The cause, in words."""
-        if self.cause in (Cause.ROUNDING, Cause.OTHER):
-            return f"{self.cause}{self.model.place}"
-        return str(self.cause)
+        is_known = self.cause in (Cause.ROUNDING, Cause.OTHER)
+        return f"{self.cause}{self.model.place if is_known else ''}"
 
     @property
     def shams(self) -> Outcome:
-        """The run as it was with other last bits, from the state of the search.
-
-        These are its sanity arms, and all shams beside the sets.
-        """
+        """The run as it was with other last bits: sanity arms and shams beside sets."""
         low: Sequence[Fate] = self.sanity[-1].low.fates if self.sanity else ()
         return Outcome(units=frozenset(), fates=(*low, *self.replayer.shams))
 
@@ -196,22 +192,15 @@ def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
     if model.units and failed is not None:
         tried, replayer = tries(model, Store(folder), clock)
     else:
-        replayer = _none(model, folder, clock)
+        window, until = model.window(model.case.starts[0]), model.case.until
+        replayer = Replayer(window=window, until=until, store=Store(folder), clock=clock)
     cause = cause_of(failed, tried)
     found = None
     if cause is Cause.ROUNDING:
-        clock.says(
-            2, f"{len(model.units)} events, {replayer.steps} steps from step {replayer.first} on"
-        )
-        found = guilty(
-            replayer,
-            model.family,
-            model.exactly,
-            model.units,
-            tried[-1].low,
-            tried[-1].exact,
-            model.is_random,
-        )
+        steps = f"{replayer.steps} steps from step {replayer.first} on"
+        clock.says(2, f"{len(model.units)} events, {steps}")
+        how, sanity = (model.family, model.exactly, model.units), tried[-1]
+        found = guilty(replayer, *how, sanity.low, sanity.exact, model.is_random)
     equal, compared = model.alike(own)
     return Replayed(
         model=model,
@@ -228,18 +217,8 @@ def replayed(model: Model, folder: Path, clock: Clock) -> Replayed:
     )
 
 
-def _none(model: Model, folder: Path, clock: Clock) -> Replayer:
-    start = model.case.starts[0]
-    return Replayer(
-        window=model.window(start), until=model.case.until, store=Store(folder), clock=clock
-    )
-
-
 def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Replayer]:
-    """Try states and windows until one decides.
-
-    Returns (the sanity check of each, the replayer of the last).
-    """
+    """Try states and windows until one decides; return each check, and the last's replayer."""
     tried: list[Sanity] = []
     best: tuple[Sanity, Replayer] | None = None
     for until in dict.fromkeys((model.case.until, model.case.longest)):
@@ -249,9 +228,8 @@ def tries(model: Model, store: Store, clock: Clock) -> tuple[list[Sanity], Repla
             tried.append(_sanity(replayer, model))
             if tried[-1].decides and (best is None or tried[-1].difference > best[0].difference):
                 best = tried[-1], replayer
-            if tried[-1].difference == SANITY or (
-                best is not None and best[0] not in tried[-1 - MORE :]
-            ):
+            is_old = best is not None and best[0] not in tried[-1 - MORE :]
+            if tried[-1].difference == SANITY or is_old:
                 break
         if best is not None:
             best[1].recall()
@@ -266,9 +244,8 @@ def _sanity(replayer: Replayer, model: Model) -> Sanity:
     low = tuple(replayer([Trial(replayer.window.as_it_was, r) for r in range(SANITY)]))
     steps = [f.failed for f in low if f.failed is not None]
     if len(steps) == len(low):
-        replayer.until = min(
-            replayer.until, max(steps) + 1 + max(SETTLED, SPREADS * (max(steps) - min(steps)))
-        )
+        settled = max(SETTLED, SPREADS * (max(steps) - min(steps)))
+        replayer.until = min(replayer.until, max(steps) + 1 + settled)
     exact = tuple(replayer([Trial(model.exactly(model.units), r) for r in range(SANITY)]))
     return Sanity(
         first=replayer.first,
@@ -323,7 +300,7 @@ class RunPart:
     step       that of the state which steps 3 to 6 examine
     replayed   steps 1 and 2; None if the run never failed
     survivals  the outcome of replays with a repair, by its name
-    rows       `tensors.rows.shares` with the set of step 2 exact, of each layer
+    rows       `carrier.shares` with the set of step 2 exact, of each layer
     """
 
     arm: str
@@ -338,3 +315,12 @@ class RunPart:
     replayed: Replayed | None
     survivals: dict[str, Outcome] = field(default_factory=dict)
     rows: list[np.ndarray] = field(default_factory=list)
+
+    def survival(self, name: str, is_base: bool) -> Outcome | None:
+        """Return the outcome of the replays of an arm of step 6; None where there are none."""
+        if self.replayed is None:
+            return None
+        if not is_base:
+            return self.survivals.get(name)
+        own = Fate(failed=self.replayed.failed, losses=self.replayed.own.losses)
+        return Outcome(units=frozenset(), fates=(own,))

@@ -72,14 +72,10 @@ class Store:
         return sqlite3.connect(self.path, timeout=30.0)
 
     def read(self, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return losses and gradient norms (steps,) of a replay, as far as it went.
-
-        None if it was not run.
-        """
+        """Return losses and norms (steps,) of a replay, as far as it went; None for none."""
         with explained(self.path), closing(self._open()) as connection:
-            row = connection.execute(
-                "SELECT losses, norms FROM replayed WHERE name = ?", (name,)
-            ).fetchone()
+            query = "SELECT losses, norms FROM replayed WHERE name = ?"
+            row = connection.execute(query, (name,)).fetchone()
         if row is None:
             return None
         if len(row[0]) % 8 or len(row[0]) != len(row[1]):
@@ -90,9 +86,8 @@ class Store:
         """Write those of a launch, (steps, replays), all or none."""
         blobs = [[column.astype("<f8").tobytes() for column in x.T] for x in (losses, norms)]
         with explained(self.path), closing(self._open()) as connection, connection:
-            connection.executemany(
-                "INSERT OR REPLACE INTO replayed VALUES (?, ?, ?)", zip(names, *blobs, strict=True)
-            )
+            rows = zip(names, *blobs, strict=True)
+            connection.executemany("INSERT OR REPLACE INTO replayed VALUES (?, ?, ?)", rows)
 
     def arrays(self, name: str) -> dict[str, np.ndarray] | None:
         """Return the arrays that were kept under a name, or None."""
@@ -114,16 +109,12 @@ class Store:
         # numpy types the keyword allow_pickle as bool, which no name of ours is
         np.savez(content, **arrays)  # type: ignore[arg-type]
         with explained(self.path), closing(self._open()) as connection, connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content.getvalue())
-            )
+            row = name, content.getvalue()
+            connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", row)
 
 
 def _is_unsigned(connection: sqlite3.Connection) -> bool:
-    """Return whether a file of an older version, which signed none, has our tables and no others.
-
-    They are signed from then on.
-    """
+    """Return whether a file of an older version, to be signed, has our tables alone."""
     [(owner,)] = connection.execute("PRAGMA application_id")
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     own = {name for name in names if not name.startswith("sqlite_autoindex")}

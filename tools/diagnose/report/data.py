@@ -70,22 +70,16 @@ def diagnosis(found: Findings | Stopped, seconds: float) -> Diagnosis:
     )
     if run is None:
         about += "; steps 1 and 2 replay a training run, so tensors do not have them"
-    sentences = [words.rows(found)]
+    sentences, title = [words.rows(found)], "Does rounding add up here, and why?"
     if run is not None:
-        sentences += [
-            words.replayed(run),
-            words_run.searched(run.replayed, words.NEVER),
-            words.survivors(run),
-        ]
+        title = "Why did this run fail, and is it rounding?"
+        sentences += [words.replayed(run), words_run.searched(run.replayed, words.NEVER)]
+        sentences.append(words.survivors(run))
     data = document(found, seconds)
     glossary = Points([(f"{name}:", f"{text}.") for name, text in GLOSSARY.items()])
     return Diagnosis(
         name=found.file,
-        title=(
-            "Does rounding add up here, and why?"
-            if run is None
-            else "Why did this run fail, and is it rounding?"
-        ),
+        title=title,
         about=about,
         first_line=words.first_line(found),
         kind=words.kind(found),
@@ -105,9 +99,7 @@ def diagnosis(found: Findings | Stopped, seconds: float) -> Diagnosis:
 def _stopped(found: Stopped, seconds: float) -> Diagnosis:
     """Return what is said where the results of every layer are infinite or NaN."""
     first = found.lost[0]
-    data = _begin(found.file, first, list(found.lost), seconds) | {
-        "infinite_or_nan": _lost(found.lost)
-    }
+    data = _begin(found.file, first, found.lost, seconds) | _lost(found.lost)
     changes = () if first.not_finite is None else first.not_finite.avoided_by
     sets = "".join(f" --set {shlex.quote(w)}" for w in changes)
     return Diagnosis(
@@ -139,27 +131,22 @@ def _trace(file: str, plan: str) -> str:
 
 
 def _lost(lost: Sequence[Measured]) -> dict[str, Any]:
-    return {
-        m.layer.name: {"sentence": str(m.not_finite)} | plain(m.not_finite)
-        for m in lost
-        if m.not_finite is not None
-    }
+    each = {m.layer.name: m.not_finite for m in lost}
+    return {"infinite_or_nan": {n: {"sentence": str(x)} | plain(x) for n, x in each.items()}}
 
 
 def _of_tensors(found: Findings) -> dict[str, str]:
     """Return the opening of the page on tensors, which have no replays to speak of."""
-    return {
-        "opening": words.opening(found),
-        "number": words.most_extreme(found),
-        "why": "Next, the error of every result, and which event makes it",
-        "command": _trace(found.file, found.layer.request.plan.name),
-    }
+    next_one = "Next, the error of every result, and which event makes it"
+    command = _trace(found.file, found.layer.request.plan.name)
+    opening, number = words.opening(found), words.most_extreme(found)
+    return {"opening": opening, "number": number, "why": next_one, "command": command}
 
 
 def document(found: Findings, seconds: float) -> dict[str, Any]:
     """Return diagnosis.json without the verdict."""
-    return _begin(found.file, found.layer, found.measured, seconds) | {
-        "infinite_or_nan": _lost(found.lost),
+    about = _begin(found.file, found.layer, found.measured, seconds) | _lost(found.lost)
+    return about | {
         "head": {"layer": found.layer.layer.name, "head": found.layer.heads[found.head]},
         "steps": (first_steps(found.run) if found.run else {}) | _steps(found),
     }
@@ -167,22 +154,19 @@ def document(found: Findings, seconds: float) -> dict[str, Any]:
 
 def _begin(file: str, m: Measured, measured: Sequence[Measured], seconds: float) -> dict[str, Any]:
     """Return what was run: the file, the plan of a layer, versions, digests of all layers."""
-    request = m.request
+    request, layers = m.request, [x.layer for x in measured]
+    roles = ("q", "k", "v", "do")
+    digests = {x.name: {role: digest(getattr(x, role)) for role in roles} for x in layers}
     return {
         "schema": SCHEMA,
         "command": command_line(),
         "file": file,
         "plan": request.plan.describe(),
-        "causal": request.causal,
-        "block_q": request.block_q,
-        "block_k": request.block_k,
+        **{name: getattr(request, name) for name in ("causal", "block_q", "block_k")},
         "versions": all_versions(request.engine),
         "platform": platform.platform(),
         "seconds": seconds,
-        "digests": {
-            x.layer.name: {role: digest(getattr(x.layer, role)) for role in ("q", "k", "v", "do")}
-            for x in measured
-        },
+        "digests": digests,
     }
 
 
@@ -206,6 +190,7 @@ def _steps(found: Findings) -> dict[str, Any]:
     def arrays(x: Any, fields: tuple[str, ...]) -> dict[str, Any]:
         return {f: getattr(x, f).tolist() for f in fields}
 
+    counted = ("events", "bias", "ones_events", "ones_bias")
     carried = ("pk", "q", "atoms", "flipped_atoms", "share", "permuted", "flipped", "growth")
     summed = ("total", "rms", "a", "p", "smallest")
     rows = {n: None if x is None else x.tolist() for n, x in zip(names, found.rows, strict=True)}
@@ -225,23 +210,19 @@ def _steps(found: Findings) -> dict[str, Any]:
             "rows_with_several_ones": int(o.several.sum()),
             "rows": int(o.several.size),
             "classes": {
-                c.site: {name: _class(c, i) for i, name in enumerate(CLASSES)} for c in o.classes
+                c.site: {
+                    name: {k: getattr(c, k)[i].item() for k in counted}
+                    for i, name in enumerate(CLASSES)
+                }
+                for c in o.classes
             },
         },
         "6 repair": [_outcome(found, x) for x in (found.base, *found.outcomes)],
     }
 
 
-def _class(c: Any, i: int) -> dict[str, float]:
-    return {
-        "events": int(c.events[i]),
-        "bias": float(c.bias[i]),
-        "ones_events": int(c.ones_events[i]),
-        "ones_bias": float(c.ones_bias[i]),
-    }
-
-
 def _outcome(found: Findings, o: Outcome) -> dict[str, Any]:
+    survival = None if found.run is None else found.run.survival(o.arm.name, o is found.base)
     return {
         "arm": o.arm.name,
         "effect": None if o is found.base else str(found.effect(o)),
@@ -251,19 +232,14 @@ def _outcome(found: Findings, o: Outcome) -> dict[str, Any]:
         "heads_that_lean": o.biased,
         "invariance": o.invariance,
         "time_ratio": o.time,
-        "replay_survives": survives(found.run, o.arm.name, o is found.base),
+        "replay_survives": None if survival is None else survival.survives,
     }
 
 
 def first_steps(part: RunPart) -> dict[str, Any]:
     """Return steps 1 and 2 of a GPT's run."""
-    r = part.replayed
-    about = {
-        "arm": part.arm,
-        "failure": plain(part.failure),
-        "grown": part.grown,
-        "looked_at_step": part.step,
-    }
+    r, about = part.replayed, {"arm": part.arm, "failure": plain(part.failure)}
+    about |= {"grown": part.grown, "looked_at_step": part.step}
     return {
         "1 replay": about | (replay(r) if r else {}),
         "2 search": search(r, r.guilty) if r and r.guilty else None,
@@ -273,12 +249,8 @@ def first_steps(part: RunPart) -> dict[str, Any]:
 def replay(r: Replayed) -> dict[str, Any]:
     """Return step 1."""
     sanity = [
-        {
-            "from": s.first,
-            "until": s.until,
-            "as_it_was": outcome(s.low),
-            "everything_exact": outcome(s.exact),
-        }
+        {"from": s.first, "until": s.until}
+        | {"as_it_was": outcome(s.low), "everything_exact": outcome(s.exact)}
         for s in r.sanity
     ]
     return {
@@ -334,12 +306,3 @@ def outcome(o: Fates) -> dict[str, Any]:
 
 def _units(units: Collection[Any]) -> list[list[Any]]:
     return [[u[0], u[1], str(u.site)] for u in sorted(units)]
-
-
-def survives(part: RunPart | None, name: str, is_base: bool) -> bool | None:
-    """Return whether an arm of step 6 survives its replay; None where it was not replayed."""
-    if part is None or part.replayed is None:
-        return None
-    if is_base:
-        return part.replayed.failed is None
-    return part.survivals[name].survives if name in part.survivals else None

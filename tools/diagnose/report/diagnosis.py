@@ -59,14 +59,13 @@ class Diagnosis:
 
 
 def report(d: Diagnosis, request: str) -> Report:
-    """Return the report: the verdict, the steps, the evidence, what was not shown, what was run.
-
-    request: the digest of what was asked, which stands in diagnosis.json.
-    """
+    """Return the report; request: the digest of what was asked, for diagnosis.json."""
     sentence, _, repair = d.first_line.partition(". Repair: ")
     sentence = d.opening or f"{sentence[:1].upper()}{sentence[1:]}."
-    held = {True: "holds", False: "does not hold"}
+    held = ("does not hold", "holds")
     proof = [(f"{x.name}: {held[x.holds]}.", f"{x.evidence}.") for x in d.links]
+    said: dict[str, Any] = {"kind": d.kind, "first_line": d.first_line, "sentence": d.headline}
+    said |= {"links": d.links, "not_shown": d.unseen}
     verdict: list[Part] = [
         Text(d.headline),
         Section("Evidence", [Points(proof)]),
@@ -91,18 +90,8 @@ def report(d: Diagnosis, request: str) -> Report:
             *(Text(f"{'+' if x.holds else '-'} {x.name}: {x.evidence}") for x in d.links),
             Text(f"{d.seconds:.1f} s; not shown: {len(d.unseen)} points, at the end of the report"),
         ],
-        data=plain(d.data | {"verdict": _verdict(d), "request": request}),
+        data=plain(d.data | {"verdict": said, "request": request}),
     )
-
-
-def _verdict(d: Diagnosis) -> dict[str, Any]:
-    return {
-        "kind": d.kind,
-        "first_line": d.first_line,
-        "sentence": d.headline,
-        "links": d.links,
-        "not_shown": d.unseen,
-    }
 
 
 def step(number: int, title: str, sentence: str, *parts: Part | None) -> Section:

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.tools.diagnose.replay.replayer import Fate, Outcome
 from roundscope.tools.diagnose.replay.start import Replayed
@@ -20,9 +19,10 @@ from roundscope.tools.diagnose.search import Guilty
 from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.origin import CLASSES, EXACT, STICKY, TIE, Classes
 from roundscope.tools.diagnose.tensors.verdict import Effect
-from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas
+from roundscope.tools.report.pictures import BAND, DOWN, INK, QUIET, UP, canvas, logarithmic
 from roundscope.tools.trace.analysis.bias import threshold
 
+LEGEND: dict[str, Any] = {"fontsize": 8.5, "frameon": False}
 EFFECTS = {
     Effect.REMOVED: "#1b7837",
     Effect.REDUCED: "#b35806",
@@ -34,10 +34,7 @@ EFFECTS = {
 
 
 def directions(found: Findings) -> Figure:
-    """Draw step 3: cosines of the factors by head, and the share of the leading singular direction.
-
-    The share is compared with its distributions under the null hypotheses.
-    """
+    """Draw step 3: cosines of the factors by head, the leading direction's share, nulls."""
     figure, axes = canvas(5.2, 2, 1, sharex=True)
     top, bottom = axes[:, 0]
 
@@ -45,21 +42,12 @@ def directions(found: Findings) -> Figure:
         return np.concatenate([getattr(c, name) for c in found.carriers])
 
     x = np.arange(join("pk").size)
-    top.fill_between(
-        np.append(x, x[-1] + 1) - 0.5,
-        0.0,
-        np.append(join("flipped_atoms"), 0.0),
-        step="post",
-        color=QUIET,
-        alpha=0.5,
-        label="atoms with flipped signs, 99 %",
-    )
-    rows = f"rows of {read_by(found)}"
-    for name, label, colour, marker in (
-        ("pk", "rows of P K", DOWN, "o"),
-        ("q", rows, QUIET, "s"),
-        ("atoms", "atoms", UP, "d"),
-    ):
+    edges, flipped = np.append(x, x[-1] + 1) - 0.5, np.append(join("flipped_atoms"), 0.0)
+    label = "atoms with flipped signs, 99 %"
+    top.fill_between(edges, 0.0, flipped, step="post", color=QUIET, alpha=0.5, label=label)
+    rows = ("q", f"rows of {read_by(found)}", QUIET, "s")
+    series = (("pk", "rows of P K", DOWN, "o"), rows, ("atoms", "atoms", UP, "d"))
+    for name, label, colour, marker in series:
         top.plot(x + 0.15 * (name == "q"), join(name), marker, color=colour, ms=5, label=label)
     top.axhline(0.0, color=INK, lw=0.6)
     top.set_ylabel("mean cosine, pairs of tokens")
@@ -68,23 +56,16 @@ def directions(found: Findings) -> Figure:
         ("flipped", "signs flipped", QUIET, 0.15),
     ):
         low, middle, high = join(name).T
-        bottom.vlines(
-            x + shift, low, high, color=colour, lw=4, alpha=0.45, label=f"{label}: 5 to 95 %"
-        )
+        style: Any = {"lw": 4, "alpha": 0.45, "label": f"{label}: 5 to 95 %"}
+        bottom.vlines(x + shift, low, high, color=colour, **style)
         bottom.plot(x + shift, middle, "_", color=colour, ms=7)
     bottom.plot(x, join("share"), "D", color=UP, ms=5, label="sum of c atoms")
     bottom.set_ylabel(r"share of $\sigma_1^2$")
     bottom.set_ylim(0.0, 1.03)
     heads_below(found, (top, bottom))
     for ax in (top, bottom):
-        ax.legend(
-            fontsize=8.5,
-            frameon=False,
-            ncols=4,
-            loc="lower left",
-            bbox_to_anchor=(0.0, 1.0),
-            borderaxespad=0.2,
-        )
+        place: Any = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+        ax.legend(**LEGEND, ncols=4, **place)
     return figure
 
 
@@ -98,43 +79,26 @@ def coherences(found: Findings) -> Figure:
         sums = np.cumsum(c.error, axis=1) / np.where(scale > 0.0, scale, np.inf)[:, None]
         at = np.arange(1, sums.shape[1] + 1) / sums.shape[1]
         for head, line in enumerate(sums):
-            looked = i == found.chosen and head == found.head
-            top.plot(
-                at,
-                line,
-                color=UP if looked else QUIET,
-                lw=1.6 if looked else 0.6,
-                alpha=1.0 if looked else 0.5,
-                zorder=3 if looked else 1,
-                label=found.where if looked else None,
-            )
+            style: dict[str, Any] = {"color": QUIET, "lw": 0.6, "alpha": 0.5, "zorder": 1}
+            if i == found.chosen and head == found.head:
+                style = {"color": UP, "lw": 1.6, "zorder": 3, "label": found.where}
+            top.plot(at, line, **style)
     at = np.linspace(0.0, 1.0, 200)
-    top.fill_between(
-        at,
-        -1.96 * np.sqrt(at),
-        1.96 * np.sqrt(at),
-        color=BAND,
-        zorder=0,
-        label="random signs, 95 %",
-    )
+    half, label = 1.96 * np.sqrt(at), "random signs, 95 %"
+    top.fill_between(at, -half, half, color=BAND, zorder=0, label=label)
     top.axhline(0.0, color=INK, lw=0.6)
     top.set_xlim(0.0, 1.0)
     top.set_xlabel("tokens, from the first to the last")
     top.set_ylabel("running sum of delta's error,\nin standard deviations of random signs")
-    top.legend(fontsize=8.5, frameon=False, loc="upper left", ncols=2)
+    top.legend(**LEGEND, loc="upper left", ncols=2)
     a = np.concatenate([c.a for c in found.coherences])
     biased = np.concatenate([c.p < c.level for c in found.coherences])
     bottom.bar(np.arange(a.size), a, color=np.where(biased, UP, QUIET), width=0.7)
-    bottom.axhline(
-        limit,
-        color=INK,
-        lw=0.8,
-        ls=":",
-        label=f"any of {found.coherence.tests} heads exceeds {limit:.1f} once in 100 times",
-    )
+    label = f"any of {found.coherence.tests} heads exceeds {limit:.1f} once in 100 times"
+    bottom.axhline(limit, color=INK, lw=0.8, ls=":", label=label)
     bottom.set_ylim(0.0, 1.22 * max(float(a.max(initial=0.0)), limit))
     bottom.set_ylabel("A")
-    bottom.legend(fontsize=8.5, frameon=False, loc="upper right")
+    bottom.legend(**LEGEND, loc="upper right")
     heads_below(found, (bottom,))
     return figure
 
@@ -148,16 +112,9 @@ def repairs(found: Findings) -> Figure:
     ax.axvspan(before.low, before.high, color=BAND, zorder=0, label="before, 95 %")
     ax.axvline(0.0, color=INK, lw=0.8)
     for at, o in zip(y, arms, strict=True):
-        colour = INK if o is found.base else EFFECTS.get(found.effect(o), QUIET)
-        ax.errorbar(
-            o.after.mean,
-            at,
-            xerr=[[o.after.mean - o.after.low], [o.after.high - o.after.mean]],
-            fmt="o",
-            color=colour,
-            capsize=3,
-            ms=6,
-        )
+        colour, b = INK if o is found.base else EFFECTS.get(found.effect(o), QUIET), o.after
+        sides = [[b.mean - b.low], [b.high - b.mean]]
+        ax.errorbar(b.mean, at, xerr=sides, fmt="o", color=colour, capsize=3, ms=6)
     reach = np.array([[min(o.after.low, 0.0), max(o.after.high, 0.0)] for o in arms])
     reach = np.where(np.isfinite(reach), reach, 0.0)  # a repair may give NaN
     size = 1.6 * float(np.median(np.abs(reach).max(1)))
@@ -188,12 +145,8 @@ def heads_below(found: Findings, axes: tuple[Any, ...]) -> None:
         for edge in edges[1:-1]:
             ax.axvline(edge, color=INK, lw=0.6)
     axes[-1].set_xticks(range(0, len(names), step), names[::step])
-    wide = len(found.measured) <= 8
-    axes[-1].set_xlabel(
-        "head of " + " | ".join(m.layer.name for m in found.measured)
-        if wide
-        else "head, layer after layer"
-    )
+    layers = "head of " + " | ".join(m.layer.name for m in found.measured)
+    axes[-1].set_xlabel(layers if len(found.measured) <= 8 else "head, layer after layer")
 
 
 def accounts(found: Findings) -> Figure:
@@ -215,10 +168,7 @@ def accounts(found: Findings) -> Figure:
 
 
 def features(found: Findings) -> Figure:
-    """Draw, by feature, the mean of dO (O as delta reads it - O exact), and running sums by token.
-
-    The sums are those of rows with several P = 1 and of the others.
-    """
+    """Draw the mean of dO (O - O exact) by feature, and running sums by kind of row."""
     o = found.origin
     figure, axes = canvas(3.0, 1, 2, width_ratios=[1.15, 1])
     left, right = axes[0]
@@ -226,42 +176,30 @@ def features(found: Findings) -> Figure:
     band = threshold(x.shape[1]) * np.sqrt((x**2).sum(0)) / tokens
     at, means = np.arange(x.shape[1]), x.mean(0)
     left.bar(at, 2 * band, bottom=-band, width=1.0, color=BAND, label="random signs")
-    left.bar(
-        at,
-        means,
-        width=0.6,
-        color=np.where(np.abs(means) > band, np.where(means > 0, UP, DOWN), QUIET),
-    )
+    colours = np.where(np.abs(means) > band, np.where(means > 0, UP, DOWN), QUIET)
+    left.bar(at, means, width=0.6, color=colours)
     left.axhline(0.0, color=INK, lw=0.6)
     left.set_xlabel("feature i")
     left.set_ylabel("mean over tokens of\ndO (O - O exact)")
-    left.legend(fontsize=8.5, frameon=False)
+    left.legend(**LEGEND)
     row = x.sum(1)
     for chosen, colour, label in ((o.several, UP, "several P = 1"), (~o.several, QUIET, "others")):
-        right.plot(
-            np.cumsum(np.where(chosen, row, 0.0)),
-            color=colour,
-            lw=1.4,
-            label=f"{label}: {int(chosen.sum())} rows",
-        )
+        sums, name = np.cumsum(np.where(chosen, row, 0.0)), f"{label}: {int(chosen.sum())} rows"
+        right.plot(sums, color=colour, lw=1.4, label=name)
     right.axhline(0.0, color=INK, lw=0.6)
     right.set_xlabel("token")
     right.set_ylabel("running sum, by kind of row")
-    right.legend(fontsize=8.5, frameon=False, loc="best")
+    right.legend(**LEGEND, loc="best")
     return figure
 
 
 def classes(found: Findings) -> Figure | None:
-    """Draw the inexact events of each class for every rounding of the output, and their bias.
-
-    Their bias is what they contribute to delta's error. None where nothing is inexact.
-    """
+    """Draw each class of inexact roundings of the output, and its part in delta's error."""
     shown = [c for c in found.origin.classes if c.events[EXACT + 1 :].any()]
     if not shown:
         return None
-    figure, axes = canvas(
-        0.7 + 1.55 * len(shown), len(shown), 2, sharex="col", width_ratios=[1, 1.25]
-    )
+    rows, widths = len(shown), [1, 1.25]
+    figure, axes = canvas(0.7 + 1.55 * rows, rows, 2, sharex="col", width_ratios=widths)
     for (left, right), c in zip(axes, shown, strict=True):
         _class_rows(left, right, c)
     axes[-1, 0].set_xlabel("share of the inexact events")
@@ -272,23 +210,18 @@ def classes(found: Findings) -> Figure | None:
 def _class_rows(left: Axes, right: Axes, c: Classes) -> None:
     names, y = CLASSES[EXACT + 1 :], np.arange(len(CLASSES) - 1)[::-1]
     events, bias, ones = (x[EXACT + 1 :] for x in (c.events, c.bias, c.ones_bias))
-    colours = [
-        UP if c.to_nearest and k in (TIE, STICKY) else QUIET for k in range(EXACT + 1, len(CLASSES))
-    ]
+    red = (TIE, STICKY) if c.to_nearest else ()
+    colours = [UP if k in red else QUIET for k in range(EXACT + 1, len(CLASSES))]
     left.barh(y, events / max(events.sum(), 1), color=colours, height=0.65)
     left.set_yticks(y, names)
-    left.set_title(
-        f"{c.site}: {int(events.sum())} of {int(c.events.sum())} inexact", fontsize=9.5, loc="left"
-    )
+    inexact = f"{c.site}: {int(events.sum())} of {int(c.events.sum())} inexact"
+    left.set_title(inexact, fontsize=9.5, loc="left")
     right.barh(y, bias, color=colours, height=0.65)
     right.barh(y, ones, color="none", edgecolor=INK, lw=0.8, height=0.65)
     right.axvline(0.0, color=INK, lw=0.6)
     right.set_yticks([])
-    right.set_title(
-        f"{c.site}: in all {c.total:+.2g}; framed: rows with several P = 1",
-        fontsize=9.5,
-        loc="left",
-    )
+    parts = f"{c.site}: in all {c.total:+.2g}; framed: rows with several P = 1"
+    right.set_title(parts, fontsize=9.5, loc="left")
 
 
 LIFTED = "#009e73"  # what is exact
@@ -302,10 +235,7 @@ def losses(
     marks: Sequence[Mark] = (),
     limit: float = np.inf,
 ) -> Figure:
-    """Draw the loss of the log (step, loss), its replay, and the sanity arms.
-
-    Dotted lines are marked steps, and the alarm's limit.
-    """
+    """Draw the log's loss, its replay and the sanity arms; dotted: marks, the alarm's limit."""
     figure, axes = canvas(3.4)
     ax = axes[0, 0]
     low, high = -np.inf, np.inf
@@ -316,48 +246,33 @@ def losses(
     if shown.size:
         ax.plot(*shown.T, color=BAND, lw=4, label="the run's log", zorder=1)
     if r is not None:
-        _replays(ax, r, max(low, r.own.first))
+        _replays(ax, r, int(max(low, r.own.first)))
     lines = [np.asarray(line.get_ydata(), float) for line in ax.lines]
     values = np.concatenate([y[np.isfinite(y) & (y > 0.0)] for y in lines] or [np.ones(1)])
     for step, colour, words in marks:
         ax.axvline(step, color=colour, lw=0.8, ls=":")
-        ax.annotate(
-            f" {words}",
-            (step, 0.99),
-            xycoords=("data", "axes fraction"),
-            fontsize=8.5,
-            color=colour,
-            va="top",
-        )
+        style: Any = {"xycoords": ("data", "axes fraction"), "fontsize": 8.5, "va": "top"}
+        ax.annotate(f" {words}", (step, 0.99), color=colour, **style)
     if np.isfinite(limit):
         ax.axhline(limit, color=QUIET, lw=0.8, ls=":")
     if values.size and values.max() > 8.0 * values.min():
-        logarithmic(ax, ax.yaxis, ax.set_yscale)
+        logarithmic(ax.yaxis)
     ax.set_xlabel("step")
     ax.set_ylabel("loss")
-    figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(loc="outside upper left", ncols=4, **LEGEND)
     return figure
 
 
-def _replays(ax: Axes, r: Replayed, low: float) -> None:
-    own = r.own.losses[int(low) - r.own.first :]
-    ax.plot(int(low) + np.arange(len(own)), own, color=INK, lw=1.0, label="replayed", zorder=4)
+def _replays(ax: Axes, r: Replayed, start: int) -> None:
+    own = r.own.losses[start - r.own.first :]
+    ax.plot(start + np.arange(len(own)), own, color=INK, lw=1.0, label="replayed", zorder=4)
     for s in r.sanity[-1:]:
-        for outcome, colour, label in (
-            (s.low, UP, "as it was, other last bits"),
-            (s.exact, LIFTED, "everything exact"),
-        ):
+        low = s.low, UP, "as it was, other last bits"
+        for outcome, colour, label in (low, (s.exact, LIFTED, "everything exact")):
+            style: dict[str, Any] = {"color": colour, "lw": 0.9, "alpha": 0.85, "zorder": 3}
             for i, fate in enumerate(outcome.fates):
                 x = s.first + np.arange(len(fate.losses))
-                ax.plot(
-                    x,
-                    fate.losses,
-                    color=colour,
-                    lw=0.9,
-                    alpha=0.85,
-                    zorder=3,
-                    label="" if i else label,
-                )
+                ax.plot(x, fate.losses, label="" if i else label, **style)
 
 
 def exact_map(g: Guilty) -> Figure:
@@ -368,18 +283,13 @@ def exact_map(g: Guilty) -> Figure:
     ax = axes[0, 0]
     for unit in g.all_units:
         x, y = sites.index(unit.site), places.index(unit[:2])
-        ax.add_patch(
-            Rectangle((x - 0.44, y - 0.42), 0.88, 0.84, color=UP if unit in g.found else BAND, lw=0)
-        )
+        colour = UP if unit in g.found else BAND
+        ax.add_patch(Rectangle((x - 0.44, y - 0.42), 0.88, 0.84, color=colour, lw=0))
     ax.set_xlim(-0.5, max(len(sites), 12) - 0.5)  # few events make no huge cells
     ax.set_ylim(len(places) - 0.5, -0.5)
-    ax.set_xticks(
-        range(len(sites)),
-        [str(s) for s in sites],
-        rotation=0 if len(sites) <= 12 else 60,
-        fontfamily="monospace",
-        fontsize=8.5,
-    )
+    letters: Any = {"fontfamily": "monospace", "fontsize": 8.5}
+    turned = 0 if len(sites) <= 12 else 60
+    ax.set_xticks(range(len(sites)), [str(s) for s in sites], rotation=turned, **letters)
     ax.set_yticks(range(len(places)), [g.family.row(p) for p in places], fontsize=8.5)
     ax.tick_params(length=0)
     ax.spines[["left", "bottom"]].set_visible(False)
@@ -387,10 +297,7 @@ def exact_map(g: Guilty) -> Figure:
 
 
 def survivors(r: Replayed, g: Guilty) -> Figure:
-    """Draw every replay with a set exact: when it failed, by how many events were exact.
-
-    Replays of the run as it was are among them.
-    """
+    """Draw when every replay failed, by how many events were exact (as it was: none)."""
     figure, axes = canvas(3.2)
     ax, steps, top = axes[0, 0], r.replayer.steps, r.replayer.until + 0.08 * r.replayer.steps
     rng, aside = np.random.Generator(np.random.Philox(key=3)), 0.01 * len(g.all_units)
@@ -414,39 +321,14 @@ def survivors(r: Replayed, g: Guilty) -> Figure:
             top + 0.05 * steps * rng.uniform(-1, 1) if f.failed is None else f.failed
             for _, f in own
         ]
-        points = [(n + aside * rng.uniform(-1, 1), y) for (n, _), y in zip(own, at, strict=True)]
-        if points:
-            ax.plot(
-                *np.array(points).T,
-                marker,
-                color=colour,
-                ms=size,
-                alpha=0.7,
-                mew=0,
-                label=kind,
-                ls="",
-            )
+        x = [n + aside * rng.uniform(-1, 1) for n, _ in own]
+        if own:
+            style: dict[str, Any] = {"ls": "", "ms": size, "alpha": 0.7, "mew": 0}
+            ax.plot(x, at, marker, color=colour, label=kind, **style)
     ax.axhspan(r.replayer.until, top + 0.08 * steps, color=BAND, lw=0, zorder=0)
-    ax.annotate(
-        "survives",
-        (1.005, top),
-        xycoords=("axes fraction", "data"),
-        va="center",
-        ha="left",
-        fontsize=8.5,
-        color=INK,
-    )
+    _beside(ax, top, "survives", color=INK)
     ax.set_xlim(-0.03 * len(g.all_units) - 0.3, 1.03 * len(g.all_units) + 0.3)
     ax.set_xlabel("events that are exact, counted one by one")
     ax.set_ylabel("fails at step")
-    figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False)
+    figure.legend(loc="outside upper left", ncols=4, **LEGEND)
     return figure
-
-
-def logarithmic(ax: Axes, axis: Any, scale: Any) -> None:
-    """Make an axis logarithmic, with few numbers that do not touch."""
-    scale("log")
-    low, high = ax.get_ylim() if axis is ax.yaxis else ax.get_xlim()
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 100.0 * low else (1.0, 2.0, 5.0)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())

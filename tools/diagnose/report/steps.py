@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from roundscope.tools.diagnose.replay.start import Replayed, RunPart
-from roundscope.tools.diagnose.report import (
-    pictures,
-    words,
-    words_run,
-)
+from roundscope.tools.diagnose.report import pictures, words, words_run
 from roundscope.tools.diagnose.report.diagnosis import step
 from roundscope.tools.diagnose.search import Guilty
 from roundscope.tools.diagnose.tensors.findings import Findings
@@ -26,13 +22,8 @@ from roundscope.tools.trace.report import plots
 
 def steps(found: Findings) -> list[Section]:
     """Return steps 3 to 6, after those that only a run has."""
-    return [
-        *first_steps(found.run),
-        _direction(found),
-        _coherence(found),
-        _origin(found),
-        _repairs(found),
-    ]
+    own = (_direction, _coherence, _origin, _repairs)
+    return [*first_steps(found.run), *(of(found) for of in own)]
 
 
 def _direction(found: Findings) -> Section:
@@ -49,12 +40,8 @@ def _direction(found: Findings) -> Section:
         " K)[T], c = delta's error, against c permuted over tokens and c with flipped signs."
         f" {last}"
     )
-    return step(
-        3,
-        "Carrier",
-        words.direction(found),
-        Picture("Directions", pictures.directions(found), caption),
-    )
+    picture = Picture("Directions", pictures.directions(found), caption)
+    return step(3, "Carrier", words.direction(found), picture)
 
 
 def _coherence(found: Findings) -> Section:
@@ -64,12 +51,8 @@ def _coherence(found: Findings) -> Section:
         " The band holds for a head that is chosen blindly. Below: A = |sum| / sqrt(sum of"
         " squares); red: biased."
     )
-    return step(
-        4,
-        "Coherence",
-        words.coherence(found),
-        Picture("Running sums", pictures.coherences(found), caption),
-    )
+    picture = Picture("Running sums", pictures.coherences(found), caption)
+    return step(4, "Coherence", words.coherence(found), picture)
 
 
 def _origin(found: Findings) -> Section:
@@ -80,9 +63,8 @@ def _origin(found: Findings) -> Section:
         " row sum: l; P: the operand of P V; OD: the rounding of OUT as delta's operand."
     )
     if plan.delta_from != "OUT":
-        accounts += (
-            f" Here delta comes from {plan.delta_from}, so `rest` is the difference to rowsum dO O."
-        )
+        source = f" Here delta comes from {plan.delta_from}"
+        accounts += f"{source}, so `rest` is the difference to rowsum dO O."
     features = (
         "Which features and rows carry it? delta's error is the sum of dO (O as delta reads it - O"
         " exact)."
@@ -110,13 +92,7 @@ def _origin(found: Findings) -> Section:
             " nearest. Below and above half cancel where nothing is biased."
         )
         shown.append(Picture("Rounding classes", figure, caption))
-    return step(
-        5,
-        "Origin",
-        words.origin(found),
-        *shown,
-        _class_table(found),
-    )
+    return step(5, "Origin", words.origin(found), *shown, _class_table(found))
 
 
 def _jumps(run: Running) -> float:
@@ -165,17 +141,17 @@ def _repairs(found: Findings) -> Section:
         "time,\nemulated",
         "replay\nsurvives",
     ]
-    return step(
-        6,
-        "Repair",
-        words.repairs(found),
-        Picture("Repairs", pictures.repairs(found), caption),
-        Table(heads, rows),
-    )
+    picture = Picture("Repairs", pictures.repairs(found), caption)
+    return step(6, "Repair", words.repairs(found), picture, Table(heads, rows))
 
 
 def _row(found: Findings, o: Outcome) -> list[str]:
-    b = o.after
+    b, survival, seen = o.after, "not shown", None
+    if found.run is not None:
+        seen = found.run.survival(o.arm.name, o is found.base)
+    if seen is not None:
+        survival = words_run.outcome_words(seen)
+        survival = "yes" if o is found.base and seen.survives else survival
     invariance = "-" if o.invariance is None else f"{o.invariance:.0e}" if o.invariance else "0"
     return [
         o.arm.name,
@@ -189,7 +165,7 @@ def _row(found: Findings, o: Outcome) -> list[str]:
         str(o.biased),
         invariance,
         f"{o.time:.2f}",
-        survival(found.run, o.arm.name, o is found.base),
+        survival,
     ]
 
 
@@ -242,38 +218,19 @@ def search_step(r: Replayed | None, sentence: str) -> Section:
     levels = [
         [x.name, str(len(x.blocks)), str(len(x.needed)), "; ".join(x.needed)] for x in g.levels
     ]
-    return step(
-        2,
-        "What must be exact",
-        sentence,
-        Picture("What must be exact", pictures.exact_map(g), exact),
-        Picture("Survivors", pictures.survivors(r, g), survivors),
-        Table(("level", "of", "needed", "which"), levels),
-        _checks(r, g),
-    )
+    title, table = "What must be exact", Table(("level", "of", "needed", "which"), levels)
+    shown = Picture(title, pictures.exact_map(g), exact)
+    outcomes = Picture("Survivors", pictures.survivors(r, g), survivors)
+    return step(2, title, sentence, shown, outcomes, table, _checks(r, g))
 
 
 def _checks(r: Replayed, g: Guilty) -> Table:
     words = words_run.outcome_words
-    rows = [
-        [
-            "the set exact",
-            g.words(g.found),
-            "survives" if g.confirmed is None else words(g.confirmed),
-        ]
-    ]
+    confirmed = "survives" if g.confirmed is None else words(g.confirmed)
+    rows = [["the set exact", g.words(g.found), confirmed]]
     rows += [["sham", "none exact, other last bits", words(r.shams)]]
     rows += [["put back alone", name, words(o)] for name, o in g.without]
     rows += [["random set", g.words(o.units), words(o)] for o in g.controls]
     rows += [["no larger, survives", g.words(o.units), words(o)] for o in g.ties[:8]]
     rows += [["the set low alone", g.words(g.found), words(g.only)]]
     return Table(("check", "events", "replay"), rows)
-
-
-def survival(part: RunPart | None, name: str, is_base: bool) -> str:
-    """Return the text of the column `replay survives` for an arm of step 6."""
-    if part is None or part.replayed is None:
-        return "not shown"
-    if is_base:
-        return "yes" if part.replayed.failed is None else f"fails at {part.replayed.failed}"
-    return words_run.outcome_words(part.survivals[name]) if name in part.survivals else "not shown"

@@ -12,6 +12,7 @@ from roundscope.tools.diagnose.report import words_run
 from roundscope.tools.diagnose.search import REPEATS
 from roundscope.tools.diagnose.tensors.findings import Findings
 from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES, Measured
+from roundscope.tools.diagnose.tensors.origin import Origin
 from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Link
 
 NEVER = "the run never failed"
@@ -25,13 +26,9 @@ KINDS = {
 
 
 def headline(found: Findings) -> str:
-    """Return the verdict in a few sentences.
-
-    For a run it begins with what its replays say; then comes what the tensors say.
-    """
-    if found.run is None:
-        return f"{left_out(found)}{mechanism(found)}"
-    return f"{left_out(found)}{_run_headline(found.run)} {mechanism(found)}"
+    """Return the verdict in a few sentences: what replays say, then what tensors say."""
+    replays = "" if found.run is None else f"{_run_headline(found.run)} "
+    return f"{left_out(found)}{replays}{mechanism(found)}"
 
 
 def kind(found: Findings) -> str:
@@ -64,25 +61,18 @@ def not_finite(lost: Sequence[Measured]) -> str:
 
 
 def opening(found: Findings) -> str:
-    """Return the answer for tensors in one sentence, without numbers of single heads.
-
-    Layers with infinite or NaN results are named before it.
-    """
-    count, of = len(found.biased), found.coherence.tests
-    heads = f"{count} of {of} heads"
+    """Return the answer for tensors in a sentence, after layers that are not finite."""
+    count, of, before = len(found.biased), found.coherence.tests, left_out(found)
     if not count:
-        return left_out(found) + (
-            f"Rounding does not add up here: in none of {of} heads does the error of delta, summed"
-            " over tokens, exceed what random signs would give."
+        return (
+            f"{before}Rounding does not add up here: in none of {of} heads does the error of delta,"
+            " summed over tokens, exceed what random signs would give."
         )
-    start = (
-        f"{left_out(found)}Rounding adds up here: the error of delta grows over tokens in {heads}"
-    )
-    if found.verdict.kind is Kind.CHAIN:
-        return f"{start}, by the mechanism of arXiv 2510.04212."
-    if found.verdict.kind is Kind.OTHER:
-        return f"{start}, but not by the mechanism of arXiv 2510.04212."
-    return f"{start}, but not in the one that was examined."
+    start = f"{before}Rounding adds up here: the error of delta grows over tokens in {count} of"
+    if found.verdict.kind is Kind.NOTHING:
+        return f"{start} {of} heads, but not in the one that was examined."
+    but = "" if found.verdict.kind is Kind.CHAIN else "but not "
+    return f"{start} {of} heads, {but}by the mechanism of arXiv 2510.04212."
 
 
 def links(found: Findings) -> list[Link]:
@@ -163,10 +153,8 @@ def smallest(found: Findings) -> str:
     part = c.smallest[h] / c.rms[h] if c.rms[h] else 0.0
     ulp = ""
     if found.half_ulp:
-        ulp = (
-            f", or {100 * c.smallest[h] / found.half_ulp:.1f} % of what errors of half an ulp of"
-            " OUT, always with dO's sign, make"
-        )
+        part_of = f"{100 * c.smallest[h] / found.half_ulp:.1f} % of what errors of half an ulp"
+        ulp = f", or {part_of} of OUT, always with dO's sign, make"
     return (
         f"The smallest bias that this would have shown nine times in ten is {c.smallest[h]:.2g} per"
         f" token in {found.where}, {100 * part:.0f} % of the rms error of delta{ulp}."
@@ -176,27 +164,26 @@ def smallest(found: Findings) -> str:
 def _chain(found: Findings) -> str:
     o = found.origin
     assert o.site is not None
-    site = o.site.site
-
-    def parts(names: list[str]) -> str:
-        return ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in names)
-
+    site, more = o.site.site, ""
     beside = [n for n in o.origins if n != site]
     apart = [n for n in beside if n not in OUTPUT_SITES]
-    more = ""
     if beside:
         tail = f"; {apart[0]} is not changed by a repair of O alone" if apart else ""
-        more = f" Beside it: {parts(beside)}{tail}."
+        more = f" Beside it: {_parts(o, beside)}{tail}."
     chain = (
         "the chain of arXiv 2510.04212: sums of V at P = 1 tie and sticky bits break the ties"
-        f" ({parts([site])})"
+        f" ({_parts(o, [site])})"
     )
     return f"It is {chain}.{more} {_repaired(found)}"
 
 
+def _parts(o: Origin, names: Sequence[str]) -> str:
+    return ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in names)
+
+
 def _other(found: Findings) -> str:
     o = found.origin
-    parts = ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins) or "no account by itself"
+    parts = _parts(o, o.origins) or "no account by itself"
     missing = ", ".join(found.verdict.missing)
     return (
         f"It comes from {parts}; but it is not, or not shown to be, the chain of arXiv 2510.04212:"
@@ -205,15 +192,10 @@ def _other(found: Findings) -> str:
 
 
 def _repaired(found: Findings) -> str:
-    done = [
-        o.arm.name
-        for o in found.outcomes
-        if found.effect(o) is Effect.REMOVED and not o.arm.is_sham
-    ]
-    control = [o for o in found.outcomes if o.arm.is_sham]
-    tail = ""
-    if control:
-        tail = f"; a sham that changes the output as much: {found.effect(control[0])}"
+    effects = [(o.arm, found.effect(o)) for o in found.outcomes]
+    done = [a.name for a, did in effects if did is Effect.REMOVED and not a.is_sham]
+    sham = [did for a, did in effects if a.is_sham]
+    tail = f"; a sham that changes the output as much: {sham[0]}" if sham else ""
     return f"Removed by: {', '.join(done) or 'none of the repairs tried'}{tail}."
 
 
@@ -261,22 +243,16 @@ def coherence(found: Findings) -> str:
 
 def rows(found: Findings) -> str:
     """Return the sums of the rows of dS, for step 4."""
-    known = [
-        (float(x), i, n)
-        for i, own in enumerate(found.rows)
-        if own is not None
-        for n, x in enumerate(own)
-        if x == x
-    ]
+    whole = [(i, own) for i, own in enumerate(found.rows) if own is not None]
+    known = [(float(x), i, n) for i, own in whole for n, x in enumerate(own) if x == x]
     if not known:
         return ""
-    most, layer, head = max(known)
+    (most, layer, head), median = max(known), float(np.median([x for x, _, _ in known]))
     exact = [] if found.run is None else [float(x) for own in found.run.rows for x in own if x == x]
     cured = f"; with the set of step 2 exact at most {max(exact):.2g}" if exact else ""
     return (
         f"The rows of dS sum to 0 in exact arithmetic; here their sums make {most:.2g} of the"
-        f" gradient of W_Q in {found.named(layer, head)},"
-        f" {float(np.median([x for x, _, _ in known])):.2g} in the median head{cured}."
+        f" gradient of W_Q in {found.named(layer, head)}, {median:.2g} in the median head{cured}."
     )
 
 
@@ -289,15 +265,9 @@ def origin(found: Findings) -> str:
             f"What makes the error of {found.where}? It is not biased, so this shows only how a"
             f" bias would be found. {several}."
         )
-    parts = (
-        ", ".join(f"{n} {100 * o.share(n):.0f} %" for n in o.origins)
-        or "no account is biased by itself"
-    )
-    evidence = ". ".join(
-        x.evidence[0].upper() + x.evidence[1:]
-        for x in found.verdict.links
-        if x.name in ("P = 1", "sticky")
-    )
+    parts = _parts(o, o.origins) or "no account is biased by itself"
+    shown = [x.evidence for x in found.verdict.links if x.name in ("P = 1", "sticky")]
+    evidence = ". ".join(text[0].upper() + text[1:] for text in shown)
     return f"What carries the bias of {found.where}? {parts}. {evidence}. {several}."
 
 
@@ -347,16 +317,12 @@ def _run_headline(part: RunPart) -> str:
     failure, r = part.failure, part.replayed
     whom = "The run" if part.arms == 1 else f"Arm {part.arm}"
     if r is None or failure is None:
-        return (
-            f"{whom} never failed in {part.last} steps, so nothing is replayed; its last state was"
-            " examined."
-        )
-    grew = ""
+        never = f"{whom} never failed in {part.last} steps, so nothing is replayed"
+        return f"{never}; its last state was examined."
+    how = KINDS[failure.kind]
     if part.grown is not None and failure.kind != GREW:
-        grew = f"; its gradient norm has grown tenfold by step {part.grown}"
-    return (
-        f"{whom} fails at step {failure.step}: {KINDS[failure.kind]}{grew}. {words_run.ending(r)}"
-    )
+        how += f"; its gradient norm has grown tenfold by step {part.grown}"
+    return f"{whom} fails at step {failure.step}: {how}. {words_run.ending(r)}"
 
 
 def replayed(part: RunPart) -> str:
@@ -373,12 +339,10 @@ def survivors(part: RunPart | None) -> str:
     """Return the outcomes of the replays of step 6."""
     if part is None or not part.survivals:
         return ""
-    kept = [f"{name} ({o.count})" for name, o in part.survivals.items() if o.survives]
-    lost = [f"{name} ({o.count} survive)" for name, o in part.survivals.items() if not o.survives]
-    return (
-        f"Replays survive with: {', '.join(kept) or 'none'}. They fail with:"
-        f" {', '.join(lost) or 'none'}."
-    )
+    each = part.survivals.items()
+    kept = ", ".join(f"{name} ({o.count})" for name, o in each if o.survives)
+    lost = ", ".join(f"{name} ({o.count} survive)" for name, o in each if not o.survives)
+    return f"Replays survive with: {kept or 'none'}. They fail with: {lost or 'none'}."
 
 
 def _not_shown_of_run(part: RunPart) -> list[str]:

@@ -23,19 +23,13 @@ def first_line(r: Replayed) -> str:
         return r.verdict
     last = r.sanity[-1]
     if r.cause is Cause.ROUNDING and r.guilty is not None and r.guilty.confirmed is not None:
-        counts = (
-            f"exact, {r.guilty.confirmed.count} replays survive, as it was {r.shams.count} (p ="
-            f" {r.p:.1g})"
-        )
+        g, kept = r.guilty, r.guilty.confirmed.count
+        counts = f"exact, {kept} replays survive, as it was {r.shams.count} (p = {r.p:.1g})"
         if not r.holds:
-            return (
-                f"{r.verdict}; no small set is shown to be at fault; the best is"
-                f" {_words(r.guilty)}: {counts}"
-            )
-        repair = r.model.repair(r.guilty.found, r.replayer.first)
-        return (
-            f"{r.verdict}; {_words(r.guilty)} {_is(r.guilty)} at fault: {counts}. Repair: {repair}"
-        )
+            best = f"the best is {_words(g)}: {counts}"
+            return f"{r.verdict}; no small set is shown to be at fault; {best}"
+        repair = r.model.repair(g.found, r.replayer.first)
+        return f"{r.verdict}; {_words(g)} {_is(g)} at fault: {counts}. Repair: {repair}"
     counts = f"as it was {last.low.count} replays survive, with everything exact {last.exact.count}"
     return f"{r.verdict}; from step {last.first} to {last.until} {counts}"
 
@@ -50,21 +44,17 @@ def _is(g: Guilty) -> str:
 
 def ending(r: Replayed) -> str:
     """Return what the replays say, for the verdict."""
+    event, others = f"event{r.model.place.replace(' in', ' of')}", r.model.others
     if r.cause is Cause.LOST:
-        return (
-            "Replayed, it does not fail: the log was written by another version, or on another"
-            " device."
-        )
+        why = "the log was written by another version, or on another device"
+        return f"Replayed, it does not fail: {why}."
     if not r.units:
-        return (
-            f"No event{r.model.place.replace(' in', ' of')} rounds to fewer bits than FP32, so"
-            f" rounding there is not the cause. {r.model.others}"
-        )
+        few = f"No {event} rounds to fewer bits than FP32"
+        return f"{few}, so rounding there is not the cause. {others}"
     if r.cause is Cause.OTHER:
         return (
-            f"It fails with every event{r.model.place.replace(' in', ' of')} exact too:"
-            f" {_tried(r)}. The cause is not rounding{r.model.place} from there on, or the damage"
-            f" is done before. {r.model.others}"
+            f"It fails with every {event} exact too: {_tried(r)}. The cause is not"
+            f" rounding{r.model.place} from there on, or the damage is done before. {others}"
         )
     if r.cause is Cause.UNDECIDED:
         return (
@@ -127,10 +117,7 @@ def searched(r: Replayed | None, why: str = "") -> str:
 
 
 def links(r: Replayed) -> list[Link]:
-    """Return steps 1 and 2 link by link, each held or not, with its evidence.
-
-    A step that was not reached has none.
-    """
+    """Return steps 1 and 2, as far as they were reached, as links with their evidence."""
     chain = [_again(r)]
     if r.sanity:
         chain.append(Link(name="rounding", holds=r.cause is Cause.ROUNDING, evidence=_tried(r)))
@@ -148,20 +135,15 @@ def _again(r: Replayed) -> Link:
     when = "it does not fail"
     if r.failed is not None:
         when = f"it fails at step {r.failed}, by {r.model.rule}"
-    return Link(
-        name="replay",
-        holds=r.own.again and r.failed is not None,
-        evidence=f"from step {r.own.first}, {same}; {bits}; {when}",
-    )
+    holds, evidence = r.failed is not None, f"from step {r.own.first}, {same}; {bits}; {when}"
+    return Link(name="replay", holds=r.own.again and holds, evidence=evidence)
 
 
 def _set(r: Replayed, g: Guilty) -> Link:
     assert g.confirmed is not None
-    counts = (
-        f"{g.confirmed.count} replays survive, and {r.shams.count} as it was (p = {r.p:.1g},"
-        " Fisher)"
-    )
-    return Link(name="set", holds=r.holds, evidence=f"{_words(g)} exact, {size(g)}: {counts}")
+    counts = f"{g.confirmed.count} replays survive, and {r.shams.count} as it was"
+    evidence = f"{_words(g)} exact, {size(g)}: {counts} (p = {r.p:.1g}, Fisher)"
+    return Link(name="set", holds=r.holds, evidence=evidence)
 
 
 def _controls(g: Guilty) -> Link:
@@ -170,38 +152,28 @@ def _controls(g: Guilty) -> Link:
     if not g.is_minimal:
         needless = ", ".join(n for n, o in g.without if o.survives)
         minimal = f"without {needless} it survives too: the set is not minimal"
-    if not g.controls:
-        return Link(
-            name="controls",
-            holds=False,
-            evidence=f"there is no other set of this size to compare with; {minimal}",
-        )
     random = f"{alive} of {len(g.controls)} random sets of the same size survive"
-    return Link(
-        name="controls",
-        holds=2 * alive < len(g.controls) and g.is_minimal,
-        evidence=f"{random}; {minimal}",
-    )
+    if not g.controls:
+        random = "there is no other set of this size to compare with"
+    holds = 2 * alive < len(g.controls) and g.is_minimal
+    return Link(name="controls", holds=holds, evidence=f"{random}; {minimal}")
 
 
 def _others(g: Guilty) -> str:
     if not g.elsewhere:
         return ""
     shown = "; or ".join(f"{g.words(o.units)} ({o.count})" for o in g.elsewhere[:3])
-    many = f"{len(g.elsewhere)} other sets" if len(g.elsewhere) > 1 else "another set"
-    return (
-        f"It is not the only one: with {many} exact it survives too,"
-        f" {'the smallest: ' if len(g.elsewhere) > 1 else ''}{shown}. "
-    )
+    many, which = "another set", ""
+    if len(g.elsewhere) > 1:
+        many, which = f"{len(g.elsewhere)} other sets", "the smallest: "
+    return f"It is not the only one: with {many} exact it survives too, {which}{shown}. "
 
 
 def _turns(g: Guilty) -> str:
     if not g.turns:
         return ""
-    return (
-        f"More exact is not always better: in {len(g.turns)} pairs of sets the one that survives"
-        " lies inside one that fails. "
-    )
+    pairs = f"{len(g.turns)} pairs of sets the one that survives lies inside one that fails"
+    return f"More exact is not always better: in {pairs}. "
 
 
 def at(outcome: Outcome) -> str:

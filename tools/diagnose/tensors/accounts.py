@@ -23,23 +23,11 @@ from roundscope.tools.diagnose.tensors.measured import OUTPUT_SITES, Measured, o
 from roundscope.tools.trace.focus import existing
 from roundscope.tools.trace.run import blocks
 
-KEPT = (
-    Site.V,
-    Site.EXP,
-    Site.P,
-    Site.M,
-    Site.AL,
-    Site.ROWSUM,
-    Site.L,
-    Site.PV,
-    Site.AO,
-    Site.O,
-    Site.INV,
-    Site.OUT,
-)
+SUMS = (Site.AL, Site.ROWSUM, Site.L, Site.INV)
+KEPT = (Site.V, Site.EXP, Site.P, Site.M, *SUMS, Site.PV, Site.AO, Site.O, Site.OUT)
 SITES_OF = {
     "scores": (Site.Q, Site.K, Site.S, Site.SCALED, Site.M, Site.X, Site.EXP),
-    "row sum": (Site.AL, Site.ROWSUM, Site.L, Site.LANES, Site.INV),
+    "row sum": (*SUMS, Site.LANES),
     "P": (Site.P,),
     "V": (Site.V,),
     **{str(s): (s,) for s in OUTPUT_SITES},
@@ -79,19 +67,13 @@ class Head:
 
     def product(self, p: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Return P V by key tile, (tiles, T, H), in binary64."""
-        return np.stack(
-            [
-                tile @ v[j * self.block_k : j * self.block_k + tile.shape[1]]
-                for j, tile in enumerate(self.tiles(p))
-            ]
-        )
+        starts = range(0, p.shape[1], self.block_k)
+        pairs = zip(self.tiles(p), starts, strict=True)
+        return np.stack([tile @ v[lo : lo + tile.shape[1]] for tile, lo in pairs])
 
 
 def head_events(m: Measured, b: int, n: int) -> Head:
-    """Run one head of a sequence again, keeping its events.
-
-    A stochastic plan draws other bits here than in the whole layer.
-    """
+    """Run one head of a sequence again, keeping its events; random bits are others."""
     layer, plan = one_head(m, b, n), m.request.plan
     low = run(replace(layer, do=None), m.request, m.scale, plan, record=Record(events=KEPT))
     events = {
@@ -113,9 +95,8 @@ def head_events(m: Measured, b: int, n: int) -> Head:
     weight = part if plan.normalise_first else part * events["INV"][0]  # 1 / l, not rounded yet
     assert layer.do is not None
     do = layer.do[0, :, 0].astype(np.float64)
-    return Head(
-        events=events, low=low, part=part, weight=weight, do=do, exists=exists, block_k=block_k
-    )
+    own: dict[str, Any] = {"exists": exists, "block_k": block_k}
+    return Head(events=events, low=low, part=part, weight=weight, do=do, **own)
 
 
 def _unit(plan: Plan, scale: float) -> float:
@@ -126,10 +107,7 @@ def _unit(plan: Plan, scale: float) -> float:
 
 
 def accounts(m: Measured, b: int, n: int, h: Head) -> dict[str, np.ndarray]:
-    """Return the accounts per token, (T,), which add up to the error of delta (drift.error).
-
-    They are scores, row sum, P, V, PV, AO, O, OUT, OD, rest.
-    """
+    """Return the accounts per token, (T,), that add up to the error of delta."""
 
     def delta(out: np.ndarray) -> np.ndarray:
         return np.asarray((h.do * out).sum(-1))
@@ -169,17 +147,13 @@ def _positive(x: np.ndarray) -> Any:
 
 
 def weighed_errors(h: Head) -> dict[Site, np.ndarray]:
-    """Return errors of the events between P V and the output, as they are in the output.
-
-    They are by key tile, (tiles, T, H); OUT and OD have one tile.
-    """
+    """Return errors of the output's events, weighted: (tiles, T, H), OUT, OD one tile."""
     found = {}
     for site in OUTPUT_SITES:
         if site in h.events:
             before, after = h.events[site]
             with np.errstate(invalid="ignore"):
                 error = np.where(np.isfinite(after - before), after - before, 0.0)
-            found[site] = (
-                error[None] if site in (Site.OUT, Site.OD) else h.weight[..., None] * error
-            )
+            is_last = site in (Site.OUT, Site.OD)
+            found[site] = error[None] if is_last else h.weight[..., None] * error
     return found

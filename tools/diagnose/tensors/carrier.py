@@ -125,10 +125,7 @@ def _leading(m: np.ndarray) -> float:
 
 
 def shares(m: Measured, plan: Plan) -> np.ndarray | None:
-    """Return |R| / |dW_Q| of every head of a layer under a plan, (heads,), NaN where dW_Q is 0.
-
-    None for plans in blocks, whose scales a further feature would change.
-    """
+    """Return |R| / |dW_Q| of a layer's heads, NaN for dW_Q = 0; None for plans in blocks."""
     if plan.blocks:
         return None
     x = m.layer

@@ -41,10 +41,7 @@ class Coherence:
 
     @property
     def level(self) -> float:
-        """The p below which a head is biased.
-
-        Without bias some head of the whole diagnosis has such a p once in a hundred times.
-        """
+        """The p that an unbiased head of the diagnosis has once in a hundred times."""
         return FALSE_ALARMS / max(self.tests, 1)
 
     @property
@@ -79,10 +76,8 @@ def flips(error: np.ndarray, draws: int = DRAWS) -> np.ndarray:
     rng = np.random.Generator(np.random.Philox(key=0))
     beyond = np.zeros(error.shape[0], dtype=np.int64)
     for _ in range(draws // AT_ONCE):
-        signs = (
-            rng.integers(0, 2, (AT_ONCE, error.shape[1]), dtype=np.int8).astype(np.float64) * 2.0
-            - 1.0
-        )
+        drawn = rng.integers(0, 2, (AT_ONCE, error.shape[1]), dtype=np.int8)
+        signs = drawn.astype(np.float64) * 2.0 - 1.0
         beyond += (np.abs(signs @ coins.T) >= observed * (1.0 - 1e-12)).sum(0)
     bound = 2.0 * np.exp(-(observed**2) / (2.0 * np.where(squares > 0.0, squares, 1.0)))
     return np.where(squares > 0.0, np.minimum((1.0 + beyond) / (1.0 + draws), bound), 1.0)

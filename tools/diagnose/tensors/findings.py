@@ -14,13 +14,7 @@ from roundscope.attention import Site
 from roundscope.tools.diagnose.replay.start import RunPart
 from roundscope.tools.diagnose.tensors.carrier import Carrier, carrier, shares
 from roundscope.tools.diagnose.tensors.coherence import Coherence, coherence
-from roundscope.tools.diagnose.tensors.measured import (
-    Measured,
-    Subject,
-    by_head,
-    measure,
-    narrow,
-)
+from roundscope.tools.diagnose.tensors.measured import Measured, Subject, by_head, measure, narrow
 from roundscope.tools.diagnose.tensors.origin import Origin, origin
 from roundscope.tools.diagnose.tensors.repairs import Outcome, repair
 from roundscope.tools.diagnose.tensors.verdict import Effect, Kind, Verdict, effect, verdict
@@ -42,7 +36,7 @@ class Findings:
     chosen   index of its layer;  head: that of the head
     base     the plan as it is;  outcomes: the arms
     rows     by layer and head, the sums of the rows of dS, relative to the gradient of W_Q
-             (`rows.shares`); None for blocks
+             (`carrier.shares`); None for blocks
     lost     the layers whose results are infinite or NaN; they take no part in the steps
     among    the number of heads that steps 5 and 6 chose from, those that a search names; 0: all
     run      for a run: steps 1 and 2, and the replays of step 6
@@ -137,20 +131,14 @@ def diagnose(
 
 
 def _check_plain(x: Layer) -> None:
-    had = {
-        "a mask that is not causal": x.mask,
-        "a window": x.window,
-        "a softcap": x.softcap,
-        "sinks": x.sinks,
-    }
-    for what, value in had.items():
+    had = {"a mask that is not causal": x.mask, "a window": x.window}
+    for what, value in (had | {"a softcap": x.softcap, "sinks": x.sinks}).items():
         if value is not None:
-            raise bad(
-                "layer",
-                x.name,
-                f"has {what}, for which delta's error cannot be split into accounts; choose another"
-                " layer or batch entry, or see its events with `roundscope trace`",
+            why = f"has {what}, for which delta's error cannot be split into accounts"
+            repair = (
+                "choose another layer or batch entry, or see its events with `roundscope trace`"
             )
+            raise bad("layer", x.name, f"{why}; {repair}")
 
 
 def findings(
@@ -173,16 +161,21 @@ def findings(
         return Stopped(file=file, lost=lost)
     number = {id(m): i for i, m in enumerate(measured)}
     places = [(number[id(seen[i])], n) for i, n in places if id(seen[i]) in number]
-    carriers = [_told(progress, 3, m, "P K", carrier) for m in measured]
-    coherences = [
-        _told(progress, 4, m, "sign flips", lambda m: coherence(m, tests)) for m in measured
-    ]
-    rows = [
-        _told(progress, 4, m, "rows of dS", lambda m: shares(m, m.request.plan)) for m in measured
-    ]
+
+    def told(step: int, what: str, work: Callable[[Measured], T]) -> list[T]:
+        done = []
+        for m in measured:
+            progress(step, f"{m.layer.name}: {what}")
+            done.append(work(m))
+        return done
+
+    carriers = told(3, "P K", carrier)
+    coherences = told(4, "sign flips", lambda m: coherence(m, tests))
+    rows = told(4, "rows of dS", lambda m: shares(m, m.request.plan))
     chosen, head = furthest(coherences, places or _places(measured))
     m, c = measured[chosen], coherences[chosen]
-    found = _told(progress, 5, m, f"head {m.heads[head]}", lambda m: origin(m, head))
+    progress(5, f"{m.layer.name}: head {m.heads[head]}")
+    found = origin(m, head)
     origins = found.origins if c.p[head] < c.level else []
     base, outcomes = repair(m, head, origins, c.level, lambda text: progress(6, text))
     return Findings(
@@ -209,31 +202,15 @@ def _places(measured: Sequence[Measured]) -> list[tuple[int, int]]:
 def furthest(
     coherences: Sequence[Coherence], places: Collection[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the one of these (layer, head) with the smallest p.
-
-    Of those with equal p it is the one with the largest A.
-    """
+    """Return the one of these (layer, head) with the smallest p, then the largest A."""
     return min(places, key=lambda at: (coherences[at[0]].p[at[1]], -coherences[at[0]].a[at[1]]))
 
 
 def _check_tokens(layers: list[Layer], tests: int) -> None:
-    """Raise UsageError if there are too few tokens to detect any bias.
-
-    All errors of one sign have p = 2^(1 - T) under sign flips.
-    """
+    """Refuse too few tokens for any bias: equal signs have p = 2^(1 - T)."""
     needed = 1 + math.ceil(math.log2(tests / FALSE_ALARMS))
     for x in layers:
         tokens = x.q.shape[0] * x.q.shape[1]
         if tokens <= needed:
-            raise bad(
-                f"layer {x.name!r}: tokens",
-                tokens,
-                f"too few to tell a bias from chance in {tests} heads; give more than {needed}",
-            )
-
-
-def _told(
-    progress: Progress, step: int, m: Measured, what: str, work: Callable[[Measured], T]
-) -> T:
-    progress(step, f"{m.layer.name}: {what}")
-    return work(m)
+            few = f"too few to tell a bias from chance in {tests} heads; give more than {needed}"
+            raise bad(f"layer {x.name!r}: tokens", tokens, few)

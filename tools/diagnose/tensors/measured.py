@@ -64,36 +64,27 @@ class Subject:
 
 
 def measure(subject: Subject, progress: Progress) -> Measured:
-    """Run forward and backward of a layer, twice.
-
-    Raises UsageError if it has no do, which delta needs.
-    """
+    """Run a layer's forward and backward, twice. Raises UsageError without do."""
     layer, request = subject.layer, subject.request
     if layer.do is None:
-        raise bad(
-            "layer",
-            layer.name,
-            "has no do, so no delta; add do to the file, or see the forward alone with `roundscope"
-            " trace`",
-        )
+        repair = "add do to the file, or see the forward alone with `roundscope trace`"
+        raise bad("layer", layer.name, f"has no do, so no delta; {repair}")
     scale = layer.scale if layer.scale is not None else layer.q.shape[3] ** -0.5
     progress(f"{layer.name}: {request.plan.name}")
     low = run(layer, request, scale, request.plan)
     progress(f"{layer.name}: exactly")
     exact = run_exactly(layer, request, scale, request.against)
-    drift = delta_drift(low.delta, exact.delta, low.out, exact.out, layer.do)
+    both = results_of(low), results_of(exact)
     return Measured(
         layer=layer,
         request=request,
         scale=scale,
         low=low,
         exact=exact,
-        drift=drift,
+        drift=delta_drift(low.delta, exact.delta, low.out, exact.out, layer.do),
         x=subject.x,
         heads=subject.heads,
-        not_finite=lost_numbers(
-            layer, request, scale, results_of(low), results_of(exact), progress
-        ),
+        not_finite=lost_numbers(layer, request, scale, *both, progress),
     )
 
 
@@ -130,10 +121,7 @@ def one_head(m: Measured, b: int, n: int) -> Layer:
 
 
 def by_head(x: Any) -> np.ndarray:
-    """Return (B, T, N, ...) as (N, B T, ...), binary64.
-
-    So every head has the tokens of all sequences.
-    """
+    """Return (B, T, N, ...) as (N, B T, ...), binary64: a head has all sequences' tokens."""
     x = np.asarray(x, dtype=np.float64)
     return np.ascontiguousarray(np.moveaxis(x, 2, 0)).reshape(x.shape[2], -1, *x.shape[3:])
 
@@ -146,20 +134,11 @@ def exact_twin(plan: Plan) -> Plan:
     so that the same rows are shifted as under the plan.
     """
     s = plan.stabiliser
-    if s is not None:
-        s = Stabilizer(
-            beta=s.beta, window=plan[Site.P].format.tie_window if s.window is None else s.window
-        )
-    return replace(
-        exact_plan(),
-        name=f"{plan.name} exactly",
-        pv_into_o=plan.pv_into_o,
-        normalise_first=plan.normalise_first,
-        row_sum_of=plan.row_sum_of,
-        delta_from=plan.delta_from,
-        stabiliser=s,
-        key_order=plan.key_order,
-    )
+    if s is not None and s.window is None:
+        s = Stabilizer(beta=s.beta, window=plan[Site.P].format.tie_window)
+    names = ("pv_into_o", "normalise_first", "row_sum_of", "delta_from", "key_order")
+    kept: dict[str, Any] = {name: getattr(plan, name) for name in names}
+    return replace(exact_plan(), name=f"{plan.name} exactly", stabiliser=s, **kept)
 
 
 def narrow(plan: Plan, sites: tuple[Site, ...]) -> tuple[Site, ...]:

@@ -19,7 +19,7 @@ is below 1/4 ulp; without it, it is `before` to the nearest 1/16 ulp, so that |f
 arguments spread evenly one in sixteen falls there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,12 +28,7 @@ import numpy as np
 from roundscope.attention import Record, Site
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import RoundingMode
-from roundscope.tools.diagnose.tensors.accounts import (
-    Head,
-    accounts,
-    head_events,
-    weighed_errors,
-)
+from roundscope.tools.diagnose.tensors.accounts import Head, accounts, head_events, weighed_errors
 from roundscope.tools.diagnose.tensors.coherence import Bias, bias
 from roundscope.tools.diagnose.tensors.measured import (
     OUTPUT_SITES,
@@ -69,9 +64,7 @@ def classify(
     found = np.where(f > 0.5, ABOVE, BELOW)
     found = np.where(_main_ties(before, main, per_ulp, f), STICKY, found)
     found = np.where(f == 0.5, TIE, found)
-    found = np.where(
-        (np.abs(after) >= np.ldexp(1.0, exponent + 1)) & (after != before), CARRY, found
-    )
+    found = np.where(np.abs(after) >= np.ldexp(1.0, exponent + 1), CARRY, found)
     found = np.where(after == before, EXACT, found)
     return np.where(finite, found, LEFT_OUT).astype(np.int8)
 
@@ -148,31 +141,19 @@ class Origin:
     running: Running | None
 
     def share(self, name: str) -> float:
-        """Return an account's share of the bias.
-
-        Shares of other sign are negative, and all add up to 1.
-        """
+        """Return an account's signed share of the bias; all shares add up to 1."""
         return self.accounts[name].mean / self.total.mean if self.total.mean else 0.0
 
     @property
     def origins(self) -> list[str]:
-        """Accounts that are biased by themselves, with the sign of the whole, the largest first.
-
-        Each has at least a tenth of the whole.
-        """
-        found = [
-            n
-            for n, b in self.accounts.items()
-            if b.p < BIASED and self.share(n) >= COUNTS_FROM and n != "rest"
-        ]
+        """Accounts that are biased by themselves and a tenth or more, largest first."""
+        biased = [n for n, b in self.accounts.items() if b.p < BIASED and n != "rest"]
+        found = [n for n in biased if self.share(n) >= COUNTS_FROM]
         return sorted(found, key=lambda n: -self.share(n))
 
     @property
     def site(self) -> Classes | None:
-        """The rounding of the output that has the largest share among the origins.
-
-        None if none is one.
-        """
+        """The output's rounding with the largest share of the origins; None for none."""
         named = [c for c in self.classes if c.site in self.origins]
         return max(named, key=lambda c: self.share(c.site), default=None)
 
@@ -211,21 +192,11 @@ def _of_sequence(
 
 
 def _added(own: Sequence[Classes]) -> Classes:
-    """Return the classes of a site over sequences of equal length.
-
-    Events add up, means per token are averaged.
-    """
-
-    def over(name: str, how: Callable[..., Any]) -> Any:
-        return how([getattr(c, name) for c in own], axis=0)
-
-    return replace(
-        own[0],
-        events=over("events", np.sum),
-        bias=over("bias", np.mean),
-        ones_bias=over("ones_bias", np.mean),
-        ones_events=over("ones_events", np.sum),
-    )
+    """Return a site's classes over sequences of equal length: events add up, means average."""
+    how: dict[str, Any] = {"events": np.sum, "bias": np.mean}
+    how |= {"ones_bias": np.mean, "ones_events": np.sum}
+    found = {name: add([getattr(c, name) for c in own], axis=0) for name, add in how.items()}
+    return replace(own[0], **found)
 
 
 def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
@@ -235,27 +206,16 @@ def _classes(m: Measured, h: Head, several: Any) -> list[Classes]:
         before, after = (x[None] if x.ndim == 2 else x for x in h.events[site])
         exists = h.exists if before.shape[0] > 1 else np.ones((1, before.shape[1]), dtype=bool)
         ones = several if before.shape[0] > 1 else several.any(0, keepdims=True)
-        codes = np.where(
-            exists[..., None], classify(before, after, plan[site].format, _main(m, h, site)), -1
-        )
+        codes = classify(before, after, plan[site].format, _main(m, h, site))
+        codes = np.where(exists[..., None], codes, LEFT_OUT)
+        ones = np.broadcast_to(ones[..., None], codes.shape)
         near = plan[site].mode in NEAREST
-        found.append(
-            _counted(
-                str(site),
-                codes,
-                errors[site] * h.do,
-                np.broadcast_to(ones[..., None], codes.shape),
-                near,
-            )
-        )
+        found.append(_counted(str(site), codes, errors[site] * h.do, ones, near))
     return found
 
 
 def _main(m: Measured, h: Head, site: Site) -> Any:
-    """Return the main part of a sum of P V: that of the keys with P = 1, and what it is added to.
-
-    None where there is no such part.
-    """
+    """Return a P V sum's part of keys with P = 1 and what it is added to; None for other sites."""
     plan = m.request.plan
     if site is not (Site.O if plan.pv_into_o else Site.PV):
         return None
@@ -270,9 +230,8 @@ def _counted(
     tokens, size = codes.shape[1], len(CLASSES)
 
     def added(chosen: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
-        return np.bincount(
-            codes[chosen], weights=None if weights is None else weights[chosen], minlength=size
-        )[:size]
+        own = None if weights is None else weights[chosen]
+        return np.bincount(codes[chosen], weights=own, minlength=size)[:size]
 
     kept = codes >= 0
     return Classes(

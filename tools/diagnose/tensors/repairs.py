@@ -39,9 +39,8 @@ def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Pl
     stay alike.
     """
     rounding, order = _low_in_some(plans, OUTPUT_SITES), production_order(plans[0])
-    lifted = _low_in_some(
-        plans, tuple(dict.fromkeys((*OUTPUT_SITES, *(s for n in origins for s in SITES_OF[n]))))
-    )
+    behind = (s for n in origins for s in SITES_OF[n])
+    lifted = _low_in_some(plans, tuple(dict.fromkeys((*OUTPUT_SITES, *behind))))
     found: dict[str, Callable[[Plan], Plan]] = {}
     if rounding:
         found["O in FP32"] = lambda plan: in_fp32(plan, rounding)
@@ -62,10 +61,7 @@ def changes(plans: Sequence[Plan], origins: list[str]) -> dict[str, Callable[[Pl
 
 
 def _possible(change: Callable[[Plan], Plan], plans: Sequence[Plan]) -> bool:
-    """Return whether all plans can have a change.
-
-    Those of some kernels cannot: the stabilizer, for one, shifts scores in base e only.
-    """
+    """Return whether all plans can have a change; some kernels' take no stabilizer."""
     try:
         for plan in plans:
             change(plan)
@@ -126,9 +122,8 @@ def production_order(plan: Plan) -> Plan | None:
     made = fa2_bf16()
     if not plan.is_reproducible:
         made = native(made)
-    made = made.rounded(
-        {site: plan.event(site) for site in (Site.Q, Site.K, Site.V, Site.DO, Site.P)}
-    )
+    inputs = (Site.Q, Site.K, Site.V, Site.DO, Site.P)
+    made = made.rounded({site: plan.event(site) for site in inputs})
     forward = tuple(s for s in Site if s.stage != "backward")
     own, its = ({s: p.event(s) for s in narrow(p, forward)} for p in (plan, made))
     same = made.pv_into_o == plan.pv_into_o and own == its
@@ -200,20 +195,14 @@ def sham(m: Measured, repaired_out: np.ndarray, plan: Plan) -> Arm:
     f, size = plan[site].format, np.sqrt(np.mean(change**2))
     exponent = np.where(out == 0.0, f.emin, np.maximum(np.frexp(out)[1] - 1, f.emin))
     ulp = np.sqrt(np.mean(np.ldexp(1.0, exponent - f.precision + 1) ** 2))
-    return Arm(
-        name=SHAM,
-        plan=plan,
-        inject=(Injection(site=site, what=Noise(ulps=float(size / ulp), seed=1)),),
-    )
+    noise = Injection(site=site, what=Noise(ulps=float(size / ulp), seed=1))
+    return Arm(name=SHAM, plan=plan, inject=(noise,))
 
 
 def repair(
     m: Measured, head: int, origins: list[str], level: float, progress: Progress
 ) -> tuple[Outcome, list[Outcome]]:
-    """Run step 6: return (the plan as it is, every arm).
-
-    level: the p below which a head of the layer counts as biased.
-    """
+    """Run step 6: return (the plan as it is, every arm); level: p of a biased head."""
     plan = m.request.plan
     reference = run_exactly(m.layer, m.request, m.scale, exact_twin(plan))
     base, seconds, _ = _tried(m, head, Arm(name="as it is", plan=plan), level, 0.0, reference)
@@ -261,6 +250,5 @@ def _invariance(m: Measured, arm: Arm, reference: Examined) -> float:
         return 0.0  # the arm changes roundings only: exactly, it is the same computation
     twin = run_exactly(m.layer, m.request, m.scale, twin_plan)
     pairs = ((twin.out, reference.out), (twin.delta, reference.delta))
-    return max(
-        float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(float).tiny)) for a, b in pairs
-    )
+    tiny = np.finfo(float).tiny
+    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), tiny)) for a, b in pairs)

@@ -86,25 +86,15 @@ def effect(outcome: Outcome, before: Outcome, *, biased: bool) -> Effect:
 
 
 def verdict(
-    carried: Carrier,
-    head: int,
-    c: Coherence,
-    origin: Origin,
-    base: Outcome,
-    outcomes: list[Outcome],
+    carried: Carrier, head: int, c: Coherence, origin: Origin, base: Outcome, tried: list[Outcome]
 ) -> Verdict:
     """Return the verdict at the head of steps 5 and 6."""
     biased = bool(c.p[head] < c.level)
     links = [_direction(carried, head), _coherence(c, head, biased)]
     if not biased:
         return Verdict(kind=Kind.NOTHING, links=links)
-    links += [
-        _origin(origin),
-        _ones(origin),
-        _sticky(origin),
-        _repair(base, outcomes),
-        _sham(base, outcomes),
-    ]
+    links += [_origin(origin), _ones(origin), _sticky(origin)]
+    links += [_repair(base, tried), _sham(base, tried)]
     return Verdict(kind=Kind.CHAIN if all(x.holds for x in links) else Kind.OTHER, links=links)
 
 
@@ -150,11 +140,8 @@ def _sticky(o: Origin) -> Link:
     if o.site is None:
         return Link(name="sticky", holds=False, evidence="no rounding of the output is an origin")
     if not o.site.to_nearest:
-        return Link(
-            name="sticky",
-            holds=False,
-            evidence=f"{o.site.site} does not round to nearest: no rule for ties acts in it",
-        )
+        evidence = f"{o.site.site} does not round to nearest: no rule for ties acts in it"
+        return Link(name="sticky", holds=False, evidence=evidence)
     share = o.site.share_of(CLASSES[STICKY])
     of = o.site.events[STICKY] / max(o.site.events.sum(), 1)
     opposite = " (other classes have the opposite sign)" if share > 1.005 else ""
@@ -166,32 +153,21 @@ def _sticky(o: Origin) -> Link:
 
 
 def _repair(base: Outcome, outcomes: list[Outcome]) -> Link:
-    real = [o for o in outcomes if not o.arm.is_sham]
-    done = [
-        o.arm.name
-        for o in real
-        if o.is_invariant and effect(o, base, biased=True) is Effect.REMOVED
-    ]
-    others = [
-        f"{o.arm.name}: {effect(o, base, biased=True)}" for o in real if o.arm.name not in done
-    ]
+    real = [(o, effect(o, base, biased=True)) for o in outcomes if not o.arm.is_sham]
+    done = [o.arm.name for o, did in real if o.is_invariant and did is Effect.REMOVED]
+    others = [f"; {o.arm.name}: {did}" for o, did in real if o.arm.name not in done]
     evidence = (
         f"removed by {', '.join(done) or 'none'} (each changes the exact result by less than"
-        f" {INVARIANT:.0e})"
+        f" {INVARIANT:.0e}){''.join(others)}"
     )
-    return Link(
-        name="repair", holds=bool(done), evidence=evidence + "".join(f"; {x}" for x in others)
-    )
+    return Link(name="repair", holds=bool(done), evidence=evidence)
 
 
 def _sham(base: Outcome, outcomes: list[Outcome]) -> Link:
     found = [o for o in outcomes if o.arm.is_sham]
     if not found:
-        return Link(
-            name="sham",
-            holds=False,
-            evidence="nothing rounds on the way to the output, so there is nothing to imitate",
-        )
+        evidence = "nothing rounds on the way to the output, so there is nothing to imitate"
+        return Link(name="sham", holds=False, evidence=evidence)
     did = effect(found[0], base, biased=True)
     ratio = found[0].after.mean / base.after.mean if base.after.mean else 0.0
     evidence = (

@@ -15,14 +15,19 @@ from roundscope.attention.testing.foreign.torch_call import called, tensor
 def _run(backend: SDPBackend, x: Inputs) -> Outputs:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=x.is_causal, scale=x.scale)
+            return scaled_dot_product_attention(
+                *(q, k, v),
+                is_causal=x.is_causal,
+                scale=x.scale,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
 
     return called(attention, x, _lse(backend, x))
 
 
 def _lse(backend: SDPBackend, x: Inputs) -> Tensor | None:
     """Return the logarithms of the row sums; some back ends have an operator that returns them."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or x.q.shape[2] != x.k.shape[2]:
         return None
     q, k, v = (tensor(a) for a in (x.q, x.k, x.v))
     aten: Any = torch.ops.aten

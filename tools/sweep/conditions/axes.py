@@ -58,10 +58,15 @@ def spec_of(words: Sequence[str], zips: Sequence[str] = (), backward: bool = Fal
     """
     files = [w for w in words if w.endswith(".toml") and "=" not in w]
     if len(files) > 1:
-        raise bad(
-            "AXES", files[1], f"{files[0]} is given already; one file, and words for what differs"
-        )
-    axes, groups = _file(Path(files[0])) if files else ({}, [])
+        repair = f"{files[0]} is given already; one file, and words for what differs"
+        raise bad("AXES", files[1], repair)
+    axes, groups = Axes(), list[tuple[str, ...]]()
+    if files:
+        data = toml_of(Path(files[0]), "AXES")
+        try:
+            axes, groups = _contents(data)
+        except UsageError as error:
+            raise UsageError(f"{files[0]}: {error}") from None
     given = _words([w for w in words if w not in files])
     if backward and list(given.setdefault("backward", [True])) != [True]:
         raise UsageError("--backward: the axis backward is given too; choose one")
@@ -108,11 +113,8 @@ def _words(words: Sequence[str]) -> Axes:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise bad(
-                "AXES",
-                word,
-                "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml",
-            )
+            repair = "write AXIS=VALUE,VALUE, such as T=128,256, or name a file that ends in .toml"
+            raise bad("AXES", word, repair)
         values = text.split(",")
         name = _axis(name.strip(), values)
         axes[name] = [*axes.get(name, ()), *_values(name, values)]
@@ -120,24 +122,13 @@ def _words(words: Sequence[str]) -> Axes:
 
 
 def _axis(name: str, values: Sequence[Any]) -> str:
-    """Return the axis that a word names.
-
-    S is the number of keys; with the name of a format as its value it is the event S.
-    """
+    """Return the axis that a word names: S is the keys, or with the name of a format an event."""
     of_event = name == "S" and any(isinstance(v, str) and v[:1].isalpha() for v in values)
     return "format.S" if of_event else axis_named(name)
 
 
-def _file(path: Path) -> tuple[Axes, list[tuple[str, ...]]]:
-    """Return (axes, groups of zip) of a TOML file."""
-    data = toml_of(path, "AXES")
-    try:
-        return _contents(data)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from None
-
-
 def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
+    """Return (axes, groups of zip) of a TOML file."""
     for name in data:
         if name not in ("axes", "zip", "backward"):
             raise UsageError(
@@ -162,10 +153,7 @@ def _contents(data: dict[str, Any]) -> tuple[Axes, list[tuple[str, ...]]]:
 
 
 def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield axes by name.
-
-    In TOML, format.O = ... and PV.sum = ... without quotation marks are tables.
-    """
+    """Yield axes by name; in TOML, format.O and PV.sum without quotation marks are tables."""
     for name, value in table.items():
         inner = isinstance(value, dict) and (name in PER_SITE or set(value) <= {"sum", *PER_SITE})
         if inner:
@@ -183,50 +171,37 @@ def _values(name: str, values: Sequence[Any]) -> Sequence[Value]:
         if not isinstance(value, str | int | float | bool):
             raise bad(name, value, "a value is text, a number, true or false")
         if name in RANGES and isinstance(value, str) and is_range(value):
-            result.extend(typed(name, n) for n in _range(name, value))
+            try:
+                numbers = one_range(value)
+            except ValueError as error:
+                raise UsageError(f"{name} {error}") from None
+            result.extend(typed(name, n) for n in numbers)
         else:
             result.append(typed(name, value))
     return result
-
-
-def _range(name: str, text: str) -> range:
-    try:
-        return one_range(text)
-    except ValueError as error:
-        raise UsageError(f"{name} {error}") from None
 
 
 def _check_zips(groups: Sequence[tuple[str, ...]], axes: Mapping[str, Sequence[Value]]) -> None:
     """Check that a group's axes are given and equally long, and that no axis is in two groups."""
     seen: set[str] = set()
     for group in groups:
-        text = ",".join(group)
+        text, first = ",".join(group), len(axes.get(group[0], ()))
         if len(group) < 2:
             raise bad("--zip", text, "name two axes or more, such as block_q,block_k")
         for name in group:
             if name not in axes:
-                raise bad(
-                    "--zip",
-                    text,
-                    f"the axis {name} has no values; give {name}=..., or leave it out",
-                )
+                repair = f"the axis {name} has no values; give {name}=..., or leave it out"
+                raise bad("--zip", text, repair)
             if name in seen:
                 raise bad("--zip", text, f"the axis {name} is zipped twice; put all in one group")
             seen.add(name)
-            first, here = len(axes[group[0]]), len(axes[name])
-            if here != first:
-                raise bad(
-                    "--zip",
-                    text,
-                    f"{group[0]} has {first} values and {name} has {here}; they advance together",
-                )
+            if (here := len(axes[name])) != first:
+                repair = f"{group[0]} has {first} values and {name} has {here}"
+                raise bad("--zip", text, f"{repair}; they advance together")
 
 
 def axis_named(name: str) -> str:
-    """Return the full name of an axis: format.O for O, accumulator.PV for PV.sum.
-
-    Raises UsageError with the nearest name.
-    """
+    """Return an axis' full name, as format.O for O. Raises UsageError with the nearest name."""
     if name in (*DEFAULTS, *OPTIONAL, "tile"):
         return name
     if name in ("plan", *ALIASES):
@@ -251,10 +226,7 @@ def axis_named(name: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16, typed=True)
 def typed(name: str, value: Value) -> Value:
-    """Return a value of the axis `name` in the type of its default and in one spelling.
-
-    Raises UsageError naming both and the repair.
-    """
+    """Return a value of an axis in its type and one spelling. Raises UsageError with the repair."""
     kind = name.partition(".")[0]
     try:
         if value == "preset" and kind not in OF_CALL and DEFAULTS.get(kind, "preset") == "preset":
@@ -306,10 +278,7 @@ def _engine(name: str) -> str:
 def _of_call(
     read: Callable[[str], str] | None = None, none: str = "none"
 ) -> Callable[[Value], Value]:
-    """Return a reader of what a call has beside tensors and plan.
-
-    That is `default` (as the file says), none, 0 for the same, or what `read` returns of others.
-    """
+    """Return a reader of `default` (as the file says), none, or what `read` returns of others."""
 
     def checked(value: Value) -> Value:
         text = str(value).strip()
@@ -322,32 +291,21 @@ def _of_call(
     return checked
 
 
-def _count(text: str) -> str:
-    return str(_whole(1, LARGEST)(text))
+def _real(fits: Callable[[float], bool], repair: str) -> Callable[[str], str]:
+    """Return a reader of finite numbers that fit, in their one spelling."""
 
+    def read(text: str) -> str:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError("give a finite number, none, or default for what the file says")
+        if not fits(number):
+            raise ValueError(repair)
+        return number_words(number)
 
-def _positive(text: str) -> str:
-    number = _real(text)
-    if number <= 0.0:
-        raise ValueError("give a number above 0, or none")
-    return number_words(number)
-
-
-def _factor(text: str) -> str:
-    number = _real(text)
-    if number == 0.0:
-        raise ValueError("give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
-    return number_words(number)
-
-
-def _real(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise ValueError("give a finite number, none, or default for what the file says")
-    return number
+    return read
 
 
 def _or(word: str, read: Callable[[Value], Value]) -> Callable[[Value], Value]:
@@ -366,13 +324,15 @@ _READERS: dict[str, Callable[[Value], Value]] = {
         kind: _text(KINDS[kind].spell)
         for kind in ("format", "mode", "accumulator", "exp", "key_order", "delta_from")
     },
-    "scale": _of_call(_factor),
+    "scale": _of_call(
+        _real(bool, "give a number other than 0, such as 0.125, or none for 1 / sqrt(H)")
+    ),
     "alignment": _of_call(lambda text: str(alignment_given(text)), none="default"),
-    "window": _of_call(_count),
-    "softcap": _of_call(_positive),
+    "window": _of_call(lambda text: str(_whole(1, LARGEST)(text))),
+    "softcap": _of_call(_real(lambda x: x > 0.0, "give a number above 0, or none")),
     "mask": _of_call(),
     "sinks": _of_call(),
-    "batch": _of_call(_count, none="1"),
+    "batch": _of_call(lambda text: str(_whole(1, LARGEST)(text)), none="1"),
     "only": _or("all", _text(KINDS["only"].spell)),
     "but": _or("none", _text(KINDS["but"].spell)),
     "engine": _text(_engine),

@@ -52,7 +52,10 @@ def cell_of(point: Mapping[str, Value]) -> Cell:
     if file is not None:
         sizes = {name: int(parameters[name]) for name in ("T", "S", "N", "H")}
         check_fits(str(parameters["input"]), file, sizes, bool(parameters["backward"]))
-        _check_cut(parameters, file)
+        is_cut = (parameters["T"], parameters["S"]) != (file.T, file.S)
+        if is_cut and parameters.get("alignment") == "bottom-right":  # counted from the last key
+            repair = "a cut of a call aligned bottom-right is another call; leave T and S out, or"
+            raise bad("T", parameters["T"], f"{repair} give alignment=top-left")
     settings = settings_of(parameters)
     try:
         plan = plan_of(settings, int(parameters["seed"]))
@@ -102,18 +105,12 @@ def _other_preset(settings: Settings) -> str:
 
 
 def _given(point: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the point's own parameters, each in its one spelling.
-
-    `tile`, and a format with a mode, become the two parameters that they stand for.
-    """
+    """Return the point's own parameters in one spelling; `tile` and FORMAT:MODE become two each."""
     given = {(known := axis_named(name)): typed(known, value) for name, value in point.items()}
     if "tile" in given:
         if both := [name for name in ("block_q", "block_k") if name in given]:
-            raise bad(
-                "tile",
-                given["tile"],
-                f"sets block_q and block_k, and {both[0]} is given too; choose one",
-            )
+            repair = f"sets block_q and block_k, and {both[0]} is given too; choose one"
+            raise bad("tile", given["tile"], repair)
         given["block_q"] = given["block_k"] = given.pop("tile")
     for name, value in tuple(given.items()):
         if name.partition(".")[0] == "format" and ":" in str(value):
@@ -128,10 +125,7 @@ def _given(point: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """Return all of DEFAULTS, those in effect of OPTIONAL, and those of single sites, in order.
-
-    The order of sites is that of the algorithm.
-    """
+    """Return DEFAULTS, those in effect of OPTIONAL, those of sites in the algorithm's order."""
     sizes: dict[str, Value] = {}
     if file is not None:
         sizes = {name: getattr(file, name) for name in ("T", "S", "N", "H")}
@@ -146,23 +140,8 @@ def _complete(given: dict[str, Value], file: FileSizes | None) -> dict[str, Valu
     return whole | {name: more[name] for name in sorted(more, key=_rank)}
 
 
-def _check_cut(parameters: Mapping[str, Value], file: FileSizes) -> None:
-    """Raise UsageError for a cut that moves queries which are counted from the last key."""
-    is_cut = (parameters["T"], parameters["S"]) != (file.T, file.S)
-    if is_cut and parameters.get("alignment") == "bottom-right":
-        raise bad(
-            "T",
-            parameters["T"],
-            "a cut of a call aligned bottom-right is another call; leave T and S out, or give"
-            " alignment=top-left",
-        )
-
-
 def _call(given: Mapping[str, Value], file: FileSizes | None) -> dict[str, Value]:
-    """Return those of OF_CALL that have an effect: as given, else as the file says.
-
-    The scale of a file has one in any cell, so only another one is named.
-    """
+    """Return those of OF_CALL that differ from a call's usual: as given, else as the file says."""
     said = {} if file is None else file.says
     found: dict[str, Value] = {}
     for name, none in OF_CALL.items():
@@ -186,10 +165,7 @@ def _rank(name: str) -> tuple[int, int]:
 
 
 def _check_named(parameters: Mapping[str, Value], plan: Plan) -> None:
-    """Raise UsageError if a parameter names an event that this plan never reaches.
-
-    It would silently have no effect.
-    """
+    """Raise UsageError for a parameter without effect: of an event that the plan never reaches."""
     for name, value in parameters.items():
         if (name not in ("only", "but") and "." not in name) or not changes_plan(name, value):
             continue
@@ -216,10 +192,7 @@ def _check_reached(place: Place, plan: Plan, backward: bool) -> None:
 def _injections(
     parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
 ) -> tuple[Injection, ...]:
-    """Return the injection as the final plan reads it, checked to be at places that the cell has.
-
-    The cell's seed is also that of the injection's noise.
-    """
+    """Return the injection, with the cell's seed, as the final plan reads it; checked."""
     text = str(parameters["injection"])
     if text == "none":
         return ()
@@ -227,32 +200,14 @@ def _injections(
         placed = injection_of(text, int(parameters["seed"]))
         check_injection(placed, plan)
     except ValueError as error:
-        hint = ""
-        if ":" not in text:
-            hint = (
-                " (on the command line a comma ends a value; one with commas goes into a .toml"
-                " file)"
-            )
-        raise UsageError(f"injection '{text}': {error}{hint}") from None
-    _check_places(placed, parameters, plan, file)
-    if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
-        raise bad(
-            "injection",
-            text,
-            "engine xla takes formats as data and cannot flip bits; use engine=numpy",
-        )
-    return (placed,)
-
-
-def _check_places(
-    placed: Injection, parameters: Mapping[str, Value], plan: Plan, file: FileSizes | None
-) -> None:
+        hint = "on the command line a comma ends a value; one with commas goes into a .toml file"
+        more = "" if ":" in text else f" ({hint})"
+        raise UsageError(f"injection '{text}': {error}{more}") from None
     try:
         _check_reached((placed.site, False), plan, bool(parameters["backward"]))
     except ValueError as error:
-        raise bad("injection", str(parameters["injection"]), str(error)) from None
+        raise bad("injection", text, str(error)) from None
     queries, keys, heads, features = (int(parameters[name]) for name in ("T", "S", "N", "H"))
-    block_k = keys if plan.normalise_first else int(parameters["block_k"])
     groups = 1 if file is None else file.N // file.key_heads
     sizes = Sizes(
         batch=int(parameters.get("batch", 1)),
@@ -263,19 +218,20 @@ def _check_places(
         features=features,
         value_features=features if file is None else file.width,
         block_q=int(parameters["block_q"]),
-        block_k=block_k,
+        block_k=keys if plan.normalise_first else int(parameters["block_k"]),
     )
     try:
         check_place(placed, sizes, "the cell")
     except ValueError as error:
         raise UsageError(f"injection {error}") from None
+    if isinstance(placed.what, FlipBit) and parameters["engine"] == "xla":
+        repair = "engine xla takes formats as data and cannot flip bits; use engine=numpy"
+        raise bad("injection", text, repair)
+    return (placed,)
 
 
 def settings_of(parameters: dict[str, Value]) -> Settings:
-    """Return the parameters that make up the plan.
-
-    The preset comes first, then those that change it, in the order in which they apply.
-    """
+    """Return the parameters that make up the plan: preset, then changes in the order they apply."""
     changes = [
         (name, value)
         for name, value in parameters.items()
@@ -292,10 +248,7 @@ def changes_plan(name: str, value: Value) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def plan_of(settings: Settings, seed: int) -> Plan:
-    """Return the plan of `settings_of`, its stochastic roundings seeded with `seed`.
-
-    Raises ValueError for settings that no plan can have.
-    """
+    """Return the plan of `settings_of`, seeded. Raises ValueError for settings of no plan."""
     plan = _built(settings)
     every = (*plan.roundings, *(a.step for a in plan.accumulators))
     stochastic = any(r.mode == RoundingMode.STOCHASTIC for r in every)

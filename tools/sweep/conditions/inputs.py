@@ -81,10 +81,7 @@ def _of_call(cell: Cell) -> dict[str, Any]:
 
 
 def file_of(name: str) -> tuple[Path, str | None]:
-    """Return (path, layer or None) of an input that is no family.
-
-    It is written sample, sample:LAYER, PATH or PATH:LAYER.
-    """
+    """Return (path, layer or None) of sample, sample:LAYER, PATH or PATH:LAYER."""
     path, _, layer = name.rpartition(":")
     if not path or Path(name).is_file():
         path, layer = name, ""
@@ -102,12 +99,8 @@ def _from_file(name: str, cell: Cell) -> Inputs:
     if (sizes := sizes_of(name)) is not None:
         check_fits(name, sizes, {"T": t, "S": s, "N": n, "H": h}, bool(cell["backward"]))
     if cell.content not in ("", digest := hashlib.sha256(path.read_bytes()).hexdigest()):
-        raise bad(
-            "input",
-            name,
-            f"this file has SHA-256 {digest[:8]}, the sweep was planned with {cell.content[:8]};"
-            " put that one back",
-        )
+        repair = f"this file has SHA-256 {digest[:8]}, the sweep was planned with"
+        raise bad("input", name, f"{repair} {cell.content[:8]}; put that one back")
     x = read_layers(path, layer=layer)[0]
     g = max(1, n * x.k.shape[2] // x.q.shape[2])
     b, call = entries(cell), _of_call(cell)
@@ -165,21 +158,15 @@ class FileSizes:
 
 @functools.cache
 def sizes_of(name: str) -> FileSizes | None:
-    """Return the sizes of an input that is a file, None for a drawn one.
-
-    Raises UsageError for an input that is neither, or a file that cannot be used.
-    """
+    """Return the sizes of a file, None for a drawn input. Raises UsageError for what is neither."""
     if name in FAMILIES:
         return None
     path, layer = file_of(name)
     if not path.is_file():
         if "/" in name or "." in name:
             raise bad("input", name, "no such file; give a safetensors or npz file, PATH[:LAYER]")
-        raise UsageError(
-            unknown(
-                "input", name, (*FAMILIES, SAMPLE), "or a safetensors or npz file, PATH[:LAYER]"
-            )
-        )
+        known, other = (*FAMILIES, SAMPLE), "or a safetensors or npz file, PATH[:LAYER]"
+        raise UsageError(unknown("input", name, known, other))
     x = _layer(name, path, layer)
     (b, t, n, h), (_, s, g, width) = x.q.shape, x.v.shape
     says = {
@@ -251,32 +238,20 @@ def told(
 
 
 def check_fits(name: str, file: FileSizes, asked: dict[str, int], backward: bool) -> None:
-    """Raise UsageError if a cell asks for more than the file has.
-
-    T, S and N may be smaller than the file's; the features of a head cannot be cut.
-    """
+    """Raise UsageError if a cell asks for more than the file has, or other features of a head."""
     for size in ("T", "S", "N"):
         if asked[size] > (there := getattr(file, size)):
             raise bad(size, asked[size], f"input {name} has {there}; ask for that or less")
     if asked["H"] != file.H:
-        raise bad(
-            "H",
-            asked["H"],
-            f"input {name} has {file.H} features per head, which cannot be cut; leave H out",
-        )
+        repair = f"input {name} has {file.H} features per head, which cannot be cut; leave H out"
+        raise bad("H", asked["H"], repair)
     group = file.N // file.key_heads
     if asked["N"] > group and asked["N"] % group:
-        raise bad(
-            "N",
-            asked["N"],
-            f"input {name} has {group} query heads per key head; ask for a multiple, or fewer",
-        )
+        repair = f"input {name} has {group} query heads per key head; ask for a multiple, or fewer"
+        raise bad("N", asked["N"], repair)
     if backward and not file.has_do:
-        raise bad(
-            "backward",
-            "true",
-            f"input {name} has no do; add it to the file, or sweep the forward alone",
-        )
+        repair = f"input {name} has no do; add it to the file, or sweep the forward alone"
+        raise bad("backward", "true", repair)
 
 
 def _layer(name: str, path: Path, layer: str | None) -> Layer:

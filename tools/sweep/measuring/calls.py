@@ -58,10 +58,7 @@ class Kept:
             return self._kept[self._number[key]][0]
 
     def put(self, keys: Sequence[Hashable], value: Any, size: int) -> None:
-        """Keep a value of `size` bytes under these keys.
-
-        What they held before is dropped, with all its keys.
-        """
+        """Keep a value of `size` bytes under these keys, and drop what they held before."""
         with self._lock:
             for old in {self._number[key] for key in keys if key in self._number}:
                 self._drop(old)
@@ -88,10 +85,7 @@ _GOLDEN, _UNFUSED = (
 
 
 def inputs_of(cells: Sequence[Cell]) -> list[Inputs]:
-    """Return the tensors of cells; those that are not kept are drawn at once, on all cores.
-
-    Raises as `draw`.
-    """
+    """Return the tensors of cells; those not kept are drawn, on all cores. Raises as `draw`."""
     keys = [_input_key(cell) for cell in cells]
     inputs = {key: _INPUTS.get(key) for key in keys}
     missing = {key: cell for key, cell in zip(keys, cells, strict=True) if inputs[key] is None}
@@ -123,10 +117,7 @@ class Group:
         self._sent: dict[str, Any] = {}
 
     def attention(self) -> Examined:
-        """Run the cells in one call, with the ones of P and ALPHA counted.
-
-        The last cell is repeated until there are `size`.
-        """
+        """Run the cells in one call of `size` entries; the ones of P and ALPHA are counted."""
         cell, plans = self.cells[0], [c.plan for c in self.cells]
         blocks = int(cell["block_q"]), int(cell["block_k"])
         more = {"record": Record(ones=(Site.P, Site.ALPHA)), "inject": cell.inject}
@@ -183,10 +174,7 @@ class Group:
         backward: bool,
         **options: Any,
     ) -> Examined:
-        """Call `examine` once for some cells, in the shapes of the first one.
-
-        One plan is passed as such where one is enough.
-        """
+        """Call `examine` once for some cells, in the shapes of the first one."""
         cell, x = self.cells[0], self._own[0]  # cells share all of their inputs but the tensors
         if self.engine == "xla":
             keep_compilations()
@@ -210,10 +198,7 @@ class Group:
         return found if entries(cell) == 1 else _of_one(found)
 
     def _tensor(self, role: str, chosen: Sequence[int]) -> Any:
-        """Return a tensor of the cells chosen, along the first axis.
-
-        More than one cell needs xla.
-        """
+        """Return a tensor of the cells chosen, along the first axis; several cells need xla."""
         if len(chosen) == 1:
             return getattr(self._own[self._places[chosen[0]]], role)
         import jax
@@ -257,10 +242,7 @@ def unfused_plan(plan: Plan) -> Plan:
 
 @lru_cache(4096)
 def _number(plan: Plan) -> int:
-    """Return a number that stands for a plan in keys.
-
-    Keys are hashed often, and hashing a plan takes a hundred times as long.
-    """
+    """Return a number that stands for a plan in keys, whose hash takes a hundred times as long."""
     return next(_NUMBERS)
 
 
@@ -282,10 +264,7 @@ def golden_key(cell: Cell) -> Hashable:
 
 
 def _of_one(found: Examined) -> Examined:
-    """Return what a call found of the batch entries of one cell as if they were one entry.
-
-    Their rows follow each other, and in the trace their heads do.
-    """
+    """Return what a call found with the batch entries of one cell, rows and heads, as one entry."""
 
     def together(x: Any) -> np.ndarray:
         return np.asarray(x).reshape(1, -1, *np.shape(x)[2:])

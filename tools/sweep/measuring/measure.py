@@ -19,7 +19,6 @@ from roundscope.tools.errors import one_line
 from roundscope.tools.results.machine import device, has_gpu, versions
 from roundscope.tools.sweep.conditions.cell import OF_CALL, Cell, Result, entries
 from roundscope.tools.sweep.measuring import calls, metrics
-from roundscope.tools.sweep.measuring.sums import Arrays
 
 Batch = list[Cell]
 
@@ -49,10 +48,7 @@ def measure(cells: Sequence[Cell]) -> list[Result]:
 
 
 def group(cell: Cell) -> Hashable:
-    """Return a key that is equal for cells that may share a call.
-
-    Under numpy all may; under xla those that share an executable.
-    """
+    """Return a key that is equal for cells that may share a call, of xla an executable."""
     if cell["engine"] == "numpy":
         return ("numpy",)
     from roundscope.attention.plans.traced import structure
@@ -65,10 +61,7 @@ def group(cell: Cell) -> Hashable:
 
 
 def batch_size(cell: Cell) -> int:
-    """Return how many cells of a group are worth sending at once.
-
-    Under numpy that is a third of a second of work, under xla what fits into memory.
-    """
+    """Return how many cells to send at once: 1/3 s of numpy's work, what fits memory of xla."""
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     if cell["engine"] == "numpy":
         return max(1, min(LARGEST, int(SECOND / 3 / (n * t * s * h * entries(cell)))))
@@ -79,10 +72,7 @@ def batch_size(cell: Cell) -> int:
 
 
 def memory(cell: Cell) -> int:
-    """Return about how many bytes a cell takes while it is measured.
-
-    They hold copies of its tensors, a tile, and the trace's sums of rows.
-    """
+    """Return about how many bytes a cell takes: copies of its tensors, a tile, sums of a trace."""
     t, s, n, h = (int(cell[name]) for name in ("T", "S", "N", "H"))
     tile = max(
         int(cell["block_q"]) * min(int(cell["block_k"]), s),
@@ -108,10 +98,7 @@ def _batches(cells: Sequence[Cell]) -> Iterator[tuple[list[int], int]]:
 
 
 def _guarded(cells: list[Cell], size: int) -> list[Result]:
-    """Return the results of one call; if it fails, those of each cell alone.
-
-    So only a guilty cell fails.
-    """
+    """Return the results of one call; if it fails, of each cell alone: only a guilty one fails."""
     began = time.perf_counter()
     try:
         return _measured(cells, size)
@@ -132,10 +119,7 @@ def _guarded(cells: list[Cell], size: int) -> list[Result]:
 
 
 def _measured(cells: list[Cell], size: int) -> list[Result]:
-    """Return the results of cells of one call of `size` entries.
-
-    Each has an equal share of the time.
-    """
+    """Return the results of cells of one call of `size` entries, which share its time equally."""
     parts: dict[str, float] = {}
     with _timed(parts, "inputs"):
         shared = calls.Group(cells, size)
@@ -148,7 +132,17 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         own = all(cell.plan.normalise_first and not cell.inject for cell in cells)
         unfused = {"out": mine["out"]} if own else shared.unfused()
     with _timed(parts, "metrics"):
-        found = _metrics(cells, mine, golden, unfused) | metrics.softmax_events(examined.trace)
+        if cells[0]["engine"] == "numpy":
+            from roundscope.tools.sweep.measuring.sums import sums
+        else:
+            from roundscope.tools.sweep.measuring.on_device import sums
+        formats = [cell.plan[Site.OUT].format for cell in cells]
+        padded = [*formats, *formats[-1:] * (len(mine["out"]) - len(formats))]
+        added = sums(mine, golden, unfused, np.array([f.emin for f in padded]))
+        own_sums = {
+            name: {part: x[: len(cells)] for part, x in s.items()} for name, s in added.items()
+        }
+        found = metrics.of_sums(own_sums, formats) | metrics.softmax_events(examined.trace)
         sites = metrics.sites(examined.trace)
     share = {name: seconds / len(cells) for name, seconds in parts.items()}
     engine = str(cells[0]["engine"])
@@ -165,23 +159,6 @@ def _measured(cells: list[Cell], size: int) -> list[Result]:
         Result(key=cell.key, metrics=dict(zip(metrics.METRICS, row, strict=True)), sites=of, **more)
         for cell, row, of in zip(cells, rows, sites, strict=False)
     ]
-
-
-def _metrics(
-    cells: list[Cell], mine: Arrays, golden: Arrays, unfused: Arrays
-) -> dict[str, np.ndarray]:
-    """Return METRICS of results, by name: summed where the results are, finished here."""
-    if cells[0]["engine"] == "numpy":
-        from roundscope.tools.sweep.measuring.sums import sums
-    else:
-        from roundscope.tools.sweep.measuring.on_device import sums
-    formats = [cell.plan[Site.OUT].format for cell in cells]
-    padded = [*formats, *formats[-1:] * (len(mine["out"]) - len(formats))]
-    found = sums(mine, golden, unfused, np.array([f.emin for f in padded]))
-    return metrics.of_sums(
-        {name: {part: x[: len(cells)] for part, x in s.items()} for name, s in found.items()},
-        formats,
-    )
 
 
 @contextmanager

@@ -100,10 +100,7 @@ SITE_METRICS: dict[str, str] = {
 
 
 def of_sums(sums: dict[str, Sums], formats: Sequence[Format]) -> Metrics:
-    """Return METRICS of cells from their `sums_of`, except those of `softmax_events`.
-
-    formats: that of each cell's OUT.
-    """
+    """Return METRICS of cells from `sums_of`, without `softmax_events`; formats: those of OUT."""
     found = forward(sums["out"], formats)
     found |= against_unfused(found, sums["unfused"], sums["between"]) | {
         "lse_max_abs": _peak(sums["lse"]),
@@ -123,10 +120,7 @@ def deviations(s: Sums) -> Metrics:
 
 
 def forward(s: Sums, formats: Sequence[Format]) -> Metrics:
-    """Return the metrics of out: `deviations`, relative and signed ones, and not_finite.
-
-    The signed mean is also given in ulps of each cell's OUT format.
-    """
+    """Return the metrics of out: `deviations`, relative and signed, also in ulps, not_finite."""
     found = deviations(s) | _mean("mean", s)
     # 2^(e - p + 1) is an ulp in binade e
     ulp = np.ldexp(s["binades"] / s["entries"], [1 - f.precision for f in formats])
@@ -253,10 +247,7 @@ def _peak(s: Sums) -> np.ndarray:
 
 
 def _mean(name: str, s: Sums) -> Metrics:
-    """Return the mean over the entries counted, and the standard error of the mean of row means.
-
-    Rows without entries are left out.
-    """
+    """Return the mean of the entries, and the standard error of that of the rows that have some."""
     variance = s["spread"] / _none(s["filled"] - 1)
     return {
         name: _signed(s, _plus(s["sum"]) / _none(s["n"])),

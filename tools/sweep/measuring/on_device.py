@@ -15,10 +15,7 @@ from roundscope.tools.sweep.measuring.sums import Arrays, Sums, sums_of
 
 
 def chosen(found: Sequence[tuple[Arrays, int]], size: int) -> Arrays:
-    """Return the entries (arrays, place in them) as one batch of `size`, the last entry repeated.
-
-    There are few shapes: those of the batches.
-    """
+    """Return the entries (arrays, place in them) as a batch of `size`, the last entry repeated."""
     padded = [*found, *[found[-1]] * (size - len(found))]
     batches = {id(arrays): arrays for arrays, _ in padded}
     batch: Arrays | None = None

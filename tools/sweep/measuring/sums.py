@@ -44,10 +44,7 @@ def sums(mine: Arrays, golden: Arrays, unfused: Arrays, emin: np.ndarray) -> dic
 
 
 def total(xp: Any, x: Array) -> Array:
-    """Return the sum over the last axis by repeated halving: x[:half] + x[half:].
-
-    Zeros are appended first, up to a power of two.
-    """
+    """Return the sum over the last axis, x[:half] + x[half:] over and over, padded with zeros."""
     size = x.shape[-1]
     half = 1 << (size - 1).bit_length()
     if half > size:
@@ -140,10 +137,7 @@ def _by_row(ops: Ops, d: Array, finite: Array) -> Sums:
 
 
 def _binades(ops: Ops, golden: Array, emin: Array) -> Array:
-    """Return the sum of 2^e over golden (C, rows, H).
-
-    e is its exponent, or emin where that is larger.
-    """
+    """Return the sum of 2^max(e, emin) over golden (C, rows, H), e its exponent."""
     xp = ops.xp
     field = (ops.bits(golden) >> 52) & 0x7FF
     exponent = xp.where(field == 0x7FF, -1, field - 1023)  # as of 1/2 where there is no number

@@ -47,7 +47,12 @@ def _axis(frame: Frame, found: Shares) -> str:
             f"No axis stands out from the seeds: the largest, {first.axis.label}, explains {share}"
             " of the variance of log rms."
         )
-    return f"{_most(frame, found)}{_next(found)}; the seeds alone make {percent(found.seeds)}."
+    then = ""
+    if len(found.effects) > 1:
+        second = found.effects[1]
+        could = "" if second.stands_out else ", which seeds could give too"
+        then = f"; next is {second.axis.label} with {percent(second.share)}{could}"
+    return f"{_most(frame, found)}{then}; the seeds alone make {percent(found.seeds)}."
 
 
 def _most(frame: Frame, found: Shares) -> str:
@@ -61,16 +66,6 @@ def _most(frame: Frame, found: Shares) -> str:
         than = f"{times(ratio)} as large at {high} as at {low}"
     explains = f"it explains {percent(first.share)} of the variance of log rms, and rms is {than}"
     return f"{first.axis.label} matters most for the deviation: {explains}"
-
-
-def _next(found: Shares) -> str:
-    if len(found.effects) < 2:
-        return ""
-    second = found.effects[1]
-    return (
-        f"; next is {second.axis.label} with"
-        f" {percent(second.share)}{'' if second.stands_out else ', which seeds could give too'}"
-    )
 
 
 def _alone(frame: Frame) -> str:
@@ -135,11 +130,13 @@ def seeds(frame: Frame) -> str:
 def against(frame: Frame, cut: Slice) -> str:
     """Return the caption of deviation against an axis."""
     axis, shown = cut.across, _shown(frame, cut, "rms")
+    words = listed([axis.word(c) for c in _infinite(frame, cut)])
     if not axis.numeric:
-        return f"Which {axis.label} deviates most? {_extremes(frame, cut)} {shown}"
+        least = _least(_means(frame, cut), axis.word)
+        lost = f"{words}: results that are NaN or infinite. Of the other cells: " if words else ""
+        return f"Which {axis.label} deviates most? {lost}{least} {shown}"
     question = f"Does the deviation grow with {axis.label}?"
-    if infinite := _infinite(frame, cut):
-        words = listed([axis.word(c) for c in infinite])
+    if words:
         question += f" At {words} results are NaN or infinite."
     slopes = _slopes(frame, cut)
     if not slopes.size:
@@ -159,10 +156,7 @@ def comparable(frame: Frame, cut: Slice) -> bool:
 
 
 def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
-    """Return the exponents of rms as a power of the axis across, one per line and row.
-
-    They are fitted to the means by least squares.
-    """
+    """Return the exponents of rms as a power of the axis across, fitted for each line and row."""
     y = frame.metric("rms")
     x = np.log10(np.array(cut.across.values, dtype=float))[frame.code(cut.across)]
     usable, found = cut.cells & np.isfinite(y) & (y > 0), []
@@ -173,16 +167,6 @@ def _slopes(frame: Frame, cut: Slice) -> np.ndarray:
         if np.unique(x[mine]).size > 1:
             found.append(np.polyfit(x[mine], np.log10(y[mine]), 1)[0])
     return np.array(found)
-
-
-def _extremes(frame: Frame, cut: Slice) -> str:
-    means, word = _means(frame, cut), cut.across.word
-    if infinite := _infinite(frame, cut):
-        words = listed([word(c) for c in infinite])
-        return (
-            f"{words}: results that are NaN or infinite. Of the other cells: {_least(means, word)}"
-        )
-    return _least(means, word)
 
 
 def _least(means: dict[int, float], word: Callable[[int], str]) -> str:
@@ -308,27 +292,18 @@ def softmax(frame: Frame, cut: Slice) -> str:
 
 
 def pair(frame: Frame, cut: Slice, together: float) -> str:
-    """Return the caption of the map of two axes.
-
-    together: the share of the variance that only both explain together.
-    """
+    """Return the caption of the map of two axes; together: the share that only both explain."""
     a, b = cut.lines, cut.across
     assert a is not None
+    n = int(np.isinf(frame.metric("rms")[cut.cells]).sum())
+    gray = f" Gray with inf: {n} cells with NaN or infinite results, no part of shares."
     return (
         f"Does {b.label} have the same effect at every {a.label}? Together they explain"
         f" {percent(together)} of the variance of log rms beyond what each explains alone (0 means"
         " that their effects multiply). Means ± half of the 95 % t interval over seeds,"
-        f" {seeds_words(frame, cut.cells)}.{_gray(frame, cut.cells)} Right: the"
+        f" {seeds_words(frame, cut.cells)}.{gray if n else ''} Right: the"
         " largest error relative to that of unfused attention in the same formats, which is what"
         f" tiling costs.{_at(cut.held)}"
-    )
-
-
-def _gray(frame: Frame, cells: np.ndarray) -> str:
-    """Return what there is to say of cells whose rms is infinite in a map, and in its shares."""
-    n = int(np.isinf(frame.metric("rms")[cells]).sum())
-    return (
-        f" Gray with inf: {n} cells with NaN or infinite results, no part of shares." if n else ""
     )
 
 
@@ -346,10 +321,7 @@ def sites(
     words: list[str],
     quiet: Sequence[Site],
 ) -> str:
-    """Return the caption of errors by site.
-
-    rms is (sites, columns), bias (sites, columns, mean and half of its interval).
-    """
+    """Return the caption of errors by site: rms (sites, columns), bias (..., mean and half)."""
     held = {} if cut is None else dict(cut.held)
     if cut is not None and cut.lines is not None:
         codes = np.unique(frame.code(cut.lines)[cells])
@@ -360,12 +332,21 @@ def sites(
             f" In {n} cells with NaN or infinite results these are the errors of the events whose"
             " numbers are finite."
         )
-    means = bias[..., 0]
+    means, spread = bias[..., 0], "One seed."
+    if not one_seed(frame, cells):
+        interval = "95 % t interval over seeds"
+        shown = f"bars: {interval}"
+        if words:
+            shown = (
+                f"pale: mean signed errors whose {interval} contains 0; numbers are written where"
+                " it does not (1 in 20 by chance)"
+            )
+        spread = f"Means over seeds, {seeds_words(frame, cells)}; {shown}."
     return (
         "Which events have the largest errors, and of which sign? rms is largest in"
         f" {_largest(rms, rms, names, words)}, the mean signed error in"
         f" {_largest(np.abs(means), means, names, words)}. Errors are in value, so an event of"
-        f" large numbers has large errors. {_sites_spread(frame, cells, bool(words))}{_at(held)}"
+        f" large numbers has large errors. {spread}{_at(held)}"
         f"{none}"
     )
 
@@ -376,16 +357,3 @@ def _largest(size: np.ndarray, x: np.ndarray, names: Sequence[Site], words: list
         return "no event, since none is known"
     i, j = divmod(int(np.nanargmax(size)), size.shape[1])
     return f"{names[i]}{f' at {words[j]}' if words else ''} ({number(x[i, j])})"
-
-
-def _sites_spread(frame: Frame, cells: np.ndarray, mapped: bool) -> str:
-    if one_seed(frame, cells):
-        return "One seed."
-    interval = "95 % t interval over seeds"
-    shown = f"bars: {interval}"
-    if mapped:
-        shown = (
-            f"pale: mean signed errors whose {interval} contains 0; numbers are written where it"
-            " does not (1 in 20 by chance)"
-        )
-    return f"Means over seeds, {seeds_words(frame, cells)}; {shown}."

@@ -72,20 +72,14 @@ def mean_interval(x: np.ndarray) -> tuple[float, float]:
 
 
 def scaled(metric: str, x: np.ndarray) -> np.ndarray:
-    """Return log10 of a metric above zero, and other metrics as they are.
-
-    NaN where that is no number.
-    """
+    """Return log10 of a metric above zero, and others as they are; NaN for no number."""
     with np.errstate(divide="ignore", invalid="ignore"):
         x = np.log10(x) if metric in LOG else x
     return np.where(np.isfinite(x), x, np.nan)
 
 
 def center(metric: str, x: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean and the ends of its 95 % interval over seeds.
-
-    Where `scaled` takes the logarithm, so does this: the mean is then geometric.
-    """
+    """Return the mean, geometric where `scaled` takes logarithms, and its 95 % interval."""
     mean, half = mean_interval(scaled(metric, x))
     low, high = mean - half, mean + half
     return (10.0**mean, 10.0**low, 10.0**high) if metric in LOG else (mean, low, high)
@@ -116,10 +110,7 @@ def shares(frame: Frame, metric: str = "rms") -> Shares:
 
 
 def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
-    """Return what two axes explain together beyond the sum of what each explains.
-
-    This is their interaction, from 0 to 1 where the axes are crossed.
-    """
+    """Return what two axes explain together beyond each, which is their interaction if crossed."""
     y = scaled(metric, frame.metric(metric))
     use = np.isfinite(y)
     y, x, z = y[use], frame.code(a)[use], frame.code(b)[use]
@@ -131,10 +122,7 @@ def joint_share(frame: Frame, metric: str, a: Axis, b: Axis) -> float:
 
 
 def fold(frame: Frame, axis: Axis, metric: str = "rms") -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes of the axis that have the metric, and the mean of each.
-
-    The mean is that of the `scaled` metric over all cells of the code.
-    """
+    """Return the codes of the axis that have the metric, and the mean of it, `scaled`, at each."""
     y, code = scaled(metric, frame.metric(metric)), frame.code(axis)
     means = {int(c): float(np.nanmean(y[code == c])) for c in np.unique(code[np.isfinite(y)])}
     return np.array(list(means), dtype=int), np.array(list(means.values()))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from roundscope.attention.grammar.roundings import event_of
-from roundscope.attention.plans.events import Event
 from roundscope.attention.sites import Site
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import format_named
@@ -64,25 +63,19 @@ def lost(frame: Frame) -> Lost:
         return Lost(cells=cells, results=results)
     number = int(np.flatnonzero(cells)[0])
     row = frame.rows[number]
-    words = " ".join(f"{name}={row[name]}" for name in frame.names)
+    words, place = " ".join(f"{name}={row[name]}" for name in frame.names), ""
+    for name, result in (("dq_not_finite_row", "dq"), ("not_finite_row", "out")):
+        if (at := frame.metric(name)[number]) >= 0.0:  # out's comes before that of dq
+            query, head = divmod(int(at), int(row["N"]))
+            entry, query = divmod(query, int(row["T"]))
+            place = f" {result} has one first at batch entry {entry}, token {query}, head {head}"
     return Lost(
         cells=cells,
         results=results,
         first=words,
-        place=_place(frame, number, row),
+        place=place,
         event=_event(frame, row),
     )
-
-
-def _place(frame: Frame, number: int, row: Row) -> str:
-    """Return where the first lost entry of out, or of dq, of a cell stands."""
-    for name, result in (("not_finite_row", "out"), ("dq_not_finite_row", "dq")):
-        place = frame.metric(name)[number]
-        if place >= 0.0:
-            query, head = divmod(int(place), int(row["N"]))
-            entry, query = divmod(query, int(row["T"]))
-            return f" {result} has one first at batch entry {entry}, token {query}, head {head}"
-    return ""
 
 
 def sentence(frame: Frame, found: Lost) -> str:
@@ -93,7 +86,12 @@ def sentence(frame: Frame, found: Lost) -> str:
         f"{name} in {cells} (up to {most:,} entries)"
         for name, (cells, most) in found.results.items()
     ]
-    where = _where(frame, found.cells)
+    held = []  # the values of axes that all of these cells have and not all others
+    for axis in frame.axes:
+        codes = np.unique(frame.code(axis)[found.cells])
+        if codes.size == 1 and not (frame.code(axis) == codes[0]).all():
+            held.append(f"{axis.label} = {axis.word(int(codes[0]))}")
+    where = f", all at {listed(held)}" if held else ""
     has = f"{n} of {many(len(frame.rows), 'cell')} {'has' if n == 1 else 'have'}"
     text = f"{has} NaN or infinite results{where}, and their errors are infinite"
     text += f": {listed(parts)}." if parts else ", as squares of errors overflow."
@@ -102,16 +100,6 @@ def sentence(frame: Frame, found: Lost) -> str:
     if not found.event:
         return f"{text}{first} no event overflows, so a sum does: `roundscope trace` shows where."
     return f"{text}{first} the first event that counts some is {found.event}."
-
-
-def _where(frame: Frame, cells: np.ndarray) -> str:
-    """Return the values of axes that all of these cells have and not all others."""
-    held = []
-    for axis in frame.axes:
-        codes = np.unique(frame.code(axis)[cells])
-        if codes.size == 1 and not (frame.code(axis) == codes[0]).all():
-            held.append(f"{axis.label} = {axis.word(int(codes[0]))}")
-    return f", all at {listed(held)}" if held else ""
 
 
 def _event(frame: Frame, row: Row) -> str:
@@ -128,17 +116,14 @@ def _event(frame: Frame, row: Row) -> str:
         event = event_of(text)
         if nan > 0.0:
             return f"{site} ({text}), with {number(nan, 6)} NaN"
-        if over > 0.0 and not _saturates(event):
+        # whether what is too large becomes the largest number
+        saturates = isinstance(event, BlockFormat) or (
+            event.format.saturates
+            if event.overflow is None
+            else event.overflow is Overflow.SATURATE
+        )
+        if over > 0.0 and not saturates:
             is_wide = isinstance(event, Rounding) and event.format.emax >= format_named("fp32").emax
             wider = "" if is_wide else f"; {site}=fp32 has room for them"
             return f"{site} ({text}), with {number(over, 6)} beyond its largest number{wider}"
     return ""
-
-
-def _saturates(event: Event) -> bool:
-    """Return whether a rounding turns what is too large into its largest number."""
-    if isinstance(event, BlockFormat):
-        return True
-    if event.overflow is None:
-        return event.format.saturates
-    return event.overflow is Overflow.SATURATE

@@ -3,7 +3,8 @@
 Each caption asks a question and answers it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,7 @@ BACKWARD = ("delta_bias", "dq_rel_rms", "dk_rel_rms", "dv_rel_rms")
 
 
 def opening(frame: Frame, found: Shares) -> Picture | None:
-    """Return the picture that shows which axis matters most.
-
-    Where only the seed varies it shows the seeds; None for a single cell.
-    """
+    """Return the picture of the axis that matters most, or of seeds alone; None for one cell."""
     if frame.axes and found.cells and found.effects[0].share > 0.0:
         first, rms = found.effects[0].axis, frame.metric("rms")
         usable = np.isfinite(rms) & (rms > 0)
@@ -79,44 +77,34 @@ def pictures(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 
 def _others(frame: Frame) -> Iterator[Picture]:
-    """Yield signed errors, softmax events and gradients, each against one axis.
+    """Yield signed errors, softmax events and gradients against the axis that explains most."""
 
-    It is the axis that explains most of them.
-    """
+    def drawn(
+        title: str,
+        metric: str,
+        metrics: tuple[str, ...],
+        caption: Callable[[Frame, Slice], str],
+        flat: bool = False,
+    ) -> Picture:
+        cut = slice_of(frame, shares(frame, metric).effects[0].axis, metric, flat=flat)
+        return title, plots.against(frame, cut, metrics), caption(frame, cut)
+
     if np.isfinite(frame.metric("mean_ulps")).any():
-        cut = _cut(frame, "mean_abs")
-        yield (
-            "Signed mean beside magnitude",
-            plots.against(frame, cut, SIGNED),
-            captions.signed(frame, cut, "mean_ulps"),
-        )
-    occurring = [m for m in SOFTMAX if (np.nan_to_num(frame.metric(m)) > 0).any()]
-    if occurring:
-        cut = _cut(frame, occurring[0])
-        yield (
-            "Rows with several P = 1, and rescales",
-            plots.against(frame, cut, SOFTMAX),
-            captions.softmax(frame, cut),
-        )
+        told = partial(captions.signed, metric="mean_ulps")
+        yield drawn("Signed mean beside magnitude", "mean_abs", SIGNED, told)
+    if occurring := [m for m in SOFTMAX if (np.nan_to_num(frame.metric(m)) > 0).any()]:
+        title = "Rows with several P = 1, and rescales"
+        yield drawn(title, occurring[0], SOFTMAX, captions.softmax)
     if np.isfinite(frame.metric("delta_bias")).any():
-        cut = _cut(frame, "dq_rel_rms", flat=True)
-        yield (
+        title, told = (
             "Backward: bias of delta, and gradients",
-            plots.against(frame, cut, BACKWARD),
-            captions.signed(frame, cut, "delta_bias"),
+            partial(captions.signed, metric="delta_bias"),
         )
-
-
-def _cut(frame: Frame, metric: str, flat: bool = False) -> Slice:
-    """Return the slice along the axis that explains most of a metric."""
-    return slice_of(frame, shares(frame, metric).effects[0].axis, metric, flat=flat)
+        yield drawn(title, "dq_rel_rms", BACKWARD, told, flat=True)
 
 
 def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Yield the picture of two axes together: tile and format where both vary.
-
-    Otherwise these are the two axes that explain most.
-    """
+    """Yield the picture of two axes together: tile and format if both vary, else the strongest."""
     tile = frame.axis("block_k") or frame.axis("block_q")
     a, b = frame.axis("format"), tile
     if (a is None or b is None) and len(found.effects) > 1:
@@ -125,10 +113,16 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
         return
     cut = slice_of(frame, b, "rms", lines=a, flat=True)
     rows, columns = [c for c in cut.of(a) if c is not None], [c for c in cut.of(b) if c is not None]
-    values = {
-        name: _table(frame, cut, name, (a, rows), (b, columns)) for name in ("rms", "ratio_max")
-    }
-    values = {name: v for name, v in values.items() if not np.isnan(v[0]).all()}
+    values, (of_a, of_b) = {}, (frame.code(a), frame.code(b))
+    for name in ("rms", "ratio_max"):
+        y = frame.metric(name)
+        cells = [
+            [mean_interval(y[cut.cells & (of_a == i) & (of_b == j)]) for j in columns] for i in rows
+        ]
+        means = np.array([[mean for mean, _ in row] for row in cells])
+        if not np.isnan(means).all():
+            texts = [[with_interval(*x).replace(" ± ", "\n± ") for x in row] for row in cells]
+            values[name] = means, texts
     labels = AXES_LABELS.get(a.label, a.label), AXES_LABELS.get(b.label, b.label)
     figure = pair([a.word(c) for c in rows], [b.word(c) for c in columns], values, labels)
     yield (
@@ -138,27 +132,8 @@ def _pair(frame: Frame, found: Shares) -> Iterator[Picture]:
     )
 
 
-def _table(
-    frame: Frame,
-    cut: Slice,
-    metric: str,
-    rows: tuple[Axis, list[int]],
-    columns: tuple[Axis, list[int]],
-) -> tuple[np.ndarray, list[list[str]]]:
-    """Return (means, mean ± interval as text) of a metric by two axes."""
-    y, a, b = frame.metric(metric), frame.code(rows[0]), frame.code(columns[0])
-    found = [
-        [mean_interval(y[cut.cells & (a == i) & (b == j)]) for j in columns[1]] for i in rows[1]
-    ]
-    text = [[with_interval(*pair).replace(" ± ", "\n± ") for pair in row] for row in found]
-    return np.array([[mean for mean, _ in row] for row in found]), text
-
-
 def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
-    """Yield errors by site and format, or by site and the axis that explains most.
-
-    Where no axis varies these are bars.
-    """
+    """Yield errors by site and format, or by site and the strongest axis; bars if none varies."""
     axis = (
         frame.axis("format")
         or frame.axis("preset")
@@ -196,10 +171,7 @@ def _sites(frame: Frame, found: Shares) -> Iterator[Picture]:
 
 
 def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
-    """Return the value of an axis that has the most conditions.
-
-    Of several such values it is the one with the largest rms.
-    """
+    """Return the value of an axis that has the most conditions, and of those the largest rms."""
     y, code = frame.metric("rms"), frame.code(axis)
     usable = cells & np.isfinite(y)
     there = np.unique(code[usable if usable.any() else cells])
@@ -216,10 +188,7 @@ def _largest(frame: Frame, axis: Axis, cells: np.ndarray) -> int:
 def _site_numbers(
     frame: Frame, members: list[np.ndarray]
 ) -> tuple[dict[Site, list[np.ndarray]], dict[Site, list[np.ndarray]]]:
-    """Return (rms errors, mean errors) of every site.
-
-    Each has, for each group of cells, the numbers of its cells that have the site.
-    """
+    """Return (rms errors, mean errors) by site: the numbers of the cells of each group."""
     keys, names = frame.rows.column("key"), ("rms_error", "mean_error")
     found = [sites_of(frame.path, list(keys[group]), names) for group in members]
     rms, bias = (
@@ -326,10 +295,7 @@ def _map(
     text: list[list[str]],
     faint: np.ndarray | None = None,
 ) -> None:
-    """Draw a map with its color bar, with text that is legible on each color.
-
-    Cells without a number are gray, those of `faint` pale.
-    """
+    """Draw a map with color bar and legible text; no number is gray, `faint` cells are pale."""
     ax.set_facecolor("#e6e8eb")
     if faint is not None:
         # white, so that what is drawn over it can be pale

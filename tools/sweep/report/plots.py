@@ -45,10 +45,7 @@ def opening(found: Shares, axis: Axis, cells: tuple[np.ndarray, np.ndarray, np.n
 
 
 def _bars(ax: Axes, found: Shares, names: list[str]) -> None:
-    """Draw a bar for each axis, for what they explain in combination and for the seeds.
-
-    The scale is logarithmic if all bars but one are short.
-    """
+    """Draw a bar for each axis, combinations and seeds, logarithmic if all but one are short."""
     effects = found.effects[: len(names)]
     bars = [
         (short(n, 26), e.share, UP if e.stands_out else QUIET)
@@ -130,10 +127,7 @@ def seeds(values: dict[str, np.ndarray]) -> Figure:
 
 
 def against(frame: Frame, cut: Slice, metrics: tuple[str, ...]) -> Figure:
-    """Draw metrics along one axis: a column per metric, a row per value of the rows' axis.
-
-    Seeds are faint dots.
-    """
+    """Draw metrics along one axis: a column each, a row per value of the rows' axis."""
     rows, wrap = cut.of(cut.rows), 2 if len(metrics) == 4 else len(metrics)
     deep = len(rows) if wrap == len(metrics) else 2
     wordy = (
@@ -187,10 +181,7 @@ def _line(
     k: int,
     of: int,
 ) -> None:
-    """Draw seeds as dots and their mean as a line.
-
-    The interval of the mean is a band where numbers are across, and bars where words are.
-    """
+    """Draw seeds as dots and their mean as a line, its interval as a band or, of words, as bars."""
     code, color = frame.code(cut.across), _color(cut, k, of)
     infinite = [int(c) for c in np.unique(code[mask & np.isinf(y)])]
     beyond(ax, [_place(cut, c, k, of) for c in infinite if c in cut.shown[cut.across.name]])
@@ -318,10 +309,7 @@ def _upward(ax: Axes, metric: str, y: np.ndarray) -> None:
 
 
 def symmetric(size: np.ndarray) -> dict[str, Any]:
-    """Return the arguments of a scale about zero for numbers of these sizes.
-
-    It is linear below a threshold and logarithmic beyond it, over four decades at most.
-    """
+    """Return the arguments of a scale about zero, logarithmic over at most four decades."""
     return {
         "linthresh": max(float(np.quantile(size, 0.25)), 1e-4 * float(size.max())),
         "linscale": 0.7,

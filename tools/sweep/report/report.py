@@ -32,7 +32,6 @@ from roundscope.tools.sweep.conditions.cell import DEFAULTS, Value, lacking
 from roundscope.tools.sweep.report.captions import sentence
 from roundscope.tools.sweep.report.effects import changed_nothing, idle, mean_interval, shares
 from roundscope.tools.sweep.report.lost import lost
-from roundscope.tools.sweep.report.lost import lost as lost_of
 from roundscope.tools.sweep.report.pictures import opening, pictures
 from roundscope.tools.sweep.report.words import many, number, short, with_interval
 from roundscope.tools.sweep.running.dry_run import duration, said
@@ -175,10 +174,7 @@ ALWAYS = tuple(COLUMNS)[:5]  # the others need gradients
 
 
 def conditions(frame: Frame) -> list[Section]:
-    """Return the table of conditions with mean ± interval of the main metrics, largest rms first.
-
-    Conditions with results that are not finite are in red.
-    """
+    """Return the table of conditions, largest rms first; those that are not finite are in red."""
     if not frame.rows:
         return []
     names = _names(frame)
@@ -188,20 +184,25 @@ def conditions(frame: Frame) -> list[Section]:
     members = np.split(cells, np.flatnonzero(np.diff(frame.condition[cells])) + 1)
     means = [mean_interval(frame.metric("rms")[cells])[0] for cells in members]
     order = np.argsort(-np.nan_to_num(means, nan=np.inf), kind="stable")
-    failed, infinite = _failed_by_condition(frame, names), lost_of(frame).cells
+    failed, infinite = _failed_by_condition(frame, names), lost(frame).cells
     rows, marked = [], []
     for c in order[:MOST]:
         cells, row = members[c], frame.rows[members[c][0]]
-        lost = int(infinite[cells].sum())
-        bad = failed[tuple(row[n] for n in names)]
+        gone, bad = int(infinite[cells].sum()), failed[tuple(row[n] for n in names)]
         seeds = f"{len(cells)}"
         if bad:
             seeds += f", {bad} failed"
-        if lost:
-            seeds += f", {lost} not finite"
-        values = [_value(frame, m, cells) for m in metrics]
+        if gone:
+            seeds += f", {gone} not finite"
+        counts = {"mean_ulps": "not_finite", "delta_bias": "delta_not_finite"}  # of lost entries
+        values = [
+            "-"
+            if m in counts and (np.nan_to_num(frame.metric(counts[m])[cells]) > 0).any()
+            else with_interval(*mean_interval(frame.metric(m)[cells]))
+            for m in metrics
+        ]
         rows.append([*(short(str(row[n]), 40) for n in names), seeds, *values])
-        marked.append(lost > 0)
+        marked.append(gone > 0)
     more = len(order) - MOST
     note = "Mean ± half of the 95 % t interval over seeds"
     if any(marked):
@@ -214,15 +215,6 @@ def conditions(frame: Frame) -> list[Section]:
     rest = f"{more} more conditions are in the file." if more > 0 else ""
     parts: list[Part] = [*notes(f"{note}."), Table(heads, rows, marked), *notes(rest)]
     return [Section("All conditions, the largest rms first", parts)]
-
-
-def _value(frame: Frame, metric: str, cells: np.ndarray) -> str:
-    """Return the mean of a metric of a condition; none if that of a seed is lost."""
-    x = frame.metric(metric)[cells]
-    own = {"mean_ulps": "not_finite", "delta_bias": "delta_not_finite"}.get(metric)
-    if own is not None and (np.nan_to_num(frame.metric(own)[cells]) > 0).any():
-        return "-"
-    return with_interval(*mean_interval(x))
 
 
 def _names(frame: Frame) -> list[str]:
@@ -238,10 +230,7 @@ def _names(frame: Frame) -> list[str]:
 
 
 def _failed_by_condition(frame: Frame, names: list[str]) -> dict[tuple[Value, ...], int]:
-    """Return how many cells of each condition failed.
-
-    A condition's cells are equal in all that varies but the seed: in `names`.
-    """
+    """Return how many cells of each condition, which is its values of `names`, failed."""
     found: dict[tuple[Value, ...], int] = defaultdict(int)
     first = frame.rows[0]
     fixed = {n: first[n] for n in frame.names if n != "seed" and n not in names}
@@ -276,10 +265,7 @@ def failures(frame: Frame) -> list[Section]:
 
 
 def run(frame: Frame) -> Section:
-    """Return what was run: axes, fixed parameters, devices, versions and times.
-
-    It also says how to get the numbers.
-    """
+    """Return what was run: axes, parameters, devices, versions, times; how to get all numbers."""
     rows = frame.rows.followed_by(frame.failed)
     devices = Counter(rows.column("device"))
     fixed = [n for n in parameters(rows) if n not in frame.names]
@@ -313,10 +299,7 @@ def _values(rows: Rows, name: str) -> str:
 
 
 def _numerics(rows: Rows) -> str:
-    """Return the version of the numeric core.
-
-    It is known where this Roundscope gives the last cell the key that it has.
-    """
+    """Return the numeric core's version, known if this one gives the last cell its key."""
     from roundscope.tools.sweep.conditions.condition import cell_of
 
     given = {name: rows[-1][name] for name in parameters(rows)}

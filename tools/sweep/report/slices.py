@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roundscope.tools.sweep.report.effects import Effect, scaled, shares
+from roundscope.tools.sweep.report.effects import scaled, shares
 from roundscope.tools.sweep.storage.frames import Axis, Frame
 
 LINES, ROWS, ACROSS = 8, 3, 24  # the most that one picture shows
@@ -45,7 +45,12 @@ def slice_of(
     others = [e.axis for e in effects if e.axis not in (across, lines)]
     order = others if lines is None else [lines, *others]
     second = order[0] if order else None
-    third = order[1] if len(order) > 1 and not flat and _matters(order[1], effects) else None
+    third = None
+    if len(order) > 1 and not flat:
+        own = next(e for e in effects if e.axis == order[1])
+        # it explains 5 % of what the strongest one leaves, and more than the seeds would
+        matters = own.share > 0.05 * (1.0 - effects[0].share) and not own.share <= own.limit
+        third = order[1] if matters else None
     free = [axis for axis in (across, second, third) if axis is not None]
     cells, held = _held(frame, free, metric)
     shown: dict[str, list[int]] = {}
@@ -57,10 +62,7 @@ def slice_of(
 
 
 def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
-    """Return at most `most` codes of an axis.
-
-    Numbers are taken evenly from first to last; of words, those with the largest rms.
-    """
+    """Return at most so many codes of an axis: numbers evenly, words of the largest rms."""
     code = frame.code(axis)
     there = [int(c) for c in np.unique(code[cells])]
     if len(there) <= most:
@@ -71,15 +73,6 @@ def chosen(frame: Frame, axis: Axis, cells: np.ndarray, most: int) -> list[int]:
         ]
     y = _ranked(frame)
     return sorted(sorted(there, key=lambda c: -_mean(y[cells & (code == c)]))[:most])
-
-
-def _matters(axis: Axis, effects: tuple[Effect, ...]) -> bool:
-    """Return whether an axis explains 5 % of what the strongest one leaves.
-
-    It must also explain more than the seeds would.
-    """
-    own = next(e for e in effects if e.axis == axis)
-    return own.share > 0.05 * (1.0 - effects[0].share) and not own.share <= own.limit
 
 
 def _held(frame: Frame, free: list[Axis], metric: str) -> tuple[np.ndarray, dict[str, str]]:

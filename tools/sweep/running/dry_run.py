@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from roundscope.tools.report.terminal import console
+from roundscope.tools.report import terminal
+from roundscope.tools.report.model import Table, Text
 from roundscope.tools.sweep.conditions.cell import (
     DEFAULTS,
     Cell,
@@ -102,10 +103,7 @@ def said(notes: Sequence[str]) -> list[str]:
 
 
 def varying(cells: Sequence[Cell]) -> list[str]:
-    """Return the parameters that differ between cells, without S where it follows T.
-
-    Where none differs, these are the parameters that are not at their default.
-    """
+    """Return the parameters that differ between cells, or else those not at their default."""
     values: dict[str, set[Any]] = {}
     for cell in cells:
         for name, value in cell.parameters:
@@ -126,10 +124,7 @@ def work(cell: Cell) -> float:
 def _seconds(
     cells: Sequence[Cell], workers: int, measure: Measure
 ) -> tuple[float | None, str | None]:
-    """Return (about how long the workers take, None), or (None, why that is not known).
-
-    The start of the workers is included. xla has one worker, as in `run`.
-    """
+    """Return (about how long the workers take, start included, None), or (None, why not known)."""
     total = 0.0
     for engine in dict.fromkeys(cell["engine"] for cell in cells):
         own = [cell for cell in cells if cell["engine"] == engine]
@@ -145,10 +140,7 @@ def _seconds(
 
 
 def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
-    """Return the seconds of cells under xla, from those of numpy on one core.
-
-    Compiling a cell to time it would take longer than a user waits.
-    """
+    """Return the seconds of cells under xla from those of numpy on one core; none is compiled."""
     from roundscope.tools.results.machine import has_gpu
     from roundscope.tools.sweep.measuring.measure import group
     from roundscope.tools.sweep.running.executors import cores
@@ -158,10 +150,7 @@ def _under_xla(cells: Sequence[Cell], seconds: float) -> float:
 
 
 def small(cell: Cell) -> Cell:
-    """Return a cell like this one that takes no time.
-
-    It has fewer tokens and heads, and no injection, whose place it might lack.
-    """
+    """Return a cell like this one that takes no time: few tokens and heads, no injection."""
     sizes = dict(cell.parameters)
     heads = 1 if cell.content else min(int(sizes["N"]), HEADS)  # a file's heads come in groups
     fewer: dict[str, Value] = {
@@ -176,10 +165,7 @@ def small(cell: Cell) -> Cell:
 
 
 def _scaled(cells: Sequence[Cell], timed: Callable[[Cell], float]) -> float:
-    """Return the seconds of all cells, on a line in `work` through two small cells.
-
-    These are like the cheapest and the most expensive cell, and both are timed warm.
-    """
+    """Return the seconds of all cells, on a line in `work` through two small ones, timed warm."""
     cheap, dear = small(min(cells, key=work)), small(max(cells, key=work))
     high = timed(dear)
     ratio = work(dear) / work(cheap)
@@ -232,27 +218,16 @@ def show(p: Preview, out: Path, *, workers: int, executor: str | None, thrown_aw
     elif p.ok or p.failed:
         again = " (--retry-failed runs these again)" if p.failed else ""
         say(f"{out} holds {p.ok + p.failed} of them: {p.ok} ok, {p.failed} failed{again}")
-    console().print(_table(p))
+    more = p.cells - len(p.first)
+    rows = [
+        [
+            "" if v is None else str(v).lower() if isinstance(v, bool) else str(v)
+            for v in row.values()
+        ]
+        for row in p.first
+    ]
+    terminal.show([Table([*p.first[0]], rows), *([Text(f"and {more} more")] if more > 0 else [])])
     say(_cost(p, workers, executor))
-
-
-def _table(p: Preview) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in p.first[0]:
-        table.add_column(name, overflow="fold")
-    for row in p.first:
-        table.add_row(*(Text(words(value)) for value in row.values()))
-    if p.cells > len(p.first):
-        table.caption = f"and {p.cells - len(p.first)} more"
-    return table
-
-
-def words(value: Value | None) -> str:
-    """Return a value as on the command line."""
-    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
 def _cost(p: Preview, workers: int, executor: str | None) -> str:

@@ -81,9 +81,8 @@ def _dask(text: str, address: str, jobs: int | None) -> Iterator[Crew]:
     try:
         from distributed import Client
     except ImportError:
-        raise bad(
-            "--executor", text, "needs dask.distributed; run  pip install 'roundscope[cluster]'"
-        ) from None
+        repair = "needs dask.distributed; run  pip install 'roundscope[cluster]'"
+        raise bad("--executor", text, repair) from None
     connect: Any = Client  # its functions have no types
     try:
         client = connect(address, timeout=_CONNECT, set_as_default=False)
@@ -114,11 +113,8 @@ def _made(text: str, module: str, name: str, jobs: int | None) -> Iterator[Crew]
     try:
         factory = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise bad(
-            "--executor",
-            text,
-            f"cannot be imported ({one_line(error)}); is its folder on PYTHONPATH?",
-        ) from error
+        repair = f"cannot be imported ({one_line(error)}); is its folder on PYTHONPATH?"
+        raise bad("--executor", text, repair) from error
     try:
         executor = factory()
     except Exception as error:
@@ -127,11 +123,8 @@ def _made(text: str, module: str, name: str, jobs: int | None) -> Iterator[Crew]
             f" {one_line(error)}"
         ) from error
     if not isinstance(executor, Executor):
-        raise bad(
-            "--executor",
-            text,
-            f"returned a {type(executor).__name__}; return a concurrent.futures.Executor",
-        )
+        repair = f"returned a {type(executor).__name__}; return a concurrent.futures.Executor"
+        raise bad("--executor", text, repair)
     own = getattr(executor, "_max_workers", None)  # of both pools of the standard library
     with _left(executor):
         yield Crew(executor, lambda: jobs or own or cores())
@@ -149,10 +142,7 @@ def _left(executor: Executor) -> Iterator[Executor]:
 
 
 def hello() -> int:
-    """Return the id of this process; every crew is asked for it first.
-
-    It shows that a worker starts and finds this package.
-    """
+    """Return this process' id, which shows that a worker starts and finds this package."""
     return os.getpid()
 
 
@@ -202,7 +192,12 @@ def local(jobs: int) -> Iterator[Crew]:
     def death(error: BaseException) -> str:
         # it is broken: this waits for its processes, whose exit codes are then known
         pool.shutdown()
-        return next((_cause(p.exitcode) for p in context.started if p.exitcode), one_line(error))
+        code = next((p.exitcode for p in context.started if p.exitcode), None)
+        if code is None:
+            return one_line(error)
+        if code == -signal.SIGKILL:
+            return "signal 9: out of memory?"
+        return f"signal {-code}: {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
 
     try:
         yield Crew(pool, lambda: jobs, death)
@@ -213,17 +208,8 @@ def local(jobs: int) -> Iterator[Crew]:
         pool.shutdown(cancel_futures=True)
 
 
-def _cause(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "signal 9: out of memory?"
-    return f"signal {-code}: {signal.strsignal(-code)}" if code < 0 else f"exit code {code}"
-
-
 def _start(one_thread: bool) -> None:
-    """Prepare a worker.
-
-    It ends when the sweep ends, and keeps to one core if there are other workers.
-    """
+    """Prepare a worker, which ends when the sweep does and has one core if there are others."""
     threading.Thread(target=_follow, daemon=True).start()
     if one_thread:
         # read when numba and numpy are first imported, which is later here, and for all threads;
@@ -236,10 +222,7 @@ def _start(one_thread: bool) -> None:
 
 
 def _follow() -> None:
-    """End this process with its parent.
-
-    A pool's workers outlive a killed parent and would wait for work for ever.
-    """
+    """End this process with its parent; a pool's workers would outlive a killed one for ever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

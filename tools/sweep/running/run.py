@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roundscope.tools.errors import ExecutorError, bad, one_line
-from roundscope.tools.report.progress import left
+from roundscope.tools.report.progress import WHAT, drawn, left
 from roundscope.tools.report.terminal import console
 from roundscope.tools.signals import stopping
 from roundscope.tools.sweep.conditions.cell import Cell, Result
@@ -47,10 +47,6 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
 
 
-def silent(done: int, failed: int, total: int) -> None:
-    """Show no progress."""
-
-
 def run(
     cells: Sequence[Cell],
     store: Store,
@@ -59,7 +55,7 @@ def run(
     executor: str | None = None,
     retry_failed: bool = False,
     measure: Measure | None = None,
-    progress: Progress = silent,
+    progress: Progress = lambda done, failed, total: None,
 ) -> Outcome:
     """Measure the cells that the store does not have, and save them as they come.
 
@@ -156,10 +152,7 @@ class Dispatch:
         self.suspects: deque[Batch] = deque()  # batches that were under way when a worker died
 
     def all(self, batches: Iterable[Batch]) -> None:
-        """Measure every cell.
-
-        Raises KeyboardInterrupt if `stop` says so, with all that has arrived saved.
-        """
+        """Measure every cell. Raises KeyboardInterrupt if `stop` says so, what arrived saved."""
         self.queue.extend(batches)
         while self.queue:
             self._together()
@@ -169,10 +162,7 @@ class Dispatch:
             self._alone(alone)
 
     def _together(self) -> None:
-        """Work on the queue until it is done or the crew breaks.
-
-        What was under way then is suspect.
-        """
+        """Work on the queue until it is done or the crew breaks, which makes what runs suspect."""
         flying: dict[Future[list[Result]], Batch] = {}
         with executor_for(self.executor, self.workers) as crew:
             self._greet(crew)
@@ -198,10 +188,7 @@ class Dispatch:
         return True
 
     def _take(self, future: Future[list[Result]], batch: Batch) -> None:
-        """Save what came back.
-
-        A batch that raised is sent again cell by cell; one whose worker died is suspect.
-        """
+        """Save a batch; one that raised is sent again cell by cell, a dead worker's is suspect."""
         error = _error_of(future)
         if error is None:
             self.save(batch, future.result())
@@ -210,7 +197,10 @@ class Dispatch:
         elif len(batch) > 1:
             self.queue.extendleft([cell] for cell in reversed(batch))
         else:
-            self.save(batch, [_failed(batch[0], f"{type(error).__name__}: {one_line(error)}")])
+            self.save(
+                batch,
+                [Result(key=batch[0].key, error=f"{type(error).__name__}: {one_line(error)}")],
+            )
 
     def _leave(self, flying: dict[Future[list[Result]], Batch]) -> None:
         """Save what has arrived and cancel the rest."""
@@ -234,7 +224,7 @@ class Dispatch:
                     self._take(future, batch)
                     continue
                 why = f"the worker died ({crew.death(error)}) measuring this cell alone"
-                self.save(batch, [_failed(batch[0], why)])
+                self.save(batch, [Result(key=batch[0].key, error=why)])
                 if isinstance(error, BrokenExecutor):
                     return
 
@@ -267,28 +257,14 @@ def _error_of(future: Future[Any]) -> BaseException | None:
     return future.exception()
 
 
-def _failed(cell: Cell, error: str) -> Result:
-    return Result(key=cell.key, error=error)
-
-
 @contextmanager
 def bar() -> Iterator[Progress]:
     """Show a bar with cells per second, time left and failures; it disappears when done."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield silent
+        yield lambda done, failed, total: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("sweep"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Bar(*columns, console=screen, transient=True) as shown:
+    with drawn("sweep", "bar", "count", "elapsed", WHAT, width=40) as shown:
         task, start = shown.add_task("", total=None), time.perf_counter()
 
         def progress(done: int, failed: int, total: int) -> None:
@@ -303,10 +279,7 @@ def bar() -> Iterator[Progress]:
 
 
 def _words(done: int, failed: int, total: int, seconds: float) -> str:
-    """Return the mean rate since the start, the time left at that rate, and any failures.
-
-    The start of the workers counts as time.
-    """
+    """Return the mean rate since the start of the workers, the time left, and failures."""
     if not done:
         return "starting"
     rate = done / seconds

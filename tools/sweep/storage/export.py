@@ -79,17 +79,13 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[str, str,
 
 def _as_text(cell: Any) -> Any:
     """Return a cell that no spreadsheet takes for a formula: such a text has a ' before it."""
-    if not isinstance(cell, str) or not cell.startswith(FORMULA) or _is_number(cell):
+    if not isinstance(cell, str) or not cell.startswith(FORMULA):
         return cell
-    return f"'{cell}"
-
-
-def _is_number(text: str) -> bool:
     try:
-        float(text)
+        float(cell)
     except ValueError:
-        return False
-    return True
+        return f"'{cell}"
+    return cell
 
 
 def _write_csv(kinds: dict[str, str], pieces: Iterator[list[Any]], file: Path, raw: bool) -> int:

@@ -133,10 +133,7 @@ class Frame:
 
 
 def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
-    """Return the frame of a results file, or of the cells with some keys.
-
-    Raises UsageError for one without cells, and as `store.reading`.
-    """
+    """Return the frame of a results file, or of some keys. Raises UsageError if it has no cells."""
     cells, numbers = _read(path, keys)
     if not len(cells):
         raise bad("file", str(path), "holds no cells; fill it with  roundscope sweep")
@@ -165,10 +162,7 @@ def frame_of(path: Path, keys: Set[str] | None = None) -> Frame:
 
 
 def _latest(cells: Rows, names: Sequence[str]) -> np.ndarray:
-    """Return the numbers of the cells without those that have a later one of the same parameters.
-
-    The later one stands where the first one stood.
-    """
+    """Return the numbers of the latest cells of equal parameters, where the first ones stood."""
     columns = [cells.column(name) for name in names]
     number = together([places(column, list(dict.fromkeys(column))) for column in columns])
     first = np.unique(number, return_index=True)[1]
@@ -243,17 +237,12 @@ def _column(name: str, values: Sequence[Any], same: dict[Any, Any] | None) -> np
     found = np.empty(len(values), object)
     found[:] = values
     if same is not None:
-        found[:] = [same.setdefault(x, x) for x in (_worded(name, value) for value in values)]
+        if type(DEFAULTS.get(name)) is bool:
+            found[:] = ["true" if x else "false" for x in values]
+        elif is_extra(name):
+            found[:] = [lacking(name) if x is None else x for x in values]
+        found[:] = [same.setdefault(x, x) for x in found]
     return found
-
-
-def _worded(name: str, value: Any) -> Any:
-    """Return a parameter in the words of the command line, and other values as they are."""
-    if value is None and is_extra(name):
-        return lacking(name)
-    if type(DEFAULTS.get(name)) is bool:
-        return "true" if value else "false"
-    return value
 
 
 def _axes(rows: Rows, names: Sequence[str]) -> tuple[Axis, ...]:
@@ -298,24 +287,21 @@ def _ordered(name: str, values: set[Value]) -> tuple[Value, ...]:
 
     Others have the default first and then go by name, with numbers in names compared as numbers.
     """
+    kind = name.partition(".")[0]
 
     def by_format(v: Value) -> Any:
-        return (v != "preset", _precision(str(v)))
+        if v == "preset":
+            return False, 0, 0, v
+        name = str(v).partition(":")[0]
+        f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
+        return True, f.precision, f.emax - f.emin, name
 
     def by_name(v: Value) -> Any:
-        return (v != DEFAULTS.get(name.partition(".")[0]), natural(str(v)))
+        return (v != DEFAULTS.get(kind), natural(str(v)))
 
     if all(isinstance(value, int) for value in values):
         return tuple(sorted(values))
-    return tuple(sorted(values, key=by_format if name.partition(".")[0] == "format" else by_name))
-
-
-def _precision(name: str) -> tuple[int, int, str]:
-    if name == "preset":
-        return 0, 0, name
-    name = name.partition(":")[0]
-    f = BLOCK_NAMED[name].element.format if name in BLOCK_NAMED else format_named(name)
-    return f.precision, f.emax - f.emin, name
+    return tuple(sorted(values, key=by_format if kind == "format" else by_name))
 
 
 def numbered(x: np.ndarray) -> np.ndarray:

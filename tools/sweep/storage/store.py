@@ -15,15 +15,7 @@ from typing import Any
 
 from roundscope.tools.errors import bad
 from roundscope.tools.results import tables
-from roundscope.tools.results.file import locked
-from roundscope.tools.results.tables import (
-    add_columns,
-    check_start,
-    columns_of,
-    explained,
-    json_of,
-    quoted,
-)
+from roundscope.tools.results.tables import add_columns, columns_of, json_of, quoted
 from roundscope.tools.sweep.conditions.cell import DEFAULTS, Cell, Result, is_extra
 
 APPLICATION = int.from_bytes(b"RSsw", "big")  # SQLite's application_id: whose file it is
@@ -45,11 +37,8 @@ class Store:
         self.connection, self.path, self.thrown_away = connection, path, thrown_away
 
     def statuses(self, keys: Collection[str] | None = None) -> dict[str, str]:
-        """Return key -> 'ok' or 'failed' of every cell that is there, or of those with some keys.
-
-        Raises StorageError if the file is damaged.
-        """
-        with explained(self.path):
+        """Return key -> 'ok' or 'failed'; raises StorageError if the file is damaged."""
+        with tables.explained(self.path):
             return statuses(self.connection, keys)
 
     def save(self, pairs: Sequence[tuple[Cell, Result]]) -> None:
@@ -58,7 +47,7 @@ class Store:
         They are on the disk when this returns. A row of the same key is replaced. Raises
         StorageError (a full disk), which leaves the file as it was.
         """
-        with explained(self.path), _transaction(self.connection) as c:
+        with tables.explained(self.path), _transaction(self.connection) as c:
             for cell, result in pairs:
                 add_columns(
                     c, "cells", {name: "TEXT" for name, _ in cell.parameters if is_extra(name)}
@@ -80,8 +69,8 @@ def writing(path: Path, fresh: bool = False) -> Iterator[Store]:
     path = path.resolve()  # a link and its target are one file
     _check_place(path, "--out")
     with (
-        locked(path, "sweep"),
-        explained(path),
+        tables.locked(path, "sweep"),
+        tables.explained(path),
         closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as connection,
     ):
         tables.is_ours(connection, path, APPLICATION)  # before the first byte is written
@@ -118,21 +107,18 @@ def count_cells(path: Path) -> int:
 
 
 def read_cells(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Return every cell, or those with some keys, as column -> value, in the order of saving.
-
-    parts, versions and plan are parsed. Needs no lock.
-    """
+    """Return cells, all or of some keys, as column -> value, JSON parsed, in order of saving."""
     with reading(path, values=("cells",)) as connection:
         where, chosen = with_keys(keys)
         rows = connection.execute(f"SELECT * FROM cells{where} ORDER BY rowid", chosen)
-        return [_parsed(path, row) for row in rows]
+        found = [dict(row) for row in rows]
+    for row in found:
+        row |= {name: json_of(path, name, row[name], {}) for name in JSON_COLUMNS if row[name]}
+    return found
 
 
 def read_sites(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """Return every row of every cell's sites as column -> value, ordered by key and site.
-
-    With `keys`, only those of these cells. Needs no lock.
-    """
+    """Return the rows of the sites of cells, all or of some keys, ordered by key and site."""
     with reading(path, values=("sites",)) as connection:
         where, chosen = with_keys(keys)
         rows = connection.execute(f"SELECT * FROM sites{where} ORDER BY key, site", chosen)
@@ -148,7 +134,7 @@ def reading(path: Path, *, values: Collection[str] = ()) -> Iterator[sqlite3.Con
     _check_place(path, "file")
     if not path.exists():
         raise bad("file", str(path), "does not exist; make it with  roundscope sweep")
-    with explained(path), closing(_read_only(path)) as connection:
+    with tables.explained(path), closing(_read_only(path)) as connection:
         connection.row_factory = sqlite3.Row
         if not tables.is_ours(connection, path, APPLICATION, "file"):
             raise bad("file", str(path), "holds no results; make it with  roundscope sweep")
@@ -174,10 +160,8 @@ def _read_only(path: Path) -> sqlite3.Connection:
         return connection
     except sqlite3.OperationalError as error:
         connection.close()
-        refused = error.sqlite_errorcode & 0xFF in (
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_READONLY,
-        )
+        code = error.sqlite_errorcode & 0xFF
+        refused = code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
         left = path.with_name(path.name + "-wal")
         if not refused or (left.exists() and left.stat().st_size):
             raise  # what is in that file would be missing
@@ -189,7 +173,7 @@ def _check_place(path: Path, argument: str) -> None:
         raise bad(argument, str(path), "is a folder; name a file")
     if not path.parent.is_dir():
         raise bad(argument, str(path), "its folder does not exist; make it or choose another file")
-    check_start(path, argument)
+    tables.check_start(path, argument)
 
 
 @contextmanager
@@ -230,36 +214,16 @@ def _row(cell: Cell, result: Result) -> dict[str, Any]:
     }
 
 
-def _parsed(path: Path, row: sqlite3.Row) -> dict[str, Any]:
-    return {
-        name: json_of(path, name, row[name], {})
-        if name in JSON_COLUMNS and row[name]
-        else row[name]
-        for name in row.keys()  # noqa: SIM118
-    }
-
-
 def cell_columns() -> dict[str, str]:
-    """Return the columns of `cells` and their types, in order.
-
-    Columns for axes of single sites are added when they first occur.
-    """
+    """Return the columns of `cells` and their types, without axes of single sites."""
     from roundscope.tools.sweep.measuring.metrics import METRICS
 
     before = {"key": "TEXT PRIMARY KEY", "status": "TEXT NOT NULL", "error": "TEXT"}
     parameters = {
         name: "INTEGER" if isinstance(value, int) else "TEXT" for name, value in DEFAULTS.items()
     }
-    after = {
-        "seconds": "REAL",
-        "parts": "TEXT",
-        "device": "TEXT",
-        "versions": "TEXT",
-        "plan": "TEXT",
-        "note": "TEXT",
-        "finished": "TEXT",
-    }
-    return before | parameters | dict.fromkeys(METRICS, "REAL") | after
+    texts = dict.fromkeys(("parts", "device", "versions", "plan", "note", "finished"), "TEXT")
+    return before | parameters | dict.fromkeys((*METRICS, "seconds"), "REAL") | texts
 
 
 def site_columns() -> dict[str, str]:
@@ -298,23 +262,18 @@ def prepare(connection: sqlite3.Connection, path: Path, fresh: bool) -> int:
     if ours and fresh and columns_of(connection, "cells"):
         [(lost,)] = connection.execute("SELECT count(*) FROM cells")
     if fresh or not ours:
-        _create(connection)
+        for table in TABLES:
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+        connection.execute(f"CREATE TABLE cells ({_declared(cell_columns())})")
+        # without row numbers: the long key is then stored once per row and not twice
+        keys = "PRIMARY KEY (key, site)) WITHOUT ROWID"
+        connection.execute(f"CREATE TABLE sites ({_declared(site_columns())}, {keys}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION}")
     add_columns(connection, "cells", cell_columns())
     add_columns(connection, "sites", site_columns())
     # this is always written, so that a file that cannot be written raises now
     connection.execute(f"PRAGMA user_version = {SCHEMA}")
     return lost
-
-
-def _create(connection: sqlite3.Connection) -> None:
-    for table in TABLES:
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
-    connection.execute(f"CREATE TABLE cells ({_declared(cell_columns())})")
-    # without row numbers: the long key is then stored once per row and not twice
-    connection.execute(
-        f"CREATE TABLE sites ({_declared(site_columns())}, PRIMARY KEY (key, site)) WITHOUT ROWID"
-    )
-    connection.execute(f"PRAGMA application_id = {APPLICATION}")
 
 
 def _declared(columns: Mapping[str, str]) -> str:

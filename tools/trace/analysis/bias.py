@@ -45,10 +45,7 @@ class Lean:
 
 
 def threshold(tests: int) -> float:
-    """Return the |z| that any of `tests` unbiased ones exceeds with probability FALSE_ALARMS.
-
-    The correction for the number of tests is Bonferroni's.
-    """
+    """Return the |z| that any of `tests` unbiased ones exceeds with probability FALSE_ALARMS."""
     return NormalDist().inv_cdf(1.0 - FALSE_ALARMS / (2 * max(tests, 1)))
 
 
@@ -200,10 +197,7 @@ def event(
 
 
 def head_leans(stats: Stats, rows: np.ndarray, ratio: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean signed ulps and the z of every (batch, head).
-
-    ratio: the factor by which the event's null is wider than that of its rows.
-    """
+    """Return mean signed ulps and z by (batch, head); ratio: event's null over that of rows."""
     null = np.sqrt((rows**2).sum(-1))
     null = np.maximum(null, np.sqrt(stats.sq_ulps)) * ratio
     return stats.mean_ulps, rows.sum(-1) / np.where(null > 0.0, null, math.inf)

@@ -121,10 +121,7 @@ class DeltaDrift:
 
     @property
     def crossing(self) -> int | None:
-        """The first token at which the worst head's running sum lies beyond the threshold's curve.
-
-        None if it never does.
-        """
+        """The first token at which the worst head's sum is beyond the threshold; None if never."""
         error = self.error[self.worst[0], :, self.worst[1]]
         band = self.limit * np.sqrt(np.cumsum(error**2))
         beyond = np.flatnonzero(np.abs(np.cumsum(error)) > band)
@@ -176,10 +173,7 @@ class Share:
 
     @property
     def share(self) -> float:
-        """The share of the total error away from zero that comes from rows with several P = 1.
-
-        It is NaN if the total is 0.
-        """
+        """The share of rows with several P = 1 in the error away from zero; NaN if that is 0."""
         sums = [x.mean * n for x, n in zip(self.away, self.events, strict=True)]
         return sums[0] / sum(sums) if sum(sums) else math.nan
 

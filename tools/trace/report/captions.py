@@ -6,10 +6,8 @@ from matplotlib.figure import Figure
 from roundscope.attention.budget.table import Line
 from roundscope.tools.report.wording import listed
 from roundscope.tools.trace.analysis.bias import threshold
-from roundscope.tools.trace.analysis.consequences import DeltaDrift
-from roundscope.tools.trace.analysis.running_error import Running, tied
+from roundscope.tools.trace.analysis.running_error import tied
 from roundscope.tools.trace.costs import visible
-from roundscope.tools.trace.focus import Histogram
 from roundscope.tools.trace.report import plots
 from roundscope.tools.trace.results import z_words
 from roundscope.tools.trace.summary import Summary, share_of_rows
@@ -22,13 +20,29 @@ def pictures(s: Summary) -> list[Picture]:
     focused = {k: f for k, f in s.histograms.items() if f.size}
     entries: list[Picture] = []
     if s.rounding:
-        entries.append(("Bias per event", plots.bias(s), _bias_caption(s)))
+        biased, rounding = len(s.biased_events), len(s.rounding)
+        caption = (
+            "Which events have a mean error that random signs would not give?"
+            f" {biased or 'None'} of the {rounding} events that round. Left, errors up or down"
+            " (red: biased upward, blue: downward); right, the same errors counted away from zero"
+            " (red: biased away from it, blue: toward it)."
+        )
+        entries.append(("Bias per event", plots.bias(s), caption))
         figure, beyond, limit = plots.heat_map(s)
-        entries.append(("Bias per head", figure, _heads_caption(beyond, limit)))
+        answer = {0: "None", 1: "One cell, framed"}.get(beyond, f"{beyond} cells, framed")
+        caption = (
+            f"In which heads is an event biased up or down by itself (|z| > {limit:.1f})? {answer}."
+            " One head may be biased where all heads together are not. The color is z; the numbers"
+            " are mean signed errors in ulp/1000."
+        )
+        entries.append(("Bias per head", figure, caption))
     if focused:
+        shares = {k: f.beyond / f.size for k, f in focused.items() if f.beyond}
+        parts = ", ".join(f"{100 * share:.2g} % of {name}" for name, share in shares.items())
         caption = (
             f"Are the errors of {listed(list(focused))} distributed evenly about zero? Ties are at"
-            f" -1/2 and +1/2; exact events are left out.{_beyond(focused)}"
+            " -1/2 and +1/2; exact events are left out."
+            f"{f' Beyond an ulp and not drawn: {parts}.' if parts else ''}"
         )
         entries.append(("Signed errors", plots.histogram(focused), caption))
     return entries
@@ -77,37 +91,6 @@ def shown(s: Summary) -> list[Picture]:
     return first + pictures(s) + mechanisms(s)[0]
 
 
-def _beyond(kept: dict[str, Histogram]) -> str:
-    """Which part of the events lies outside the histograms, if any."""
-    shares = {k: f.beyond / max(f.size, 1) for k, f in kept.items()}
-    parts = [f"{100 * share:.2g} % of {name}" for name, share in shares.items() if share]
-    return f" Beyond an ulp and not drawn: {', '.join(parts)}." if parts else ""
-
-
-def _bias_caption(s: Summary) -> str:
-    biased, rounding = len(s.biased_events), len(s.rounding)
-    answer = f"{biased} of the {rounding}" if biased else f"None of the {rounding}"
-    return (
-        "Which events have a mean error that random signs would not give?"
-        f" {answer} events that round. Left, errors up or down (red: biased upward, blue:"
-        " downward);"
-        " right, the same errors counted away from zero (red: biased away from it, blue: toward"
-        " it)."
-    )
-
-
-def _heads_caption(beyond: int, limit: float) -> str:
-    answer = "None"
-    if beyond:
-        answer = f"{beyond} cells, framed" if beyond > 1 else "One cell, framed"
-    return (
-        f"In which heads is an event biased up or down by itself (|z| > {limit:.1f})? {answer}. One"
-        " head may"
-        " be biased where all heads together are not. The color is z; the numbers are mean signed"
-        " errors in ulp/1000."
-    )
-
-
 def _running_picture(s: Summary) -> Picture:
     run, title = s.running, "Error of P V along the keys"
     if run is None and s.not_finite is not None:
@@ -117,28 +100,20 @@ def _running_picture(s: Summary) -> Picture:
         return title, None, caption
     row = "among the rows with several P = 1" if run.several else "of all rows"
     scaled = " (normalized by the row sum)" if run.site == "OUT" else ""
+    # the events whose errors `running_error.most_biased` sums
+    sites = [n for n in ("PV", "O") if n in s.histograms and s.histograms[n].counts.any()]
+    steps = np.abs(np.diff(run.error, prepend=0.0))  # keys with P = 1 have this share of them:
+    moved = float(steps[tied(run)].sum() / max(steps.sum(), 1e-300))
     caption = (
         "Where does the error of the sum come from? Shown is the (head, query, feature) with the"
         " largest |error| in value that the layer's own tiles leave, summed over the roundings"
-        f" of {_where(s)}, {row}. Err(t) is the prefix sum{scaled} rounded to {run.site}'s"
-        " format, minus itself (arXiv 2510.04212, eq. 5), with all keys in one tile. At"
-        f" {tied(run).size} keys P is 1 (red): {100 * _moved(run):.1f} % of the summed |changes| of"
+        f" of {' and '.join(sites) or 'OUT'}, {row}. Err(t) is the prefix sum{scaled} rounded to"
+        f" {run.site}'s format, minus itself (arXiv 2510.04212, eq. 5), with all keys in one tile."
+        f" At {tied(run).size} keys P is 1 (red): {100 * moved:.1f} % of the summed |changes| of"
         f" Err happen there. Err ends at {run.error[-1]:+.3g}, which is"
         f" {run.error[-1] / run.ulp:+.2f} ulp of the sum."
     )
     return title, plots.along_keys(run), caption
-
-
-def _where(s: Summary) -> str:
-    """Return the names of the events whose errors `running_error.most_biased` sums."""
-    sites = [n for n in ("PV", "O") if n in s.histograms and s.histograms[n].counts.any()]
-    return " and ".join(sites) or "OUT"
-
-
-def _moved(run: Running) -> float:
-    """Return the share of the total variation of Err(t) that falls on keys with P = 1."""
-    steps = np.abs(np.diff(run.error, prepend=0.0))
-    return float(steps[tied(run)].sum() / max(steps.sum(), 1e-300))
 
 
 def _drift_picture(s: Summary, draw: bool = True) -> Picture:
@@ -158,25 +133,20 @@ def _drift_picture(s: Summary, draw: bool = True) -> Picture:
     back = ""
     if d.crossing is not None and not d.leans:
         back = f"crosses the threshold first at token {d.crossing}, comes back and "
+    # delta's error is the output's where both plans take delta from O
+    other, gap = f"rowsum dO (O - O of {against})", f"{d.identity:.0e}"
+    identity = f"equals {other} to {gap}: it is the error of O weighted by dO"
+    if d.identity > 1e-3 * np.abs(d.error).max():
+        source = s.request.plan.delta_from
+        identity = f"differs from {other} by up to {gap}, since delta comes from {source}"
     caption = (
         f"Does the error of delta add up over tokens? The error is delta minus that of {against};"
         f" its running sum in the most extreme of {d.z.size} heads {back}ends {ends} the threshold"
         f" (only the end is tested), with {z_words(d.z[d.worst], 2)}. The band holds for a"
         " head that"
-        f" is chosen blindly; this is the most extreme head. {_identity(s, d)}."
+        f" is chosen blindly; this is the most extreme head. The error {identity}."
     )
     return title, plots.along_tokens(d) if draw else None, caption
-
-
-def _identity(s: Summary, d: DeltaDrift) -> str:
-    """Say whether delta's error is the output's, as it is where both plans take delta from O."""
-    other = f"rowsum dO (O - O of {s.request.against.name})"
-    if d.identity <= 1e-3 * np.abs(d.error).max():
-        return f"The error equals {other} to {d.identity:.0e}: it is the error of O weighted by dO"
-    return (
-        f"The error differs from {other} by up to {d.identity:.0e}, since delta comes from"
-        f" {s.request.plan.delta_from}"
-    )
 
 
 def _ones_picture(s: Summary, draw: bool = True) -> Picture:

@@ -139,9 +139,12 @@ def along_keys(run: Running) -> Figure:
     middle.axhline(0.0, color=INK, lw=0.6)
     middle.set_ylabel(f"V[:, {i}]")
     bottom.plot(keys, run.error, drawstyle="steps-post", color=INK, lw=0.9)
+    per_sum = run.ulp / np.ldexp(1.0, np.frexp(run.total[-1])[1])
+    half = 0.5 * per_sum * np.ldexp(1.0, np.frexp(run.total)[1])
     bottom.fill_between(
         keys,
-        *_half_ulp(run),
+        -half,
+        half,
         color=BAND,
         step="post",
         label=f"half an ulp of the sum, in {run.site}'s format",
@@ -153,17 +156,8 @@ def along_keys(run: Running) -> Figure:
     return figure
 
 
-def _half_ulp(run: Running) -> tuple[np.ndarray, np.ndarray]:
-    per_sum = run.ulp / np.ldexp(1.0, np.frexp(run.total[-1])[1])
-    half = 0.5 * per_sum * np.ldexp(1.0, np.frexp(run.total)[1])
-    return -half, half
-
-
 def along_tokens(drift: DeltaDrift) -> Figure:
-    """Draw the most biased head's error of delta by token, and its running sum.
-
-    The band behind the running sum is that of random signs.
-    """
+    """Draw the most biased head's error of delta by token, and its sum over random signs' band."""
     error = drift.error[drift.worst[0], :, drift.worst[1]]
     figure, (top, bottom) = _figure(4.6, 2, sharex=True, height_ratios=[1, 1.5])
     tokens, total = np.arange(error.size), np.cumsum(error)
@@ -190,10 +184,7 @@ def along_tokens(drift: DeltaDrift) -> Figure:
 
 
 def heat_map(summary: Summary) -> tuple[Figure, int, float]:
-    """Draw the mean signed error by event and head, colored by z.
-
-    Returns the figure, the number of cells with |z| beyond the threshold, and the threshold.
-    """
+    """Draw mean errors by event and head; return (figure, cells with |z| beyond a limit, limit)."""
     names, means, z = summary.heads
     limit = threshold(means.size)
     figure, ax = _figure(1.2 + 0.21 * max(len(names), 1))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
-from roundscope.attention.budget.table import ErrorBudget
 from roundscope.tools.report.model import (
     Code,
     Folded,
@@ -143,10 +142,7 @@ EXACT = [
 def report(
     summaries: list[Summary], data: dict[str, Any], progress: Progress = lambda _: None
 ) -> Report:
-    """Return the report of all layers.
-
-    data: that of trace.json; progress: called with what is drawn now.
-    """
+    """Return the report of all layers; data: trace.json; progress: called with what is drawn."""
     again, many = again_of(data["command"]), len(summaries) > 1
     worst, pictured = min(summaries, key=_exactness), least_exact(summaries)
     heads = int(worst.layer.q.shape[2])
@@ -230,39 +226,30 @@ def _layer(s: Summary, is_pictured: bool) -> list[Part]:
     if s.budget is not None and s.budget.lines:
         if is_pictured:
             parts.append(Picture(*budget_picture(s, visible(s.budget))))
-        parts += _budget(s, s.budget)
+        rates = "Rates are NVIDIA's of dense products on an H100 SXM; sizes are those of all heads."
+        promoted: list[Part] = [tables.promotions(s, s.budget), *notes(rates)]
+        parts += [
+            tables.whole_budget(s.budget),
+            *notes(tables.budget_method(s, s.budget)),
+            Section("What more bits would buy, and cost", promoted),
+        ]
     fire, quiet = mechanisms(s)
     drawn = [Picture(*p) for p in (*pictures(s), *fire)] if is_pictured else []
     lines = notes(*tables.folded(s), tables.legend(s))
+    by_head = [r for r in s.results if r.heads.shape == s.results[0].heads.shape]
+    keys = " and ".join(r.name for r in s.results if r not in by_head)
+    note = notes(f"{keys} belong to key heads." if keys else "")
     parts += [
         Section("What every rounding event did", [Text(sentence(s)), *drawn]),
         Folded(
             "All events that round, with their formulas",
             [tables.events(s, with_formulas=True), *lines],
         ),
-        Folded("Errors of every head", _by_head(s)),
+        Folded("Errors of every head", [tables.by_head(by_head), *note]),
     ]
     if quiet:
         parts.append(Folded("Published mechanisms of failure that do not show here", notes(*quiet)))
     return parts
-
-
-def _budget(s: Summary, budget: ErrorBudget) -> list[Part]:
-    """Return the tables of the error budget: shares, what promotion buys and what it costs."""
-    rates = "Rates are NVIDIA's of dense products on an H100 SXM; sizes are those of all heads."
-    return [
-        tables.whole_budget(budget),
-        *notes(tables.budget_method(s, budget)),
-        Section(
-            "What more bits would buy, and cost", [tables.promotions(s, budget), *notes(rates)]
-        ),
-    ]
-
-
-def _by_head(s: Summary) -> list[Part]:
-    shown = [r for r in s.results if r.heads.shape == s.results[0].heads.shape]
-    keys = " and ".join(r.name for r in s.results if r not in shown)
-    return [tables.by_head(shown), *notes(f"{keys} belong to key heads." if keys else "")]
 
 
 def _machine(data: dict[str, Any]) -> str:
@@ -287,10 +274,7 @@ def _machine(data: dict[str, Any]) -> str:
 
 
 def of_layer(s: Summary, command: str = "") -> list[Part]:
-    """Return what the terminal shows of one layer: the verdict, the tables, and the legends.
-
-    command: the command that made the trace, to which the next step adds options.
-    """
+    """Return what the terminal shows of one layer; command: to which the next step adds options."""
     request, layer, v = s.request, s.layer, verdict(s)
     tile = f"tile {request.block_q} x {request.block_k}{tables.call_words(request, layer)}"
     parts: list[Part] = [
@@ -305,22 +289,19 @@ def of_layer(s: Summary, command: str = "") -> list[Part]:
     parts += [Text(""), tables.results(s), *notes(tables.results_note(s))]
     if s.budget is not None and s.budget.lines:
         title = "Error budget: % of the squared error that each event makes alone"
-        lines = notes(*budget_notes(s, s.budget))
-        parts += [Text(""), Section(title, [tables.shares(s.budget), *lines])]
+        seen = visible(s.budget)
+        small = ", ".join(x.part.name for x in s.budget.lines if x not in seen)
+        lines = [
+            tables.budget_method(s, s.budget),
+            f"below {100 * VISIBLE:.1g} % everywhere: {small}" if small else "",
+            "what each is, and what more bits would cost a kernel on an H100, all heads:",
+            *(
+                f"  {x.part.name} = {x.part.formula}; {cost(request.plan, x.part, layer)}"
+                for x in seen
+                if len(x.part.places) == 1
+            ),
+        ]
+        parts += [Text(""), Section(title, [tables.shares(s.budget), *notes(*lines)])]
     events = tables.events(s, with_formulas=False)
-    lines = notes(*tables.folded(s), tables.legend(s))
-    return [*parts, Text(""), Text(sentence(s)), events, *lines, Text("")]
-
-
-def budget_notes(s: Summary, budget: ErrorBudget) -> list[str]:
-    """Return lines that say how a budget was measured, what it leaves out and what things cost."""
-    small = [x.part.name for x in budget.lines if x not in visible(budget)]
-    lines = [tables.budget_method(s, budget)]
-    if small:
-        lines.append(f"below {100 * VISIBLE:.1g} % everywhere: {', '.join(small)}")
-    lines.append("what each is, and what more bits would cost a kernel on an H100, all heads:")
-    for x in visible(budget):
-        if len(x.part.places) == 1:
-            price = cost(s.request.plan, x.part, s.layer)
-            lines.append(f"  {x.part.name} = {x.part.formula}; {price}")
-    return lines
+    below = notes(*tables.folded(s), tables.legend(s))
+    return [*parts, Text(""), Text(sentence(s)), events, *below, Text("")]

@@ -44,65 +44,38 @@ def layers(summaries: list[Summary]) -> Table:
         errors = [f"{by_name[n].error:.2e}" if n in by_name else "" for n in names]
         biased = " ".join(r.name for r in s.biased_results) or "-"
         events = " ".join(e.name for e in s.biased_events) or "-"
-        rows.append([s.layer.name, *errors, biased, _largest(s.budget), events])
+        try:
+            largest = "-" if s.budget is None else s.budget.largest("out").part.name
+        except ValueError:  # there is none
+            largest = "-"
+        rows.append([s.layer.name, *errors, biased, largest, events])
     heads = ["layer", *(f"{n}:\nrms error" for n in names)]
     heads += ["biased\nresults", "largest part\nof out", "biased events"]
     marked = [bool(s.biased_results) or s.not_finite is not None for s in summaries]
     return Table(heads, rows, marked)
 
 
-def _largest(budget: ErrorBudget | None) -> str:
-    """Return the event that makes most of the output's error, or "-" if there is none."""
-    try:
-        return "-" if budget is None else budget.largest("out").part.name
-    except ValueError:
-        return "-"
-
-
 def results(s: Summary) -> Table:
     """Return the table of results; those that are biased or not finite are in red."""
-    heads = result_heads(s)
-    rows = [result_cells(r, s) for r in s.results]
-    marked = [r.is_biased or not r.is_known for r in s.results]
-    return Table(heads, rows, marked, optional=(2,) if len(heads) > 6 else ())
-
-
-def result_heads(s: Summary) -> list[str]:
-    """Return the headings of the table of results."""
     gains = [r.gain for r in s.results if r.gain is not None and r.gain.se > 0.0]
-    limit = gains[0].limit if gains else None
-    heads = [
-        "result",
-        "relative\nrms error",
-        "largest\nerror",
-        "too long (+)\nor short, %",
-        "z" + ("" if limit is None else f"\nof ±{limit:.1f}"),
+    limit = f"\nof ±{gains[0].limit:.1f}" if gains else ""
+    heads = ["result", "relative\nrms error", "largest\nerror", "too long (+)\nor short, %"]
+    rows = [
+        [r.name, f"{r.error:.2e}", f"{r.difference['max_abs']:.2e}", *_gain(r)] for r in s.results
     ]
-    first = s.results[0]
-    if first.cast is not None:
-        heads += ["casts of\ninputs", "without\ncasts"]
-    if first.beside is not None:
-        heads.append(f"{s.request.beside.name if s.request.beside else ''}:\nrms error")
-    if first.least is not None:
-        heads.append("rounded\nonce")
-    return heads
-
-
-def result_cells(r: Result, s: Summary) -> list[str]:
-    """Return the cells of one result's line, as many as `result_heads`."""
-    first = s.results[0]
-    cells = [r.name, f"{r.error:.2e}", f"{r.difference['max_abs']:.2e}", *_gain(r)]
-    if first.cast is not None:
-        cells += [_number(r.cast), _number(r.computed)]
-    if first.beside is not None:
-        cells.append(_number(r.beside))
-    if first.least is not None:
-        cells.append(_number(r.least))
-    return cells
-
-
-def _number(x: float | None) -> str:
-    return "" if x is None else f"{x:.2e}"
+    beside = s.request.beside.name if s.request.beside else ""
+    more = {  # heading -> numbers of all results; a column that the first one lacks is left out
+        "casts of\ninputs": [r.cast for r in s.results],
+        "without\ncasts": [r.computed for r in s.results],
+        f"{beside}:\nrms error": [r.beside for r in s.results],
+        "rounded\nonce": [r.least for r in s.results],
+    }
+    more = {head: numbers for head, numbers in more.items() if numbers[0] is not None}
+    for numbers in more.values():
+        for row, x in zip(rows, numbers, strict=True):
+            row.append("" if x is None else f"{x:.2e}")
+    marked = [r.is_biased or not r.is_known for r in s.results]
+    return Table([*heads, f"z{limit}", *more], rows, marked, optional=(2,) if len(more) > 1 else ())
 
 
 def _gain(r: Result) -> list[str]:
@@ -147,9 +120,15 @@ def shares(budget: ErrorBudget) -> Table:
 def whole_budget(budget: ErrorBudget) -> Table:
     """Return every part of an error budget: its shares, and the errors that are left without it."""
     names, rows = list(budget.total), []
+
+    def left_of(error: float, total: float) -> str:
+        if not math.isfinite(total):  # a percentage of which says nothing
+            return f"{error:.1e}"
+        return f"{100 * error / total:.0f}" if total else "0"
+
     for line in budget.lines:
         left = line.without
-        errors = [_left(left[n], budget.total[n]) if left else "" for n in names]
+        errors = [left_of(left[n], budget.total[n]) if left else "" for n in names]
         share = [budget.share_words(line, n) for n in names]
         rows.append([line.part.name, line.part.how, *share, *errors])
     left_over = [budget.interaction_words(n) for n in names]
@@ -160,13 +139,6 @@ def whole_budget(budget: ErrorBudget) -> Table:
     heads = ["event", "rounds to", *(f"{n}\n%" for n in names)]
     heads += [f"{n} left\nwithout it, %" for n in names]
     return Table(heads, rows)
-
-
-def _left(error: float, total: float) -> str:
-    """Return an error in percent of the whole one; of an infinite one, the error itself."""
-    if not math.isfinite(total):
-        return f"{error:.1e}"
-    return f"{100 * error / total:.0f}" if total else "0"
 
 
 def promotions(s: Summary, budget: ErrorBudget) -> Table:
@@ -185,28 +157,19 @@ def promotions(s: Summary, budget: ErrorBudget) -> Table:
     return Table(heads, rows, is_prose=True)
 
 
-def improvement(budget: ErrorBudget, line: Line) -> tuple[str, float, float] | None:
-    """Return (result, error, error without the part) where the part's absence helps most."""
-    if line.without is None:
-        return None
-    if rescued := [n for n in budget.total if line.rescues(n, budget.total)]:
-        return rescued[0], math.inf, line.without[rescued[0]]
-    names = [n for n, x in budget.total.items() if x > 0.0 and math.isfinite(x)]
-    if not names:
-        return None
-    left = line.without
-    name = min(names, key=lambda n: left[n] / budget.total[n])
-    return name, budget.total[name], line.without[name]
-
-
 def helps(budget: ErrorBudget, line: Line) -> str:
     """Return what the absence of a part does to the result that it helps most, in words."""
-    best = improvement(budget, line)
-    if best is None:
+    left, total = line.without, budget.total
+    names = [n for n, x in total.items() if x > 0.0 and math.isfinite(x)]
+    if left is None:
         return ""
-    name, before, after = best
-    is_less = after < 0.99 * before
-    return f"{name} {less(before, after)}" if is_less else "no smaller error"
+    if rescued := [n for n in total if line.rescues(n, total)]:
+        return f"{rescued[0]} {less(math.inf, left[rescued[0]])}"
+    if not names:
+        return ""
+    name = min(names, key=lambda n: left[n] / total[n])
+    is_less = left[name] < 0.99 * total[name]
+    return f"{name} {less(total[name], left[name])}" if is_less else "no smaller error"
 
 
 def budget_method(s: Summary, budget: ErrorBudget) -> str:
@@ -264,10 +227,7 @@ def cells(e: Event, batch: int) -> list[str]:
 
 
 def _bias(e: Event, x: Bias) -> list[str]:
-    """Return the mean error of a test in at most 9 characters, its z, and its mark.
-
-    The mean is "-" if all is NaN.
-    """
+    """Return a test's mean error in at most 9 characters, "-" if all is NaN, its z, its mark."""
     mean, z = x.lean.mean, x.lean.z
     if e.counts["nan"] == e.counts["n"]:
         return ["-", "", x.mark]
@@ -302,10 +262,7 @@ def folded(s: Summary) -> list[str]:
 
 
 def _rounds_inside(s: Summary, site: Site) -> bool:
-    """Whether a sum of products rounds at its additions, which the event itself does not show.
-
-    P V has no event of its own where a plan adds it to O.
-    """
+    """Whether a sum rounds at its additions, not shown by its event (of P V it may be O)."""
     plan, stats = s.request.plan, s.stats
     name = "O" if site is Site.PV and plan.pv_into_o else str(site)
     if f"{site}.step" in stats or name not in stats or not int(stats[name].n.sum()):

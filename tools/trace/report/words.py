@@ -17,15 +17,13 @@ COINS = "standard deviations of random signs"
 
 
 def sentence(s: Summary) -> str:
-    """Return which events are biased, which way and by how much, and what follows from it.
-
-    What follows is said of P V, O, OUT, the results and delta.
-    """
+    """Return which events are biased, and what follows for P V, O, OUT, the results and delta."""
+    left_out = "What follows is said of finite numbers alone; the others have no errors in ulps."
     statements = (
-        *(_not_finite, _left_out, _biased, _cleared, _chain),
-        *(_clipping, _vanishing, _delta, _ones),
+        *(_not_finite(s), left_out if s.not_finite is not None else "", _biased(s), _cleared(s)),
+        *(_chain(s), _clipping(s), _delta(s), _ones(s)),
     )
-    return " ".join(text for text in (state(s) for state in statements) if text)
+    return " ".join(filter(None, statements))
 
 
 def short(s: Summary) -> str:
@@ -81,7 +79,7 @@ def _not_finite(s: Summary) -> str:
 
 
 def _clipping(s: Summary) -> str:
-    """Return the events whose numbers are cut off at the largest of the format."""
+    """Return the events that are cut off at their format's largest number, or of over 1 % are 0."""
     plan = s.request.plan
     cut = [
         f"{int(e.counts['overflow']):,} of {e.name}"
@@ -89,26 +87,14 @@ def _clipping(s: Summary) -> str:
         if e.counts["overflow"] and "." not in e.name
         if plan[site_of(e.name)].overflow is Overflow.SATURATE
     ]
-    if not cut:
-        return ""
-    return f"{_and(cut)} are beyond the format's largest number and cut off there, toward zero."
-
-
-def _left_out(s: Summary) -> str:
-    """Return that numbers which are not finite take no part in what follows, if there are any."""
-    if s.not_finite is None:
-        return ""
-    return "What follows is said of finite numbers alone; the others have no errors in ulps."
-
-
-def _vanishing(s: Summary) -> str:
-    """Return the events of which more than 1 % underflow to zero."""
     lost = [
         f"{100 * e.share('underflow'):.0f} % of {e.name}"
         for e in s.rounding
         if e.share("underflow") > 0.01
     ]
-    return f"{_and(lost)} become 0." if lost else ""
+    beyond = "are beyond the format's largest number and cut off there, toward zero"
+    pairs = ((cut, beyond), (lost, "become 0"))
+    return " ".join(f"{listed(names)} {what}." for names, what in pairs if names)
 
 
 def _biased(s: Summary) -> str:
@@ -179,16 +165,13 @@ def _bias_words(s: Summary, e: Event) -> str:
 def _ways(e: Event) -> str:
     """Return which ways an event is biased, by the tests that say so, and by how much."""
     signed, away = e.signed, e.away
-    up, out = ("up" if signed.lean.mean > 0 else "down"), _outward(away.lean)
+    up = "up" if signed.lean.mean > 0 else "down"
+    out = f"{'away from' if away.lean.mean > 0 else 'toward'} zero"
     if signed.is_biased and away.is_biased:
         if abs(signed.lean.mean) == abs(away.lean.mean):  # all arguments have one sign
             return f"{up}, {out}, by {_mean(signed.lean)}"
         return f"{up} by {_mean(signed.lean)} and {out} by {_mean(away.lean)}"
     return f"{out} by {_mean(away.lean)}" if away.is_biased else f"{up} by {_mean(signed.lean)}"
-
-
-def _outward(x: Lean) -> str:
-    return f"{'away from' if x.mean > 0 else 'toward'} zero"
 
 
 def _mean(x: Lean) -> str:
@@ -220,13 +203,9 @@ def _chain(s: Summary) -> str:
     if len(quiet) == 1:
         rounding, verb, most = "The rounding", "is", ""
     return (
-        f"{rounding} at {_and([e.name for e in quiet])} {verb} not biased, either up or down or"
+        f"{rounding} at {listed([e.name for e in quiet])} {verb} not biased, either up or down or"
         f" away from zero ({most}{size})."
     )
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _delta(s: Summary) -> str:
@@ -274,12 +253,12 @@ def _ones(s: Summary) -> str:
     apart = [x.site for x in s.shares if abs(x.z) > limit]
     if apart:
         return (
-            f"{text}, and the errors of {_and(apart)} away from zero differ there from those of"
+            f"{text}, and the errors of {listed(apart)} away from zero differ there from those of"
             " other rows."
         )
     if not s.shares:
         return f"{text}."
     return (
-        f"{text}; the errors of {_and([x.site for x in s.shares])} are no more one-sided there than"
-        " in other rows."
+        f"{text}; the errors of {listed([x.site for x in s.shares])} are no more one-sided there"
+        " than in other rows."
     )

@@ -37,7 +37,11 @@ from roundscope.attention.engines.kernels.hopper.walk import (
 from roundscope.attention.engines.kernels.tiles import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.sites import Site
-from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
+from roundscope.attention.tiles.backward import (
+    round_head_gradients,
+    round_query_gradients,
+    rounded_key_gradients,
+)
 from roundscope.attention.tiles.records import Operands
 from roundscope.emu.backends.kernels.held import Held
 from roundscope.emu.backends.kernels.narrowing import narrowed
@@ -254,7 +258,8 @@ def _own_keys(
         return sums
 
     def rounded(dk: Array, dv: Array) -> Any:
-        return rounded_key_gradients(events(setup, ROWS, ROWS), setup, dk, dv), ()
+        at = events(setup, ROWS, ROWS)
+        return rounded_key_gradients(at, setup, *round_head_gradients(at, setup, dk, dv)), ()
 
     names = [call.format(site) for site in _sites_of_keys(is_final)]
     return narrowed(machine, rounded, names)(*held(sums, formats[:2], [x.shape for x in sums]))[0]

@@ -12,7 +12,7 @@ from roundscope.emu.testing.casts.records import (
     Status,
     with_whole,
 )
-from roundscope.tools.check_cast import report as told
+from roundscope.tools.check_cast import command as told
 from roundscope.tools.check_cast.options import CheckCastOptions
 from roundscope.tools.report.html import page
 
