@@ -496,6 +496,7 @@ def _tiles_of_fa4(width: int) -> tuple[int, int]:
     "fa4-hopper",
     tiles=_tiles_of_fa4,
     source="flash-attn-4 4.0.0b36, 128 features, causal, torch 2.11.0 (CUDA 13.0), one H100",
+    kernels=("fa4",),
     outputs=("fa4-hopper",),
 )
 def fa4_hopper() -> Plan:
