@@ -30,10 +30,10 @@ from typing import NamedTuple
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import (
     GradientsApart,
-    RowSum,
     ScaleOfGradient,
     ScoreGradient,
 )
+from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.exponents import (
@@ -80,7 +80,7 @@ def start(
     sink            (rows,) if rows begin with a sink, else None. With a sink, m starts at the sink,
                     and l at exp(0) = 1, times 2^offset in a plan with an `offset`
     """
-    in_lanes = plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES)
+    in_lanes = plan.row_sum in KEPT_LANES
     l = xp.zeros((rows, 4) if in_lanes else (rows,))
     kept = (empty(xp, rows, features),) if plan.flushed_tiles else ()
     if sink is not None:

@@ -22,6 +22,7 @@ from roundscope.attention.plans.choices import (
     ScoreGradient,
     Sinks,
 )
+from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import (
     BACKWARD,
@@ -107,9 +108,9 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.CM: plan.log2_e is Log2E.MAXIMUM,
         Site.DX: plan.log2_e is Log2E.MAXIMUM,
         Site.MO: plan.offset > 0,
-        Site.LANES: plan.row_sum in (RowSum.LANES, RowSum.TILE_LANES) or plan.kept_state,
+        Site.LANES: plan.row_sum in KEPT_LANES or plan.kept_state,
         Site.LN: (
-            plan.log is Logarithm.LG2
+            plan.log in (Logarithm.LG2, Logarithm.LG2_SUM)
             or plan.log2_e is Log2E.SCORES
             or plan.lse_base2
             or plan.kept_state
@@ -166,7 +167,7 @@ def _without(plan: Plan) -> dict[Site, str]:
     Each has the events to use instead.
     """
     instead = {}
-    if plan.row_sum in (RowSum.LANES, RowSum.EIGHTS):
+    if plan.row_sum in (RowSum.LANES, RowSum.PAIRED_LANES, RowSum.EIGHTS):
         instead[Site.ROWSUM] = "L"
     if plan.exponent_again is BackwardExponent.AFTER:
         instead[Site.SCALED_B] = "X_B"

@@ -123,7 +123,7 @@ class Site(StrEnum):
     OI = "OI", "O INV in a register", Axes.TH, "forward", 44, "OUT"
     OUT = "OUT", "O INV", Axes.TH, "forward", 19
     MS = "MS", "m as it is kept", Axes.T, "forward", 53, "M"
-    LN = "LN", "ln l", Axes.T, "forward", 41, "LSE"
+    LN = "LN", "ln l, or c m + log2 l", Axes.T, "forward", 41, "LSE"
     LSE = "LSE", "m + ln l", Axes.T, "forward", 20
     SW = "SW", "exp(L_i - L), the weight of a split of the keys", Axes.T, "forward", 62, "LSE"
     SO = "SO", "sum_i SW O_i", Axes.TH, "forward", 63, "OUT"

@@ -3,10 +3,10 @@
 A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward-zero:inf, or in
 blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil.
 
-An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, warpsN and exact,
-followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default. It can also be
-native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With -N, the tensor
-core takes N products at a time.
+An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
+warpsN and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default.
+It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as hopper:bf16. With
+-N, the tensor core takes N products at a time.
 """
 
 import re
@@ -105,7 +105,8 @@ def accumulator_of(text: str) -> Accumulator:
         core = Accumulator.tensor_core(arch, *step.split(":", 1))
         return _of_products(core, text, products) if shorter else core
     chunk = re.fullmatch(
-        r"(chunked|strided|octets|warps)([0-9]+)", "warps4" if order == "warps" else order
+        r"(chunked|strided|octets|octet-pairs|warps)([0-9]+)",
+        "warps4" if order == "warps" else order,
     )
     if chunk is None and order not in ORDERS:
         known = (
@@ -115,6 +116,7 @@ def accumulator_of(text: str) -> Accumulator:
             "chunked16",
             "strided32",
             "octets8",
+            "octet-pairs16",
             "warps4",
             "exact",
             "native",

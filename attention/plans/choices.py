@@ -141,6 +141,9 @@ class RowSum(StrEnum):
     """Four lanes, each with its own l. A lane starts a tile at alpha l and adds its columns one by
     one. After the last tile LANES is (l0 + l2) + (l1 + l3). FlashAttention-2.
     """
+    PAIRED_LANES = "paired-lanes"
+    """As lanes, but after the last tile LANES is (l0 + l1) + (l2 + l3). FlashAttention-4 on Hopper.
+    """
     TILE_LANES = "tile-lanes"
     """Four lanes, each with its own l. A lane adds its columns of a tile, starting at 0, and then
     adds alpha l. After the last tile LANES is (l0 + l1) + (l2 + l3). cuDNN.
@@ -190,6 +193,10 @@ class Logarithm(StrEnum):
     LG2 = "lg2"
     """binary32(ln 2) times the result of lg2.approx.ftz.f32, rounded, which is CUDA's `__logf`.
     With `Log2E.MAXIMUM`, L is inf where l is NaN, as in FlashAttention-2.
+    """
+    LG2_SUM = "lg2-sum"
+    """L = binary32(ln 2) LN, where LN = c m + lg2.approx.ftz.f32(l) is one multiply-add (m + the
+    same, where m has the factor c already). L is -inf where l is NaN. FlashAttention-4.
     """
     CUDA = "cuda"
     """`logf` of CUDA's library, or `log2f` where L is in base 2, bit for bit."""
@@ -265,6 +272,10 @@ class QueryOrder(StrEnum):
     """dK and dV from the last query tile to the first, and dQ ascending. FlashAttention-2."""
     MASKED_FIRST = "masked-first"
     """The tiles that causality cuts, then the others, each ascending. Flex attention."""
+    FROM_DIAGONAL = "from-diagonal"
+    """dK and dV ascending. dQ goes from the diagonal down to the first key tile in causal calls and
+    in those with a window, and is ascending in others. FlashAttention-4.
+    """
     WRAPPED = "wrapped"
     """Starting at the diagonal. dK and dV go up to the last query tile and then continue from the
     first one; dQ goes down to the first key tile and then continues from the last one. CUTLASS.

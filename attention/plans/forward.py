@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord
 
 POWERS_OF_2 = (Exponential.BASE2, Exponential.EX2)
-KEPT_LANES = (RowSum.LANES, RowSum.TILE_LANES)  # from tile to tile
+KEPT_LANES = (RowSum.LANES, RowSum.PAIRED_LANES, RowSum.TILE_LANES)  # from tile to tile
 
 
 def _without_log2_e(p: "PlanRecord") -> str:
@@ -57,6 +57,14 @@ def _stabiliser(p: "PlanRecord") -> str:
         return ""
     told = f"its shift is of scores in base e; use log2_e=none, here log2_e={p.log2_e}"
     raise ValueError(f"stabiliser: {told}")
+
+
+def _log(p: "PlanRecord") -> str:
+    if p.log is not Logarithm.LG2_SUM:
+        return ""
+    if p.log2_e is Log2E.NONE:
+        return "it adds log2 l to an m in base 2; use log2_e=scale, maximum or scores"
+    return "it ends with L in base e; use lse_base2=false" if p.lse_base2 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +207,8 @@ class RowChoices(ExponentChoices):
         number=15,
         called="row sum",
         doc="How threads add up a row, one of `RowSum`: plain (default), lanes (FlashAttention-2),"
-        " tile-lanes (cuDNN), tiles (Triton), eights (FlashAttention-4), groups (CUTLASS).",
+        " paired-lanes (FlashAttention-4 on Hopper), tile-lanes (cuDNN), tiles (Triton), eights"
+        " (FlashAttention-4), groups (CUTLASS).",
         refused=lambda p: (
             "its lanes are kept from tile to tile, and a softmax of whole rows has one; use"
             " row_sum=plain before unfused=true"
@@ -222,8 +231,11 @@ class RowChoices(ExponentChoices):
         number=19,
         called="logarithm",
         doc="How ln l is computed, one of `Logarithm`: correct (default), lg2 (FlashAttention-2,"
-        " cuDNN) or cuda (CUTLASS, Triton).",
+        " cuDNN), lg2-sum (FlashAttention-4: in base 2 until the end) or cuda (CUTLASS, Triton)."
+        " lg2-sum needs log2_e other than none and an L in base e.",
+        refused=_log,
         moves=Moves(follows=True),
+        example="exp=ex2 log2_e=maximum log=lg2",
     )
     lse_base2: bool = choice(
         False,

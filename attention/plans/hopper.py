@@ -27,6 +27,11 @@ def octets(lanes: int) -> Accumulator:
     return Accumulator(order=Order.OCTETS, chunk=lanes)
 
 
+def octet_pairs(lanes: int) -> Accumulator:
+    """Return the same accumulator where the threads exchange their sums with neighbors first."""
+    return Accumulator(order=Order.OCTET_PAIRS, chunk=lanes)
+
+
 def on_hopper(plan: Plan, core: Accumulator = HOPPER) -> Plan:
     """Return the plan with every product of matrices on the given tensor cores."""
     for site in FACTORS:

@@ -54,7 +54,8 @@ class TileChoices(ServedChoices):
         number=21,
         called="order of queries",
         doc="The order of the tiles in dK, dV and dQ, one of `QueryOrder`: ascending (default),"
-        " descending (FlashAttention-2), masked-first (flex) or wrapped (CUTLASS).",
+        " descending (FlashAttention-2), masked-first (flex), from-diagonal (FlashAttention-4) or"
+        " wrapped (CUTLASS).",
         kernels=(QueryOrder.ASCENDING, QueryOrder.DESCENDING),
         moves=Moves(backward=4, follows=True),
     )

@@ -1,7 +1,7 @@
 """Twins: plans that give the bits of a real kernel, each with the tiles and versions for which
 that was shown.
 
-A twin is compared with outputs that the kernel wrote on an H200 (tests/golden/kernels), and
+A twin is compared with outputs that the kernel wrote on an H200 or H100 (tests/golden/kernels), and
 docs/findings/kernels.md has the share of equal bits. Plans that were not compared with a kernel
 are in `attention.plans.presets`. `twin` says everything of one: the names, tables and tests of
 twins follow from it.
@@ -28,7 +28,14 @@ from roundscope.attention.plans.choices import (
     Sinks,
     Tanh,
 )
-from roundscope.attention.plans.hopper import EIGHTS, HOPPER, WARP, octets, on_hopper
+from roundscope.attention.plans.hopper import (
+    EIGHTS,
+    HOPPER,
+    WARP,
+    octet_pairs,
+    octets,
+    on_hopper,
+)
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
@@ -503,6 +510,52 @@ def jax_xla() -> Plan:
         reciprocal=Reciprocal.RCP,
         gradient_scale=ScaleOfGradient.REGISTER,
         score_gradient=ScoreGradient.QUOTIENT,
+    )
+
+
+def _tiles_of_fa4(width: int) -> tuple[int, int]:
+    """Return the tiles of FlashAttention-4's forward on Hopper.
+
+    Its backward has key tiles of 96 above 128 features and of 48 above 192, so that dQ of such
+    widths is not the kernel's. Full calls with 65 to 96 features have key tiles of 144 forward.
+    """
+    if width <= 128:
+        return (192 if width <= 96 else 128, 128)
+    return (128, 112 if width <= 192 else 80)
+
+
+# compared with one causal call of 128 features: every bit, dQ too, although thread blocks add it in
+# the order in which they arrive
+@twin(
+    "fa4-hopper",
+    tiles=_tiles_of_fa4,
+    source="flash-attn-4 4.0.0b36, 128 features, causal, torch 2.11.0 (CUDA 13.0), one H100",
+    kernels=("fa4",),
+    outputs=("fa4-hopper",),
+)
+def fa4_hopper() -> Plan:
+    """Return FlashAttention-4 as it runs on Hopper (flash_attn/cute, CuTe DSL, sm90).
+
+    X is one multiply-add of S, c and c m, forward and backward. L is computed in base 2 and then
+    multiplied by ln 2, and by log2 e again in the backward. Threads that hold parts of a row
+    exchange them with their neighbors first, in the row sum and in delta. dK and dV go up through
+    the queries. Parts of dQ are added in memory as thread blocks arrive; in a causal call those of
+    the last keys reach a query first, which is also the order of the deterministic mode.
+
+    Compared in one head of a causal call; widths other than 128, full calls, grouped heads, a
+    softcap and sinks follow from the source and were not compared. A softcap of the kernel is
+    computed with the instruction tanh.approx, which this plan does not have.
+    """
+    plan = _fused().adding(Site.DELTA, octet_pairs(16))
+    return replace(
+        plan,
+        log2_e=Log2E.MAXIMUM,
+        fused_exponent=True,
+        row_sum=RowSum.PAIRED_LANES,
+        reciprocal=Reciprocal.RCP,
+        log=Logarithm.LG2_SUM,
+        key_order=KeyOrder.DESCENDING,
+        query_order=QueryOrder.FROM_DIAGONAL,
     )
 
 

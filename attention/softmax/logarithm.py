@@ -9,7 +9,7 @@ import math
 from roundscope.attention.events.hook import Events
 from roundscope.attention.plans.choices import Log2E, Logarithm
 from roundscope.attention.sites import Site
-from roundscope.attention.softmax.exponents import LOG2_E32
+from roundscope.attention.softmax.exponents import LOG2_E32, base2_scale
 from roundscope.attention.softmax.maximum import finite
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.functions import LOG2_E, log64
@@ -25,6 +25,8 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
     base 2. For rows without a key, where m is -inf and l is 0, it is -inf. FlashAttention-2 (log2_e
     maximum, log lg2) stores inf where l is NaN, of which the backward makes P = 0
     (csrc/flash_attn/src/softmax.h, `normalize_softmax_lse`); splits of the keys do not.
+    FlashAttention-4 (log lg2-sum) stores -inf there, for which the backward takes 0
+    (flash_attn/cute/softmax.py, `finalize`).
 
     scale  the factor by which m is multiplied in plans where m is the maximum of unscaled scores
     m, l   the maximum and the row sum after the last tile, (rows,)
@@ -42,6 +44,12 @@ def log_sum_exp(at: Events, scale: float, m: Array, l: Array) -> Array:
             else ops.multiply(ops.call(log64, l), LOG2_E)
         )
         return m + at(Site.LN, log2)
+    if plan.log is Logarithm.LG2_SUM:
+        if plan.log2_e is Log2E.MAXIMUM:
+            m = ops.multiply(m, base2_scale(ops, plan, scale))
+        log2 = ops.call(lg2, ops.round(l, BINARY32, None))
+        lse = ops.multiply(at(Site.LN, ops.odd_sum(m, log2)), LN_2)
+        return ops.xp.where(l == l, lse, -math.inf)
     if plan.log is Logarithm.LG2:
         log2 = ops.call(lg2, ops.round(l, BINARY32, None))
         ln_l = at(Site.LN, ops.multiply(log2, LN_2))

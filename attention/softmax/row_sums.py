@@ -29,7 +29,7 @@ def new_row_sum(at: Events, al: Array, e: Array) -> Array:
     how = at.plan.row_sum
     if how is RowSum.PLAIN:
         return at(Site.L, rescaled_sum(at, al, row_sum(at, e), (Site.AL, Site.L)))
-    if how is RowSum.LANES:
+    if how in (RowSum.LANES, RowSum.PAIRED_LANES):
         return at(Site.L, *sum_in_lanes(at, e, al, Site.L))
     if how is RowSum.TILE_LANES:
         own = at(Site.ROWSUM, *sum_in_lanes(at, e, at.ops.xp.zeros(al.shape), Site.ROWSUM))

@@ -69,6 +69,8 @@ def passes(plan: Plan, is_causal: bool) -> tuple[Pass, ...]:
     match plan.query_order:
         case QueryOrder.MASKED_FIRST if cut is not None:
             return Pass(cut), Pass(lambda rows, keys: cut(rows, keys) == False)  # noqa: E712
+        case QueryOrder.FROM_DIAGONAL:
+            return (Pass(keys_down=cut is not None),)
         case QueryOrder.WRAPPED:
             up_to_the_diagonal = Pass(lambda rows, keys: keys[0] < rows[1], keys_down=True)
             beyond = Pass(lambda rows, keys: keys[0] >= rows[1], keys_down=True)

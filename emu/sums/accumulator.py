@@ -36,6 +36,8 @@ class Order(StrEnum):
         OCTETS: lane n of up to `chunk` lanes adds x_8n to x_(8n + 7), then the eight terms that
             come 8 * lanes places later, and so on. Then the lanes are added as in HALVES, and init
             last.
+        OCTET_PAIRS: as OCTETS, but the lanes are added in pairs of neighbors: (l_0 + l_1) + (l_2 +
+            l_3) and so on. If a level has an odd number of lanes, the last one moves on unchanged.
         WARPS: each thread adds `chunk` neighboring terms in pairs, the 32 threads of a warp are
             added as in HALVES, then the warps as in HALVES, and init last. XLA's reductions on a
             GPU add in this order.
@@ -60,6 +62,7 @@ class Order(StrEnum):
     HALVES = "halves"
     STRIDED = "strided"
     OCTETS = "octets"
+    OCTET_PAIRS = "octet-pairs"
     WARPS = "warps"
     CHUNKED = "chunked"
     EXACT = "exact"
@@ -69,11 +72,11 @@ class Order(StrEnum):
     @property
     def has_chunk(self) -> bool:
         """Return whether a sum in this order depends on the accumulator's `chunk`."""
-        return self in (Order.CHUNKED, Order.STRIDED, Order.OCTETS, Order.WARPS, Order.ALIGNED)
+        return self in (Order.CHUNKED, *OF_THREADS)
 
 
 # orders with many additions at once, for which no random bits are defined
-OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.WARPS)
+OF_THREADS = (Order.ALIGNED, Order.STRIDED, Order.OCTETS, Order.OCTET_PAIRS, Order.WARPS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +90,9 @@ class Accumulator:
     step's format has no -0, every zero is +0. The orders differ as follows:
 
     * ASCENDING begins at init. If init is +0, zeros of either sign give +0.
-    * PAIRWISE, HALVES, STRIDED, OCTETS and WARPS begin at the first products and add init last.
-      Partial sums of products may be -0. A zero becomes +0 if init is +0; it stays -0 only if init
-      is -0. OCTETS and WARPS pad short sums with +0.
+    * PAIRWISE, HALVES, STRIDED, OCTETS, OCTET_PAIRS and WARPS begin at the first products and add
+      init last. Partial sums of products may be -0. A zero becomes +0 if init is +0; it stays -0
+      only if init is -0. OCTETS, OCTET_PAIRS and WARPS pad short sums with +0.
     * CHUNKED begins every chunk at +0 and the sum of the chunks at init.
     * EXACT gives +0 for every exact sum of zero, even if init and all products are -0.
     * ALIGNED gives +0 for every result of zero, even if the sum was negative before the cut.
@@ -102,16 +105,16 @@ class Accumulator:
         order: the `Order` in which products are added, or its name.
         step: the `Rounding` after each addition. EXACT applies it once at the end; NATIVE ignores
             it.
-        chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS), or
-            of terms that a thread adds (WARPS, where it must be a power of two).
+        chunk: the number of products in a chunk (CHUNKED, ALIGNED), of lanes (STRIDED, OCTETS,
+            OCTET_PAIRS), or of terms that a thread adds (WARPS, where it must be a power of two).
         alignment: an `Alignment`, which says how ALIGNED cuts its terms; None for the other orders.
             `Accumulator.tensor_core` fills it in.
 
     Raises:
         ValueError: for an unknown order; a chunk below 1, or one that is not a power of two in
             WARPS; EXACT with a step of more than 29 bits; ALIGNED without an alignment, or another
-            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS and WARPS, whose
-            additions happen at once.
+            order with one; or a stochastic step in ALIGNED, STRIDED, OCTETS, OCTET_PAIRS and WARPS,
+            whose additions happen at once.
         TypeError: for a step that is not a `Rounding` or a chunk that is not a whole number.
 
     Example:
@@ -263,7 +266,12 @@ def accumulate(
         return _ascending(ops, add, step, a, b, init, 0, steps)
     if acc.order in (Order.PAIRWISE, Order.HALVES):
         return _tree(ops, acc.order, add, step, a, b, init, at_once)
-    of_threads = {Order.OCTETS: _octets, Order.WARPS: _warps, Order.STRIDED: _strided}
+    of_threads = {
+        Order.OCTETS: _octets,
+        Order.OCTET_PAIRS: _octets,
+        Order.WARPS: _warps,
+        Order.STRIDED: _strided,
+    }
     if acc.order in of_threads:
         return of_threads[acc.order](ops, acc, add, step, a, b, init)
     return _chunked(ops, acc, add, step, a, b, init, steps)
@@ -383,7 +391,7 @@ def _strided(
 def _octets(
     ops: Ops, acc: Accumulator, add: Add, step: Step, a: Array, b: Array, init: Array
 ) -> Array:
-    """Return the sum for OCTETS, whose lanes read 16 bytes, 8 BF16 numbers, at a time.
+    """Return the sum for OCTETS and OCTET_PAIRS, whose lanes read 8 BF16 numbers at a time.
 
     Short sums are padded with +0.
     """
@@ -396,7 +404,20 @@ def _octets(
     for page in range(values.shape[0]):
         for n in range(page == 0, 8):
             total = step(0, add(total, values[page, :, n]))
-    return step(1, add(init, _by_halves(ops.xp, add, step, total)))
+    joined = _by_halves if acc.order is Order.OCTETS else _by_pairs
+    return step(1, add(init, joined(ops.xp, add, step, total)))
+
+
+def _by_pairs(xp: Any, add: Add, step: Step, values: Array) -> Array:
+    """Return the sum along the first axis, whose neighbors are added in pairs repeatedly."""
+    while (pairs := values.shape[0] // 2) > 0:
+        values = xp.concatenate(
+            [
+                step(0, add(values[: 2 * pairs : 2], values[1 : 2 * pairs : 2])),
+                values[2 * pairs :],
+            ]
+        )
+    return values[0]
 
 
 def _by_halves(xp: Any, add: Add, step: Step, values: Array) -> Array:

@@ -55,6 +55,15 @@ def test_the_orders_are_those_of_the_kernels():
     assert [j for i, j in masked if i == third and i >= j] == [2, 0, 1]
 
 
+@causality
+def test_dq_begins_at_the_diagonal_where_there_is_one(is_causal):
+    """dQ that goes down in full calls, and dK or dV that go down at all."""
+    n, third = 4, 2
+    met = walked(QueryOrder.FROM_DIAGONAL, is_causal, n, n)
+    assert [i for i, j in met if j == third] == [0, 1, 2, 3]
+    assert [j for i, j in met if i == third] == ([3, 2, 1, 0] if is_causal else [0, 1, 2, 3])
+
+
 @orders
 @causality
 def test_only_the_order_of_sums_changes(order, is_causal):

@@ -1,5 +1,5 @@
-"""Twins against what the real kernels wrote on an H200 (tests/golden/kernels): every bit that the
-documentation claims.
+"""Twins against what the real kernels wrote on an H200 or H100 (tests/golden/kernels): every bit
+that the documentation claims.
 """
 
 import subprocess
@@ -10,11 +10,12 @@ import pytest
 
 from roundscope.attention import Plan
 from roundscope.attention.plans.twins import TWINS
-from tests.checks.kernel_outputs import STORED
+from tests.checks.kernel_outputs import FROM_FILE, STORED, WITH_INPUTS
 from tests.checks.kernel_twins import shares, stored
 
 CASES = [(twin.name, kernel) for twin in TWINS.values() for kernel in twin.outputs]
-
+RECORDED = [(twin, kernel) for twin, kernel in CASES if kernel not in WITH_INPUTS]
+ON_OWN = [(twin, kernel) for twin, kernel in CASES if kernel in WITH_INPUTS]
 
 SOME_LONG = [
     pytest.param(
@@ -26,7 +27,7 @@ SOME_LONG = [
 
 
 @pytest.mark.parametrize(("family", "causal"), SOME_LONG)
-@pytest.mark.parametrize(("twin", "kernel"), CASES)
+@pytest.mark.parametrize(("twin", "kernel"), RECORDED)
 def test_it_gives_the_bits_of_its_kernel(twin, kernel, causal, family):
     """A preset that carries a kernel's name and is not its arithmetic; a window, a softcap or sinks
     that are not the kernel's.
@@ -35,6 +36,36 @@ def test_it_gives_the_bits_of_its_kernel(twin, kernel, causal, family):
     assert set(found) >= {"out", "dq", "dk", "dv"}
     for part, share in found.items():
         assert share >= TWINS[twin].least.get(part, 1.0), part
+
+
+@pytest.mark.parametrize(("twin", "kernel"), ON_OWN)
+def test_it_gives_the_bits_of_a_kernel_on_the_tensors_in_its_file(twin, kernel):
+    """A call that nobody can record again, and a twin that gives other bits there."""
+    outputs = stored(kernel)
+    found = shares(TWINS[twin], FROM_FILE, WITH_INPUTS[kernel], outputs, kernel)
+    assert set(found) == {"out", "dq", "dk", "dv"}
+    for part, share in found.items():
+        assert share >= TWINS[twin].least.get(part, 1.0), part
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ("fused_exponent=false", ("out", "dq", "dk", "dv")),
+        ("log=lg2", ("dq", "dk", "dv")),
+        ("row_sum=tile-lanes", ("dq", "dk", "dv")),
+        ("row_sum=lanes", ("dq", "dk")),
+        ("DELTA.sum=octets16", ("dq", "dk")),
+        ("query_order=descending", ("dq", "dk", "dv")),
+        ("query_order=ascending", ("dq",)),
+    ],
+)
+def test_each_choice_of_fa4_hopper_shows_in_its_bits(change, parts):
+    """A choice of the twin that the stored call cannot tell from its neighbor."""
+    twin = TWINS["fa4-hopper"]
+    other = replace(twin, make=lambda: twin.plan.changed(change))
+    found = shares(other, FROM_FILE, True, stored("fa4-hopper"), "fa4-hopper")
+    assert tuple(part for part, share in found.items() if share < 1.0) == parts
 
 
 @pytest.mark.parametrize("family", STORED)

@@ -18,6 +18,7 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
+from roundscope.tools.tensors.files import open_tensors
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -43,6 +44,8 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
+FROM_FILE = "own"  # the family of files that hold the inputs of their one call too
+WITH_INPUTS = {"fa4-hopper": True}  # kernel of such a file -> whether its call is causal
 WIDE = ("gaussian64", "gaussian128")
 STORED_OF = {  # of kernels that do not run with the widths of the families above
     "fa4": WIDE,
@@ -83,6 +86,13 @@ def sinks() -> np.ndarray:
     return normal(77, 1, 1, 48, 1).reshape(-1)
 
 
+def own(kernel: str) -> tuple[np.ndarray, ...]:
+    """The inputs that the file of a kernel holds, (1, T, 1, H)."""
+    mode = "causal" if WITH_INPUTS[kernel] else "full"
+    with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
+        return tuple(file[f"{FROM_FILE}/{mode}/{name}"] for name in ("q", "k", "v", "do"))
+
+
 SERVED: dict[str, dict[str, Any]] = {
     "flex-served": {"window": 128, "softcap": 5.0},
     "gemma2": {"softcap": 50.0},
@@ -91,10 +101,10 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
-    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, and one with
-    -gqa has every fourth key head.
+    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, one of
+    `WITH_INPUTS` has the family `FROM_FILE`, and one with -gqa has every fourth key head.
     """
-    q, k, v, do = FAMILIES[family][0]()
+    q, k, v, do = own(kernel) if family == FROM_FILE else FAMILIES[family][0]()
     if kernel.endswith("-gqa"):
         k, v = (np.ascontiguousarray(x[:, :, ::GROUP]) for x in (k, v))
     more = dict(SERVED.get(kernel, {}))

@@ -29,7 +29,7 @@ from roundscope.emu.sums.accumulator import Accumulator, Order, accumulate
 from roundscope.emu.sums.odd import build_odd_sum, sum_to_round
 
 ARITHMETIC = ("add", "sub", "mul", "div")
-OF_ROWS = (Order.PAIRWISE, Order.STRIDED, Order.OCTETS, Order.WARPS)
+OF_ROWS = (Order.PAIRWISE, Order.STRIDED, Order.OCTETS, Order.OCTET_PAIRS, Order.WARPS)
 LANES = 8  # the sums of statistics are added up in so many parts (`emu.backends.numba.stats`)
 
 

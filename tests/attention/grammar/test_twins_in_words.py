@@ -74,6 +74,7 @@ def test_every_field_of_kernels_has_its_word_and_every_value():
     [
         ("strided32", Accumulator(order=Order.STRIDED, chunk=32)),
         ("octets8", Accumulator(order=Order.OCTETS, chunk=8)),
+        ("octet-pairs16", Accumulator(order=Order.OCTET_PAIRS, chunk=16)),
         ("octets2:bf16", Accumulator(order=Order.OCTETS, chunk=2, step=rounding("bf16"))),
         ("warps4", Accumulator(order=Order.WARPS, chunk=4)),
         (
@@ -116,6 +117,7 @@ def test_every_shorter_tensor_core_is_spelled_as_it_is_read():
         ("S.sum=strided", "strided32"),
         ("S.sum=octets", "octets8"),
         ("S.sum=octets0", "chunk=0"),
+        ("S.sum=octet-pairs", "octet-pairs16"),
         ("S.sum=warp", "did you mean 'warps4'"),
         ("S.sum=warps12", "a power of two"),
         ("S.sum=warps:bf16:stochastic", "no random bits"),

@@ -34,6 +34,7 @@ ORDERS = tuple(
         (Order.EXACT, 1),
         (Order.STRIDED, 2),
         (Order.OCTETS, 2),
+        (Order.OCTET_PAIRS, 2),
         (Order.WARPS, 2),
     )
 )
@@ -73,7 +74,10 @@ def folded(acc: Accumulator, terms: tuple[float, ...], init: float) -> float:
         return init
     if acc.order is Order.STRIDED:  # a lane for each term
         return r(init + (r(a) if b is None else r(r(a) + r(b))))
-    if acc.order is Order.OCTETS:  # one lane: it begins with its first number, rounded
+    if acc.order in (
+        Order.OCTETS,
+        Order.OCTET_PAIRS,
+    ):  # one lane: it begins with its first number, rounded
         lane = r(a)
         for x in (*terms[1:], *[0.0] * (8 - len(terms))):
             lane = r(lane + x)

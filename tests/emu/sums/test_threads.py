@@ -1,4 +1,4 @@
-"""How threads of a GPU add: strided, octets and warps, against loops over NumPy's float32."""
+"""How threads of a GPU add: strided, octets, octet-pairs and warps, against loops in float32."""
 
 import itertools
 from typing import Any
@@ -16,6 +16,7 @@ ACCUMULATORS = (
     *(Accumulator(order=Order.STRIDED, chunk=n) for n in (1, 4, 5, 32)),
     *(Accumulator(order=Order.OCTETS, chunk=n) for n in (1, 2, 8, 16)),
     *(Accumulator(order=Order.WARPS, chunk=n) for n in (4, 8, 1)),
+    *(Accumulator(order=Order.OCTET_PAIRS, chunk=n) for n in (5, 16)),
 )
 accumulators = pytest.mark.parametrize("acc", ACCUMULATORS, ids=lambda a: f"{a.order}{a.chunk}")
 ZERO = np.float32(0.0)
@@ -40,7 +41,7 @@ def of_strided(x: list[Any], lanes: int) -> Any:
     return by_halves(total)
 
 
-def of_octets(x: list[Any], lanes: int) -> Any:
+def octets(x: list[Any], lanes: int) -> list[Any]:
     """Lane n has eight neighbours from x_8n on, then the eight that lie 8 lanes further."""
     octets = [x[lo : lo + 8] + [ZERO] * (8 - len(x[lo : lo + 8])) for lo in range(0, len(x), 8)]
     lanes = min(lanes, len(octets))
@@ -52,7 +53,20 @@ def of_octets(x: list[Any], lanes: int) -> Any:
         for more in numbers[1:]:
             own = own + more
         total.append(own)
-    return by_halves(total)
+    return total
+
+
+def of_octets(x: list[Any], lanes: int) -> Any:
+    return by_halves(octets(x, lanes))
+
+
+def of_octet_pairs(x: list[Any], lanes: int) -> Any:
+    """Neighbouring lanes are added, an odd one out goes on unchanged behind them."""
+    found = octets(x, lanes)
+    while len(found) > 1:
+        odd = found[len(found) // 2 * 2 :]
+        found = [found[n] + found[n + 1] for n in range(0, len(found) - 1, 2)] + odd
+    return found[0]
 
 
 def of_warps(x: list[Any], count: int) -> Any:
@@ -69,7 +83,12 @@ def of_warps(x: list[Any], count: int) -> Any:
     return by_halves([by_halves(threads[w : w + 32]) for w in range(0, len(threads), 32)])
 
 
-LOOPS = {Order.STRIDED: of_strided, Order.OCTETS: of_octets, Order.WARPS: of_warps}
+LOOPS = {
+    Order.STRIDED: of_strided,
+    Order.OCTETS: of_octets,
+    Order.OCTET_PAIRS: of_octet_pairs,
+    Order.WARPS: of_warps,
+}
 
 
 def operands(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -109,7 +128,7 @@ def test_sums_are_those_of_the_loop(acc: Accumulator) -> None:
         assert same(emu.sum(arrays[0], acc), alone[:, 0]), count
 
 
-@pytest.mark.parametrize("order", [Order.STRIDED, Order.OCTETS])
+@pytest.mark.parametrize("order", [Order.STRIDED, Order.OCTETS, Order.OCTET_PAIRS])
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
 def test_the_first_product_of_a_lane_is_rounded(order: Order, array: Any) -> None:
     """A product of 48 bits that a lane keeps: 1 + 2^-11 + 2^-24 is a tie of binary32, and so is its
@@ -132,7 +151,7 @@ def test_the_orders_are_not_one_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "acc", [ACCUMULATORS[n] for n in (3, 6, 8)], ids=lambda a: f"{a.order}{a.chunk}"
+    "acc", [ACCUMULATORS[n] for n in (3, 6, 8, 11)], ids=lambda a: f"{a.order}{a.chunk}"
 )
 def test_under_jax_too(acc: Accumulator) -> None:
     """An addition that XLA moves or contracts."""
@@ -192,7 +211,7 @@ def test_additions_that_are_kept_are_a_list_of_sums(acc: Accumulator) -> None:
         assert len(after) >= count
 
 
-@pytest.mark.parametrize("order", [Order.STRIDED, Order.OCTETS, Order.WARPS])
+@pytest.mark.parametrize("order", LOOPS)
 def test_stochastic_steps_are_refused(order: Order) -> None:
     """Random bits that many additions share, in silence."""
     with pytest.raises(
@@ -223,5 +242,5 @@ def test_in_binary64_a_sum_of_integers_is_exact(acc: Accumulator) -> None:
 
 def test_names_say_the_lanes() -> None:
     """strided32 and strided8 printed as one."""
-    said = [str(Accumulator(order=o, chunk=8)) for o in (Order.STRIDED, Order.OCTETS, Order.WARPS)]
-    assert said == ["strided[8] fp32", "octets[8] fp32", "warps[8] fp32"]
+    said = [str(Accumulator(order=o, chunk=8)) for o in LOOPS]
+    assert said == ["strided[8] fp32", "octets[8] fp32", "octet-pairs[8] fp32", "warps[8] fp32"]
