@@ -236,9 +236,9 @@ class BackwardChoices(RowChoices):
     ds_apart: bool = choice(
         False,
         number=45,
-        doc="True casts dS for dQ apart from dS for dK: first to the register DSR, then to DSQ. With"
-        " DSR in FP16 and DSQ in FP8 dQ has a dS that is rounded twice, and dK one (DS) that is"
-        " rounded once. Default False. It goes neither with gradient_scale operand nor with"
+        doc="True casts dS for dQ apart from dS for dK: first to the register DSR, then to"
+        " DSQ. With DSR in FP16 and DSQ in FP8 dQ has a dS that is rounded twice, and dK one (DS)"
+        " that is rounded once. Default False. It goes neither with gradient_scale operand nor with"
         " dp_from_delta, maximum_gradient or score_gradient quotient.",
         source="cuDNN in FP8",
         refused=_ds_apart,

@@ -62,7 +62,8 @@ class Twin:
         kernels: The names in `roundscope check` and `identify` of kernels that are taken to have
             this plan.
         outputs: The files of tests/golden/kernels with which it is compared.
-        least: The least share of equal bits of the results that do not agree in every bit.
+        least: The least share of equal bits of the results that do not agree in every bit, by name
+            or, for one of the files, by FILE/NAME.
     """
 
     name: str
@@ -152,7 +153,7 @@ def _fused(core: Accumulator = HOPPER, lanes: int = 8) -> Plan:
     tiles=lambda width: (128, 128) if width < 128 else (64, 64),
     source=f"SDPA's flash back end, {TORCH}",
     kernels=("sdpa-flash",),
-    outputs=("sdpa-flash",),
+    outputs=("sdpa-flash", "sdpa-flash-gqa"),
     least={"dq": 0.9999},
 )
 def fa2() -> Plan:
@@ -185,7 +186,7 @@ def fa2_split() -> Plan:
     tiles=square(128),
     source=f"SDPA's cuDNN back end (9.19), {TORCH}",
     kernels=("sdpa-cudnn", "jax-cudnn"),
-    outputs=("sdpa-cudnn",),
+    outputs=("sdpa-cudnn", "sdpa-cudnn-gqa", "jax-cudnn-gqa"),
     least={"dq": 0.9999},
 )
 def cudnn() -> Plan:
@@ -437,7 +438,7 @@ def qiu_yao_compiled() -> Plan:
     tiles=whole_rows,
     source=f"SDPA's math back end, {TORCH}",
     kernels=("sdpa-math",),
-    outputs=("sdpa-math",),
+    outputs=("sdpa-math", "sdpa-math-gqa"),
 )
 def sdpa_math() -> Plan:
     """Return SDPA's math back end, which computes in FP32 until results are cast.
@@ -529,9 +530,10 @@ def _tiles_of_fa4(width: int) -> tuple[int, int]:
 @twin(
     "fa4-hopper",
     tiles=_tiles_of_fa4,
-    source="flash-attn-4 4.0.0b36, 128 features, causal, torch 2.11.0 (CUDA 13.0), one H100",
+    source="flash-attn-4 4.0.0b36, 64 and 128 features, torch 2.11.0 (CUDA 13.0), one H100",
     kernels=("fa4",),
-    outputs=("fa4-hopper",),
+    outputs=("fa4", "fa4-gqa"),
+    least={"dq": 0.9999, "fa4-gqa/dk": 0.9999, "fa4-gqa/dv": 0.9998},
 )
 def fa4_hopper() -> Plan:
     """Return FlashAttention-4 as it runs on Hopper (flash_attn/cute, CuTe DSL, sm90).
@@ -540,11 +542,11 @@ def fa4_hopper() -> Plan:
     multiplied by ln 2, and by log2 e again in the backward. Threads that hold parts of a row
     exchange them with their neighbors first, in the row sum and in delta. dK and dV go up through
     the queries. Parts of dQ are added in memory as thread blocks arrive; in a causal call those of
-    the last keys reach a query first, which is also the order of the deterministic mode.
+    the last keys reach a query first, which is also the order of the deterministic mode. With
+    grouped heads dK and dV are added in FP32 in the order of arrival too, and rounded once.
 
-    Compared in one head of a causal call; widths other than 128, full calls, grouped heads, a
-    softcap and sinks follow from the source and were not compared. A softcap of the kernel is
-    computed with the instruction tanh.approx, which this plan does not have.
+    Compared with 64 and 128 features, causal and full, one head and four on one key head. A softcap
+    of the kernel is computed with the instruction tanh.approx, which this plan does not have.
     """
     plan = _fused().adding(Site.DELTA, octet_pairs(16))
     return replace(

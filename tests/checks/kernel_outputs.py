@@ -18,7 +18,6 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
-from roundscope.tools.tensors.files import open_tensors
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -44,15 +43,17 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
-FROM_FILE = "own"  # the family of files that hold the inputs of their one call too
-WITH_INPUTS = {"fa4-hopper": True}  # kernel of such a file -> whether its call is causal
-WIDE = ("gaussian64", "gaussian128")
-STORED_OF = {  # of kernels that do not run with the widths of the families above
-    "fa4": WIDE,
-    "fa4-gqa": WIDE,
-    "sage-int8": WIDE,
+STORED_OF = {  # of kernels that do not run with the widths of the families above, or of calls
+    # whose heads fill a file
+    "fa4": ("gaussian64", "gaussian128"),
+    "sage-int8": ("gaussian64", "gaussian128"),
     "cudnn-fp8": ("gaussian128",),
     "cudnn-fp8-s256": ("gaussian128",),
+    "fa4-gqa": ("gaussian64",),
+    "sdpa-flash-gqa": ("layer4",),
+    "sdpa-cudnn-gqa": ("layer4",),
+    "sdpa-math-gqa": ("layer4",),
+    "jax-cudnn-gqa": ("layer4",),
 }
 GROUP = 4  # query heads of a key head, in the calls of kernels whose names end with -gqa
 
@@ -86,13 +87,6 @@ def sinks() -> np.ndarray:
     return normal(77, 1, 1, 48, 1).reshape(-1)
 
 
-def own(kernel: str) -> tuple[np.ndarray, ...]:
-    """The inputs that the file of a kernel holds, (1, T, 1, H)."""
-    mode = "causal" if WITH_INPUTS[kernel] else "full"
-    with open_tensors(GOLDEN / f"{kernel}.safetensors") as file:
-        return tuple(file[f"{FROM_FILE}/{mode}/{name}"] for name in ("q", "k", "v", "do"))
-
-
 SERVED: dict[str, dict[str, Any]] = {
     "flex-served": {"window": 128, "softcap": 5.0},
     "gemma2": {"softcap": 50.0},
@@ -101,10 +95,10 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 def inputs(family: str, causal: bool, kernel: str = "") -> Inputs:
-    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, one of
-    `WITH_INPUTS` has the family `FROM_FILE`, and one with -gqa has every fourth key head.
+    """The arguments of one call on the GPU; kernel: one of `SERVED` has some more, and one with
+    -gqa has every fourth key head.
     """
-    q, k, v, do = own(kernel) if family == FROM_FILE else FAMILIES[family][0]()
+    q, k, v, do = FAMILIES[family][0]()
     if kernel.endswith("-gqa"):
         k, v = (np.ascontiguousarray(x[:, :, ::GROUP]) for x in (k, v))
     more = dict(SERVED.get(kernel, {}))
@@ -138,11 +132,12 @@ def widened(x: np.ndarray) -> np.ndarray:
 def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> None:
     """Write arrays to a safetensors file.
 
-    Arrays of BF16 numbers are stored as BF16, those of FP16 numbers as FP16, others as FP32.
+    Arrays of E4M3 numbers are stored as E4M3, of BF16 numbers as BF16, of FP16 numbers as FP16,
+    others as FP32.
     """
 
     def stored(x: np.ndarray) -> np.ndarray:
-        for dtype in (ml_dtypes.bfloat16, np.float16):
+        for dtype in (ml_dtypes.float8_e4m3fn, ml_dtypes.bfloat16, np.float16):
             narrow = x.astype(dtype)
             if np.array_equal(narrow.astype(np.float32), x, equal_nan=True):
                 return narrow

@@ -15,11 +15,9 @@ from roundscope.attention.plans.twins import TWINS, Twin
 from roundscope.tools.tensors.files import open_tensors
 from tests.checks.kernel_outputs import (
     FAMILIES,
-    FROM_FILE,
     GOLDEN,
     GROUPS,
     SERVED,
-    WITH_INPUTS,
     inputs,
     of_first_head,
     of_one_head,
@@ -27,9 +25,7 @@ from tests.checks.kernel_outputs import (
 )
 
 # twin -> the kernel that it is compared with in calls without a window, softcap or sinks
-KERNELS = {
-    t.name: t.outputs[0] for t in TWINS.values() if t.outputs[0] not in {*SERVED, *WITH_INPUTS}
-}
+KERNELS = {t.name: t.outputs[0] for t in TWINS.values() if t.outputs[0] not in SERVED}
 PARTS = ("out", "lse", "dq", "dk", "dv")
 
 
@@ -55,7 +51,7 @@ def shares(
     twin: Twin, family: str, causal: bool, outputs: dict[str, np.ndarray], kernel: str = ""
 ) -> dict[str, float]:
     """Return the share of equal bits of each output that a twin gives; kernel: one of `SERVED`, for
-    its window, softcap or sinks, or of `WITH_INPUTS`, for its inputs.
+    its window, softcap or sinks.
     """
     x = of_one_head(inputs(family, causal, kernel))
     block_q, block_k = twin.tiles(x.q.shape[-1])
@@ -87,10 +83,8 @@ def shares(
 def compared(folder: Path | None) -> Iterator[tuple[str, str, dict[str, dict[str, float]]]]:
     """Twin, kernel, and by "family mode" the shares of the parts."""
     for name, kernel in ((t.name, kernel) for t in TWINS.values() for kernel in t.outputs):
-        has_inputs = kernel in WITH_INPUTS  # and is in no folder
-        outputs = stored(kernel) if folder is None or has_inputs else recorded(folder, kernel)
-        families = (FROM_FILE,) if has_inputs else FAMILIES
-        calls = [(family, causal) for family in families for causal in (False, True)]
+        outputs = stored(kernel) if folder is None else recorded(folder, kernel)
+        calls = [(family, causal) for family in FAMILIES for causal in (False, True)]
         modes = {
             f"{family} {'causal' if causal else 'full'}": (family, causal)
             for family, causal in calls
