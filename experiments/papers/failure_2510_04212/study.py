@@ -1,44 +1,73 @@
 """`roundscope reproduce qiu-yao`: arXiv 2510.04212, its ablation table in small trainings."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
+from textwrap import fill
 from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Picture
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
+
 from roundscope.experiments.framework.counts import diverged, times
+from roundscope.experiments.framework.figures.series import (
+    CALM,
+    INK,
+    LETHAL,
+    QUIET,
+    SHARE,
+    canvas,
+)
 from roundscope.experiments.framework.store import Store
-from roundscope.experiments.framework.study import Launch, Study, Table
+from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.papers.failure_2510_04212 import (
     claims,
     conditions,
     static,
-    training,
+)
+from roundscope.experiments.papers.failure_2510_04212 import (
+    trials as training,
 )
 from roundscope.experiments.papers.failure_2510_04212.conditions import (
+    ALONE,
     AMPLIFIED,
+    EXACT,
     FAILS,
+    FP32,
+    HALVES,
+    ONCE,
     OTHER_DELTA,
     PUBLISHED,
+    UNFUSED,
     Scale,
+    cell,
 )
-from roundscope.experiments.papers.failure_2510_04212.figures import FIGURES
 from roundscope.experiments.papers.failure_2510_04212.trials import (
     PICKED,
     Entry,
+    Own,
     Results,
     Trial,
     chosen,
     chosen_rows,
+    drift,
     entries,
     executables,
     key,
     middle,
     share,
+    split,
     steady,
     whole,
 )
+from roundscope.experiments.train.spikes import RULE
 from roundscope.tools.report.wording import listed
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"
@@ -272,5 +301,243 @@ TABLE = Table(
     note=(
         "Medians over seeds; loss: mean [95 %] of runs that did not diverge, against FP32 of the "
         "same seed and length."
+    ),
+)
+
+
+LINES = {  # row or mode -> words, in the picture's order
+    "0": "0   the case itself",
+    "0'": "0'  FP32",
+    "1": "1   4 key tiles in place of one",
+    "5": "5   delta = rowsum(P dP)",
+    "6": "6   delta from O in FP32",
+    "7": "7   O path in FP32",
+    "9": "9   PV in FP32, output rounded",
+    "10 beta 2": "10  stabilized, beta 2",
+    "10 beta 7": "10  stabilized, beta 7",
+    "centred": "delta = rowsum(P dP) / rowsum(P)",
+    "scores": "scores, m, l in FP32",
+    "same scores": "backward's scores as forward's",
+    "stochastic": "O path stochastic",
+    "toward-zero": "O path toward zero",
+    "ties-to-away": "O path ties away",
+    "ties-to-even": "O path nearest-even",
+    "ties-to-even less": "O path nearest-even, p - 1",
+    "stochastic less": "O path stochastic, p - 1",
+    "stochastic more": "O path stochastic, p + 1",
+    "toward zero": "O toward zero, BF16",
+    "fa2-bf16": "preset fa2-bf16",
+    UNFUSED: "preset baseline-bf16",
+    ONCE: "same, backward's scores rounded once",
+}
+
+
+def opening(r: Results) -> Picture:
+    """Draw rows x cases: the share of runs that diverged, k/n and the median step."""
+    cases = r.scale.cases
+    table = {
+        (line(row, c.bits), c.name): r.of(c.name, row) for c in cases for row in r.rows(c.name)
+    }
+    lines = [name for name in LINES if any((name, c.name) in table for c in cases)]
+    figure, axes = canvas(0.9 + 0.27 * len(lines))
+    ax = axes[0, 0]
+    cells(ax, [[table.get((name, c.name), []) for c in cases] for name in lines])
+    ax.set_yticks(range(len(lines)), [LINES[name] for name in lines], fontsize=9)
+    heads = [f"{c.name}\n{_broken(c.words, len(cases))}" for c in cases]
+    ax.set_xticks(range(len(cases)), heads, fontsize=8.5)
+    ax.xaxis.tick_top()
+    papers = sum(name[0].isdecimal() for name in lines)  # the paper's rows stand above the line
+    ax.axhline(papers - 0.5, color=INK, lw=0.8)
+    return figure
+
+
+def line(row: str, bits: int) -> str:
+    """Return the line of LINES that a row is drawn in."""
+    name, _, own = row.rpartition(" ")
+    if not own.isdecimal() or name not in LINES:
+        return row
+    return name + {-1: " less", 0: "", 1: " more"}[int(own) - bits]
+
+
+def _broken(words: str, columns: int) -> str:
+    """Return words broken into lines that fit above one of so many columns."""
+    letters = 90 // max(columns, 5)
+    if max(map(len, words.split(" "))) > letters:
+        words = words.replace("=\xa0", "= ")
+    return fill(words, letters, break_long_words=False, break_on_hyphens=False)
+
+
+def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
+    """Draw a heat map of the share that diverged; a cell is empty where nothing was run."""
+    share = np.array(
+        [[diverged(runs) / len(runs) if runs else math.nan for runs in row] for row in own]
+    )
+    ax.imshow(np.ma.masked_invalid(share), cmap=SHARE, vmin=0, vmax=1, aspect="auto")
+    place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5}
+    for (i, j), x in np.ndenumerate(share):
+        if not math.isnan(x):
+            steps = [run.diverged for run in own[i][j] if run.diverged is not None]
+            text = f"{len(steps)}/{len(own[i][j])}"
+            text += f"  at {np.median(steps):.0f}" if steps else ""
+            ax.text(j, i, text, color="white" if x > 0.8 else INK, **place)
+    ax.set_xticks(np.arange(-0.5, share.shape[1]), minor=True)
+    ax.set_yticks(np.arange(-0.5, share.shape[0]), minor=True)
+    ax.grid(which="minor", color="white", lw=2)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+
+
+def places(r: Results) -> Picture | None:
+    """Draw layers x heads of case A, O low or FP32 in one head only; None where it was not run."""
+    c = r.scale.config
+    grids = {
+        start: [
+            [r.of(AMPLIFIED, f"8 {start} head {i}.{h}") for h in range(c.heads)]
+            for i in range(c.layers)
+        ]
+        for start in (ALONE, EXACT)
+    }
+    if not grids[ALONE][0][0]:
+        return None
+    figure, axes = canvas(0.7 + 0.42 * c.layers, 1, 2)
+    titles = ("O path low in this head only", "O path FP32 in this head only")
+    for ax, own, title in zip(axes[0], grids.values(), titles, strict=True):
+        cells(ax, own)
+        ax.set_title(title, fontsize=9.5, loc="left")
+        ax.set_xticks(range(c.heads), [f"head {h}" for h in range(c.heads)], fontsize=9)
+        ax.set_yticks(range(c.layers), [f"layer {i}" for i in range(c.layers)], fontsize=9)
+    return figure
+
+
+def factorial(r: Results) -> Picture | None:
+    """Draw where O is rounded x scores x statistics, and tiles, a panel a case; None if not run."""
+    cases = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
+    if not cases:
+        return None
+    lines = list(product(HALVES, ("BF16", "FP32"), ("BF16", "FP32")))
+    figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(cases), sharey=True)
+    for ax, case in zip(axes[0], cases, strict=True):
+        runs = [
+            [r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)]
+            for half, scores, stats in lines
+        ]
+        cells(ax, runs)
+        title = f"{case.name}: O {case.path.partition(':')[2]}, p = {case.bits}"
+        ax.set_title(title, fontsize=9.5, loc="left")
+        ax.set_xticks((0, 1), ("one key tile", "4 key tiles"), fontsize=9)
+    axes[0, 0].set_yticks(
+        range(len(lines)),
+        [f"O {half}, scores {scores}, m l {stats}" for half, scores, stats in lines],
+        fontsize=8.5,
+    )
+    return figure
+
+
+def norms(r: Results) -> Picture:
+    """Draw the largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
+    failing = [case for case in r.scale.cases if r.of(case.name, FAILS)]
+    figure, axes = canvas(2.6, 1, len(failing), sharey=True)
+    styles = {FAILS: LETHAL, "centred": CALM, FP32: QUIET}
+    for ax, case in zip(axes[0], failing, strict=True):
+        for row, colour in reversed(styles.items()):
+            for run in r.of(case.name, row):
+                last = run.steps if run.diverged is None else run.diverged + 25
+                curve = [(step, norm) for step, _, norm in run.curve if 0 < step <= last]
+                seen = np.array([point for point in curve if math.isfinite(point[1])])
+                ax.plot(seen[:, 0], seen[:, 1], color=colour, lw=1.0, alpha=0.8)
+                if run.diverged is not None:
+                    norm = np.interp(run.diverged, seen[:, 0], seen[:, 1])
+                    ax.plot(run.diverged, norm, "x", color=colour, ms=5)
+        ax.set_title(case.name, fontsize=10, loc="left")
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("steps")
+    axes[0, 0].set_ylabel("largest ||W_Q|| of a head")
+    words = zip(("the case", "centred delta", "FP32"), styles.values(), strict=True)
+    lines = [Line2D([], [], color=colour, lw=1.5, label=label) for label, colour in words]
+    _legend(figure, [*lines, Line2D([], [], color=INK, marker="x", lw=0, ms=5, label="diverged")])
+    return figure
+
+
+NONE = 1e-9  # the place at which a drift of 0 is drawn
+DOTS: dict[str, Any] = {"ms": 3.5, "alpha": 0.6, "mew": 0}
+
+
+def drifts(r: Results) -> Picture | None:
+    """Draw every run's drift by case, and its size against steadiness; None without looks."""
+    if not any(split(r)):
+        return None
+    figure, ((left, right),) = canvas(3.6, 1, 2)
+    names = [case.name for case in r.scale.cases]
+    for i, name in enumerate(names):
+        runs = [run for row in r.rows(name) for run in r.of(name, row)]
+        own = {run.condition: drift(run) for run in runs if math.isfinite(drift(run))}
+        gone = {run.condition for run in runs if run.diverged is not None}
+        for up, dead in ((-0.18, True), (0.18, False)):
+            x = [max(value, NONE) for trial, value in own.items() if (trial in gone) == dead]
+            aside = 0.12 * np.sin(2.4 * np.arange(len(x)))  # so that dots do not hide each other
+            left.plot(x, i + up + aside, "o", color=LETHAL if dead else CALM, **DOTS)
+    left.set_yticks(range(len(names)), names)
+    left.invert_yaxis()
+    left.set_xscale("log")
+    left.set_xlabel("drift: |sum R| / sum |dW_Q|")
+    left.set_ylabel("case")
+    colours = {"diverged later": LETHAL, "did not diverge": CALM}
+    for found, colour in zip(split(r), colours.values(), strict=True):
+        x = [max(share(run), NONE) for run in found]
+        right.plot(x, [steady(run) for run in found], "o", color=colour, **DOTS)
+    right.set_xscale("log")
+    right.set_ylim(0, 1.03)
+    right.set_xlabel("share: sum |R| / sum |dW_Q|")
+    right.set_ylabel("steady: |sum R| / sum |R|")
+    look: dict[str, Any] = {"marker": "o", "lw": 0, "ms": 5}
+    lines = (Line2D([], [], color=colour, label=w, **look) for w, colour in colours.items())
+    _legend(figure, lines)
+    return figure
+
+
+def _legend(figure: Picture, lines: Iterable[Line2D]) -> None:
+    look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK}
+    handles = list(lines)
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), **look)
+
+
+FIGURES = (
+    Figure(
+        title="Which runs diverged?",
+        draw=opening,
+        caption=f"Runs that diverged of how many, and their median step. {RULE}",
+    ),
+    Figure(
+        title="Do rows of dS that do not sum to zero foretell the divergence?",
+        draw=drifts,
+        caption=(
+            "Each dot is a run, looked at in the steps after the warm-up, before anything has"
+            " diverged. R = alpha sum_t r[t] X[t]^T (PK)[t] is what the sums r of the rows of dS"
+            " put into the gradient of W_Q; in exact arithmetic it is 0."
+        ),
+    ),
+    Figure(
+        title="What grows first?",
+        draw=norms,
+        caption="The largest spectral norm of a head's query matrix, a line for each seed.",
+    ),
+    Figure(
+        title="Which rounding of O, and does the rest matter?",
+        draw=factorial,
+        caption=(
+            "O is rounded before its normalization (PV, AO, O), after (OUT), or both; S, "
+            "SCALED, X (scores) and M, DM, L in BF16 or FP32."
+        ),
+    ),
+    Figure(
+        title="Does one head decide?",
+        draw=places,
+        caption=(
+            "Case A. Left: the O path is low in one head and FP32 in all others. Right: the"
+            " reverse."
+        ),
     ),
 )

@@ -33,9 +33,14 @@ from roundscope.experiments.framework.verdicts import (
     interval,
     judge,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.claims import middle, row, runs_of
+from roundscope.experiments.papers.microscaling_2506_20752.claims import (
+    Effect,
+    middle,
+    outcome,
+    row,
+    runs_of,
+)
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import FROZEN
-from roundscope.experiments.papers.microscaling_2506_20752.interventions import Effect, outcome
 from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.run import paired

@@ -23,7 +23,7 @@ from roundscope.experiments.framework.study import Figure, Launch, Progress, Stu
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
 from roundscope.experiments.framework.words import NAMED, seeds_of
 from roundscope.experiments.options import DoseOptions
-from roundscope.experiments.questions.dose import results, training
+from roundscope.experiments.questions.dose import doses, results
 from roundscope.experiments.questions.dose.doses import (
     EVEN,
     FULL,
@@ -161,7 +161,7 @@ def _launches(config: Config, wanted: Sequence[Dose], ties: bool, store: Store) 
         def run(progress: Progress) -> Mapping[str, Run[Any]]:
             there = store.keys()
             missing = [dose for dose in group if keys[dose] not in there]
-            return {keys[r.condition]: r for r in training.launch(config, missing, progress, ties)}
+            return {keys[r.condition]: r for r in doses.launch(config, missing, progress, ties)}
 
         title, steps = f"{len(group)} arms", group[0].steps
         names = tuple(keys.values())
