@@ -4,18 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roundscope.experiments.catalogue import (
-    ALARM,
-    FA4,
-    GOLDEN,
-    MXFP8,
-    PAPERS,
-    QIU_YAO,
-    RELEASED,
-    SU,
-    TWO_LEVEL,
-    named,
-)
+from roundscope.experiments import catalogue
 from roundscope.experiments.options import ReproduceOptions
 
 if TYPE_CHECKING:
@@ -29,11 +18,11 @@ def run(options: ReproduceOptions) -> int:
     """
     from roundscope.experiments.framework import command
 
-    entry = named(options.paper, PAPERS, "paper")
+    entry = catalogue.named(options.paper, catalogue.PAPERS, "paper")
     study = study_of(entry.name, quick=options.quick, engine=options.engine, jobs=options.jobs)
     chosen = [f"--{name}" for name in ("quick", "draw") if getattr(options, name)]
     words = " ".join(["roundscope", entry.command, *chosen])
-    line = f"{words} --engine {options.engine}" if entry is GOLDEN else words
+    line = f"{words} --engine {options.engine}" if entry is catalogue.GOLDEN else words
     folder = options.out or Path(entry.name)
     return command.run(study, out=folder, command=line, as_json=options.json, draw=options.draw)
 
@@ -55,13 +44,13 @@ def study_of(
     from roundscope.experiments.questions.alarm import study as alarm
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
-        GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
-        QIU_YAO.name: failure.asked,
-        RELEASED.name: released.asked,
-        SU.name: microscaling.asked,
-        MXFP8.name: mxfp8.asked,
-        FA4.name: fa4.asked,
-        TWO_LEVEL.name: two_level.asked,
-        ALARM.name: alarm.asked,
+        catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
+        catalogue.QIU_YAO.name: failure.asked,
+        catalogue.RELEASED.name: released.asked,
+        catalogue.SU.name: microscaling.asked,
+        catalogue.MXFP8.name: mxfp8.asked,
+        catalogue.FA4.name: fa4.asked,
+        catalogue.TWO_LEVEL.name: two_level.asked,
+        catalogue.ALARM.name: alarm.asked,
     }
     return asked[name](quick)

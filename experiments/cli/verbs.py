@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from roundscope.experiments.options import (
     DoseOptions,
@@ -65,11 +66,11 @@ def studies(json: Json = False) -> None:
 
 def accumulators(
     out: Annotated[
-        Path, typer.Option(callback=to_folder, help="Folder for report.html and accumulators.json.")
+        Path, Option(callback=to_folder, help="Folder for report.html and accumulators.json.")
     ] = Path("accumulators"),
     order: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--order", help="Find the order of additions in this machine's matrix products instead."
         ),
     ] = False,
@@ -97,12 +98,9 @@ def kernels(options: KernelsOptions) -> int:
 
 def prepare(
     paths: Annotated[
-        list[Path],
-        typer.Argument(help="Text files, and folders of text files.", metavar="DIR_OR_FILES"),
+        list[Path], Argument(help="Text files, and folders of text files.", metavar="DIR_OR_FILES")
     ],
-    out: Annotated[
-        Path, typer.Option(callback=to_folder, help="Folder for train.bin and val.bin.")
-    ],
+    out: Annotated[Path, Option(callback=to_folder, help="Folder for train.bin and val.bin.")],
     json: Json = False,
 ) -> None:
     """Make training data from any text, one token per byte, in nanoGPT's file format."""
@@ -136,19 +134,19 @@ def proxy(options: ProxyOptions) -> int:
 
 
 def export(
-    file: Annotated[Path, typer.Argument(help="Results of a sweep.", metavar="SWEEP.sqlite")],
+    file: Annotated[Path, Argument(help="Results of a sweep.", metavar="SWEEP.sqlite")],
     out: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             callback=to_file,
             help="File to write; its ending chooses the format.",
             metavar="OUT.csv|OUT.parquet",
         ),
     ],
-    table: Annotated[str, typer.Option(help="The table to write: cells or sites.")] = "cells",
+    table: Annotated[str, Option(help="The table to write: cells or sites.")] = "cells",
     raw: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--raw",
             help="CSV: texts as they are, also those that a spreadsheet takes for formulas; else"
             " these have a ' before them.",
@@ -174,13 +172,13 @@ def export(
 def report(
     file: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             help="Results of a sweep, or the folder of a training run.", metavar="SWEEP.sqlite|RUN"
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             callback=to_file,
             help="File to write; by default SWEEP.html beside the results, or RUN/report.html.",
         ),
@@ -200,11 +198,11 @@ def report(
 
 def bench(
     what: Annotated[
-        str, typer.Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")
+        str, Argument(help="round, mx, dot, attention, sweep or step.", metavar="WHAT")
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             callback=to_folder,
             help="Folder for bench-WHAT.json and bench-WHAT.png; not for sweep and step.",
             metavar="DIR",

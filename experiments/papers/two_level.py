@@ -21,14 +21,7 @@ from roundscope.experiments.framework.estimates import factor, mean, ratio
 from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
 from roundscope.experiments.framework.loop import computed
 from roundscope.experiments.framework.study import Figure, Study, Table
-from roundscope.experiments.framework.verdicts import (
-    LARGER,
-    SAME,
-    Range,
-    Verdict,
-    interval,
-    judge,
-)
+from roundscope.experiments.framework.verdicts import LARGER, SAME, Range, Verdict, interval, judge
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.tensors.layers import read_layers, sample_path
 

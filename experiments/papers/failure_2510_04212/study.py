@@ -15,26 +15,13 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.framework.counts import diverged, times
-from roundscope.experiments.framework.figures.series import (
-    CALM,
-    INK,
-    LETHAL,
-    QUIET,
-    SHARE,
-    canvas,
-)
+from roundscope.experiments.framework.figures.series import CALM, INK, LETHAL, QUIET, SHARE, canvas
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
 from roundscope.experiments.framework.words import NAMED
-from roundscope.experiments.papers.failure_2510_04212 import (
-    claims,
-    conditions,
-    static,
-)
-from roundscope.experiments.papers.failure_2510_04212 import (
-    trials as training,
-)
+from roundscope.experiments.papers.failure_2510_04212 import claims, conditions, static
+from roundscope.experiments.papers.failure_2510_04212 import trials as training
 from roundscope.experiments.papers.failure_2510_04212.conditions import (
     ALONE,
     AMPLIFIED,

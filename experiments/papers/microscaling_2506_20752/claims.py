@@ -10,21 +10,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from roundscope.experiments.framework.counts import (
-    LEVEL,
-    at_least,
-    counted,
-    diverged,
-    share,
-    signs,
-)
-from roundscope.experiments.framework.estimates import (
-    Estimate,
-    Values,
-    factor,
-    mean,
-    ratio,
-)
+from roundscope.experiments.framework.counts import LEVEL, at_least, counted, diverged, share, signs
+from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean, ratio
 from roundscope.experiments.framework.verdicts import (
     LARGER,
     SAME,

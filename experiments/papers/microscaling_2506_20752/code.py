@@ -13,26 +13,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from roundscope.emu import (
-    BLOCK_NAMED,
-    block_format,
-    block_stats,
-    from_blocks,
-    round_to,
-    to_blocks,
-)
+from roundscope.emu import BLOCK_NAMED, block_format, block_stats, from_blocks, round_to, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule
 from roundscope.emu.blocks.stats import BlockStats
 from roundscope.experiments.framework.counts import counted, signs
 from roundscope.experiments.framework.estimates import Estimate, Values, mean, ratio
-from roundscope.experiments.framework.verdicts import (
-    SAME,
-    Range,
-    Verdict,
-    Word,
-    interval,
-    judge,
-)
+from roundscope.experiments.framework.verdicts import SAME, Range, Verdict, Word, interval, judge
 from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     Effect,
     middle,

@@ -11,14 +11,7 @@ from functools import partial
 from roundscope.emu.blocks.format import ScaleRule
 from roundscope.experiments.framework.counts import diverged
 from roundscope.experiments.framework.estimates import Estimate, Values, mean, ratio
-from roundscope.experiments.framework.verdicts import (
-    LARGER,
-    Range,
-    Verdict,
-    Word,
-    interval,
-    judge,
-)
+from roundscope.experiments.framework.verdicts import LARGER, Range, Verdict, Word, interval, judge
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     BF16,
     E5M2,

@@ -11,14 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from roundscope.experiments.framework.estimates import (
-    Values,
-    exponent,
-    factor,
-    mean,
-    ratio,
-    slope,
-)
+from roundscope.experiments.framework.estimates import Values, exponent, factor, mean, ratio, slope
 from roundscope.experiments.framework.figures.series import COLOURS, QUIET, canvas, legend
 from roundscope.experiments.framework.verdicts import (
     GROWS,

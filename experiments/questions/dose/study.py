@@ -24,19 +24,6 @@ from roundscope.experiments.framework.verdicts import Verdict, Word, interval, j
 from roundscope.experiments.framework.words import NAMED, seeds_of
 from roundscope.experiments.options import DoseOptions
 from roundscope.experiments.questions.dose import doses, results
-from roundscope.experiments.questions.dose.doses import (
-    EVEN,
-    FULL,
-    OUTWARD,
-    RANDOM,
-    ZERO,
-    Dose,
-    Scale,
-    doses_of,
-    key,
-    launches,
-    scale,
-)
 from roundscope.experiments.questions.dose.pictures import PICTURES
 from roundscope.experiments.questions.dose.results import Found, Results, Runs, Topic
 from roundscope.experiments.questions.dose.topics import TOPICS
@@ -76,7 +63,7 @@ def asked(
     Raises UsageError naming the word and the repair.
     """
     if name is None:
-        return of_scale(scale(given, quick=quick, seeds=seeds))
+        return of_scale(doses.scale(given, quick=quick, seeds=seeds))
     return of_topic(name, topic(name, given, quick=quick, seeds=seeds_of(seeds)))
 
 
@@ -87,10 +74,10 @@ def topic(name: str, given: Sequence[str], *, quick: bool, seeds: tuple[int, ...
     return TOPICS[name](quick).given(given, seeds)
 
 
-def of_scale(asked: Scale) -> Study[Results]:
+def of_scale(asked: doses.Scale) -> Study[Results]:
     """Return the study of every dose of a scale."""
     c, sizes = asked.config, ""
-    if c != FULL.config:
+    if c != doses.FULL.config:
         sizes = (
             f"not the probe's model: {c.layers} layers, width {c.width}, context {c.context}, batch"
             f" {c.batch}"
@@ -98,7 +85,7 @@ def of_scale(asked: Scale) -> Study[Results]:
     return Study(
         name=DOSE.name,
         question=DOSE.question,
-        launches=partial(_launches, c, doses_of(asked), False),
+        launches=partial(_launches, c, doses.doses_of(asked), False),
         results=lambda store: _results(asked, store),
         answer=lambda r: f"{answer(r)} {others(r)}".strip(),
         claims=lambda r: [replace(verdict, sizes=sizes) for verdict in judged(r)],
@@ -152,11 +139,13 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
     )
 
 
-def _launches(config: Config, wanted: Sequence[Dose], ties: bool, store: Store) -> list[Launch]:
+def _launches(
+    config: Config, wanted: Sequence[doses.Dose], ties: bool, store: Store
+) -> list[Launch]:
     """Return a launch for each executable; doses that are stored are not trained again."""
 
-    def launch(group: Sequence[Dose]) -> Launch:
-        keys = {dose: key(config, dose) for dose in group}
+    def launch(group: Sequence[doses.Dose]) -> Launch:
+        keys = {dose: doses.key(config, dose) for dose in group}
 
         def run(progress: Progress) -> Mapping[str, Run[Any]]:
             there = store.keys()
@@ -167,13 +156,13 @@ def _launches(config: Config, wanted: Sequence[Dose], ties: bool, store: Store) 
         names = tuple(keys.values())
         return Launch(title=title, steps=steps, config=asdict(config), keys=names, run=run)
 
-    return [launch(group) for group in launches(config, wanted)]
+    return [launch(group) for group in doses.launches(config, wanted)]
 
 
-def _results(asked: Scale, store: Store) -> Results | None:
+def _results(asked: doses.Scale, store: Store) -> Results | None:
     """Return the points that are stored with all seeds and their exact arms."""
-    wanted = doses_of(asked)
-    found = store.read({dose: key(asked.config, dose) for dose in wanted})
+    wanted = doses.doses_of(asked)
+    found = store.read({dose: doses.key(asked.config, dose) for dose in wanted})
     missing = {point for d in wanted if d not in found for point in (d.point, d.exact.point)}
     whole = [r for d, r in found.items() if not {d.point, d.exact.point} & missing]
     return Results(whole) if any(r.condition.site for r in whole) else None
@@ -181,7 +170,7 @@ def _results(asked: Scale, store: Store) -> Results | None:
 
 def _found(asked: Topic, store: Store) -> Found | None:
     """Return all cases, since an answer compares them; None if one is missing."""
-    found = store.read({dose: key(asked.config, dose) for dose in asked.doses})
+    found = store.read({dose: doses.key(asked.config, dose) for dose in asked.doses})
     return Found(asked, found.values()) if len(found) == len(asked.doses) else None
 
 
@@ -210,7 +199,7 @@ def answer(r: Results) -> str:
         f"O rounded toward zero to {p} significand bits before delta reads it made training diverge"
         f" in {zero.words}"
     )
-    excess = interval(r.excess(r.series(Site.OD, EVEN, rate)[p - 1]), " nats")
+    excess = interval(r.excess(r.series(Site.OD, doses.EVEN, rate)[p - 1]), " nats")
     of_even = (
         f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.count}"
         f" (final loss above exact: {excess})"
@@ -220,7 +209,7 @@ def answer(r: Results) -> str:
         return f"The sign: {where}."
     if even.diverged * zero.runs >= zero.diverged * even.runs and even.diverged:
         return f"Here not the sign alone: {where}."
-    series = r.series(Site.OD, ZERO, rate)
+    series = r.series(Site.OD, doses.ZERO, rate)
     least = min(series)
     return (
         f"Not decided by these runs: {where}; ||W_Q|| grew 2^{interval(r.growth(series[least]))}"
@@ -252,7 +241,7 @@ def _also(r: Results, rate: float, p: int) -> str:
     Empty if none was run.
     """
     found = ""
-    for mode, word in ((RANDOM, "stochastically"), (OUTWARD, "away from zero")):
+    for mode, word in ((doses.RANDOM, "stochastically"), (doses.OUTWARD, "away from zero")):
         if own := r.series(Site.OD, mode, rate).get(p):
             t = time_of(own)
             found += f", {word} to {p} bits in {t.count}"
@@ -266,7 +255,7 @@ def others(r: Results) -> str:
     """
     found = []
     for site, rate in r.panels():
-        series = r.series(site, ZERO, rate)
+        series = r.series(site, doses.ZERO, rate)
         if site is not Site.OD and series:
             t = time_of(series[min(series)])
             found.append(f"{site} at {min(series)} bits {t.count}")
@@ -295,9 +284,9 @@ def judged(r: Results) -> list[Verdict]:
     away = "away from zero diverges already at p = 8"
     return [
         *(judge_at(r, rate) for rate in rates for judge_at in (_sign, _harmless, _norms)),
-        _diverges(r, ZERO, 1e-2, range(7), 2000, FAST),
-        _diverges(r, ZERO, 1e-3, range(5), 9000, SLOW),
-        _diverges(r, OUTWARD, 1e-2, (8,), 2000, away),
+        _diverges(r, doses.ZERO, 1e-2, range(7), 2000, FAST),
+        _diverges(r, doses.ZERO, 1e-3, range(5), 9000, SLOW),
+        _diverges(r, doses.OUTWARD, 1e-2, (8,), 2000, away),
     ]
 
 
@@ -306,7 +295,7 @@ def same_size(r: Results, rate: float) -> list[tuple[int, Runs, Runs]]:
 
     Both errors are uniform in an ulp and have the same size: their rms is 2^-p x sqrt(1/3).
     """
-    zero, even = r.series(Site.OD, ZERO, rate), r.series(Site.OD, EVEN, rate)
+    zero, even = r.series(Site.OD, doses.ZERO, rate), r.series(Site.OD, doses.EVEN, rate)
     return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
 
 
@@ -332,8 +321,8 @@ def _sign(r: Results, rate: float) -> Verdict:
 def _others(r: Results, rate: float) -> str:
     """What errors without a bias did, and those of the other sign, which may kill less."""
     named = {
-        "stochastic (1.4 times nearest's RMS, no bias)": RANDOM,
-        "away from zero (the RMS of toward zero, the other sign)": OUTWARD,
+        "stochastic (1.4 times nearest's RMS, no bias)": doses.RANDOM,
+        "away from zero (the RMS of toward zero, the other sign)": doses.OUTWARD,
     }
     told = []
     for name, mode in named.items():
@@ -346,7 +335,7 @@ def _others(r: Results, rate: float) -> str:
 def _harmless(r: Results, rate: float) -> Verdict:
     claim = "nearest-even is harmless down to p = 2"
     case = f"OD, lr {rate:g}"
-    series = r.series(Site.OD, EVEN, rate)
+    series = r.series(Site.OD, doses.EVEN, rate)
     if not series:
         return _verdict(claim, case, Word.NOT_TESTABLE, "nearest-even was not run")
     times = [time_of(own) for own in series.values()]
@@ -365,7 +354,7 @@ def _harmless(r: Results, rate: float) -> Verdict:
 
 def _norms(r: Results, rate: float) -> Verdict:
     claim, case = "||W_Q|| grows without limit first", f"OD toward zero, lr {rate:g}"
-    runs = (run for own in r.series(Site.OD, ZERO, rate).values() for run in own)
+    runs = (run for own in r.series(Site.OD, doses.ZERO, rate).values() for run in own)
     ratios = [at for run in runs if (at := ahead(r, run)) is not None]
     if not ratios:
         return _verdict(claim, case, Word.UNDECIDED, "no run diverged")
@@ -378,7 +367,7 @@ def _norms(r: Results, rate: float) -> Verdict:
     return _verdict(claim, case, word, measured, note, estimate=found)
 
 
-def ahead(r: Results, run: Run[Dose]) -> float | None:
+def ahead(r: Results, run: Run[doses.Dose]) -> float | None:
     """Return ||W_Q|| over that of the exact arm at the last look before the run diverged.
 
     None if it did not diverge, or before the first look.

@@ -25,13 +25,7 @@ from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.framework.estimates import Estimate, mean
 from roundscope.experiments.framework.figures.series import legend
-from roundscope.experiments.framework.verdicts import (
-    Verdict,
-    Word,
-    interval,
-    judge,
-    together,
-)
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, together
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
 V, RESIDUAL = (-2.40625, -2.296875), -0.000865459442139  # PAPERS 1.4
