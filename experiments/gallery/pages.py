@@ -17,7 +17,7 @@ from PIL import Image
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments import catalogue
 from roundscope.experiments.catalogue import STUDIES, Entry, named
-from roundscope.experiments.framework.loop import measured
+from roundscope.experiments.framework.command import measured
 from roundscope.experiments.framework.page import missing
 from roundscope.experiments.framework.study import Static, Study
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines

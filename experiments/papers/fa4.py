@@ -17,10 +17,10 @@ from roundscope.attention.sites import Site
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import FA4
+from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.errors import gain, relative_error
 from roundscope.experiments.framework.estimates import mean
 from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
-from roundscope.experiments.framework.loop import computed
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, interval, judge
 from roundscope.tools.report.terminal import plain

@@ -16,10 +16,10 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import TWO_LEVEL
+from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.errors import gain, relative_error
 from roundscope.experiments.framework.estimates import factor, mean, ratio
 from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
-from roundscope.experiments.framework.loop import computed
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import LARGER, SAME, Range, Verdict, interval, judge
 from roundscope.tools.report.terminal import plain

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from roundscope.experiments.framework.loop import missing
+from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.papers.failure_2510_04212 import trials as qiu_yao
 from roundscope.experiments.papers.failure_2510_04212.conditions import FULL as QIU_YAO

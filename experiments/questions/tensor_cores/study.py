@@ -17,8 +17,8 @@ from matplotlib.figure import Figure as Picture
 from roundscope.emu import Accumulator, dot, round_to
 from roundscope.experiments.catalogue import ACCUMULATORS
 from roundscope.experiments.framework import command
+from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.estimates import Estimate, mean
-from roundscope.experiments.framework.loop import computed
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.terminal import plain

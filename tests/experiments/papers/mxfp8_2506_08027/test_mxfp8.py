@@ -13,10 +13,10 @@ import pytest
 
 from roundscope import emu
 from roundscope.experiments.framework import command
-from roundscope.experiments.framework.loop import measure
+from roundscope.experiments.framework.command import measure
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.mxfp8_2506_08027 import claims, measurements, study
+from roundscope.experiments.papers.mxfp8_2506_08027 import measurements, study
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     BF16,
     E5M2,
@@ -83,7 +83,7 @@ def proxy(along):
 def verdicts(made, start, end=""):
     """The words of claims that begin and end so."""
     found = [
-        v.word for v in claims.judged(made) if v.claim.startswith(start) and v.claim.endswith(end)
+        v.word for v in study.judged(made) if v.claim.startswith(start) and v.claim.endswith(end)
     ]
     assert found
     return found

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundscope.experiments.framework.loop import missing
+from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.questions.alarm import study as s
