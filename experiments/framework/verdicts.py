@@ -75,6 +75,37 @@ def judge(e: Estimate, holds: Range) -> Word:
     return Word.CONTRADICTS if e.outside(*holds) else Word.UNDECIDED
 
 
+def verdict_on(
+    figure: str,
+    claim: str,
+    case: str,
+    holds: Word | Range | bool,
+    measured: str,
+    estimate: Estimate | None = None,
+    note: str = "",
+    sizes: str = "",
+    queries: tuple[str, ...] = (),
+) -> Verdict:
+    """Return a verdict.
+
+    holds   its word; or whether the claim holds; or the range in which it holds for the estimate
+    """
+    word = holds if isinstance(holds, Word) else Word.AGREES if holds else Word.CONTRADICTS
+    if isinstance(holds, tuple) and estimate is not None:
+        word = judge(estimate, holds)
+    return Verdict(
+        figure=figure,
+        claim=claim,
+        case=case,
+        sizes=sizes,
+        word=word,
+        measured=measured,
+        estimate=estimate,
+        note=note,
+        queries=queries,
+    )
+
+
 def together(words: Sequence[Word]) -> Word:
     """Return what the verdicts under several conditions say together.
 

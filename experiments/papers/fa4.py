@@ -22,7 +22,7 @@ from roundscope.experiments.framework.errors import gain, relative_error
 from roundscope.experiments.framework.estimates import mean
 from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
 from roundscope.experiments.framework.study import Figure, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, interval, judge
+from roundscope.experiments.framework.verdicts import Verdict, interval, verdict_on
 from roundscope.tools.report.terminal import plain
 
 DEVIATIONS = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -161,14 +161,14 @@ def claims(points: Points) -> list[Verdict]:
         if (published := p.published) is not None:
             over = mean({seed: x / published for seed, x in p.mean.items()})
             found.append(
-                Verdict(
-                    figure="pull request 2694",
-                    claim=f"relative error {published:g}",
-                    case=f"{NAMES[p.plan]}, deviation {p.deviation:g}",
+                verdict_on(
+                    "pull request 2694",
+                    f"relative error {published:g}",
+                    f"{NAMES[p.plan]}, deviation {p.deviation:g}",
+                    THIRD,
+                    f"{interval(over)} of it",
+                    over,
                     sizes=f"{KEYS:,} keys",
-                    word=judge(over, THIRD),
-                    measured=f"{interval(over)} of it",
-                    estimate=over,
                 )
             )
     return found

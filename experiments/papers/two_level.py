@@ -21,7 +21,14 @@ from roundscope.experiments.framework.errors import gain, relative_error
 from roundscope.experiments.framework.estimates import factor, mean, ratio
 from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
 from roundscope.experiments.framework.study import Figure, Study, Table
-from roundscope.experiments.framework.verdicts import LARGER, SAME, Range, Verdict, interval, judge
+from roundscope.experiments.framework.verdicts import (
+    LARGER,
+    SAME,
+    Range,
+    Verdict,
+    interval,
+    verdict_on,
+)
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
@@ -181,14 +188,14 @@ def claims(points: Points) -> list[Verdict]:
             over = ratio(by[values, own].error, by[values, other].error)
             against = f"{'of ' if other == FP32 else 'flushed at '}{other}"
             found.append(
-                Verdict(
-                    figure=f"pull request {where}",
-                    claim=claim,
-                    case=values,
+                verdict_on(
+                    f"pull request {where}",
+                    claim,
+                    values,
+                    holds,
+                    f"error {interval(over)} of that {against}",
+                    over,
                     sizes=f"{KEYS[-1]:,} keys",
-                    word=judge(over, holds),
-                    measured=f"error {interval(over)} of that {against}",
-                    estimate=over,
                 )
             )
     return found

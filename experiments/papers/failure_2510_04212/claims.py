@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from roundscope.experiments.framework.counts import diverged, times
-from roundscope.experiments.framework.verdicts import Verdict, Word, interval
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, verdict_on
 from roundscope.experiments.papers.failure_2510_04212.conditions import (
     ALONE,
     AMPLIFIED,
@@ -80,24 +80,15 @@ def explodes_word(own: Own) -> Word:
     return Word.UNDECIDED if diverged(own) else Word.CONTRADICTS
 
 
-def verdict(
-    figure: str, claim: str, case: str, word: Word, measured: str, note: str = ""
-) -> Verdict:
-    """Return the verdict on one row in one case."""
-    return Verdict(
-        figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured, note=note
-    )
-
-
 def repair(figure: str, claim: str, case: Case, r: Results, row: str) -> Verdict:
     """Return the verdict on a row that should be stable, if it was run and the case fails."""
     own = r.of(case.name, row)
     if not own or not r.fails(case.name):
         measured = f"the case itself: {times(r.of(case.name, FAILS))}"
-        return verdict(figure, claim, case.name, Word.NOT_TESTABLE, measured)
+        return verdict_on(figure, claim, case.name, Word.NOT_TESTABLE, measured)
     excess = r.excess(case.name, own)
     left = f"; loss above FP32 {interval(excess, ' nats')}" if excess.seeds else ""
-    return verdict(figure, claim, case.name, stable_word(own), times(own) + left)
+    return verdict_on(figure, claim, case.name, stable_word(own), times(own) + left)
 
 
 def judged(r: Results) -> list[Verdict]:
@@ -111,22 +102,22 @@ def _rows(r: Results) -> Iterator[Verdict]:
         word = Word.AGREES if r.fails(case.name) else Word.UNDECIDED
         measured = f"{times(r.of(case.name, FAILS))} in {steps} steps"
         note = "" if word is Word.AGREES else LARGER
-        yield verdict("0", "BF16 FlashAttention explodes", case.name, word, measured, note)
+        yield verdict_on("0", "BF16 FlashAttention explodes", case.name, word, measured, note=note)
     for case in cases:
         exact = r.of(case.name, FP32)
         measured = f"{times(exact)} in {steps} steps"
-        yield verdict("0'", "FP32 attention is stable", case.name, stable_word(exact), measured)
+        yield verdict_on("0'", "FP32 attention is stable", case.name, stable_word(exact), measured)
     for case in cases:
         if own := r.of(case.name, UNFUSED):
             measured = f"{times(own)}, unfused in BF16"
             claim = "standard attention is stable"
-            yield verdict("0'", claim, case.name, stable_word(own), measured)
+            yield verdict_on("0'", claim, case.name, stable_word(own), measured)
     claim = "one tile as large as the context explodes too: tiling is innocent"
     for case in cases:
         if tiled := r.of(case.name, "1"):
             whole = r.of(case.name, FAILS)
             measured = f"one tile {times(whole)}; 4 tiles {times(tiled)}"
-            yield verdict("1", claim, case.name, explodes_word(whole), measured)
+            yield verdict_on("1", claim, case.name, explodes_word(whole), measured)
     for case in cases:
         if any(row.startswith("3 ") for row in r.rows(case.name)):
             yield from _layers(r, case)
@@ -153,7 +144,7 @@ def _layers(r: Results, case: Case) -> Iterator[Verdict]:
     word = Word.UNDECIDED if 2 * votes > runs else Word.CONTRADICTS
     measured = f"largest ||W_Q,h|| before divergence in layer {layer} in {votes} of {runs} runs"
     claim = "||W_Q|| grows in one layer"
-    yield verdict("2", claim, case.name, Word.AGREES if votes == runs else word, measured)
+    yield verdict_on("2", claim, case.name, Word.AGREES if votes == runs else word, measured)
     for figure, place, claim, word_of in (
         ("3", ALONE, "low in that layer only: explodes", explodes_word),
         ("4", EXACT, "exact in that layer only: stable", stable_word),
@@ -166,7 +157,7 @@ def _layers(r: Results, case: Case) -> Iterator[Verdict]:
             if row.startswith(start)
         }
         note = f"by layer: {', '.join(f'{i}: {counts}' for i, counts in by_layer.items())}"
-        yield verdict(figure, claim, case.name, word_of(own), times(own), note)
+        yield verdict_on(figure, claim, case.name, word_of(own), times(own), note=note)
 
 
 def _repair(r: Results, case: Case, row: str, claim: str) -> Verdict:
@@ -189,7 +180,7 @@ def _natural(r: Results, claim: str) -> Verdict:
     word = Word.CONTRADICTS if kills else stable_word(after)
     note = "the repair makes qiu-yao as it is fail" if word is Word.CONTRADICTS else ""
     measured = f"{times(after)}; with delta = rowsum(dO O) {times(before)}"
-    return verdict("5", claim, OTHER_DELTA, word, measured, note)
+    return verdict_on("5", claim, OTHER_DELTA, word, measured, note=note)
 
 
 def _heads(r: Results) -> Verdict:
@@ -197,7 +188,7 @@ def _heads(r: Results) -> Verdict:
     claim = "O in FP32 in the heads with the largest ||W_Q,h||: stable"
     own, least = r.of(AMPLIFIED, LARGEST), r.of(AMPLIFIED, SMALLEST)
     if not own:
-        return verdict("8", claim, AMPLIFIED, Word.NOT_TESTABLE, "not run")
+        return verdict_on("8", claim, AMPLIFIED, Word.NOT_TESTABLE, "not run")
     drawn, exact, low = (
         [run for row in r.rows(AMPLIFIED) if row.startswith(start) for run in r.of(AMPLIFIED, row)]
         for start in (RANDOM, f"8 {EXACT} head", f"8 {ALONE} head")
@@ -210,7 +201,7 @@ def _heads(r: Results) -> Verdict:
         f" random {times(drawn)}"
     )
     note = f"one head in FP32, any: {times(exact)}; low in one head only, any: {times(low)}"
-    return verdict("8", claim, AMPLIFIED, word, measured, note)
+    return verdict_on("8", claim, AMPLIFIED, word, measured, note=note)
 
 
 CONTROL, OURS = "control", "ours"
@@ -257,7 +248,7 @@ def _controls(r: Results) -> Iterator[Verdict]:
     for row, (claim, word_of) in PRESETS.items():
         for case in r.scale.cases:
             if own := r.of(case.name, row):
-                yield verdict(CONTROL, claim, case.name, word_of(own), times(own))
+                yield verdict_on(CONTROL, claim, case.name, word_of(own), times(own))
     for case in r.scale.cases:
         if r.of(case.name, cell("both", "FP32", "FP32", 1)):
             yield _factorial(r, case)
@@ -276,7 +267,7 @@ def _size(r: Results, case: Case) -> Verdict:
         f"p = {case.bits - 1} nearest-even {times(own)}; p = {case.bits} toward zero"
         f" {times(r.of(case.name, FAILS))}{more}"
     )
-    return verdict(CONTROL, claim, case.name, word, measured)
+    return verdict_on(CONTROL, claim, case.name, word, measured)
 
 
 def _modes(r: Results, case: Case) -> Iterator[Verdict]:
@@ -291,7 +282,9 @@ def _modes(r: Results, case: Case) -> Iterator[Verdict]:
             word = Word.UNDECIDED if any(first) else Word.CONTRADICTS
             claim = f"{mode} on the O path diverges earlier than nearest-even"
             measured = f"{times(own)}; nearest-even {times(base)}"
-            yield verdict(CONTROL, claim, case.name, Word.AGREES if all(first) else word, measured)
+            yield verdict_on(
+                CONTROL, claim, case.name, Word.AGREES if all(first) else word, measured
+            )
 
 
 def _factorial(r: Results, case: Case) -> Verdict:
@@ -313,7 +306,7 @@ def _factorial(r: Results, case: Case) -> Verdict:
         each = (f"{level} {diverged(own)} of {len(own)}" for level, own in runs.items())
         effects.append(f"{name} {', '.join(each)}")
     claim = "rounding O before its normalization kills, rounding it after does not"
-    return verdict(CONTROL, claim, case.name, word, measured, "; ".join(effects))
+    return verdict_on(CONTROL, claim, case.name, word, measured, note="; ".join(effects))
 
 
 def identity(r: Results) -> Verdict:
@@ -328,7 +321,7 @@ def identity(r: Results) -> Verdict:
         "runs whose rows of dS do not sum to zero, in one direction, diverge, whichever event made"
         " it; others do not"
     )
-    return verdict(OURS, claim, "all", _foretold(p), measured)
+    return verdict_on(OURS, claim, "all", _foretold(p), measured)
 
 
 # the drifts of a row's runs that diverged, of those that did not, and `above` of these
@@ -355,7 +348,7 @@ def within(r: Results) -> Verdict:
         " diverges"
     )
     word = _foretold(paired(mixed) if mixed else math.nan)
-    return verdict(OURS, claim, "all", word, measured)
+    return verdict_on(OURS, claim, "all", word, measured)
 
 
 def paired(arms: Sequence[Arm]) -> float:

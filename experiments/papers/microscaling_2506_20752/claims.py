@@ -22,6 +22,7 @@ from roundscope.experiments.framework.verdicts import (
     interval,
     judge,
     number,
+    verdict_on,
 )
 from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
     FORWARD,
@@ -51,28 +52,6 @@ RULES = (
 )
 
 
-def row(
-    figure: str,
-    claim: str,
-    case: str,
-    word: Word,
-    measured: str,
-    estimate: Estimate | None = None,
-    note: str = "",
-) -> Verdict:
-    """Return a verdict; the cells of this study have no sizes in common."""
-    return Verdict(
-        figure=figure,
-        claim=claim,
-        case=case,
-        sizes="",
-        word=word,
-        measured=measured,
-        estimate=estimate,
-        note=note,
-    )
-
-
 def training(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the divergence: of formats, as published, and in other settings."""
     yield from _instability(found)
@@ -94,7 +73,7 @@ def _instability(found: Found) -> Iterator[Verdict]:
             claim, word, note = "BF16 is smooth", _smooth(at), ""
         case = f"{name}, lr {scale.rate:g}, {scale.base.config.steps} steps"
         measured = f"{counted(at)}; FP32 {counted(beside)}"
-        yield row("1", claim, case, word, measured, note=note)
+        yield verdict_on("1", claim, case, word, measured, note=note)
         if len(scale.base.rates) > 1:
             claim = f"{name} lowers the rate at which training diverges by 5 % or more"
             yield _limit("1", claim, "all rates", own, exact, SMALLER)
@@ -124,7 +103,7 @@ def _paper(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the published setting, for as many steps as it was run."""
     claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
     if found.scale.paper is None:
-        yield row("4", claim, "-", Word.NOT_TESTABLE, "not run at this scale")
+        yield verdict_on("4", claim, "-", Word.NOT_TESTABLE, "not run at this scale")
         return
     setting, formats, _ = found.scale.paper
     exact = found.paper.get(EXACT, ())
@@ -133,7 +112,7 @@ def _paper(found: Found) -> Iterator[Verdict]:
         if own and exact and name != EXACT:
             case = f"{name}, lr {setting.config.lr:g}, {setting.config.steps} steps"
             measured = f"{counted(own)}; FP32 {counted(exact)}"
-            yield row("4", claim, case, _lone(own, exact), measured)
+            yield verdict_on("4", claim, case, _lone(own, exact), measured)
 
 
 def _effects(found: Found) -> Iterator[Verdict]:
@@ -154,7 +133,7 @@ def _effects(found: Found) -> Iterator[Verdict]:
                 wins = signs(paired(own, exact))
                 count = f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)}"
                 case = f"{setting.name}, {name}"
-                yield row("2", claim, case, wins.word, f"{count} at all rates")
+                yield verdict_on("2", claim, case, wins.word, f"{count} at all rates")
 
 
 EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
@@ -196,7 +175,7 @@ def _limit(
         f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))};"
         f" {counted(own)} of all rates"
     )
-    return row(figure, claim, case, word, measured, e)
+    return verdict_on(figure, claim, case, word, measured, e)
 
 
 def runs_of(found: Found) -> Runs:
@@ -234,7 +213,7 @@ def epsilon(found: Found) -> Iterator[Verdict]:
     case = f"{found.scale.mx}, lr {found.scale.rate:g}"
 
     def verdict(claim: str, e: Estimate, holds: Range, told: str, note: str = "") -> Verdict:
-        return row("epsilon", claim, case, judge(e, holds), told, e, note)
+        return verdict_on("epsilon", claim, case, judge(e, holds), told, e, note)
 
     def average(name: str, unit: float = 1.0) -> str:
         e = mean(middle(found, name))
@@ -402,13 +381,13 @@ def arms(found: Found) -> Iterator[Verdict]:
     if not found.leads:
         claim = "precision of LN or activations averts the divergence"
         why = "no base run diverged where FP32 lived, or its arms are not there"
-        yield row("4", claim, "-", Word.NOT_TESTABLE, why)
+        yield verdict_on("4", claim, "-", Word.NOT_TESTABLE, why)
         return
     there = {name for runs in found.parted.values() for name in runs}
     why = f"not an arm of {found.scale.mx}: it is RCEIL for E4M3"
     for own, ours in PAPER.items():
         if ours not in there:
-            yield row("4", "averts or delays", f"{ours} ({own})", Word.NOT_TESTABLE, why)
+            yield verdict_on("4", "averts or delays", f"{ours} ({own})", Word.NOT_TESTABLE, why)
 
 
 def _hybrids(found: Found) -> Iterator[Verdict]:
@@ -423,7 +402,7 @@ def _hybrids(found: Found) -> Iterator[Verdict]:
             stable = wins.word is Word.AGREES and not diverged(own)
             word = Word.AGREES if stable else Word.CONTRADICTS if failed else Word.UNDECIDED
             measured = f"{counted(own)}; {mx} alone {counted(base)}; later in {wins.earlier} of"
-            yield row("recipe", claim, name, word, f"{measured} {len(own)} seeds")
+            yield verdict_on("recipe", claim, name, word, f"{measured} {len(own)} seeds")
 
 
 def _scatter(found: Found, lead: int) -> Verdict:
@@ -443,7 +422,7 @@ def _scatter(found: Found, lead: int) -> Verdict:
     claim = "ours: a change of half an ulp in one step moves the divergence"
     word = Word.AGREES if any(moved) else Word.CONTRADICTS
     measured = f"by {distance}; {lived} of {len(moved)} did not diverge"
-    return row("4", claim, f"shams, {lead} steps before", word, measured)
+    return verdict_on("4", claim, f"shams, {lead} steps before", word, measured)
 
 
 def _arm(o: Outcome) -> Verdict:
@@ -460,7 +439,7 @@ def _arm(o: Outcome) -> Verdict:
     )
     case = f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before"
     note = NOT_STATED if own and o.name not in STATED else ""
-    return row("4", _claim(o.name), case, _word(o), measured, o.delay, note)
+    return verdict_on("4", _claim(o.name), case, _word(o), measured, o.delay, note)
 
 
 def _claim(name: str) -> str:

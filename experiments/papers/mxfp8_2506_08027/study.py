@@ -22,7 +22,15 @@ from roundscope.experiments.framework.figures.series import (
     canvas,
 )
 from roundscope.experiments.framework.study import Figure, Study, Table
-from roundscope.experiments.framework.verdicts import LARGER, Range, Verdict, Word, interval, judge
+from roundscope.experiments.framework.verdicts import (
+    LARGER,
+    Range,
+    Verdict,
+    Word,
+    interval,
+    judge,
+    verdict_on,
+)
 from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     BF16,
     E5M2,
@@ -73,14 +81,6 @@ def judged(r: Results) -> list[Verdict]:
     return [*_training(r), *_operands(r), *_gradients(r)]
 
 
-def _verdict(figure: str, claim: str, case: str, word: Word, measured: str) -> Verdict:
-    return Verdict(figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured)
-
-
-def _audit(figure: str, claim: str, e: Estimate, holds: Range, measured: str) -> Verdict:
-    return _verdict(figure, claim, AUDITED, judge(e, holds), measured)
-
-
 def _at_rates(
     r: Results,
     model: str,
@@ -95,7 +95,7 @@ def _at_rates(
     for lr in r.rates if model == "GPT" else r.proxy_rates:
         e = read(lr)
         word, measured = judge(e, holds), f"{told} {interval(e, unit)}"
-        yield _verdict(figure, claim, f"{model}, lr {lr:g}", word, measured)
+        yield verdict_on(figure, claim, f"{model}, lr {lr:g}", word, measured)
 
 
 def _training(r: Results) -> Iterator[Verdict]:
@@ -114,7 +114,7 @@ def _training(r: Results) -> Iterator[Verdict]:
         for lr in rates:
             arms = {name: runs.get((lr, name), ()) for name in (FLOOR, RCEIL, BF16, FP32)}
             measured = "; ".join(f"{n} {diverged(x)} of {len(x)}" for n, x in arms.items())
-            yield _verdict("abstract, v1", stable, f"{model}, lr {lr:g}", _can(arms), measured)
+            yield verdict_on("abstract, v1", stable, f"{model}, lr {lr:g}", _can(arms), measured)
     yield from gpt("abstract, v1", lower, FLOOR, RCEIL, "floor's loss above RCEIL's")
     over, told = partial(r.over, name=FLOOR, base=RCEIL), "floor's loss above RCEIL's"
     yield from _at_rates(r, "proxy", "abstract, v1", lower, over, WORSE, told, " %")
@@ -146,6 +146,9 @@ def _operands(r: Results) -> Iterator[Verdict]:
     def e4m3(number: str, rule: ScaleRule) -> Values:
         return r.audited(number, element="E4M3", rule=str(rule))
 
+    def audit(figure: str, claim: str, e: Estimate, holds: Range, measured: str) -> Verdict:
+        return verdict_on(figure, claim, AUDITED, judge(e, holds), measured)
+
     rules = {row["rule"] for row in r.audit}
     saturated = {rule: e4m3("saturated", rule) for rule in ScaleRule if rule in rules}
     shares = {rule: mean(_percent(own)) for rule, own in saturated.items()}
@@ -156,13 +159,13 @@ def _operands(r: Results) -> Iterator[Verdict]:
         always = all(share > 0.0 for share in saturated.get(ScaleRule.FLOOR, {}).values())
         word = Word.AGREES if never and always else Word.CONTRADICTS
     claim = "floor saturates the largest numbers, rounding the scale up never does"
-    yield _verdict("conversion", claim, AUDITED, word, measured)
+    yield verdict_on("conversion", claim, AUDITED, word, measured)
     shrink = _difference(e4m3("shrink", ScaleRule.FLOOR), e4m3("shrink", ScaleRule.RCEIL))
     measured = f"floor - RCEIL {interval(shrink)} of sum |V|"
-    yield _audit("ours", "floor shrinks operands more than RCEIL", shrink, BELOW, measured)
+    yield audit("ours", "floor shrinks operands more than RCEIL", shrink, BELOW, measured)
     lost = ratio(e4m3("underflow", ScaleRule.CEIL), e4m3("underflow", ScaleRule.RCEIL))
     claim = "ceil of the maximum loses more small numbers than RCEIL"
-    yield _audit("ours", claim, lost, LARGER, f"underflow, CEIL / RCEIL {interval(lost)}")
+    yield audit("ours", claim, lost, LARGER, f"underflow, CEIL / RCEIL {interval(lost)}")
 
     for tensor, name in TENSORS.items():
         where = {"operand": tuple(map(str, COPIES[tensor])), "rule": RAISED}
@@ -174,7 +177,7 @@ def _operands(r: Results) -> Iterator[Verdict]:
         zeros = [interval(mean(_percent(own["underflow"])), " %") for own in (wide, narrow)]
         measured = f"error, E5M2 / E4M3 {interval(e)}; to zero {zeros[0]} and {zeros[1]}"
         claim = f"32 numbers need E4M3's precision more than E5M2's range: {name}"
-        yield _audit("formats", claim, e, LARGER, measured)
+        yield audit("formats", claim, e, LARGER, measured)
 
     # the recipe's two copies, each made from the numbers as they were
     for rule in (FLOORED, RAISED):
@@ -182,7 +185,7 @@ def _operands(r: Results) -> Iterator[Verdict]:
             e = mean(apart(r, operand=str(COPIES[tensor][0]), element="E4M3", rule=rule))
             claim = f"the row's and the column's copy differ by less than either's error: {name}"
             measured = f"|Q_row - Q_col| / |Q - V| {interval(e)}"
-            yield _audit("recipe", f"{claim}, {rule}", e, (-math.inf, 1.0), measured)
+            yield audit("recipe", f"{claim}, {rule}", e, (-math.inf, 1.0), measured)
 
 
 def apart(r: Results, **where: str) -> Values:
@@ -217,7 +220,7 @@ def _gradients(r: Results) -> Iterator[Verdict]:
         parts = "; ".join(f"{name} {interval(mean(own))}" for name, own in along.items())
         measured = f"along g: {parts}; floor - RCEIL {interval(bias)}"
         claim = "floor shortens the gradient more than RCEIL"
-        yield _verdict("ours", claim, f"proxy, lr {lr:g}", judge(bias, BELOW), measured)
+        yield verdict_on("ours", claim, f"proxy, lr {lr:g}", judge(bias, BELOW), measured)
     for name, drawn in ((FLOOR, FLOOR_SR), (RCEIL, RCEIL_SR)):
         claim = f"stochastic elements take most of the bias away: {name}"
         share, told = partial(left, name=name, drawn=drawn), "|along|, stochastic / nearest"

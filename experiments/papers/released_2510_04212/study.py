@@ -19,7 +19,7 @@ from roundscope.experiments.framework.counts import counted, diverged, signs, ti
 from roundscope.experiments.framework.figures.series import INK, SHARE, canvas
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.verdicts import Verdict, Word, verdict_on
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
@@ -252,7 +252,7 @@ def fails(r: Results) -> Iterator[Verdict]:
         for name in ARITHMETICS:
             own, exact = r.get((name, case, ITSELF), []), _exact(r, name, case)
             measured = f"{counted(own)}; FP32 {times(exact)}"
-            yield _verdict("0", f"diverges: {case}", name, _earlier(own, exact), measured)
+            yield verdict_on("0", f"diverges: {case}", name, _earlier(own, exact), measured)
 
 
 def repairs(r: Results) -> Iterator[Verdict]:
@@ -263,7 +263,7 @@ def repairs(r: Results) -> Iterator[Verdict]:
         own = r.get((name, case, ITSELF), [])
         word = _earlier(own, runs) if _is_killed(r, name, case) else Word.NOT_TESTABLE
         measured = f"{counted(runs)}; the case itself {times(own)}"
-        yield _verdict("5 to 9", f"{row} cures: {case}", name, word, measured)
+        yield verdict_on("5 to 9", f"{row} cures: {case}", name, word, measured)
 
 
 def route(r: Results) -> Iterator[Verdict]:
@@ -274,11 +274,7 @@ def route(r: Results) -> Iterator[Verdict]:
         " repeats the scores"
     )
     measured = f"not repeated {times(apart)}; as released {times(alike)}"
-    yield _verdict("5", claim, COMPILED, _earlier(apart, alike), measured)
-
-
-def _verdict(figure: str, claim: str, case: str, word: Word, measured: str) -> Verdict:
-    return Verdict(figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured)
+    yield verdict_on("5", claim, COMPILED, _earlier(apart, alike), measured)
 
 
 def answer(r: Results) -> str:

@@ -26,6 +26,7 @@ from roundscope.experiments.framework.verdicts import (
     judge,
     number,
     together,
+    verdict_on,
 )
 from roundscope.experiments.papers.stability_2405_02803.conditions import (
     BASELINE,
@@ -81,29 +82,29 @@ def figures_3_and_4(r: Results, scale: Scale) -> Iterator[Verdict]:
         ]
         steps = [r.ratio(finer, coarser) for coarser, finer in pairwise(columns)]
         means = [f"{mean(r.values(*column)).mean:.1e}" for column in columns]
-        yield Verdict(
-            figure="3",
-            claim="largest |tiled - unfused| falls with mantissa bits",
-            case=f"{kind}:FORMAT",
+        yield verdict_on(
+            "3",
+            "largest |tiled - unfused| falls with mantissa bits",
+            f"{kind}:FORMAT",
+            together([judge(step, SMALLER) for step in steps]),
+            ", ".join(" ".join(each) for each in zip(FORMATS, means, strict=True)),
+            max(steps, key=lambda step: step.mean),
+            "the estimate is the smallest fall from one format to the next",
             sizes=sizes,
-            word=together([judge(step, SMALLER) for step in steps]),
-            measured=", ".join(" ".join(each) for each in zip(FORMATS, means, strict=True)),
-            estimate=max(steps, key=lambda step: step.mean),
             queries=queries(*columns),
-            note="the estimate is the smallest fall from one format to the next",
         )
     for baseline in (OWN, BASELINE):
         for name in TILED:
             point = at(name, scale.bench, scale.tile)
             found, rms = (excess(r, point, metric, baseline) for metric in ("max_abs", "rms"))
-            yield Verdict(
-                figure="4",
-                claim=TENFOLD_CLAIM,
-                case=f"{name} / {baseline}",
+            yield verdict_on(
+                "4",
+                TENFOLD_CLAIM,
+                f"{name} / {baseline}",
+                TENFOLD,
+                f"{interval(found, 'x')} (rms {interval(rms, 'x')})",
+                found,
                 sizes=sizes,
-                word=judge(found, TENFOLD),
-                measured=f"{interval(found, 'x')} (rms {interval(rms, 'x')})",
-                estimate=found,
                 queries=queries((point, "max_abs"), unfused(point, "max_abs", baseline)),
             )
     yield anywhere(r, scale)
@@ -116,23 +117,19 @@ def anywhere(r: Results, scale: Scale) -> Verdict:
     known = [c for c in all_of_them if c[1].seeds > 1]
     best = max(known, key=lambda c: c[1].mean, default=None)
     names = list(dict.fromkeys(label for label, *_ in fits))
-    return Verdict(
-        figure="4",
-        claim=TENFOLD_CLAIM,
-        case=f"all {len(known)} in BF16 that were run",
+    return verdict_on(
+        "4",
+        TENFOLD_CLAIM,
+        f"all {len(known)} in BF16 that were run",
+        Word.UNDECIDED if not known else Word.DEPENDS if fits else Word.CONTRADICTS,
+        f"{len(fits)} within 5x to 20x; the largest is {interval(best[1], 'x')}: {best[0]}"
+        if best
+        else "-",
+        best[1] if best else None,
+        "on number of key tiles, input, what accumulates in BF16 and the baseline; about 10x:"
+        f" {'; '.join(names) or 'none'}",
         sizes="T, tiles and inputs as run",
-        word=Word.UNDECIDED if not known else Word.DEPENDS if fits else Word.CONTRADICTS,
-        measured=(
-            f"{len(fits)} within 5x to 20x; the largest is {interval(best[1], 'x')}: {best[0]}"
-            if best
-            else "-"
-        ),
-        estimate=best[1] if best else None,
         queries=best[2] if best else (),
-        note=(
-            "on number of key tiles, input, what accumulates in BF16 and the baseline; about 10x:"
-            f" {'; '.join(names) or 'none'}"
-        ),
     )
 
 
@@ -224,15 +221,15 @@ def by_tiling(r: Results, scale: Scale) -> Verdict:
     columns = [((a, "mean_abs"), (b, "mean_abs")) for a, b in zip(tiled, whole, strict=True)]
     found = exponent(scale.lengths, [r.ratios(over, under) for over, under in columns])
     alone = growth(r, scale, whole, "rel_mean_abs")
-    return Verdict(
-        figure="5",
-        claim="it grows because of tiling: over that of one key tile",
-        case="ops:bf16, gaussian",
+    return verdict_on(
+        "5",
+        "it grows because of tiling: over that of one key tile",
+        "ops:bf16, gaussian",
+        GROWS,
+        f"mean |deviation| over that of one key tile: T^{interval(found)}",
+        found,
+        f"with one key tile, relative to the output, T^{interval(alone)}",
         sizes=_span(scale),
-        word=judge(found, GROWS),
-        measured=f"mean |deviation| over that of one key tile: T^{interval(found)}",
-        estimate=found,
-        note=f"with one key tile, relative to the output, T^{interval(alone)}",
         queries=queries(*(column for pair in columns for column in pair)),
     )
 
@@ -244,7 +241,7 @@ def _span(scale: Scale) -> str:
 def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     """Yield: swapping the sides of a tile (a), square tiles (b), and larger ones (c)."""
     sizes = f"T {scale.many[0]}"
-    verdict = partial(Verdict, case="ops:bf16, gaussian", sizes=sizes)
+    verdict = partial(verdict_on, case="ops:bf16, gaussian", sizes=sizes)
 
     def largest(keys: int, queries: int = 64) -> Column:
         return at("ops:bf16", scale.many, keys, block_q=queries), "max_abs"
@@ -253,12 +250,12 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
         few, many = largest(b, a), largest(a, b)
         found, back = r.ratio(many, few), r.ratio(few, many)
         yield verdict(
-            figure="6a",
             claim="swapping the sides of a tile makes the deviation larger",
-            word=together([judge(found, LARGER), judge(back, LARGER)]),
+            holds=together([judge(found, LARGER), judge(back, LARGER)]),
             measured=f"{a}x{b} to {b}x{a} (queries x keys): {interval(found, 'x')}",
             estimate=found,
             note="on which side was the keys': swapped the other way it shrinks by as much",
+            figure="6a",
             queries=queries(many, few),
         )
     yield queries_only(r, scale)
@@ -267,17 +264,15 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     wide = at("ops:bf16", scale.many, b), "max_abs"
     shape, side = r.ratio(large, wide), r.ratio(large, small)
     yield verdict(
-        figure="6b",
         claim="square tiles have no effect",
-        word=together(
+        holds=together(
             [Word.AGREES if shape.mean == 1.0 else judge(shape, SAME), judge(side, SAME)]
         ),
-        measured=(
-            f"{b}x{b} against 64x{b}: {interval(shape, 'x')}; {b}x{b} against {a}x{a}:"
-            f" {interval(side, 'x')}"
-        ),
+        measured=f"{b}x{b} against 64x{b}: {interval(shape, 'x')}; {b}x{b} against {a}x{a}:"
+        f" {interval(side, 'x')}",
         estimate=side,
         note="on what is held: being square does nothing, the number of keys per tile does",
+        figure="6b",
         queries=queries(large, wide, small),
     )
     for name in ("ops:bf16", "sums:bf16", "qiu-yao", "fa2-bf16", "ops:fp32"):
@@ -286,15 +281,15 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
         found = exponent(sides, [r.values(*column) for column in columns])
         means = [mean(r.values(*column)).mean for column in columns]
         best = sides[int(np.argmin(np.nan_to_num(means, nan=math.inf)))]
-        yield Verdict(
-            figure="6c",
-            claim="larger tiles make the deviation smaller",
-            case=f"{name}, gaussian",
+        yield verdict_on(
+            "6c",
+            "larger tiles make the deviation smaller",
+            f"{name}, gaussian",
+            FALLS,
+            f"block_k^{interval(found)}",
+            found,
+            "" if best == sides[-1] else f"the smallest deviation is at block_k {best}",
             sizes=f"{sizes}, block_k {scale.tiles[0]} to {scale.tiles[-1]}",
-            word=judge(found, FALLS),
-            measured=f"block_k^{interval(found)}",
-            estimate=found,
-            note="" if best == sides[-1] else f"the smallest deviation is at block_k {best}",
             queries=queries(*columns),
         )
 
@@ -314,18 +309,15 @@ def queries_only(r: Results, scale: Scale) -> Verdict:
             if seed in right and any(row.get(m) is not None for m in METRICS):
                 count += 1
                 same += all(_same(row.get(m), right[seed].get(m)) for m in METRICS)
-    return Verdict(
-        figure="6a, b",
-        claim="only the keys per tile matter: queries per tile change no bit",
-        case="ops:bf16, gaussian",
+    return verdict_on(
+        "6a, b",
+        "only the keys per tile matter: queries per tile change no bit",
+        "ops:bf16, gaussian",
+        Word.UNDECIDED if not count else Word.AGREES if same == count else Word.CONTRADICTS,
+        f"{same} of {count} cells have all metrics equal to those with 64 queries per tile",
+        note="ours, not the paper's: rows are independent, so both panels are the effect of"
+        " block_k",
         sizes=f"T {scale.many[0]}",
-        word=Word.UNDECIDED if not count else Word.AGREES if same == count else Word.CONTRADICTS,
-        measured=(
-            f"{same} of {count} cells have all metrics equal to those with 64 queries per tile"
-        ),
-        note=(
-            "ours, not the paper's: rows are independent, so both panels are the effect of block_k"
-        ),
         queries=queries(*((p, "rms") for pair in pairs for p in pair)),
     )
 
@@ -348,7 +340,7 @@ FAMILY = "repeated-maximum"
 def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
     """Yield the verdicts on what removes the excess of tiling, and on where there is none."""
     tiles = f"ops:bf16, T {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles"
-    verdict = partial(Verdict, figure="cause", sizes=tiles)
+    verdict = partial(verdict_on, "cause", sizes=tiles)
     for what, claim in CAUSES.items():
         for family in ("gaussian", "sink"):
             base, changed = narrow(scale, family), narrow(scale, family, **CONTROLS[what])
@@ -363,14 +355,13 @@ def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
             yield verdict(
                 claim=claim,
                 case=f"{what}, {family}",
-                word=judge(found, SMALLER),
-                measured=(
-                    f"rms {interval(found, 'x')}: from {interval(excess(r, base, 'rms'), 'x')} to"
-                    f" {interval(after, 'x')} of unfused's"
-                ),
+                holds=SMALLER,
+                measured=f"rms {interval(found, 'x')}: from"
+                f" {interval(excess(r, base, 'rms'), 'x')} to"
+                f" {interval(after, 'x')} of unfused's",
                 estimate=found,
-                queries=queries((changed, "rms"), (base, "rms"), (base, "unfused_rms")),
                 note=hidden if what == "rescale events in FP32" else "",
+                queries=queries((changed, "rms"), (base, "rms"), (base, "unfused_rms")),
             )
     # the maximum of a sink is reached in the first tile
     base = narrow(scale, "sink")
@@ -379,28 +370,24 @@ def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
     yield verdict(
         claim="no excess without rescales",
         case="sink",
-        word=(
-            Word.CONTRADICTS
-            if words == {Word.AGREES}
-            else Word.UNDECIDED
-            if Word.UNDECIDED in words
-            else Word.AGREES
-        ),
-        measured=(
-            f"{interval(rescales)} rescales per row, yet rms {interval(left, 'x')} of unfused's"
-        ),
+        holds=Word.CONTRADICTS
+        if words == {Word.AGREES}
+        else Word.UNDECIDED
+        if Word.UNDECIDED in words
+        else Word.AGREES,
+        measured=f"{interval(rescales)} rescales per row, yet rms {interval(left, 'x')} of"
+        " unfused's",
         estimate=left,
+        note="what each tile adds is rounded away against sums that are large from the first tile"
+        " on",
         queries=queries(*((base, m) for m in ("rescales", "rms", "unfused_rms"))),
-        note=(
-            "what each tile adds is rounded away against sums that are large from the first tile on"
-        ),
     )
     last = narrow(scale, "sink", key_order="descending")
     found = r.ratio((last, "rms"), (base, "rms"))
     yield verdict(
         claim="ours: the sink met last, the excess is smaller",
         case="key_order=descending",
-        word=judge(found, SMALLER),
+        holds=SMALLER,
         measured=f"rms {interval(found, 'x')}",
         estimate=found,
         queries=queries((last, "rms"), (base, "rms")),
@@ -409,7 +396,7 @@ def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
 
 def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
     """Yield verdicts on the bias without tiling, on what tiling changes, and on the stabilizer."""
-    verdict = partial(Verdict, figure="tension", sizes=f"qiu-yao, {FAMILY}, T {scale.bench[0]}")
+    verdict = partial(verdict_on, "tension", sizes=f"qiu-yao, {FAMILY}, T {scale.bench[0]}")
     most = scale.counts[-1]
     keys = {count: f"{count} key tile{'s' if count > 1 else ''}" for count in (1, most)}
     plain = {count: biased(scale, FAMILY, count, "none") for count in (1, most)}
@@ -425,8 +412,7 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
     yield verdict(
         claim="the bias is there without any tiling",
         case=keys[1],
-        # it agrees if the interval leaves zero out, and never shows absence
-        word=Word.AGREES if found.low > 0.0 or found.high < 0.0 else Word.UNDECIDED,
+        holds=Word.AGREES if found.low > 0.0 or found.high < 0.0 else Word.UNDECIDED,
         measured=f"out {interval(found)} ulp, PV {shown(plain[1], 'PV.mean_ulps')} ulp",
         estimate=found,
         queries=queries((plain[1], "mean_ulps"), (plain[1], "PV.mean_ulps")),
@@ -435,16 +421,15 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
     yield verdict(
         claim="tiling makes the bias larger",
         case=keys[most],
-        word=judge(grown, LARGER),
-        measured=(
-            f"out {shown(plain[most], 'mean_ulps')} ulp, {interval(grown, 'x')} that of one key"
-            f" tile; PV {shown(plain[most], 'PV.mean_ulps')} ulp"
-        ),
+        holds=LARGER,
+        measured=f"out {shown(plain[most], 'mean_ulps')} ulp, {interval(grown, 'x')} that of one"
+        " key"
+        f" tile; PV {shown(plain[most], 'PV.mean_ulps')} ulp",
         estimate=grown,
+        note="ours: the two papers' effects are not independent on this input",
         queries=queries(
             (plain[most], "mean_ulps"), (plain[1], "mean_ulps"), (plain[most], "PV.mean_ulps")
         ),
-        note="ours: the two papers' effects are not independent on this input",
     )
     for count in (1, most):
         after, before = points = stabilized[count], plain[count]
@@ -452,11 +437,10 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
         yield verdict(
             claim="the stabilizer removes the bias of PV",
             case=keys[count],
-            word=judge(share, (0.0, 0.25)),
-            measured=(
-                f"PV {shown(before, 'PV.mean_ulps')} to {shown(after, 'PV.mean_ulps')} ulp; out"
-                f" {shown(before, 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp"
-            ),
+            holds=judge(share, (0.0, 0.25)),
+            measured=f"PV {shown(before, 'PV.mean_ulps')} to {shown(after, 'PV.mean_ulps')} ulp;"
+            " out"
+            f" {shown(before, 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp",
             estimate=mean(r.values(after, "PV.mean_ulps")),
             queries=queries(*((p, m) for m in ("PV.mean_ulps", "mean_ulps") for p in points)),
         )
@@ -465,11 +449,10 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
     yield verdict(
         claim="ours: what the stabilizer leaves comes from L kept in BF16",
         case=keys[most],
-        word=judge(share, (0.0, 0.5)),
-        measured=(
-            f"out {shown(stabilized[most], 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp with L"
-            " in FP32"
-        ),
+        holds=(0.0, 0.5),
+        measured=f"out {shown(stabilized[most], 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp"
+        " with L"
+        " in FP32",
         estimate=share,
         queries=queries((after, "mean_ulps"), (stabilized[most], "mean_ulps")),
     )
@@ -478,8 +461,8 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
     yield verdict(
         claim="the stabilizer leaves the excess of tiling",
         case=keys[most],
-        word=judge(kept, LARGER),
-        measured=(f"rms {interval(kept, 'x')} of unfused's, without it {interval(without, 'x')}"),
+        holds=LARGER,
+        measured=f"rms {interval(kept, 'x')} of unfused's, without it {interval(without, 'x')}",
         estimate=kept,
         queries=queries(*((p, m) for p in points for m in ("rms", "unfused_rms"))),
     )

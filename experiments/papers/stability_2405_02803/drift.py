@@ -21,6 +21,7 @@ from roundscope.experiments.framework.verdicts import (
     Word,
     interval,
     judge,
+    verdict_on,
 )
 from roundscope.experiments.papers.stability_2405_02803.conditions import Scale
 from roundscope.experiments.papers.stability_2405_02803.measuring import Results, drift_query
@@ -97,14 +98,14 @@ def judged(r: Results, scale: Scale) -> Iterator[Verdict]:
                 )
                 for of in claim.compared
             ]
-            yield Verdict(
-                figure="8",
-                claim=claim.text,
-                case=METRICS[metric],
+            yield verdict_on(
+                "8",
+                claim.text,
+                METRICS[metric],
+                claim.holds,
+                claim.measured.format(*(interval(e, "x") for e in found)),
+                found[0],
                 sizes=_sizes(t),
-                word=judge(found[0], claim.holds),
-                measured=claim.measured.format(*(interval(e, "x") for e in found)),
-                estimate=found[0],
                 queries=tuple(drift_query(t, pair, metric, t.steps[-1]) for pair in claim.pairs),
             )
     for pair in ("order", "qiu-yao"):
@@ -120,18 +121,16 @@ def grows(r: Results, t: Training, pair: str, metric: str) -> Verdict:
     late = ratio(_at(r, t, pair, metric, end), _at(r, t, pair, metric, middle))
     words = judge(power, GROWS), judge(late, LARGER)  # the claim fails with either
     last, gap = factor(_at(r, t, pair, metric, end)), mean(_at(r, t, pair, "gap", end))
-    return Verdict(
-        figure="7",
-        claim=GROWING[pair],
-        case=f"{METRICS[metric]}, {' against '.join(PAIRS[pair])}",
+    return verdict_on(
+        "7",
+        GROWING[pair],
+        f"{METRICS[metric]}, {' against '.join(PAIRS[pair])}",
+        next((w for w in (Word.CONTRADICTS, Word.UNDECIDED) if w in words), Word.AGREES),
+        f"steps^{interval(power)} to {interval(last)}; {interval(late, 'x')} from step"
+        f" {middle} to {end}",
+        late,
+        f"the loss differs by {interval(gap)} nats at the end",
         sizes=_sizes(t),
-        measured=(
-            f"steps^{interval(power)} to {interval(last)}; {interval(late, 'x')} from step"
-            f" {middle} to {end}"
-        ),
-        estimate=late,
-        word=next((w for w in (Word.CONTRADICTS, Word.UNDECIDED) if w in words), Word.AGREES),
-        note=f"the loss differs by {interval(gap)} nats at the end",
         queries=tuple(
             drift_query(t, pair, name, step)
             for name, step in ((metric, end), (metric, middle), ("gap", end))

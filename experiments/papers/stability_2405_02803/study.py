@@ -30,6 +30,7 @@ from roundscope.experiments.framework.verdicts import (
     interval,
     judge,
     number,
+    verdict_on,
 )
 from roundscope.experiments.papers.stability_2405_02803 import claims, drift
 from roundscope.experiments.papers.stability_2405_02803.claims import (
@@ -122,13 +123,12 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
 
     Some are on arXiv 2510.04212, where the two papers seem to disagree.
     """
-    untestable = Verdict(
-        figure="3-6",
-        claim="the values on the axes",
-        case="-",
-        sizes="",
-        word=Word.NOT_TESTABLE,
-        measured="N, d, draws and tiles are not published",
+    untestable = verdict_on(
+        "3-6",
+        "the values on the axes",
+        "-",
+        Word.NOT_TESTABLE,
+        "N, d, draws and tiles are not published",
         note="so only directions and the factor of 10 are compared",
     )
     return [

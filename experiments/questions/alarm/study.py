@@ -25,7 +25,7 @@ from roundscope.experiments.framework.estimates import Estimate
 from roundscope.experiments.framework.figures.series import COLOURS, INK, canvas
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
-from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge
+from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge, verdict_on
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.linear import FULL as FULL_PRECISION
@@ -472,9 +472,7 @@ def _verdict(claim: str, case: str, k: int, n: int, holds: Range) -> Verdict:
     if n:
         low, high = share(k, n)
         word = judge(Estimate(mean=k / n, low=low, high=high, seeds=n), holds)
-    return Verdict(
-        figure="the alarm", claim=claim, case=case, sizes="", word=word, measured=measured
-    )
+    return verdict_on("the alarm", claim, case, word, measured)
 
 
 def answer(r: Results) -> str:

@@ -17,10 +17,10 @@ from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.catalogue import DOSE
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.counts import Time, time_of
-from roundscope.experiments.framework.estimates import Estimate, factor
+from roundscope.experiments.framework.estimates import factor
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.framework.words import NAMED, seeds_of
 from roundscope.experiments.options import DoseOptions
 from roundscope.experiments.questions.dose import doses, results
@@ -264,6 +264,7 @@ def others(r: Results) -> str:
 
 # nats above the exact arm's final loss, below which an arm is harmless; the probe's lay within 0.02
 HARMLESS = 0.05
+_verdict = partial(verdict_on, "probe 2")
 RULES = (
     "Harmless: no run diverged and the 95 % interval of the excess loss over the exact arm of the"
     f" same seed ends below {HARMLESS} nats; it is not where more than half of the runs of a point"
@@ -315,7 +316,7 @@ def _sign(r: Results, rate: float) -> Verdict:
     words = "; ".join(
         f"p = {p}: {z.words}, nearest-even p = {p - 1}: {e.count}" for p, z, e in pairs
     )
-    return _verdict(claim, case, word, f"toward zero {words}", _others(r, rate))
+    return _verdict(claim, case, word, f"toward zero {words}", note=_others(r, rate))
 
 
 def _others(r: Results, rate: float) -> str:
@@ -364,7 +365,7 @@ def _norms(r: Results, rate: float) -> Verdict:
         f" {interval(found, 'x')}, {len(ratios)} runs"
     )
     word, note = judge(found, (2.0, math.inf)), "agrees if the interval is above 2"
-    return _verdict(claim, case, word, measured, note, estimate=found)
+    return _verdict(claim, case, word, measured, note=note, estimate=found)
 
 
 def ahead(r: Results, run: Run[doses.Dose]) -> float | None:
@@ -396,24 +397,4 @@ def _diverges(
         word = Word.CONTRADICTS
     measured = "; ".join(f"p = {p}: {time_of(own).words}" for p, own in series.items())
     note = "" if steps >= within else f"runs of {steps} steps, the probe's had {within}"
-    return _verdict(claim, case, word, measured, note)
-
-
-def _verdict(
-    claim: str,
-    case: str,
-    word: Word,
-    measured: str,
-    note: str = "",
-    estimate: Estimate | None = None,
-) -> Verdict:
-    return Verdict(
-        figure="probe 2",
-        claim=claim,
-        case=case,
-        sizes="",
-        word=word,
-        measured=measured,
-        note=note,
-        estimate=estimate,
-    )
+    return _verdict(claim, case, word, measured, note=note)

@@ -25,7 +25,14 @@ from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.framework.estimates import Estimate, mean
 from roundscope.experiments.framework.figures.series import legend
-from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, together
+from roundscope.experiments.framework.verdicts import (
+    Verdict,
+    Word,
+    interval,
+    judge,
+    together,
+    verdict_on,
+)
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
 V, RESIDUAL = (-2.40625, -2.296875), -0.000865459442139  # PAPERS 1.4
@@ -47,22 +54,18 @@ def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
 
 def example() -> list[Verdict]:
     """Return verdicts on both versions of the example, and on the tie rule."""
-    verdict = partial(Verdict, figure="3.3, bits", case="BF16", sizes="")
+    verdict = partial(verdict_on, "3.3, bits", case="BF16", sizes="")
     total = float(emu.sum(np.array([[*V, RESIDUAL]]))[0])
     rounded = float(emu.round_to(total, "bf16"))
     by_fractions = nearest(Fraction(total), BITS)
     error = by_fractions - Fraction(total)
     found = (total, rounded, Fraction(rounded), error)
     with_residual = verdict(
-        claim=(
-            "two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875:"
-            " error -0.0147595"
-        ),
-        word=_agrees(found == (SUM, ROUNDED, by_fractions, Fraction(ERROR))),
-        measured=(
-            f"sum {total!r}, rounded {rounded!r}, error {float(error)!r}; the same in rational"
-            " numbers"
-        ),
+        claim="two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875:"
+        " error -0.0147595",
+        holds=found == (SUM, ROUNDED, by_fractions, Fraction(ERROR)),
+        measured=f"sum {total!r}, rounded {rounded!r}, error {float(error)!r}; the same in rational"
+        " numbers",
     )
     tie = sum(map(Fraction, V), Fraction(0))
     even, away = nearest(tie, BITS), nearest(tie, BITS, even=False)
@@ -70,27 +73,21 @@ def example() -> list[Verdict]:
     assert float(emu.round_to(float(tie), "bf16", "ties-to-away")) == float(away)
     without = verdict(
         claim="v1: without a residual the sum rounds to -4.71875 too",
-        word=_agrees(even == Fraction(ROUNDED)),
-        measured=(
-            f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r} by"
-            " ties away from zero"
-        ),
+        holds=even == Fraction(ROUNDED),
+        measured=f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even,"
+        f" {float(away)!r} by"
+        " ties away from zero",
         note="v2 of the paper added the residual (issue 1 of its repository)",
     )
     same, opposite = (nearest(tie + s * Fraction(RESIDUAL), BITS) - tie for s in (1, -1))
     tie_rule = verdict(
         claim="the residual's sign decides the tie (the sticky bit)",
-        word=_agrees(same < 0 < opposite and -same == opposite == Fraction(1, 64)),
-        measured=(
-            f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp of the"
-            " result each"
-        ),
+        holds=same < 0 < opposite and -same == opposite == Fraction(1, 64),
+        measured=f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp"
+        " of the"
+        " result each",
     )
     return [with_residual, without, tie_rule]
-
-
-def _agrees(holds: bool) -> Word:
-    return Word.AGREES if holds else Word.CONTRADICTS
 
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")
@@ -273,15 +270,15 @@ def judged(found: dict[Line, Means]) -> list[Verdict]:
         f"{line.words.split('= ')[1]} {interval(own['bf16', 2])}" for line, own in several.items()
     )
     formula = ", ".join(f"{line.formula:+.3f}" for line in several)
-    normalized = Verdict(
-        figure=FIGURE,
-        claim=NORMALISED[0].claim,
-        case="k = 2, all V > 0",
+    normalized = verdict_on(
+        FIGURE,
+        NORMALISED[0].claim,
+        "k = 2, all V > 0",
+        together([w for line, own in several.items() for w in line.judged(own)]),
+        f"ulp in BF16, residual V = {shown}; formula {formula}",
+        found[NORMALISED[1]]["bf16", 2],
+        "the bias survives the order of production kernels, the paper's sign rule does not",
         sizes=f"{SEEDS} x {DRAWS} draws",
-        word=together([w for line, own in several.items() for w in line.judged(own)]),
-        measured=f"ulp in BF16, residual V = {shown}; formula {formula}",
-        estimate=found[NORMALISED[1]]["bf16", 2],
-        note="the bias survives the order of production kernels, the paper's sign rule does not",
     )
     return [*(verdict(line, found[line]) for line in LINES), normalized]
 
@@ -294,15 +291,15 @@ def verdict(line: Line, found: Means) -> Verdict:
     )
     half = max(e.high - e.mean for e in found.values())
     said = "" if line.claimed is not None else f"; formula {line.formula:+.3f}"
-    return Verdict(
-        figure=FIGURE,
-        claim=line.claim,
-        case=line.case,
+    return verdict_on(
+        FIGURE,
+        line.claim,
+        line.case,
+        together(line.judged(found)),
+        f"{unit}: {shown} (each +- {half:.3f} or less){said}",
+        found["bf16", line.terms[0]],
+        line.note,
         sizes=f"{SEEDS} x {DRAWS} draws",
-        word=together(line.judged(found)),
-        measured=f"{unit}: {shown} (each +- {half:.3f} or less){said}",
-        estimate=found["bf16", line.terms[0]],
-        note=line.note,
     )
 
 
@@ -387,30 +384,28 @@ def judged_order(o: Order) -> list[Verdict]:
         agrees = found == {-1}
         note = "on residual V against main V: the argument holds for round-before-normalize only"
         verdicts.append(
-            Verdict(
-                figure=FIGURE,
-                claim="V < 0 makes the output's error negative",
-                case=f"{plan}: {words}",
+            verdict_on(
+                FIGURE,
+                "V < 0 makes the output's error negative",
+                f"{plan}: {words}",
+                Word.AGREES if agrees else Word.DEPENDS if -1 in found else Word.CONTRADICTS,
+                shown[plan],
+                o[plan, 2.0],
+                "" if agrees else note,
                 sizes=sizes,
-                word=Word.AGREES if agrees else Word.DEPENDS if -1 in found else Word.CONTRADICTS,
-                measured=shown[plan],
-                estimate=o[plan, 2.0],
-                note="" if agrees else note,
             )
         )
     wanted = all(signs["fa2-bf16", t] == -np.sign(t - 1.0) for t in TIMES)
-    ours = Verdict(
-        figure=FIGURE,
-        claim="ours: in production order the sign is that of residual V minus main V",
-        case="fa2-bf16",
+    ours = verdict_on(
+        FIGURE,
+        "ours: in production order the sign is that of residual V minus main V",
+        "fa2-bf16",
+        wanted,
+        shown["fa2-bf16"],
+        o["fa2-bf16", 0.25],
+        "its size, a quarter of an ulp where half of the sums are ties, is the same: production"
+        " kernels are not safe by their order",
         sizes=sizes,
-        word=Word.AGREES if wanted else Word.CONTRADICTS,
-        measured=shown["fa2-bf16"],
-        estimate=o["fa2-bf16", 0.25],
-        note=(
-            "its size, a quarter of an ulp where half of the sums are ties, is the same: production"
-            " kernels are not safe by their order"
-        ),
     )
     return [*verdicts, ours]
 

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from roundscope.attention import Plan, Stabilizer, attend
 from roundscope.emu.api import round_to
 from roundscope.emu.formats.format import format_named
-from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.verdicts import Verdict, Word, verdict_on
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt import step as one_step
@@ -196,15 +196,12 @@ def left_of(shift: np.ndarray, clamp: float = CLAMP) -> np.ndarray:
 def judged(found: list[Outcome]) -> Iterator[Verdict]:
     """Yield verdicts on the table, on its cause, and on what it amounts to."""
     planted, low = found[: len(TIED)], found[len(TIED) :]
-    verdict = partial(Verdict, figure=FIGURE, sizes=f"T {T}, tiles of 512, binary64")
-
-    def word(agrees: bool) -> Word:
-        return Word.AGREES if agrees else Word.CONTRADICTS
+    verdict = partial(verdict_on, FIGURE, sizes=f"T {T}, tiles of 512, binary64")
 
     yield verdict(
         claim="ours: past (beta - 1) r_m = 23.03 the clamp of 1e-10 switches tied rows off",
         case="tied in keys 0 and 1",
-        word=word(all(o.wrong[CLAMP, False] == TIED[o.top, o.beta] for o in planted)),
+        holds=all(o.wrong[CLAMP, False] == TIED[o.top, o.beta] for o in planted),
         measured="; ".join(
             f"r_m {o.top:g}, beta {o.beta:g}: {o.wrong[CLAMP, False]} wrong, {o.left:.2g} of |out|"
             " left"
@@ -216,11 +213,10 @@ def judged(found: list[Outcome]) -> Iterator[Verdict]:
     yield verdict(
         claim="ours: a fully masked tile does so to all of the first 512 rows, tied or not",
         case="all scores near -30",
-        word=word(all(512 <= w <= 520 for w in wrong) and skipped < 10),
-        measured=(
-            f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles are"
-            " skipped"
-        ),
+        holds=all(512 <= w <= 520 for w in wrong) and skipped < 10,
+        measured=f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles"
+        " are"
+        " skipped",
         note="masked scores are numbers to the code: they tie, below 0, and set the maximum to 0",
     )
     none, small = (
@@ -232,25 +228,24 @@ def judged(found: list[Outcome]) -> Iterator[Verdict]:
     yield verdict(
         claim="ours: the clamp alone is to blame: without it no row is wrong",
         case="clamp 0 and 1e-30, all cases",
-        word=word(none == 0),
+        holds=none == 0,
         measured=f"rows wrong: clamp 0: {none}; 1e-30: {small}" + (f" ({which})" if which else ""),
     )
     ours = sum(o.ours for o in found)
     yield verdict(
         claim="ours: the stabilizer without a clamp is softmax",
         case="plan exact, all cases",
-        word=word(ours == 0),
+        holds=ours == 0,
         measured=f"{ours} rows wrong",
     )
     past = [o.to_gate for o in planted if (o.beta - 1.0) * o.top > LIMIT]
     yield verdict(
         claim="ours: past it, the repaired run is a run with the tied rows' P set to 0",
         case="gate-out sham",
-        word=word(all(x < 0.01 for x in past)),
-        measured=(
-            f"distance to the sham over that to softmax: {', '.join(f'{x:.2g}' for x in past)}; at"
-            f" r_m 20, beta 2 {planted[3].to_gate:.2g}"
-        ),
+        holds=all(x < 0.01 for x in past),
+        measured="distance to the sham over that to softmax:"
+        f" {', '.join(f'{x:.2g}' for x in past)}; at"
+        f" r_m 20, beta 2 {planted[3].to_gate:.2g}",
     )
 
 
@@ -356,7 +351,7 @@ def judged_shifts(found: list[Tied]) -> Iterator[Verdict]:
         f"MiniLM; GPT of {SMALL.layers} layers, width {SMALL.width}, {SMALL.steps} steps, no"
         " positions"
     )
-    verdict = partial(Verdict, figure=FIGURE, case="scores in BF16", sizes=sizes)
+    verdict = partial(verdict_on, FIGURE, case="scores in BF16", sizes=sizes)
     for beta in BETAS:
         reached = any(x.clamped(beta) for x in found)
         each = (
@@ -368,30 +363,27 @@ def judged_shifts(found: list[Tied]) -> Iterator[Verdict]:
         none = "no tied row here has so large a score; larger models may"
         yield verdict(
             claim=f"ours: the clamp gates tied rows out (beta = {beta:g}, r_m > {least:.3g})",
-            word=Word.DEPENDS if reached else Word.CONTRADICTS,
+            holds=Word.DEPENDS if reached else Word.CONTRADICTS,
             measured=f"tied rows: {'; '.join(each)}",
             note="" if reached else none,
         )
     unmoved = "; ".join(f"{x.name} {x.unmoved(2.0):.0%}, {x.unmoved(7.0):.0%}" for x in found)
     yield verdict(
         claim="ours: every tied row is moved far enough that no P rounds to 1 (beta = 2, 7)",
-        word=Word.DEPENDS if any(x.unmoved(2.0) for x in found) else Word.AGREES,
+        holds=Word.DEPENDS if any(x.unmoved(2.0) for x in found) else Word.AGREES,
         measured=f"those that are not: {unmoved}",
         note="where r_m is near 0: (beta - 1) r_m is below the tie window of 1.96e-3",
     )
     at_2, at_7 = (max(x.clamped(beta) for x in found) for beta in BETAS)
     yield verdict(
         claim="a stable run with the released repair shows that removing the bias is enough",
-        word=Word.DEPENDS if at_7 and not at_2 else Word.AGREES if not at_7 else Word.CONTRADICTS,
-        measured=(
-            f"clamped tied rows: up to {at_7:.0%} at beta = 7 (first release), {at_2:.0%} at beta"
-            " = 2"
-        ),
-        note=(
-            "with beta = 2 and r_m below 23 the repair only shifts, and stability speaks for the"
-            " bias; with beta = 7 it may come from tied rows switched off; r_m of the paper's"
-            " failing run is not published"
-        ),
+        holds=Word.DEPENDS if at_7 and not at_2 else Word.AGREES if not at_7 else Word.CONTRADICTS,
+        measured=f"clamped tied rows: up to {at_7:.0%} at beta = 7 (first release), {at_2:.0%} at"
+        " beta"
+        " = 2",
+        note="with beta = 2 and r_m below 23 the repair only shifts, and stability speaks for the"
+        " bias; with beta = 7 it may come from tied rows switched off; r_m of the paper's"
+        " failing run is not published",
     )
 
 

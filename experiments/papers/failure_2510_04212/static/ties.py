@@ -22,7 +22,7 @@ from roundscope.emu.api import ulp_of
 from roundscope.emu.formats.format import format_named
 from roundscope.experiments.framework.estimates import Estimate, factor, mean
 from roundscope.experiments.framework.figures.series import legend
-from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.papers.failure_2510_04212.static.bias import FORMATS, bars
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, canvas
 from roundscope.tools.tensors.layers import Layer, read_layers, sample_path
@@ -159,16 +159,15 @@ def ratio_of(many: Ties, few: Ties) -> Estimate:
 
 def judged(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the windows, on the shares of rows, and on the bias there."""
-    verdict = partial(Verdict, figure="Alg. 1, ties")
+    verdict = partial(verdict_on, "Alg. 1, ties")
     sample = partial(verdict, sizes="2 layers x 12 heads x 512 rows")
     far = max(abs(window(f) / formula(f) - 1.0) for f in FORMATS)
     shown = ", ".join(f"{f} {window(f):.5g}" for f in FORMATS)
     yield verdict(
-        claim="ours: P rounds to 1 up to a gap of -ln(1 - 2^-(p+1))",
-        case="bisection through exp",
-        sizes="",
-        word=Word.AGREES if far < 1e-12 else Word.CONTRADICTS,
-        measured=f"{shown}; formula within {far:.1g}",
+        "ours: P rounds to 1 up to a gap of -ln(1 - 2^-(p+1))",
+        "bisection through exp",
+        far < 1e-12,
+        f"{shown}; formula within {far:.1g}",
         note="the paper's v4 counts gaps up to 1e-3 as ties: of BF16's window it misses the upper"
         " half",
     )
@@ -179,17 +178,17 @@ def judged(found: Found) -> Iterator[Verdict]:
         yield sample(
             claim="ours: several P = 1 are 16 times as frequent with P in E4M3 as in BF16",
             case=f"{SAMPLE}, {scores} scores",
-            word=judge(e, SIXTEEN),
+            holds=SIXTEEN,
             measured=f"{interval(e, 'x')}; rows: {rows}",
-            note=tie if scores == "BF16" else "rows counted as independent",
             estimate=e,
+            note=tie if scores == "BF16" else "rows counted as independent",
         )
     low, high = (found[SAMPLE, "bf16", scores] for scores in ("BF16", "FP32"))
     e = ratio_of(low, high)
     yield sample(
         claim="ours: BF16 scores make ties common, FP32 scores rare",
         case=f"{SAMPLE}, P in BF16",
-        word=judge(e, (2.0, math.inf)),
+        holds=(2.0, math.inf),
         measured=f"{low.rows} rows against {high.rows}: {interval(e, 'x')}",
         estimate=e,
     )
@@ -199,12 +198,12 @@ def judged(found: Found) -> Iterator[Verdict]:
     )
     without_one = Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS
     yield verdict(
-        claim="sinks raise the chance of several P = 1 (App. D)",
-        case="a sink key 10 above the rest; two 12 above",
-        sizes="all formats",
-        word=Word.AGREES if min(one) > 0.0 else without_one,
-        measured=f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
+        "sinks raise the chance of several P = 1 (App. D)",
+        "a sink key 10 above the rest; two 12 above",
+        Word.AGREES if min(one) > 0.0 else without_one,
+        f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
         note="one sink is one P = 1: no tie",
+        sizes="all formats",
     )
     lost = (
         "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual,"
@@ -213,24 +212,23 @@ def judged(found: Found) -> Iterator[Verdict]:
     for f in FORMATS:
         e = found[PAIRS, f, "BF16"].tied
         yield verdict(
-            claim="several P = 1 and V of one sign: P V is biased away from zero",
-            case=f"two equal sink keys, P in {f}",
+            "several P = 1 and V of one sign: P V is biased away from zero",
+            f"two equal sink keys, P in {f}",
+            BIASED,
+            f"{interval(e)} ulp of BF16; half of the sums tie: 0.25 less the residual",
+            e,
+            lost if f == "e4m3fn" else "",
             sizes="V < 0, 64 keys",
-            word=judge(e, BIASED),
-            measured=f"{interval(e)} ulp of BF16; half of the sums tie: 0.25 less the residual",
-            note=lost if f == "e4m3fn" else "",
-            estimate=e,
         )
     tied, others = found[SAMPLE, "bf16", "BF16"].tied, found[SAMPLE, "bf16", "BF16"].others
     yield sample(
         claim="several P = 1 are enough for a bias of P V",
         case=f"{SAMPLE}, qiu-yao",
-        word=Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, BIASED),
-        measured=(
-            f"{interval(tied)} ulp away from zero in such rows, {interval(others)} in the rest"
-        ),
-        note="there other P are not small and V has both signs: P = 1 alone does not make the bias",
+        holds=Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, BIASED),
+        measured=f"{interval(tied)} ulp away from zero in such rows, {interval(others)} in the"
+        " rest",
         estimate=tied,
+        note="there other P are not small and V has both signs: P = 1 alone does not make the bias",
     )
 
 
@@ -335,15 +333,15 @@ def _rows(x: Layer, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
 def judged_sums(m: Sums) -> Iterator[Verdict]:
     """Yield verdicts on the identity of row 5, preset by preset, and on what CENTRED does."""
     sizes = f"MiniLM, 2 layers x {12 // EVERY} heads x {QUERIES} rows"
-    verdict = partial(Verdict, figure="rows 5, 6", sizes=sizes)
+    verdict = partial(verdict_on, "rows 5, 6", sizes=sizes)
     for name, words in PLANS.items():
         x = m.lost[name]
         rms, most = float(np.sqrt((x**2).mean())), float(np.abs(x).max())
         yield verdict(
-            claim="rowsum(P) = 1 in the backward",
-            case=f"{name}: {words}",
-            word=Word.AGREES if most < ONE else Word.CONTRADICTS,
-            measured=f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
+            "rowsum(P) = 1 in the backward",
+            f"{name}: {words}",
+            most < ONE,
+            f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
         )
     for name in PLANS:
         out, p_dp = (m.rest[name, operand] for operand in (DeltaFrom.OUT, DeltaFrom.P_DP))
@@ -351,22 +349,22 @@ def judged_sums(m: Sums) -> Iterator[Verdict]:
         otherwise = Word.CONTRADICTS if p_dp.low > out.high else Word.UNDECIDED
         note = "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)"
         yield verdict(
-            claim="row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
-            case=name,
-            word=Word.AGREES if agrees else otherwise,
-            measured=f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
-            estimate=p_dp,
-            note="" if agrees else note,
+            "row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
+            name,
+            Word.AGREES if agrees else otherwise,
+            f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
+            p_dp,
+            "" if agrees else note,
         )
     centred = {name: m.rest[name, DeltaFrom.CENTRED] for name in PLANS}
     exact = [e for name, e in centred.items() if _plan(name)[Site.DS].format.precision == 24]
     yield verdict(
-        claim="ours: delta = rowsum(P dP) / rowsum(P) leaves nothing, whatever P sums to",
-        case="all four",
-        word=Word.AGREES if all(e.high < ONE for e in exact) else Word.CONTRADICTS,
-        measured="; ".join(f"{name} {interval(e)}" for name, e in centred.items()),
-        estimate=centred["qiu-yao"],
-        note="in fa2-bf16 and baseline-bf16 dS is rounded to BF16: that is what is left",
+        "ours: delta = rowsum(P dP) / rowsum(P) leaves nothing, whatever P sums to",
+        "all four",
+        all(e.high < ONE for e in exact),
+        "; ".join(f"{name} {interval(e)}" for name, e in centred.items()),
+        centred["qiu-yao"],
+        "in fa2-bf16 and baseline-bf16 dS is rounded to BF16: that is what is left",
     )
 
 
