@@ -73,10 +73,8 @@ SU = Entry(
     name="su",
     command="reproduce su",
     question="Does block scaling make training diverge, and what averts it?",
-    paper=(
-        "arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in"
-        " Microscaling Formats"
-    ),
+    paper="arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in"
+    " Microscaling Formats",
     quick=610,
     full=523,
     seeds=(6, 12),
@@ -95,10 +93,8 @@ MXFP8 = Entry(
 FA4 = Entry(
     name="fa4",
     command="reproduce fa4",
-    question=(
-        "How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is its"
-        " output?"
-    ),
+    question="How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is"
+    " its output?",
     paper="flash-attention #2694, Fix fp8 P saturation in sm100 forward",
     quick=12,
     seeds=(2, 8),
@@ -107,10 +103,8 @@ FA4 = Entry(
 TWO_LEVEL = Entry(
     name="two-level",
     command="reproduce two-level",
-    question=(
-        "How much too short does FP8 attention on Hopper get over long rows, and does flushing its"
-        " accumulator cure it?"
-    ),
+    question="How much too short does FP8 attention on Hopper get over long rows, and does flushing"
+    " its accumulator cure it?",
     paper="vllm-project/flash-attention #104, two-level accumulation",
     quick=12,
     seeds=(2, 8),
@@ -119,9 +113,8 @@ TWO_LEVEL = Entry(
 ALARM = Entry(
     name="alarm",
     command="reproduce alarm",
-    question=(
-        "Does the drift of attention's row sums warn of a divergence before the loss shows it?"
-    ),
+    question="Does the drift of attention's row sums warn of a divergence before the loss shows"
+    " it?",
     quick=50,
     full=560,
     seeds=(2, 4),
@@ -153,10 +146,8 @@ SCALING = Entry(
 CONDITIONS = Entry(
     name="conditions",
     command="dose --study conditions",
-    question=(
-        "Does BF16 attention diverge where ties are common, and with how few bits does it where"
-        " they are not?"
-    ),
+    question="Does BF16 attention diverge where ties are common, and with how few bits does it"
+    " where they are not?",
     full=293,
     seeds=(3, 5),
     note="293 s are of --seeds 0-2 steps=1000",
@@ -195,10 +186,8 @@ KERNELS = Entry(
     question="Which real attention kernels are biased, and on which inputs?",
     full=109,
     seeds=(1, 1),
-    note=(
-        "heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of"
-        " installed libraries run"
-    ),
+    note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of"
+    " installed libraries run",
 )
 
 # run by `roundscope reproduce`

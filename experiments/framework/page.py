@@ -29,10 +29,9 @@ COUNTED = {  # words of verdicts, of several
 }
 MOODS: dict[Word, Mood] = {Word.AGREES: "good", Word.CONTRADICTS: "bad", Word.DEPENDS: "warn"}
 READ = (
-    "A claim is a sentence of the paper, or of ours, as it can be tested. A verdict"
-    " is what our measurement says of it: it agrees, contradicts or is undecided (its interval"
-    " reaches across the border of the claim), or it depends on something that the claim does not"
-    " state."
+    "A claim is a sentence of the paper, or of ours, as it can be tested. A verdict is what our"
+    " measurement says of it: it agrees, contradicts or is undecided (its interval reaches across"
+    " the border of the claim), or it depends on something that the claim does not state."
 )
 
 

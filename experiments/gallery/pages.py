@@ -92,12 +92,10 @@ SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.GOLDEN.name: Source(
         stored=Stored(
             image="golden.png",
-            caption=(
-                "Largest deviation of tiled attention from binary64 over that of unfused attention,"
-                " against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`, green)"
-                " are more exact than unfused attention; only running sums that are kept in BF16"
-                " over many key tiles reach the ten times of the paper."
-            ),
+            caption="Largest deviation of tiled attention from binary64 over that of unfused"
+            " attention, against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`,"
+            " green) are more exact than unfused attention; only running sums that are kept in BF16"
+            " over many key tiles reach the ten times of the paper.",
             command="reproduce golden --engine xla",
         ),
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
@@ -113,28 +111,23 @@ SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.DOSE.name: Source(
         stored=Stored(
             image="dose.png",
-            caption=(
-                "Steps until training diverges, when only the output as delta reads it is rounded,"
-                " to p significant bits; a point is the median of 5 seeds, an arrow a run that did"
-                " not diverge in 2,000 steps. Toward zero kills at least 4 of 5 runs up to 6 bits"
-                " and a few at 7 and 8, to nearest only at 2 bits, stochastic rounding 1 run of 35."
-            ),
-            command=(
-                "dose steps=2000 lr=1e-2 site=OD p=2-8 mode=toward-zero,ties-to-even,stochastic"
-                " --seeds 0-4"
-            ),
+            caption="Steps until training diverges, when only the output as delta reads it is"
+            " rounded, to p significant bits; a point is the median of 5 seeds, an arrow a run that"
+            " did not diverge in 2,000 steps. Toward zero kills at least 4 of 5 runs up to 6 bits"
+            " and a few at 7 and 8, to nearest only at 2 bits, stochastic rounding 1 run of 35.",
+            command="dose steps=2000 lr=1e-2 site=OD p=2-8 mode=toward-zero,ties-to-even,stochastic"
+            " --seeds 0-4",
         ),
         links=_links(DELTA),
     ),
     catalogue.BIAS.name: Source(
         stored=Stored(
             image="bias.png",
-            caption=(
-                "Steps until training diverges, when c half ulps of V are added to the output as"
-                " delta reads it, in rows with several P = 1: with V's sign (in the picture"
-                ' "leans"), with a random sign, or with V\'s sign turned at random features. Three'
-                " seeds; an arrow is a run that did not diverge in 1,000 steps."
-            ),
+            caption="Steps until training diverges, when c half ulps of V are added to the output"
+            " as"
+            " delta reads it, in rows with several P = 1: with V's sign (in the picture"
+            ' "leans"), with a random sign, or with V\'s sign turned at random features. Three'
+            " seeds; an arrow is a run that did not diverge in 1,000 steps.",
             command="dose --study bias --seeds 0-2 steps=1000",
         ),
         links=_links(DELTA),
@@ -143,19 +136,15 @@ SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.CONDITIONS.name: _dose("conditions", "steps=1000"),
     catalogue.IDENTITY.name: _dose("identity"),
     catalogue.FORMATS.name: Source(
-        instead=(
-            "The same question, at six rates and with 12 seeds, is asked by"
-            " [`reproduce su`](su.md), whose results are kept. This command is for a model"
-            " and formats of your own."
-        ),
+        instead="The same question, at six rates and with 12 seeds, is asked by"
+        " [`reproduce su`](su.md), whose results are kept. This command is for a model"
+        " and formats of your own.",
         links=_links(MX),
     ),
     catalogue.INTERVENTIONS.name: Source(
-        instead=(
-            "The same question, at three distances from the divergence and with 8 seeds, is"
-            " asked by [`reproduce su`](su.md), whose results are kept. This command is for a run"
-            " and changes of your own."
-        ),
+        instead="The same question, at three distances from the divergence and with 8 seeds, is"
+        " asked by [`reproduce su`](su.md), whose results are kept. This command is for a run"
+        " and changes of your own.",
         links=_links(MX),
     ),
     catalogue.ACCUMULATORS.name: Source(

@@ -60,10 +60,9 @@ CAPTION = (
     " FP32, which shows what the casts of P to E4M3 do."
 )
 CAVEATS = (
-    "The sums are those of Hopper's tensor cores, bit by bit"
-    " (docs/notes/measurements.md); vLLM's kernels"
-    " were not compared. One-signed V is made to show the effect; rows of real tensors are drawn"
-    " from 512, so keys repeat. Published is a model's accuracy in a search."
+    "The sums are those of Hopper's tensor cores, bit by bit (docs/notes/measurements.md); vLLM's"
+    " kernels were not compared. One-signed V is made to show the effect; rows of real tensors are"
+    " drawn from 512, so keys repeat. Published is a model's accuracy in a search."
 )
 RULE = (
     "A claim holds if the 95 % t interval of the ratio of errors is where it says: "

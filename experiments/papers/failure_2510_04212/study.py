@@ -285,10 +285,8 @@ TABLE = Table(
     ),
     rows=rows,
     records=records,
-    note=(
-        "Medians over seeds; loss: mean [95 %] of runs that did not diverge, against FP32 of the "
-        "same seed and length."
-    ),
+    note="Medians over seeds; loss: mean [95 %] of runs that did not diverge, against FP32 of the "
+    "same seed and length.",
 )
 
 
@@ -500,11 +498,9 @@ FIGURES = (
     Figure(
         title="Do rows of dS that do not sum to zero foretell the divergence?",
         draw=drifts,
-        caption=(
-            "Each dot is a run, looked at in the steps after the warm-up, before anything has"
-            " diverged. R = alpha sum_t r[t] X[t]^T (PK)[t] is what the sums r of the rows of dS"
-            " put into the gradient of W_Q; in exact arithmetic it is 0."
-        ),
+        caption="Each dot is a run, looked at in the steps after the warm-up, before anything has"
+        " diverged. R = alpha sum_t r[t] X[t]^T (PK)[t] is what the sums r of the rows of dS"
+        " put into the gradient of W_Q; in exact arithmetic it is 0.",
     ),
     Figure(
         title="What grows first?",
@@ -514,17 +510,13 @@ FIGURES = (
     Figure(
         title="Which rounding of O, and does the rest matter?",
         draw=factorial,
-        caption=(
-            "O is rounded before its normalization (PV, AO, O), after (OUT), or both; S, "
-            "SCALED, X (scores) and M, DM, L in BF16 or FP32."
-        ),
+        caption="O is rounded before its normalization (PV, AO, O), after (OUT), or both; S, "
+        "SCALED, X (scores) and M, DM, L in BF16 or FP32.",
     ),
     Figure(
         title="Does one head decide?",
         draw=places,
-        caption=(
-            "Case A. Left: the O path is low in one head and FP32 in all others. Right: the"
-            " reverse."
-        ),
+        caption="Case A. Left: the O path is low in one head and FP32 in all others. Right: the"
+        " reverse.",
     ),
 )

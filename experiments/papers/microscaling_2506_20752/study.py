@@ -233,12 +233,9 @@ FIGURES = (
     Figure(
         title="What averts the divergence?",
         draw=opening,
-        caption=(
-            "A dot per run and seed, from states that are the same to the bit. Blue rows outlive"
-            " their shams and never diverged, green rows outlive them, red rows diverged before"
-            " them; the others cannot be told from the shams. Dotted: where the run diverged at"
-            " first."
-        ),
+        caption="A dot per run and seed, from states that are the same to the bit. Blue rows"
+        " outlive their shams and never diverged, green rows outlive them, red rows diverged before"
+        " them; the others cannot be told from the shams. Dotted: where the run diverged at first.",
     ),
     Figure(
         title="At which rates does training fail?",
@@ -248,11 +245,10 @@ FIGURES = (
     Figure(
         title="How large is the gradient's error, and where does it come from?",
         draw=growth,
-        caption=(
-            "Left: every look before the divergence, a line per seed. Two trainings: the released"
-            " code's epsilon, which has the distance of the two in it. Right: one event rounded and"
-            " all others FP32, at the same states; a dot per seed, the median of its looks."
-        ),
+        caption="Left: every look before the divergence, a line per seed. Two trainings: the"
+        " released"
+        " code's epsilon, which has the distance of the two in it. Right: one event rounded and"
+        " all others FP32, at the same states; a dot per seed, the median of its looks.",
     ),
     Figure(
         title="How does the loss run?",

@@ -399,9 +399,8 @@ FIGURES = (
     Figure(
         title="How wrong is the proxy's gradient at one state?",
         draw=epsilon,
-        caption=(
-            "Against FP32's at the same weights and rows; medians over each run before it diverged."
-        ),
+        caption="Against FP32's at the same weights and rows; medians over each run before it"
+        " diverged.",
     ),
     Figure(title="What do rules and formats do to the operands?", draw=audit, caption=AUDIT),
     Figure(title="How far are the two copies of a tensor apart?", draw=copies, caption=OF_COPIES),

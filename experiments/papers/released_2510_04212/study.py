@@ -160,9 +160,8 @@ CAPTION = (
     "How many runs diverged, of how many, and the median step. qiu-yao: the preset, whose backward"
     " is FP32 and does not round its scores as the forward did. qiu-yao-compiled: what the released"
     " code computes as its training runs it, compiled and under autocast; on one tile it has every"
-    " bit of that code's output (docs/findings/kernels.md). Scores of the backward swapped:"
-    " in the preset"
-    " they are rounded as the forward did, in the compiled code they are not."
+    " bit of that code's output (docs/findings/kernels.md). Scores of the backward swapped: in the"
+    " preset they are rounded as the forward did, in the compiled code they are not."
 )
 RULES = (
     "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges"
@@ -186,10 +185,8 @@ def asked(quick: bool) -> Study[Results]:
         figures=[Figure(title="What diverges, on which arithmetic?", draw=draw, caption=CAPTION)],
         tables=[TABLE],
         rules=(RULES,),
-        caveats=(
-            "Small models on Python's sources; the paper's own has 12 layers and trains for"
-            " thousands of steps. Sums are native."
-        ),
+        caveats="Small models on Python's sources; the paper's own has 12 layers and trains for"
+        " thousands of steps. Sums are native.",
         about={
             "model": (
                 f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"

@@ -356,9 +356,8 @@ def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
                 claim=claim,
                 case=f"{what}, {family}",
                 holds=SMALLER,
-                measured=f"rms {interval(found, 'x')}: from"
-                f" {interval(excess(r, base, 'rms'), 'x')} to"
-                f" {interval(after, 'x')} of unfused's",
+                measured=f"rms {interval(found, 'x')}: from {interval(excess(r, base, 'rms'), 'x')}"
+                f" to {interval(after, 'x')} of unfused's",
                 estimate=found,
                 note=hidden if what == "rescale events in FP32" else "",
                 queries=queries((changed, "rms"), (base, "rms"), (base, "unfused_rms")),
@@ -423,8 +422,7 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
         case=keys[most],
         holds=LARGER,
         measured=f"out {shown(plain[most], 'mean_ulps')} ulp, {interval(grown, 'x')} that of one"
-        " key"
-        f" tile; PV {shown(plain[most], 'PV.mean_ulps')} ulp",
+        f" key tile; PV {shown(plain[most], 'PV.mean_ulps')} ulp",
         estimate=grown,
         note="ours: the two papers' effects are not independent on this input",
         queries=queries(
@@ -439,8 +437,7 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
             case=keys[count],
             holds=judge(share, (0.0, 0.25)),
             measured=f"PV {shown(before, 'PV.mean_ulps')} to {shown(after, 'PV.mean_ulps')} ulp;"
-            " out"
-            f" {shown(before, 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp",
+            f" out {shown(before, 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp",
             estimate=mean(r.values(after, "PV.mean_ulps")),
             queries=queries(*((p, m) for m in ("PV.mean_ulps", "mean_ulps") for p in points)),
         )
@@ -451,8 +448,7 @@ def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
         case=keys[most],
         holds=(0.0, 0.5),
         measured=f"out {shown(stabilized[most], 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp"
-        " with L"
-        " in FP32",
+        " with L in FP32",
         estimate=share,
         queries=queries((after, "mean_ulps"), (stabilized[most], "mean_ulps")),
     )

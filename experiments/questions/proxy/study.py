@@ -207,9 +207,8 @@ FIGURES = (
     Figure(
         title="How does the loss run?",
         draw=losses,
-        caption=(
-            "The largest loss of every 25 steps, a line a seed; grey: FP32. Dotted: divergence."
-        ),
+        caption="The largest loss of every 25 steps, a line a seed; grey: FP32. Dotted:"
+        " divergence.",
     ),
     Figure(
         title="How wrong is the gradient?",

@@ -74,18 +74,16 @@ def example() -> list[Verdict]:
     without = verdict(
         claim="v1: without a residual the sum rounds to -4.71875 too",
         holds=even == Fraction(ROUNDED),
-        measured=f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even,"
-        f" {float(away)!r} by"
-        " ties away from zero",
+        measured=f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r}"
+        " by ties away from zero",
         note="v2 of the paper added the residual (issue 1 of its repository)",
     )
     same, opposite = (nearest(tie + s * Fraction(RESIDUAL), BITS) - tie for s in (1, -1))
     tie_rule = verdict(
         claim="the residual's sign decides the tie (the sticky bit)",
         holds=same < 0 < opposite and -same == opposite == Fraction(1, 64),
-        measured=f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp"
-        " of the"
-        " result each",
+        measured=f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp of"
+        " the result each",
     )
     return [with_residual, without, tie_rule]
 

@@ -215,8 +215,7 @@ def judged(found: list[Outcome]) -> Iterator[Verdict]:
         case="all scores near -30",
         holds=all(512 <= w <= 520 for w in wrong) and skipped < 10,
         measured=f"{wrong[0]} rows wrong at beta 2 and {wrong[1]} at 7, {skipped} if masked tiles"
-        " are"
-        " skipped",
+        " are skipped",
         note="masked scores are numbers to the code: they tie, below 0, and set the maximum to 0",
     )
     none, small = (
@@ -244,8 +243,7 @@ def judged(found: list[Outcome]) -> Iterator[Verdict]:
         case="gate-out sham",
         holds=all(x < 0.01 for x in past),
         measured="distance to the sham over that to softmax:"
-        f" {', '.join(f'{x:.2g}' for x in past)}; at"
-        f" r_m 20, beta 2 {planted[3].to_gate:.2g}",
+        f" {', '.join(f'{x:.2g}' for x in past)}; at r_m 20, beta 2 {planted[3].to_gate:.2g}",
     )
 
 
@@ -379,8 +377,7 @@ def judged_shifts(found: list[Tied]) -> Iterator[Verdict]:
         claim="a stable run with the released repair shows that removing the bias is enough",
         holds=Word.DEPENDS if at_7 and not at_2 else Word.AGREES if not at_7 else Word.CONTRADICTS,
         measured=f"clamped tied rows: up to {at_7:.0%} at beta = 7 (first release), {at_2:.0%} at"
-        " beta"
-        " = 2",
+        " beta = 2",
         note="with beta = 2 and r_m below 23 the repair only shifts, and stability speaks for the"
         " bias; with beta = 7 it may come from tied rows switched off; r_m of the paper's"
         " failing run is not published",
