@@ -198,10 +198,7 @@ STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)
 
 
 def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> Entry:
-    """Return the entry of that name; `what` is a word for the entries in messages.
-
-    Raises UsageError, which suggests the nearest name.
-    """
+    """Return the entry of that name; `what` names entries in messages. Raises UsageError."""
     from roundscope.emu.errors import unknown
 
     by_name = {entry.name: entry for entry in known}

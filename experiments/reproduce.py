@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 
 def run(options: ReproduceOptions) -> int:
-    """Reproduce a paper. The exit code and the errors are those of `framework.command.run`.
-
-    Raises UsageError for a paper that is not known.
-    """
+    """Reproduce a paper; the exit code is that of `framework.command.run`. Raises UsageError."""
     from roundscope.experiments.framework import command
 
     entry = catalogue.named(options.paper, catalogue.PAPERS, "paper")
@@ -30,11 +27,7 @@ def run(options: ReproduceOptions) -> int:
 def study_of(
     name: str, *, quick: bool, engine: str = "numpy", jobs: int | None = None
 ) -> "Study[Any]":
-    """Return the study of a paper by its name, at the scale of --quick or in full.
-
-    Studies are imported here, so that a name that is none is refused at once. Raises UsageError for
-    an engine or a number of jobs that cannot be used.
-    """
+    """Return a paper's study by name, imported here; engine and jobs may raise UsageError."""
     from roundscope.experiments.papers import fa4, two_level
     from roundscope.experiments.papers.failure_2510_04212 import study as failure
     from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling

@@ -79,10 +79,7 @@ for _name, _function, _class in (  # in the order of the help
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; every error that we raise ends as one line on stderr.
-
-    args: the words; None for those of this process.
-    """
+    """Run the command line on words, by default this process's; errors are one line on stderr."""
     given = sys.argv[1:] if args is None else args
     words = [word for word in given if word != DEBUG]
     _open_streams()

@@ -31,10 +31,7 @@ def diagnose(options: DiagnoseOptions) -> None:
 
 
 def _of_run(folder: Path, options: DiagnoseOptions, out: Path, progress: Any) -> Any:
-    """Return the findings of a GPT's run, or the report of a student's (`roundscope proxy`).
-
-    out: where replays are kept; progress: called with a step and what it is.
-    """
+    """Return the findings of a GPT's run, or the report of a student's; `out` keeps replays."""
     from roundscope.experiments.diagnose.student import case
 
     if case.file_of(folder) is None:

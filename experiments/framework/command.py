@@ -23,10 +23,7 @@ P = TypeVar("P")  # a point of a study that keeps no file
 
 
 def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]:
-    """Run a study in a folder, or with `draw` only read it; return the outcome and the results.
-
-    The results are None where there are none.
-    """
+    """Run a study in a folder, or with `draw` only read it; return the outcome and any results."""
     if study.measure is not None:
         return study.measure(out, draw)
     with opened(out, study.file or study.name) as store:

@@ -65,11 +65,7 @@ def lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:
 
 
 def judge(e: Estimate, holds: Range) -> Word:
-    """Return the word of an estimate against the range in which the claim holds.
-
-    It agrees if the whole interval is in the range, contradicts if no part of it is, and is
-    undecided otherwise.
-    """
+    """Return whether an interval is in the range (AGREES), outside it, or across its border."""
     if e.inside(*holds):
         return Word.AGREES
     return Word.CONTRADICTS if e.outside(*holds) else Word.UNDECIDED
@@ -86,10 +82,7 @@ def verdict_on(
     sizes: str = "",
     queries: tuple[str, ...] = (),
 ) -> Verdict:
-    """Return a verdict.
-
-    holds   its word; or whether the claim holds; or the range in which it holds for the estimate
-    """
+    """Return a verdict; `holds`: its word, whether it holds, or the range where it does."""
     word = holds if isinstance(holds, Word) else Word.AGREES if holds else Word.CONTRADICTS
     if isinstance(holds, tuple) and estimate is not None:
         word = judge(estimate, holds)

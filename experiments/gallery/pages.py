@@ -249,10 +249,7 @@ class Shown:
 
 
 def write(names: Sequence[str] = (), folder: Path = DOCS / "gallery") -> None:
-    """Write the pages of these studies, by default of all, and the index.
-
-    Raises UsageError for a name that no study has.
-    """
+    """Write the pages of these studies, by default of all, and the index. Raises UsageError."""
     chosen = [named(name) for name in names] or STUDIES
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for entry in chosen:

@@ -115,11 +115,7 @@ def asked(quick: bool) -> Study[Points]:
 
 
 def inputs(seed: int, keys: int = KEYS, queries: int = QUERIES) -> Arrays:
-    """Return q, k, v of one head, (1, T, 1, 128).
-
-    They are normal numbers clipped to [-3, 3] and rounded to E4M3, so that the kernel reads them
-    exactly.
-    """
+    """Return q, k, v (1, T, 1, 128): normal numbers clipped to [-3, 3] and rounded to E4M3."""
     rng = np.random.default_rng(seed)
     q, k, v = (
         np.clip(rng.standard_normal((1, tokens, 1, WIDTH)), -3.0, 3.0)

@@ -48,10 +48,7 @@ def series(
     hollow: bool = False,
     aside: float = 0.0,
 ) -> None:
-    """Draw one line.
-
-    `aside` moves it sideways, by a factor of x for a geometric mean, else by a number.
-    """
+    """Draw one line, moved sideways by `aside`."""
     move = np.asarray(x, dtype=float) + aside
     estimates: list[Estimate] = [factor(v) if geometric else mean(v) for v in values]
     for place, each in zip(move, values, strict=True):
@@ -94,10 +91,7 @@ def upwards(ax: Axes) -> None:
 
 
 def legend(figure: Figure, ax: Axes, columns: int, **look: Any) -> None:
-    """Put the labels of one axes above the picture, each once.
-
-    `look` has arguments of `Figure.legend` that are to be others than here.
-    """
+    """Put the labels of one axes above the picture, each once; `look` is for `Figure.legend`."""
     found = {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     usual: dict[str, Any] = {"loc": "outside upper left", "fontsize": 8.5, "frameon": False}
     figure.legend([*found.values()], [*found], ncols=columns, **(usual | look))

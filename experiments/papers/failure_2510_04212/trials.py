@@ -277,10 +277,7 @@ def drift(run: Run[Any]) -> float:
 
 
 def _rest(run: Run[Any], over: int, under: int) -> float:
-    """Return the quotient of two columns of "rest": |sum R|, sum |R| and sum |dW_Q|.
-
-    They are of layers and heads, in the steps after the warm-up (`Rest`).
-    """
+    """Return the quotient of two columns of "rest": |sum R|, sum |R| and sum |dW_Q|."""
     heads = [head for layer in run.extra["rest"] for head in layer]
     total = sum(head[under] for head in heads)
     return sum(head[over] for head in heads) / total if total else math.nan

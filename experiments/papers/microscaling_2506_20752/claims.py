@@ -80,10 +80,7 @@ def _instability(found: Found) -> Iterator[Verdict]:
 
 
 def _smooth(own: Runs) -> Word:
-    """Return the word for runs that should not diverge.
-
-    It agrees if fewer than half would, by the interval of their share.
-    """
+    """Return the word for runs of which, by their share's interval, fewer than half diverge."""
     low, high = share(diverged(own), len(own))
     return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
 
@@ -145,10 +142,7 @@ EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
 
 
 def limits(runs: Runs) -> Values:
-    """Return the lowest rate at which each seed diverged.
-
-    Seeds that diverged at no rate, or at the lowest, are left out.
-    """
+    """Return the lowest rate at which each seed diverged, unless it is the lowest that was run."""
     lowest = min((r.condition.lr for r in runs), default=0.0)
     by_seed: dict[int, float] = {}
     for r in sorted(runs, key=lambda r: (r.seed, r.condition.lr)):
@@ -185,10 +179,7 @@ def runs_of(found: Found) -> Runs:
 
 
 def before(r: Run[Arm]) -> list[tuple[int, dict[str, float]]]:
-    """Return the looks at steps before divergence.
-
-    The first one, at step 0, is left out, since nothing is trained there.
-    """
+    """Return the looks before divergence, without that at step 0, where nothing is trained."""
     return [(step, dict(own)) for step, own in measures(r) if 0 < step < r.time]
 
 
@@ -203,11 +194,7 @@ def _at(found: Found, read: Callable[[list[dict[str, float]]], float]) -> Values
 
 
 def epsilon(found: Found) -> Iterator[Verdict]:
-    """Yield every verdict on the gradient's error epsilon; none before its runs are stored.
-
-    How large is it, how does it grow before a divergence, where does it come from, and what does
-    the released measure say?
-    """
+    """Yield every verdict on the gradient's error epsilon; none before its runs are stored."""
     if not runs_of(found):
         return
     case = f"{found.scale.mx}, lr {found.scale.rate:g}"
@@ -260,10 +247,7 @@ def epsilon(found: Found) -> Iterator[Verdict]:
 
 
 def largest(found: Found) -> tuple[Site, Estimate, int]:
-    """Return the event whose own zeta is largest in the median, with two numbers.
-
-    They are its part of the whole, and in how many seeds it is the largest.
-    """
+    """Return the event of the largest zeta, its part of the whole, and in how many seeds."""
     firsts = [own for r in runs_of(found) for _, own in before(r)[:1]]
     there = [site for site in Site if all(f"zeta_{site}" in own for own in firsts)]
     by = {site: middle(found, f"zeta_{site}") for site in there}
@@ -331,10 +315,7 @@ class Outcome:
 
 
 def outcome(found: Parted, lead: int, name: str) -> Outcome:
-    """Return the outcome over the seeds whose unchanged run diverged after the arms parted.
-
-    Censored runs count as the last step.
-    """
+    """Return the outcome over seeds whose unchanged run diverged; no end is the last step."""
     own = {
         seed: runs
         for (seed, at), runs in found.items()
@@ -370,10 +351,7 @@ def outcomes(found: Parted, lead: int) -> list[Outcome]:
 
 
 def arms(found: Found) -> Iterator[Verdict]:
-    """Yield verdicts on recipes from the first step on, and on every arm at every lead.
-
-    Beside the arms of a lead is how far its shams scatter.
-    """
+    """Yield verdicts on recipes from the first step on, then on each lead's arms and shams."""
     yield from _hybrids(found)
     for lead in found.leads:
         yield _scatter(found, lead)

@@ -198,10 +198,7 @@ def meta() -> Verdict:
 
 
 def ties() -> Iterator[Verdict]:
-    """Yield the verdicts on discrepancy g: ties away from zero against ties to even.
-
-    The numbers are BF16, as the emulator's are.
-    """
+    """Yield the verdicts on discrepancy g, of BF16 numbers: ties away from zero against to even."""
     claim = "ours: ties away from zero lengthen numbers that nearest even does not"
     for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL):
         even, away = (
@@ -288,10 +285,7 @@ def _frozen(found: Found) -> Decided:
 
 
 def _confounded(found: Found) -> Decided:
-    """Decide b': is LN's precision alone judged as precision and shift together are, as released?
-
-    The shift is trained in both.
-    """
+    """Decide b': is LN's precision alone judged as precision and a trained shift together are?"""
     mx = found.scale.mx
     base, ln, frozen = map(found.base, (mx, f"{mx}, LN in FP32", f"{mx}, {FROZEN}"))
     if not (ln and frozen and base):

@@ -174,11 +174,7 @@ OURS = {"gamma in MX": "site=GAMMA -> {mx}"}
 
 
 def changes_of(format: str) -> Changes:
-    """Return what trains in a format from the first step on.
-
-    The format is a block format with its rule, bf16, fp32 or the mixture, or one of them with one
-    of ADDED.
-    """
+    """Return what trains in a format from the first step on, alone or with one of ADDED."""
     if format == EXACT:
         return ()
     name, _, more = format.partition(", ")
@@ -227,10 +223,7 @@ def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
 
 
 def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
-    """Return runs in which one matrix's gradient is not rounded to BF16, in step `first` alone.
-
-    It is a change of half an ulp that means nothing.
-    """
+    """Return runs in which one matrix's gradient is half an ulp off in step `first` alone."""
     places = product((Matrix.UP, Matrix.DOWN), range(scale.base.config.depth))
     wheres = [f"layer={layer} matrix={matrix} site=DW" for matrix, layer in places]
     return [

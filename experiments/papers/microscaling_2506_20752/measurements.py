@@ -58,10 +58,7 @@ class Part:
 
 
 def planned(scale: Scale, store: Store) -> list[Launch]:
-    """Return all launches in their order.
-
-    The base comes first, since it says where interventions leave it.
-    """
+    """Return all launches; the base comes first, since it says where interventions leave it."""
 
     def launch(part: Part) -> Launch:
         title = "student" if part.first is None else f"student, from step {part.first}"
@@ -137,10 +134,7 @@ def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = N
 
 
 def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
-    """Return where interventions leave the base, as `leaving` does.
-
-    It is empty before the base and FP32 are stored, at all rates.
-    """
+    """Return what `leaving` does; empty before the base and FP32 are stored at all rates."""
     whole = [
         student.whole(store, config_of(scale.base), trained(scale.base, [f], scale.seeds))
         for f in (scale.mx, EXACT)
@@ -201,10 +195,7 @@ def _look(
 
 @lru_cache(16)
 def _gradients(config: Config, how: How) -> Callable[..., Array]:
-    """Return the jitted function (state, arms, x, y, of) -> gradients (A, weights).
-
-    Each arm's gradient is at its own state and in its own arithmetic.
-    """
+    """Return the function (state, arms, x, y, of) -> gradients (A, weights), each arm's own."""
     config = model.numbers_only(config)
 
     def one(state: model.State, arm: model.Arms, x: Array, y: Array) -> Array:
@@ -253,10 +244,7 @@ class Found:
 
 
 def read(scale: Scale, store: Store) -> Found | None:
-    """Return what the store holds, None if that is nothing.
-
-    A format of a setting is there if all its rates and seeds are; a parting if all its arms are.
-    """
+    """Return what the store holds in whole: all of a format, or of a parting; else None."""
 
     def runs(setting: Setting, format: str, seeds: Sequence[int]) -> Runs:
         return student.whole(store, config_of(setting), trained(setting, [format], seeds))

@@ -322,10 +322,7 @@ def _of(runs: Runs) -> str:
 
 
 def _longer(found: Found) -> str:
-    """Return what FP32 does at the same rate in more steps.
-
-    It tells whether the format causes the divergence or hastens it.
-    """
+    """Return what FP32 does at the same rate in more steps: is divergence caused or hastened?"""
     scale = found.scale
     for setting in scale.settings[1:]:
         own = found.of(setting.name, EXACT, scale.rate)

@@ -130,10 +130,7 @@ def launch(scale: Scale, own: list[Trial], progress: Progress) -> list[Run[Trial
 
 
 def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
-    """Return a row per layer, matrix, operand (an event's name), element format and rule.
-
-    params are those of one arm, tokens are (B, T + 1).
-    """
+    """Return a row per layer, matrix, operand, format and rule of an arm; tokens are (B, T + 1)."""
     rows = []
     for matrix, tensors in operands(config)(params, tokens).items():
         for tensor, values in tensors.items():
@@ -157,10 +154,7 @@ def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
 
 @lru_cache(8)
 def operands(config: Config) -> Any:
-    """Return a function (params, tokens) -> matrix -> X, W, G of shape (layers, rows, columns).
-
-    These are what the products of an FP32 step read.
-    """
+    """Return (params, tokens) -> matrix -> X, W, G (layers, rows, columns), as an FP32 step has."""
     formats = formats_of(config, ["matrix=all -> fp32"])
     assert formats is not None
     how, table = how_of([formats]), formats.table()
@@ -189,10 +183,7 @@ def operands(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], Array]:
-    """Return NUMBERS (layers, cases, 2 copies) and apart (layers, cases) of a tensor.
-
-    The tensor is (layers, rows, columns).
-    """
+    """Return NUMBERS (layers, cases, 2) and apart (layers, cases) of (layers, rows, columns)."""
 
     def share(flags: Array, of: Array | float) -> Array:
         return flags.sum().astype(jnp.float32) / of
@@ -246,10 +237,7 @@ class Results:
                 yield name_of_model, lr, name, runs
 
     def gaps(self, lr: float, name: str, base: str) -> Values:
-        """Return the final loss above that of another arm of the GPT in nats, by seed.
-
-        Seeds count if neither run diverged.
-        """
+        """Return the final loss above another arm's of the GPT, in nats, where neither diverged."""
         over, under = (losses(self.gpt.get((lr, arm), ())) for arm in (name, base))
         return {seed: loss - under[seed] for seed, loss in over.items() if seed in under}
 
@@ -263,10 +251,7 @@ class Results:
         return mean({seed: 100.0 * math.expm1(gap) for seed, gap in gaps.items()})
 
     def over(self, lr: float, name: str, base: str) -> Estimate:
-        """Return by how many per cent an arm of the proxy ends with a higher loss than another.
-
-        It is a geometric mean over seeds.
-        """
+        """Return by how many per cent the proxy's loss is above another arm's, geometrically."""
         e = ratio(*(losses(self.proxy.get((lr, arm), ())) for arm in (name, base)))
         middle, low, high = (100.0 * (x - 1.0) for x in (e.mean, e.low, e.high))
         return Estimate(mean=middle, low=low, high=high, seeds=e.seeds)
@@ -276,10 +261,7 @@ class Results:
         return {r.seed: before(r, measure) for r in self.proxy.get((lr, name), ())}
 
     def audited(self, number: str, **where: Any) -> Values:
-        """Return the mean of an audited number over layers, matrices, steps and rates, by seed.
-
-        where   column -> value or a tuple of values
-        """
+        """Return an audited number's mean by seed, over rows whose columns are as `where`."""
         wanted = {column: v if isinstance(v, tuple) else (v,) for column, v in where.items()}
         kept: dict[int, list[float]] = {}
         for row in self.audit:

@@ -189,19 +189,13 @@ def _operands(r: Results) -> Iterator[Verdict]:
 
 
 def apart(r: Results, **where: str) -> Values:
-    """Return how far the two copies are apart in units of the rounding error, by seed.
-
-    The operand of `where` is the row's.
-    """
+    """Return |Q_row - Q_col| in units of the rounding error of the row's operand, by seed."""
     distance, error = r.audited("apart", **where), r.audited("error", **where)
     return {seed: distance[seed] / error[seed] for seed in distance}
 
 
 def _gradients(r: Results) -> Iterator[Verdict]:
-    """Yield verdicts on the proxy of arXiv 2506.20752 with this paper's rule.
-
-    Gradients are compared with FP32's at the same weights and rows.
-    """
+    """Yield verdicts on the proxy's gradients against FP32's at the same weights and rows."""
 
     def size(lr: float, name: str) -> Values:
         return {seed: abs(v) for seed, v in r.seen(lr, name, "along").items()}
@@ -254,10 +248,7 @@ ROUNDED = [name for name in PROXY if name != FP32]  # the arms of the proxy that
 
 
 def draw_opening(r: Results, scale: Scale) -> Picture:
-    """Draw the GPT's final loss above BF16's: a panel per rate, a row per arm, a dot per seed.
-
-    Bars are 95 % intervals.
-    """
+    """Draw the GPT's final loss above BF16's: a panel a rate, a row an arm, 95 % intervals."""
     names = [name for name in gpt_arms(scale.gpt) if name != BF16]
     figure, axes = canvas(0.9 + 0.3 * len(names), 1, len(r.rates), sharey=True)
     for ax, lr in zip(axes.flat, r.rates, strict=True):
@@ -304,10 +295,7 @@ def epsilon(r: Results) -> Picture:
 
 
 def audit(r: Results) -> Picture:
-    """Draw what every rule and format does to every operand.
-
-    Numbers are means over layers, matrices, steps and seeds.
-    """
+    """Draw what rules and formats do to operands: means over layers, matrices, steps, seeds."""
     operands = [str(site) for pair in COPIES.values() for site in pair]
     figure, axes = canvas(4.3, 1, 4, sharey=True)
     for i, (element, rule) in enumerate(CASES):

@@ -58,10 +58,7 @@ GROWTH = (  # of Fig. 5: emulation, input, relative to the output's size
 
 
 def unfused(point: Point, metric: str, baseline: str = OWN) -> Column:
-    """Return a deviation of unfused attention beside a point's: in its own formats, or PyTorch's.
-
-    PyTorch's BF16 attention has FP32 sums and softmax.
-    """
+    """Return a deviation of unfused attention, in a point's formats or PyTorch's (FP32 sums)."""
     if baseline == OWN:
         return point, f"unfused_{metric}"
     length = int(point["T"])
@@ -134,10 +131,7 @@ def anywhere(r: Results, scale: Scale) -> Verdict:
 
 
 def candidates(r: Results, scale: Scale) -> list[tuple[str, Estimate, tuple[str, ...]]]:
-    """Return (words, ratio of largest deviations, queries) of every tiled BF16 condition.
-
-    Each that was measured is compared with both baselines.
-    """
+    """Return (words, ratio of largest deviations, queries) of every tiled BF16 condition."""
     long = [(t, scale.heads(t)) for t in scale.lengths]
     sizes = {(*size, scale.tile) for size in (*long, scale.bench)} | {
         (*scale.many, k) for k in scale.tiles
@@ -157,10 +151,7 @@ def candidates(r: Results, scale: Scale) -> list[tuple[str, Estimate, tuple[str,
 
 
 def figure_5(r: Results, scale: Scale) -> Iterator[Verdict]:
-    """Yield: deviations grow with the sequence length at a fixed tile, and it is tiling.
-
-    5a is the largest deviation, 5b the mean and the spread of |deviation|.
-    """
+    """Yield: largest (5a), mean and spread of (5b) deviations grow with T, and it is tiling."""
 
     def verdict(figure: str, claim: str, line: tuple[str, str, bool], **more: Any) -> Verdict:
         name, family, relative = line

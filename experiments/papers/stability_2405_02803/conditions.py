@@ -254,10 +254,7 @@ def attribution(scale: Scale) -> Iterator[Point]:
 
 
 def bias(scale: Scale) -> Iterator[Point]:
-    """Yield points for sign beside magnitude (arXiv 2510.04212).
-
-    They have repeated maxima and more and more key tiles, with and without that paper's stabilizer.
-    """
+    """Yield points for the sign of the error, with and without arXiv 2510.04212's stabilizer."""
     for family in ("gaussian", "repeated-maximum", REAL):
         for count in (1, 16) if family == REAL else scale.counts:
             for stabiliser in ("none", "2"):

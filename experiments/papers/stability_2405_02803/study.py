@@ -79,10 +79,7 @@ RULES = (
 
 
 def asked(quick: bool, engine: str, jobs: int | None) -> Study[Results]:
-    """Return the study at the scale of --quick, or in full.
-
-    Raises UsageError for an engine or a number of jobs that cannot be used.
-    """
+    """Return the study at the scale of --quick, or in full. Raises UsageError."""
     if engine not in ENGINES:
         raise bad("--engine", engine, f"use {' or '.join(ENGINES)}")
     if jobs is not None and jobs < 1:
@@ -119,10 +116,7 @@ def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:
 
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
-    """Return verdicts on every claim of arXiv 2405.02803, in the order of its figures.
-
-    Some are on arXiv 2510.04212, where the two papers seem to disagree.
-    """
+    """Return verdicts on every claim, by figure; some are on arXiv 2510.04212, which disagrees."""
     untestable = verdict_on(
         "3-6",
         "the values on the axes",

@@ -239,10 +239,7 @@ class Distance:
 
 
 def distances(a: Any, b: Any) -> list[Distance]:
-    """Return the distances of every tensor of two trees of one structure, in the order of a's.
-
-    A tensor's name is its path, joined by dots. Raises ValueError naming what differs.
-    """
+    """Return the distances of tensors of two trees, named by path. Raises ValueError."""
     left, right = _leaves(a), _leaves(b)
     if left.keys() != right.keys():
         raise ValueError(

@@ -260,10 +260,7 @@ Runs = Sequence[Run[Condition]]
 
 
 def shares(run: Run[Condition]) -> list[tuple[int, float]]:
-    """Return (step, share of the drift over looks so far) from the look on that may raise an alarm.
-
-    They are those of `roundscope.attention.models.alarm`, from the sums that were stored.
-    """
+    """Return (step, share of the drift over looks so far), from the first look that may alarm."""
     watch, found = Shares(threshold=None), []
     made, whole = (2 + COLUMNS.index(name) for name in ("made", "whole"))
     for point in run.curve:
@@ -303,10 +300,7 @@ def is_warned(run: Run[Condition], threshold: float) -> bool:
 
 
 def highest(run: Run[Condition]) -> float:
-    """Return the largest share before a run's loss moved: of a whole run without divergence.
-
-    NaN where there is none.
-    """
+    """Return the largest share before a run's loss moved, or of all; NaN where there is none."""
     moved = moves(run) if run.diverged is not None else None
     last = math.inf if moved is None else moved - 1
     own = [share for step, share in shares(run) if step <= last and math.isfinite(share)]
@@ -314,9 +308,7 @@ def highest(run: Run[Condition]) -> float:
 
 
 def right(runs: Runs) -> float | None:
-    """Return the largest threshold of `GRID` that warns every run that diverged before its loss
-    moved; None if none does.
-    """
+    """Return the largest threshold of GRID that warns every diverged run early, or None."""
     lost = [run for run in runs if run.diverged is not None]
     good = [x for x in GRID if lost and all(is_early(run, x) for run in lost)]
     return max(good, default=None)

@@ -67,10 +67,7 @@ class Dose:
 
     @property
     def change(self) -> tuple[str, ...]:
-        """The dose in the trainer's words: one format at one event, with the exponents of BF16.
-
-        BF16 and binary32 have the same exponents.
-        """
+        """The dose in the trainer's words: one format at one event, BF16's exponents."""
         if self.site is None:
             return self.also
         return (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
@@ -101,10 +98,7 @@ def key(config: Config, dose: Dose) -> str:
 
 
 def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
-    """Return doses of equally many steps and the same words as arms of one run.
-
-    The rate stays at its peak after the warm-up, so that it does not depend on the number of steps.
-    """
+    """Return doses of equal steps and words as arms of one run, at a constant peak rate."""
     steps, config = wanted[0].steps, config_of(config, wanted[0])
     one = replace(config, steps=max(steps, config.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
     arms = []
@@ -387,10 +381,7 @@ def _setup(config: Config, plans: HeadPlans) -> Setup:
 
 @partial(jax.jit, static_argnums=0)
 def _shares(setup: Setup, table: Array, q: Array, k: Array) -> Array:
-    """Return the shares, with every (arm, layer, head) as a batch entry of one head.
-
-    K takes the place of V, which no score reads.
-    """
+    """Return the shares; every (arm, layer, head) is a batch entry, K in place of V."""
     t = setup.queries
     entries = [x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, x.shape[5]) for x in (q, k)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))

@@ -79,10 +79,7 @@ COLUMNS, ASIDE = 2, 0.17
 
 
 def times(r: Results) -> Figure:
-    """Draw steps to divergence: seeds as dots, medians with the seeds' range.
-
-    An arrow marks runs that ended without divergence.
-    """
+    """Draw steps to divergence: dots are seeds, an arrow marks runs without divergence."""
     figure, axes = _panels(r, 3.0)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         for mode, aside, series in _series(r, site, rate):
@@ -97,10 +94,7 @@ def times(r: Results) -> Figure:
 
 
 def losses(r: Results) -> Figure:
-    """Draw final losses: seeds as dots, medians; the grey band is the exact arms' range.
-
-    A cross at the top is a loss that is not finite.
-    """
+    """Draw final losses and medians; grey: the exact arms'; a cross at the top: not finite."""
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         series = _series(r, site, rate)
@@ -129,10 +123,7 @@ def _losses(ax: Axes, mode: RoundingMode, aside: float, series: Mapping[int, Run
 
 
 def norms(r: Results) -> Figure:
-    """Draw ||W_Q|| along the run at the fewest bits: a thin line per seed; the exact arms are grey.
-
-    A cross marks where an arm diverged.
-    """
+    """Draw ||W_Q|| along the run at the fewest bits; grey: exact arms; a cross: diverged."""
     figure, axes = _panels(r, 2.8)
     for (site, rate), ax in zip(r.panels(), axes, strict=False):
         series = _series(r, site, rate)
@@ -323,9 +314,7 @@ ROW = 0.27  # inches
 
 
 def strips(found: Found) -> Figure:
-    """Draw a panel per group, a row for each case: steps to divergence along, seeds as dots; a
-    hollow dot at the end lived.
-    """
+    """Draw a panel per group, a row a case: steps to divergence; a hollow dot at the end lived."""
     groups = found.groups()
     sizes = [len(own) for own in groups.values()]
     height, ratios = 0.6 + ROW * sum(sizes) + 0.42 * len(sizes), {"height_ratios": sizes}

@@ -54,10 +54,7 @@ def growth(run: Run[Dose]) -> float:
 
 
 def ties(run: Run[Dose]) -> float:
-    """Return the mean share of rows with several P = 1 before the run diverged.
-
-    NaN if none was counted.
-    """
+    """Return the mean share of rows with several P = 1 before divergence; NaN if not counted."""
     found = [mean for step, mean, _ in run.extra["shares"] if step <= run.time]
     return float(np.mean(found)) if found else math.nan
 
@@ -207,10 +204,7 @@ class Topic:
         return list(dict.fromkeys(found)) if self.alone else with_exact(found)
 
     def given(self, words: Sequence[str], seeds: tuple[int, ...] | None) -> "Topic":
-        """Return the topic with KEY=VALUE words over it: steps=, and settings of the model.
-
-        Raises UsageError naming key, value and repair.
-        """
+        """Return the topic with KEY=VALUE words over it: steps=, the model's. Raises UsageError."""
         asked = pairs(words, ("steps", *MODEL))
         steps = steps_of("steps", asked.pop("steps")) if "steps" in asked else None
         for case in self.cases:
@@ -253,10 +247,7 @@ class Found:
         return 2 * t.diverged > t.runs
 
     def threshold(self, group: str) -> int | None:
-        """Return p*, the most bits at which more than half of the seeds of a group diverged.
-
-        None if they did so at no p; MOST_BITS where FP32 did.
-        """
+        """Return p*, the most bits at which most seeds of a group diverged, or None."""
         lethal = (c.dose.bits for c in self.cases if c.group == group and self.killed(c))
         return max(lethal, default=None)
 

@@ -218,10 +218,7 @@ def answer(r: Results) -> str:
 
 
 def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
-    """Return (rate, p, toward zero at p, nearest-even at p - 1) with the largest difference.
-
-    The difference is that of the shares of runs that diverged; of equal ones the most bits count.
-    """
+    """Return (rate, p, toward zero, nearest at p - 1) of the largest difference in shares."""
     found = [
         (rate, p, time_of(zero), time_of(even))
         for site, rate in r.panels()
@@ -236,10 +233,7 @@ def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
 
 
 def _also(r: Results, rate: float, p: int) -> str:
-    """Return how many runs diverged with stochastic and with outward rounding to as many bits.
-
-    Empty if none was run.
-    """
+    """Return how many runs diverged with other roundings to as many bits, if any was run."""
     found = ""
     for mode, word in ((doses.RANDOM, "stochastically"), (doses.OUTWARD, "away from zero")):
         if own := r.series(Site.OD, mode, rate).get(p):
@@ -249,10 +243,7 @@ def _also(r: Results, rate: float, p: int) -> str:
 
 
 def others(r: Results) -> str:
-    """Return what toward zero does at the other events, at the fewest bits each, in a sentence.
-
-    Empty if none was run.
-    """
+    """Return what toward zero does at other events at the fewest bits, or ""."""
     found = []
     for site, rate in r.panels():
         series = r.series(site, doses.ZERO, rate)
@@ -369,10 +360,7 @@ def _norms(r: Results, rate: float) -> Verdict:
 
 
 def ahead(r: Results, run: Run[doses.Dose]) -> float | None:
-    """Return ||W_Q|| over that of the exact arm at the last look before the run diverged.
-
-    None if it did not diverge, or before the first look.
-    """
+    """Return ||W_Q|| over the exact arm's at the last look before divergence, or None."""
     if run.diverged is None:
         return None
     exact = {step: norm for step, _, norm in r.exact(run).curve}

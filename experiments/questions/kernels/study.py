@@ -194,10 +194,7 @@ def measured(
     twin: str = "",
     twins: Outputs | None = None,
 ) -> Row:
-    """Return the row of a kernel; if the kernel raises an error, the row says so.
-
-    exact gives the number of heads; twin is the kernel's plan by name, and twins its outputs.
-    """
+    """Return the row of a kernel beside its twin's outputs; an error is told in the row."""
     try:
         outputs, again = kernel(x), kernel(x)
     except Exception as error:  # whatever a library raises

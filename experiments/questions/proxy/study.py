@@ -55,10 +55,7 @@ GRID = "#e4e7eb"
 
 
 def outcomes(runs: Runs) -> Picture:
-    """Draw steps to divergence and final loss: a row per arm, a dot per seed.
-
-    An open triangle marks a run that ended without divergence.
-    """
+    """Draw steps to divergence (open triangle: none) and final loss, a row per arm."""
     arms = of_arms(runs)
     figure, axes = canvas(0.9 + 0.27 * len(arms), 1, 2, sharey=True)
     left, right = axes[0]
@@ -287,10 +284,7 @@ def asked(
 
 
 def _configured(given: dict[str, str], base: Config) -> Config:
-    """Return the base with KEY=VALUE over it. Raises UsageError.
-
-    With lr and without min_lr the rate is constant.
-    """
+    """Return the base with KEY=VALUE over it; lr alone is constant. Raises UsageError."""
     values: dict[str, Any] = {}
     for name, text in given.items():
         read, kind = READERS[type(getattr(base, name))]
@@ -316,10 +310,7 @@ def _later(config: Config, arm: Arm, at: Sequence[str]) -> Arm:
 
 
 def run(options: ProxyOptions) -> int:
-    """Write proxy.sqlite, and the study's page and data.
-
-    With `draw` nothing is trained. The exit code and the errors are those of `command.run`.
-    """
+    """Write proxy.sqlite, the page and the data; the exit code is that of `command.run`."""
     o = options
     wanted = asked(
         o.words, name=o.study, own=o.arms, first=o.first, at=o.at, seeds=o.seeds, quick=o.quick
@@ -360,10 +351,7 @@ def study(wanted: Asked) -> Study[Runs]:
 
 
 def launches(wanted: Asked, store: Store) -> list[Launch]:
-    """Return the launches by executable, apart for what is stored and for what is missing.
-
-    So what is stored never runs again.
-    """
+    """Return the launches by executable, apart for what is stored, so that it never runs again."""
     there = student.stored(store, wanted.config, wanted.arms)
     missing = [arm for arm in wanted.arms if arm not in there]
     parts = [*groups(wanted.config, list(there)), *groups(wanted.config, missing)]
@@ -371,10 +359,7 @@ def launches(wanted: Asked, store: Store) -> list[Launch]:
 
 
 def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
-    """Return the launch of some arms.
-
-    Interventions continue a run that they share, from a state that is kept in the folder.
-    """
+    """Return the launch of some arms; interventions continue a run from a state in the folder."""
     config, first = wanted.config, wanted.first
     if first is None or not all(arm.changes for arm in arms):
         return student.launch("student", config, arms)
@@ -387,10 +372,7 @@ def _launch(wanted: Asked, arms: Sequence[Arm], folder: Path) -> Launch:
 
 
 def results(wanted: Asked, store: Store) -> Runs | None:
-    """Return the runs of every arm that has all of its seeds.
-
-    None if there is no such arm, or if those that it is compared with are missing.
-    """
+    """Return the runs of arms with all seeds; None if those they are compared with lack."""
 
     def place(arm: Arm) -> tuple[str, float]:
         return arm.name, arm.lr

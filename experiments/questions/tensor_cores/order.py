@@ -32,10 +32,7 @@ Tree = int | tuple[Any, ...]
 
 
 def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
-    """Return (terms, terms): the number of terms of the smallest subtree that contains both.
-
-    Raises ValueError where results are no multiples of u.
-    """
+    """Return (terms, terms), the sizes of the smallest common subtrees. Raises ValueError."""
     first, second = np.triu_indices(terms, 1)
     a = np.full((first.size, terms), UNIT, np.float32)
     pairs = np.arange(first.size)
@@ -52,10 +49,7 @@ def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
 
 
 def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
-    """Return the tree whose subtrees have these sizes.
-
-    Raises ValueError where there is none, since then the order is not the same for all sums.
-    """
+    """Return the tree whose subtrees have these sizes. Raises ValueError where there is none."""
     terms = tuple(range(len(size))) if terms is None else terms
     if len(terms) == 1:
         return terms[0]
@@ -73,11 +67,7 @@ def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
 
 
 def told(product: Product) -> str:
-    """Return the order in words.
-
-    It is the name of an accumulator of `emu` that adds in the same tree, or else the tree's
-    outline.
-    """
+    """Return the order in words: an accumulator of `emu` with this tree, or the tree's outline."""
     try:
         tree = tree_of(sizes(product))
     except ValueError as error:
@@ -105,10 +95,7 @@ def _known() -> dict[str, Tree]:
 
 
 def outline(tree: Tree, depth: int = 3) -> str:
-    """Return the upper nodes of a tree as text.
-
-    A run of terms is written 16..31; parentheses enclose a node, ... stands for what is deeper.
-    """
+    """Return a tree's upper nodes as text: 16..31 is a run, () a node, ... what is deeper."""
     if isinstance(tree, int):
         return str(tree)
     if depth == 0:

@@ -120,11 +120,7 @@ CAPTION = (
 
 
 def run(*, out: Path, as_json: bool) -> int:
-    """Write report.html and accumulators.json to `out`; return the exit code.
-
-    It is 0, or 130 after Ctrl-C, when nothing is written. Raises UsageError for a file in the
-    folder's place.
-    """
+    """Write report.html and accumulators.json; return 0, or 130 after Ctrl-C. Raises UsageError."""
     line = f"roundscope {ACCUMULATORS.command}"
     return command.run(study(), out=out, command=line, as_json=as_json)
 

@@ -48,10 +48,7 @@ WORDS = (
 
 
 def static(progress: Progress = lambda done: None) -> Static:
-    """Return every verdict in the order of the paper, and a picture of each part.
-
-    `progress` is told how many of PARTS are done.
-    """
+    """Return every verdict and a picture of each part; `progress` is told how many are done."""
     done = itertools.count()
 
     def part(measure: Callable[[], T]) -> T:

@@ -133,10 +133,7 @@ def fractions(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def normalised(times: float) -> Error:
-    """Return the errors in the order of production kernels: divided by the row sum, then rounded.
-
-    The residual's V is `times` the mean of the others.
-    """
+    """Return the errors of a sum divided, then rounded; the residual's V is `times` the mean."""
 
     def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
         total, w, _ = units(f, k, rng)  # w: the residual's weight

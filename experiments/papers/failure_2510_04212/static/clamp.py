@@ -132,10 +132,7 @@ class Outcome:
 
 
 def inputs(top: float, *, planted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return q, k (T, FEATURES) and v, with scores about N(0, 0.81^2) at scale 1 / 8.
-
-    Keys 0 and 1 have the score `top` for all queries if planted, else all scores are near `top`.
-    """
+    """Return q, k (T, FEATURES), v; keys 0 and 1 have the score `top` if planted, else all."""
     rng = np.random.Generator(np.random.Philox(key=17))
     q, k = 0.9 * rng.standard_normal((2, T, FEATURES))
     v = rng.standard_normal((T, VALUES))
