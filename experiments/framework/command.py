@@ -40,11 +40,20 @@ def holds_results(study: Study[Any], out: Path) -> bool:
 
 def measure(study: Study[Any], store: Store) -> Outcome:
     """Run the launches that are missing; after Ctrl-C, those that were done are kept."""
+    from roundscope.tools.results.machine import device
+
     ran = 0
     try:
         while todo := missing(study, store):
             for number, launch in enumerate(todo):
-                _run(launch, store, f"launch {number + 1} of {len(todo)}, {launch.title}")
+                title = f"launch {number + 1} of {len(todo)}, {launch.title}"
+                with bar(title, launch.steps) as progress:
+                    runs = launch.run(progress)
+                store.add(runs, launch.config, device("xla"))
+                if left := set(launch.keys) - store.keys():
+                    raise RuntimeError(
+                        f"{launch.title}: {len(left)} runs that it names were not computed"
+                    )
                 ran += 1
     except KeyboardInterrupt:
         return counted(study, store, ran, interrupted=True)
@@ -68,16 +77,6 @@ def counted(study: Study[Any], store: Store, ran: int, *, interrupted: bool = Fa
         interrupted=interrupted,
         devices=devices,
     )
-
-
-def _run(launch: Launch, store: Store, title: str) -> None:
-    from roundscope.tools.results.machine import device
-
-    with bar(title, launch.steps) as progress:
-        runs = launch.run(progress)
-    store.add(runs, launch.config, device("xla"))
-    if left := set(launch.keys) - store.keys():
-        raise RuntimeError(f"{launch.title}: {len(left)} runs that it names were not computed")
 
 
 def computed(name: str, total: int, points: Iterable[P]) -> tuple[Outcome, list[P] | None]:

@@ -98,7 +98,8 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
     another program, StorageError for a file that cannot be used now.
     """
     path = folder / f"{name}.sqlite"
-    set_aside(path)
+    if _application(path) in _BY_ID:
+        path.rename(path.with_name(f"{path.stem}-old.sqlite"))
     with results_file(folder, path.name, APPLICATION, [MADE], TABLES) as (connection, resolved):
         read_in(connection, folder)
         yield Store(connection, resolved)
@@ -206,12 +207,6 @@ KINDS = {  # application_id -> its rows as rows of `runs`
     ),
 }
 _BY_ID = {int.from_bytes(name, "big"): text for name, text in KINDS.items()}
-
-
-def set_aside(path: Path) -> None:
-    """Rename an old file that has the name of a study's new one to NAME-old.sqlite."""
-    if _application(path) in _BY_ID:
-        path.rename(path.with_name(f"{path.stem}-old.sqlite"))
 
 
 def are_in(folder: Path) -> bool:

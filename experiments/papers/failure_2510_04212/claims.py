@@ -124,7 +124,12 @@ def _rows(r: Results) -> Iterator[Verdict]:
     for row, claim in STABLE.items():
         for case in cases:
             if case.name == OTHER_DELTA and row == "5":
-                yield _natural(r, claim)
+                before, after = r.of(PUBLISHED, FAILS), r.of(OTHER_DELTA, FAILS)
+                kills = 2 * diverged(after) > len(after) and r.fails(OTHER_DELTA)
+                word = Word.CONTRADICTS if kills else stable_word(after)
+                note = "the repair makes qiu-yao as it is fail" if word is Word.CONTRADICTS else ""
+                measured = f"{times(after)}; with delta = rowsum(dO O) {times(before)}"
+                yield verdict_on("5", claim, OTHER_DELTA, word, measured, note=note)
             elif case.name != PUBLISHED and r.of(case.name, row):
                 yield _repair(r, case, row, claim)
     yield _heads(r)
@@ -171,16 +176,6 @@ def _repair(r: Results, case: Case, row: str, claim: str) -> Verdict:
     if case.name != AMPLIFIED and 2 * diverged(r.of(case.name, "7")) > len(r.of(case.name, "7")):
         return replace(found, note="O is not what kills in this case (row 7)")
     return found
-
-
-def _natural(r: Results, claim: str) -> Verdict:
-    """Return the verdict on row 5 on qiu-yao unchanged: case C against case N."""
-    before, after = r.of(PUBLISHED, FAILS), r.of(OTHER_DELTA, FAILS)
-    kills = 2 * diverged(after) > len(after) and r.fails(OTHER_DELTA)
-    word = Word.CONTRADICTS if kills else stable_word(after)
-    note = "the repair makes qiu-yao as it is fail" if word is Word.CONTRADICTS else ""
-    measured = f"{times(after)}; with delta = rowsum(dO O) {times(before)}"
-    return verdict_on("5", claim, OTHER_DELTA, word, measured, note=note)
 
 
 def _heads(r: Results) -> Verdict:
@@ -238,7 +233,18 @@ CONTROL_RULES = (
 def _controls(r: Results) -> Iterator[Verdict]:
     for case in r.scale.cases:
         if case.mode == "toward-zero":
-            yield _size(r, case)
+            even = r.of(case.name, f"ties-to-even {case.bits - 1}")
+            worse = r.of(case.name, f"stochastic {case.bits - 1}")
+            claim = (
+                "it is the sign of O's error, not its size: nearest-even of the same RMS is stable"
+            )
+            more = f"; stochastic with 1.4 times the RMS: {times(worse)}" if worse else ""
+            word = stable_word(even) if r.fails(case.name) else Word.NOT_TESTABLE
+            measured = (
+                f"p = {case.bits - 1} nearest-even {times(even)}; p = {case.bits} toward zero"
+                f" {times(r.of(case.name, FAILS))}{more}"
+            )
+            yield verdict_on(CONTROL, claim, case.name, word, measured)
     for case in r.scale.cases:
         yield from _modes(r, case)
     for row, claim in BEYOND.items():
@@ -254,20 +260,6 @@ def _controls(r: Results) -> Iterator[Verdict]:
             yield _factorial(r, case)
     yield identity(r)
     yield within(r)
-
-
-def _size(r: Results, case: Case) -> Verdict:
-    """Return the verdict on case A against nearest-even with one bit less, of the same RMS."""
-    own = r.of(case.name, f"ties-to-even {case.bits - 1}")
-    worse = r.of(case.name, f"stochastic {case.bits - 1}")
-    claim = "it is the sign of O's error, not its size: nearest-even of the same RMS is stable"
-    more = f"; stochastic with 1.4 times the RMS: {times(worse)}" if worse else ""
-    word = stable_word(own) if r.fails(case.name) else Word.NOT_TESTABLE
-    measured = (
-        f"p = {case.bits - 1} nearest-even {times(own)}; p = {case.bits} toward zero"
-        f" {times(r.of(case.name, FAILS))}{more}"
-    )
-    return verdict_on(CONTROL, claim, case.name, word, measured)
 
 
 def _modes(r: Results, case: Case) -> Iterator[Verdict]:

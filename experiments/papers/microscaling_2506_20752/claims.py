@@ -54,13 +54,6 @@ RULES = (
 
 def training(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the divergence: of formats, as published, and in other settings."""
-    yield from _instability(found)
-    yield from _paper(found)
-    yield from _effects(found)
-
-
-def _instability(found: Found) -> Iterator[Verdict]:
-    """Yield verdicts: does a format diverge on rows on which FP32 does not?"""
     scale = found.scale
     exact, beside = found.of(scale.base.name, EXACT), found.base(EXACT)
     for name in scale.formats:
@@ -77,6 +70,33 @@ def _instability(found: Found) -> Iterator[Verdict]:
         if len(scale.base.rates) > 1:
             claim = f"{name} lowers the rate at which training diverges by 5 % or more"
             yield _limit("1", claim, "all rates", own, exact, SMALLER)
+    claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
+    if scale.paper is None:
+        yield verdict_on("4", claim, "-", Word.NOT_TESTABLE, "not run at this scale")
+    exact, formats = found.paper.get(EXACT, ()), scale.paper[1] if scale.paper else ()
+    for name in formats:
+        own = found.paper.get(name, ())
+        if scale.paper and own and exact and name != EXACT:
+            config = scale.paper[0].config
+            case, measured = f"{name}, lr {config.lr:g}, {config.steps} steps", counted(own)
+            measured = f"{measured}; FP32 {counted(exact)}"
+            yield verdict_on("4", claim, case, _lone(own, exact), measured)
+    for setting in scale.settings[1:]:
+        for name in scale.few:
+            own, base = found.of(setting.name, name), found.of(scale.base.name, name)
+            if own and base and len(setting.rates) > 1:
+                place, ours = (setting.name, name == EXACT), f"ours: {setting.name} moves the limit"
+                claim, holds = EFFECTS.get(place, (ours, None))
+                yield _limit("2", claim, f"{setting.name}, {name}", own, base, holds)
+    claim = "the format diverges earlier than FP32 on the same rows"
+    for setting in scale.settings[1:]:
+        for name in scale.few:
+            own, exact = found.of(setting.name, name), found.of(setting.name, EXACT)
+            if own and exact and name != EXACT:
+                wins = signs(paired(own, exact))
+                count = f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)}"
+                case = f"{setting.name}, {name}"
+                yield verdict_on("2", claim, case, wins.word, f"{count} at all rates")
 
 
 def _smooth(own: Runs) -> Word:
@@ -94,43 +114,6 @@ def _lone(own: Runs, exact: Runs) -> Word:
     word = signs(paired(own, exact)).word
     is_rare = not diverged(own) and share(0, len(own))[1] < HALF
     return Word.CONTRADICTS if word is Word.UNDECIDED and is_rare else word
-
-
-def _paper(found: Found) -> Iterator[Verdict]:
-    """Yield verdicts on the published setting, for as many steps as it was run."""
-    claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
-    if found.scale.paper is None:
-        yield verdict_on("4", claim, "-", Word.NOT_TESTABLE, "not run at this scale")
-        return
-    setting, formats, _ = found.scale.paper
-    exact = found.paper.get(EXACT, ())
-    for name in formats:
-        own = found.paper.get(name, ())
-        if own and exact and name != EXACT:
-            case = f"{name}, lr {setting.config.lr:g}, {setting.config.steps} steps"
-            measured = f"{counted(own)}; FP32 {counted(exact)}"
-            yield verdict_on("4", claim, case, _lone(own, exact), measured)
-
-
-def _effects(found: Found) -> Iterator[Verdict]:
-    """Yield what each change of the student does to the rates at which FP32 and the format fail."""
-    scale = found.scale
-    for setting in scale.settings[1:]:
-        for name in scale.few:
-            own, base = found.of(setting.name, name), found.of(scale.base.name, name)
-            if own and base and len(setting.rates) > 1:
-                place, ours = (setting.name, name == EXACT), f"ours: {setting.name} moves the limit"
-                claim, holds = EFFECTS.get(place, (ours, None))
-                yield _limit("2", claim, f"{setting.name}, {name}", own, base, holds)
-    claim = "the format diverges earlier than FP32 on the same rows"
-    for setting in scale.settings[1:]:
-        for name in scale.few:
-            own, exact = found.of(setting.name, name), found.of(setting.name, EXACT)
-            if own and exact and name != EXACT:
-                wins = signs(paired(own, exact))
-                count = f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)}"
-                case = f"{setting.name}, {name}"
-                yield verdict_on("2", claim, case, wins.word, f"{count} at all rates")
 
 
 EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
@@ -354,7 +337,22 @@ def arms(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on recipes from the first step on, then on each lead's arms and shams."""
     yield from _hybrids(found)
     for lead in found.leads:
-        yield _scatter(found, lead)
+        moved = [
+            abs(r.time - runs[UNCHANGED].time)
+            for (_, at), runs in found.parted.items()
+            if at == lead
+            for name, r in runs.items()
+            if name.startswith(SHAM)
+        ]
+        lived = sum(map(math.isinf, moved))
+        steps = sorted(x for x in moved if math.isfinite(x))
+        distance = "none diverged"
+        if steps:
+            distance = f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
+        claim = "ours: a change of half an ulp in one step moves the divergence"
+        word = Word.AGREES if any(moved) else Word.CONTRADICTS
+        measured = f"by {distance}; {lived} of {len(moved)} did not diverge"
+        yield verdict_on("4", claim, f"shams, {lead} steps before", word, measured)
         yield from map(_arm, outcomes(found.parted, lead))
     if not found.leads:
         claim = "precision of LN or activations averts the divergence"
@@ -381,26 +379,6 @@ def _hybrids(found: Found) -> Iterator[Verdict]:
             word = Word.AGREES if stable else Word.CONTRADICTS if failed else Word.UNDECIDED
             measured = f"{counted(own)}; {mx} alone {counted(base)}; later in {wins.earlier} of"
             yield verdict_on("recipe", claim, name, word, f"{measured} {len(own)} seeds")
-
-
-def _scatter(found: Found, lead: int) -> Verdict:
-    """Return how much the step of divergence moves by itself."""
-    moved = [
-        abs(r.time - runs[UNCHANGED].time)
-        for (_, at), runs in found.parted.items()
-        if at == lead
-        for name, r in runs.items()
-        if name.startswith(SHAM)
-    ]
-    lived = sum(map(math.isinf, moved))
-    steps = sorted(x for x in moved if math.isfinite(x))
-    distance = "none diverged"
-    if steps:
-        distance = f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
-    claim = "ours: a change of half an ulp in one step moves the divergence"
-    word = Word.AGREES if any(moved) else Word.CONTRADICTS
-    measured = f"by {distance}; {lived} of {len(moved)} did not diverge"
-    return verdict_on("4", claim, f"shams, {lead} steps before", word, measured)
 
 
 def _arm(o: Outcome) -> Verdict:

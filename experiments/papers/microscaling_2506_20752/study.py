@@ -78,7 +78,29 @@ def opening(found: Found) -> Picture | None:
     lines = [UNCHANGED, SHAMS, *arms]
     figure, axes = canvas(0.9 + 0.27 * len(lines), 1, len(leads), sharey=True)
     for ax, lead in zip(axes[0], leads, strict=True):
-        _panel(ax, found, lead, lines)
+        words = {o.name: o.effect for o in outcomes(found.parted, lead)}
+        by_seed = {seed: arms_of for (seed, at), arms_of in found.parted.items() if at == lead}
+        widest = 0.0
+        for row, line in enumerate(lines):
+            ax.axhline(row, color=GRID, lw=0.8, zorder=0)
+            if line in words:
+                alpha = 0.0 if words[line] is Effect.NONE else 0.13
+                ax.axhspan(row - 0.45, row + 0.45, color=COLOUR[words[line]], alpha=alpha, lw=0)
+            for i, arms_of in enumerate(by_seed.values()):
+                parting = min(
+                    first for r in arms_of.values() for first, _ in r.condition.changes if first
+                )
+                y = row + 0.5 * ((i + 0.5) / len(by_seed) - 0.5)
+                for name, r in arms_of.items():
+                    if name == line or (line == SHAMS and name.startswith(SHAM)):
+                        x = float(min(r.time, r.steps) - parting)
+                        ax.plot(
+                            x, y, "o", ms=4.2, alpha=0.85, **(DIED if r.time < math.inf else LIVED)
+                        )
+                        widest = max(widest, x)
+        ax.set_xlim(-0.02 * widest, 1.06 * widest)
+        ax.axvline(lead, color=INK, lw=0.7, ls=":")
+        ax.tick_params(axis="y", length=0)
         ax.set_title(f"changed {lead} steps before", fontsize=9.5, loc="left", color=INK)
     figure.supxlabel("steps from the change to divergence (hollow: none)", fontsize=9.5)
     _names(axes[0, 0], lines, size=9, top=-0.6)
@@ -89,28 +111,6 @@ def _names(ax: Axes, names: Sequence[str], size: float, top: float = -0.5) -> No
     """Name the rows of a picture, from the top."""
     ax.set_yticks(range(len(names)), names, fontsize=size)
     ax.set_ylim(len(names) - 0.5, top)
-
-
-def _panel(ax: Axes, found: Found, lead: int, lines: Sequence[str]) -> None:
-    words = {o.name: o.effect for o in outcomes(found.parted, lead)}
-    by_seed = {seed: runs for (seed, at), runs in found.parted.items() if at == lead}
-    widest = 0.0
-    for row, line in enumerate(lines):
-        ax.axhline(row, color=GRID, lw=0.8, zorder=0)
-        if line in words:
-            alpha = 0.0 if words[line] is Effect.NONE else 0.13
-            ax.axhspan(row - 0.45, row + 0.45, color=COLOUR[words[line]], alpha=alpha, lw=0)
-        for i, runs in enumerate(by_seed.values()):
-            parting = min(first for r in runs.values() for first, _ in r.condition.changes if first)
-            y = row + 0.5 * ((i + 0.5) / len(by_seed) - 0.5)
-            for name, r in runs.items():
-                if name == line or (line == SHAMS and name.startswith(SHAM)):
-                    x = float(min(r.time, r.steps) - parting)
-                    ax.plot(x, y, "o", ms=4.2, alpha=0.85, **(DIED if r.time < math.inf else LIVED))
-                    widest = max(widest, x)
-    ax.set_xlim(-0.02 * widest, 1.06 * widest)
-    ax.axvline(lead, color=INK, lw=0.7, ls=":")
-    ax.tick_params(axis="y", length=0)
 
 
 def formats(found: Found) -> Picture | None:
@@ -126,7 +126,13 @@ def formats(found: Found) -> Picture | None:
         for row, name in enumerate(own):
             for column, rate in enumerate(setting.rates):
                 if runs := found.of(setting.name, name, rate):
-                    _cell(ax, row, column, runs)
+                    k = diverged(runs)
+                    corner, colour = (column - 0.49, row - 0.46), SHARE(k / len(runs))
+                    ax.add_patch(Rectangle(corner, 0.98, 0.92, color=colour, lw=0))
+                    steps = [r.diverged for r in runs if r.diverged is not None]
+                    text = f"{k}/{len(runs)}" + (f" at {np.median(steps):.0f}" if steps else "")
+                    ink = "white" if k == len(runs) else INK
+                    ax.text(column, row, text, ha="center", va="center", fontsize=8, color=ink)
         rates = [f"{rate:g}" for rate in setting.rates]
         ax.set_xticks(range(len(rates)), rates, fontsize=8.5)
         _names(ax, own, size=8.5)
@@ -136,16 +142,6 @@ def formats(found: Found) -> Picture | None:
         ax.tick_params(length=0)
     axes.flat[-1].set_xlabel("learning rate")
     return figure
-
-
-def _cell(ax: Axes, row: int, column: int, own: Runs) -> None:
-    k = diverged(own)
-    corner, colour = (column - 0.49, row - 0.46), SHARE(k / len(own))
-    ax.add_patch(Rectangle(corner, 0.98, 0.92, color=colour, lw=0))
-    steps = [r.diverged for r in own if r.diverged is not None]
-    text = f"{k}/{len(own)}" + (f" at {np.median(steps):.0f}" if steps else "")
-    ink = "white" if k == len(own) else INK
-    ax.text(column, row, text, ha="center", va="center", fontsize=8, color=ink)
 
 
 def growth(found: Found) -> Picture | None:

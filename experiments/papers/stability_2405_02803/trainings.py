@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -186,7 +187,13 @@ def run(t: Training, progress: Callable[[int], None]) -> Drifts:
     looks, waiting = list[Look](), [side.taken() for side in sides]
     for first, last in pairwise(t.steps):
         for number in range(first, last):
-            _advance(sides, number, {seed: b.batch(number) for seed, b in batches.items()})
+            drawn = {seed: b.batch(number) for seed, b in batches.items()}
+            with ThreadPoolExecutor() if number == 0 else nullcontext() as pool:
+                list(
+                    (pool.map if pool else map)(
+                        partial(Side.advance, number=number, batches=drawn), sides
+                    )
+                )
         looks.append(_look(waiting, t))  # meanwhile the device works on the steps sent since
         waiting = [side.taken() for side in sides]
         progress(last)
@@ -199,12 +206,6 @@ def run(t: Training, progress: Callable[[int], None]) -> Drifts:
         }
         for pair in t.pairs
     }
-
-
-def _advance(sides: Sequence[Side], number: int, drawn: dict[int, np.ndarray]) -> None:
-    """Do one step of every side; the first step compiles, for all at the same time."""
-    with ThreadPoolExecutor() if number == 0 else nullcontext() as pool:
-        list((pool.map if pool else map)(lambda side: side.advance(number, drawn), sides))
 
 
 def _look(taken: Sequence[tuple[Sequence[Place], Any, list[Any]]], t: Training) -> Look:

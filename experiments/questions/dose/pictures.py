@@ -35,24 +35,20 @@ def survival(ax: Axes, style: tuple[str, str], series: Mapping[float, Sequence[R
     colour, marker = style
     times = {x: time_of(runs) for x, runs in series.items()}
     for (x, time), runs in zip(times.items(), series.values(), strict=True):
-        _seeds(ax, x, time, runs, colour)
+        died = [run.diverged for run in runs if run.diverged is not None]
+        ax.plot([x] * len(died), died, ".", color=colour, ms=7, alpha=0.55, mew=0)
+        ends = [min(time.low, time.steps), min(time.high, time.steps)]
+        ax.plot([x, x], ends, "-", color=colour, lw=1.0)
+        if time.diverged < time.runs:
+            arrow = {"arrowstyle": "->", "color": colour, "lw": 1.3}
+            ax.annotate("", (x, time.steps * 1.22), (x, time.steps), arrowprops=arrow)
+        if 0 < time.diverged < time.runs:
+            place, left = (x, time.steps * 1.26), str(time.runs - time.diverged)
+            ax.annotate(left, place, ha="center", va="bottom", fontsize=7, color=colour)
     ax.plot(list(times), [_middle(t) for t in times.values()], color=colour, lw=1.3, alpha=0.8)
     for x, time in times.items():
         face = colour if math.isfinite(time.middle) else "white"
         ax.plot(x, _middle(time), marker, color=colour, ms=5, mfc=face)
-
-
-def _seeds(ax: Axes, x: float, time: Time, runs: Sequence[Run[Any]], colour: str) -> None:
-    died = [run.diverged for run in runs if run.diverged is not None]
-    ax.plot([x] * len(died), died, ".", color=colour, ms=7, alpha=0.55, mew=0)
-    ends = [min(time.low, time.steps), min(time.high, time.steps)]
-    ax.plot([x, x], ends, "-", color=colour, lw=1.0)
-    if time.diverged < time.runs:
-        arrow = {"arrowstyle": "->", "color": colour, "lw": 1.3}
-        ax.annotate("", (x, time.steps * 1.22), (x, time.steps), arrowprops=arrow)
-    if 0 < time.diverged < time.runs:
-        place, left = (x, time.steps * 1.26), str(time.runs - time.diverged)
-        ax.annotate(left, place, ha="center", va="bottom", fontsize=7, color=colour)
 
 
 def _middle(time: Time) -> float:
@@ -101,25 +97,21 @@ def losses(r: Results) -> Figure:
         exact = [r.exact(run).loss for _, _, own in series for runs in own.values() for run in runs]
         ax.axhspan(np.nanmin(exact), np.nanmax(exact), color=BAND, lw=0, zorder=0)
         for mode, aside, own in series:
-            _losses(ax, mode, aside, own)
+            colour, marker = _style(mode)
+            top: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+            middle = []
+            for p, those in own.items():
+                seen = [run.loss for run in those if math.isfinite(run.loss)]
+                ax.plot([p + aside] * len(seen), seen, ".", color=colour, ms=5, alpha=0.45, mew=0)
+                if len(seen) < len(those):
+                    ax.plot(p + aside, 0.98, "x", color=colour, **top)
+                median = float(np.median([*seen, *[math.inf] * (len(those) - len(seen))]))
+                middle.append(median if math.isfinite(median) else math.nan)
+            ax.plot([p + aside for p in own], middle, color=colour, marker=marker, ms=5, lw=1.3)
         ax.set_yscale("log")
         decades(ax)
     axes[0].set_ylabel("final loss, nats (mean of 50 steps)")
     return _legend(figure, r)
-
-
-def _losses(ax: Axes, mode: RoundingMode, aside: float, series: Mapping[int, Runs]) -> None:
-    colour, marker = _style(mode)
-    top: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False}
-    middle = []
-    for p, own in series.items():
-        seen = [run.loss for run in own if math.isfinite(run.loss)]
-        ax.plot([p + aside] * len(seen), seen, ".", color=colour, ms=5, alpha=0.45, mew=0)
-        if len(seen) < len(own):
-            ax.plot(p + aside, 0.98, "x", color=colour, **top)
-        median = float(np.median([*seen, *[math.inf] * (len(own) - len(seen))]))
-        middle.append(median if math.isfinite(median) else math.nan)
-    ax.plot([p + aside for p in series], middle, color=colour, marker=marker, ms=5, lw=1.3)
 
 
 def norms(r: Results) -> Figure:
@@ -284,7 +276,18 @@ def thresholds(found: Found, columns: Sequence[Column]) -> Figure:
     for ax, factor in zip(axes.flat, factors, strict=True):
         own = [c for c in columns if c.factor == factor]
         for x, column in enumerate(own):
-            _column(ax, x, found, column.group, bits)
+            group = column.group
+            star = found.threshold(group)
+            for own_case in found.cases:
+                if own_case.group != group:
+                    continue
+                t, bit = found.time(own_case), own_case.dose.bits
+                y, is_star = bits.index(bit), bit == star
+                face, lw = RED(0.85 * t.diverged / t.runs), 2.2 if is_star else 0.5
+                ax.bar(x, 0.94, 0.94, y - 0.47, color=face, ec="#cbd2d9", lw=lw, zorder=1)
+                ax.text(x, y, t.count, ha="center", va="center", fontsize=8, color=INK, zorder=3)
+                if is_star:
+                    ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)
         ax.set_xticks(range(len(own)), [f"{c.value:g}" for c in own])
         for label, column in zip(ax.get_xticklabels(), own, strict=True):
             label.set_fontweight("bold" if column.usual else "normal")
@@ -294,20 +297,6 @@ def thresholds(found: Found, columns: Sequence[Column]) -> Figure:
         ax.set_yticks(range(len(bits)), [EXACT if p == MOST_BITS else str(p) for p in bits])
     axes[0, 0].set_ylabel("significand bits p")
     return figure
-
-
-def _column(ax: Axes, x: int, found: Found, group: str, bits: Sequence[int]) -> None:
-    star = found.threshold(group)
-    for case in found.cases:
-        if case.group != group:
-            continue
-        t, p = found.time(case), case.dose.bits
-        y, is_star = bits.index(p), p == star
-        face, lw = RED(0.85 * t.diverged / t.runs), 2.2 if is_star else 0.5
-        ax.bar(x, 0.94, 0.94, y - 0.47, color=face, ec="#cbd2d9", lw=lw, zorder=1)
-        ax.text(x, y, t.count, ha="center", va="center", fontsize=8, color=INK, zorder=3)
-        if is_star:
-            ax.bar(x, 0.94, 0.94, y - 0.47, fill=False, ec=INK, lw=1.6, zorder=2)
 
 
 ROW = 0.27  # inches
@@ -323,7 +312,15 @@ def strips(found: Found) -> Figure:
     for ax, (group, own) in zip(axes.flat, groups.items(), strict=True):
         ax.set_title(group, fontsize=9.5, loc="left", color=INK)
         for place, runs in enumerate(own.values()):
-            _strip(ax, place, runs, steps)
+            ax.plot([0, steps], [place, place], color=GRID, lw=0.8, zorder=0)
+            lived = [run for run in runs if run.diverged is None]
+            died = [float(run.diverged) for run in runs if run.diverged is not None]
+            ax.plot(died, [place] * len(died), "o", color=LETHAL, ms=6, alpha=0.75, mew=0)
+            spread = [steps * (1 - 0.013 * i) for i in range(len(lived))]
+            ax.plot(spread, [place] * len(lived), "o", color=CALM, ms=5, mfc="white")
+            colour = LETHAL if len(died) > len(lived) else INK if died else QUIET
+            text = f"{len(died)} of {len(runs)}"
+            ax.text(1.03 * steps, place, text, va="center", fontsize=8.5, color=colour)
         ax.set_yticks(range(len(own)), [case.name for case in own])
         ax.set_ylim(len(own) - 0.45, -0.55)
         ax.set_xlim(0, 1.16 * steps)
@@ -332,15 +329,3 @@ def strips(found: Found) -> Figure:
         ax.tick_params(axis="y", length=0)
     axes.flat[-1].set_xlabel("steps to divergence; hollow: none until the end")
     return figure
-
-
-def _strip(ax: Axes, place: int, runs: Runs, steps: int) -> None:
-    ax.plot([0, steps], [place, place], color=GRID, lw=0.8, zorder=0)
-    lived = [run for run in runs if run.diverged is None]
-    died = [float(run.diverged) for run in runs if run.diverged is not None]
-    ax.plot(died, [place] * len(died), "o", color=LETHAL, ms=6, alpha=0.75, mew=0)
-    spread = [steps * (1 - 0.013 * i) for i in range(len(lived))]
-    ax.plot(spread, [place] * len(lived), "o", color=CALM, ms=5, mfc="white")
-    colour = LETHAL if len(died) > len(lived) else INK if died else QUIET
-    text = f"{len(died)} of {len(runs)}"
-    ax.text(1.03 * steps, place, text, va="center", fontsize=8.5, color=colour)
