@@ -14,27 +14,25 @@ from scipy.stats import rankdata
 
 from roundscope.experiments.framework.counts import diverged, times
 from roundscope.experiments.framework.verdicts import Verdict, Word, interval, verdict_on
-from roundscope.experiments.papers.failure_2510_04212.conditions import (
+from roundscope.experiments.papers.failure_2510_04212.trials import (
     ALONE,
     AMPLIFIED,
     EXACT,
     FAILS,
     FP32,
     HALVES,
+    LARGEST,
     ONCE,
     OTHER_DELTA,
     PUBLISHED,
-    UNFUSED,
-    Case,
-    cell,
-)
-from roundscope.experiments.papers.failure_2510_04212.trials import (
-    LARGEST,
     RANDOM,
     SMALLEST,
+    UNFUSED,
+    Case,
     Own,
     Results,
     Trial,
+    cell,
     drift,
     middle,
     split,

@@ -20,9 +20,9 @@ from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
 from roundscope.experiments.framework.words import NAMED
-from roundscope.experiments.papers.failure_2510_04212 import claims, conditions, static
+from roundscope.experiments.papers.failure_2510_04212 import claims, static
 from roundscope.experiments.papers.failure_2510_04212 import trials as training
-from roundscope.experiments.papers.failure_2510_04212.conditions import (
+from roundscope.experiments.papers.failure_2510_04212.trials import (
     ALONE,
     AMPLIFIED,
     EXACT,
@@ -31,17 +31,15 @@ from roundscope.experiments.papers.failure_2510_04212.conditions import (
     HALVES,
     ONCE,
     OTHER_DELTA,
+    PICKED,
     PUBLISHED,
     UNFUSED,
-    Scale,
-    cell,
-)
-from roundscope.experiments.papers.failure_2510_04212.trials import (
-    PICKED,
     Entry,
     Own,
     Results,
+    Scale,
     Trial,
+    cell,
     chosen,
     chosen_rows,
     drift,
@@ -83,7 +81,7 @@ PARTIAL = (
 
 def asked(quick: bool) -> Study[Results]:
     """Return the study at the scale of --quick, or in full."""
-    return study(conditions.QUICK if quick else conditions.FULL)
+    return study(training.QUICK if quick else training.FULL)
 
 
 def study(scale: Scale) -> Study[Results]:

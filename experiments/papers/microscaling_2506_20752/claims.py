@@ -1,6 +1,10 @@
 """Verdicts on what trainings show: does it fail, on what does that depend, and where from?
 
-At the end are those on what averts the failure; `code` has those on the released code.
+At the end is what averts the failure (the paper's figure 4, and ours), beyond what the smallest
+change of the state does by itself. Training is chaotic: half an ulp in one step moves the step of
+divergence. So every seed has shams beside its arms, and an arm counts where it outlives the
+unchanged run and all shams of its seed. If the arm were one of them, it would be the last with
+probability 1 / (shams + 2) or less; so many wins over seeds have a binomial probability.
 """
 
 import math
@@ -24,13 +28,15 @@ from roundscope.experiments.framework.verdicts import (
     number,
     verdict_on,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
     FORWARD,
     HYBRID,
     PAPER,
     SHAM,
+    Found,
+    Parted,
+    Runs,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, Parted, Runs
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT, UNCHANGED, Arm
 from roundscope.experiments.train.student.run import measures, paired

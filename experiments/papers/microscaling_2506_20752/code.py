@@ -33,8 +33,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     outcome,
     runs_of,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import FROZEN
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import FROZEN, Found
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.run import paired
 

@@ -34,16 +34,14 @@ from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     outcomes,
     runs_of,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
     FROZEN,
     FULL,
     QUICK,
     SHAM,
-    Scale,
-)
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
     Found,
     Runs,
+    Scale,
     planned,
     read,
 )

@@ -31,8 +31,10 @@ from roundscope.experiments.framework.verdicts import (
     judge,
     verdict_on,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
     BF16,
+    CASES,
+    COPIES,
     E5M2,
     ENDS,
     FIRST,
@@ -46,14 +48,10 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     RCEIL,
     RCEIL_SR,
     WORDS,
-    Scale,
-    gpt_arms,
-)
-from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
-    CASES,
-    COPIES,
     Results,
     Runs,
+    Scale,
+    gpt_arms,
     losses,
     planned,
     read,

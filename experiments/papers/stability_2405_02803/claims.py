@@ -28,20 +28,22 @@ from roundscope.experiments.framework.verdicts import (
     together,
     verdict_on,
 )
-from roundscope.experiments.papers.stability_2405_02803.conditions import (
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
     BASELINE,
     CONTROLS,
     FAMILIES,
     FORMATS,
     ROW_SUM,
     TILED,
+    Column,
     Point,
+    Results,
     Scale,
     at,
     biased,
     narrow,
+    queries,
 )
-from roundscope.experiments.papers.stability_2405_02803.measuring import Column, Results, queries
 from roundscope.tools.sweep.measuring.metrics import METRICS
 
 OWN = "unfused in the same formats"

@@ -23,8 +23,7 @@ from roundscope.experiments.framework.verdicts import (
     judge,
     verdict_on,
 )
-from roundscope.experiments.papers.stability_2405_02803.conditions import Scale
-from roundscope.experiments.papers.stability_2405_02803.measuring import Results, drift_query
+from roundscope.experiments.papers.stability_2405_02803.measuring import Results, Scale, drift_query
 from roundscope.experiments.papers.stability_2405_02803.trainings import PAIRS, Training
 
 METRICS = {"wasserstein": "Wasserstein", "max_difference": "largest difference"}

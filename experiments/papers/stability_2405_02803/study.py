@@ -39,27 +39,29 @@ from roundscope.experiments.papers.stability_2405_02803.claims import (
     excess,
     unfused,
 )
-from roundscope.experiments.papers.stability_2405_02803.conditions import (
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
     BASELINE,
     CONTROLS,
     EMULATIONS,
     EVENTS,
     EXACT,
     FAMILIES,
+    FILE,
     FORMATS,
     FULL,
     GROUPS,
     INPUTS,
     QUICK,
     REAL,
+    Results,
     Scale,
     at,
     biased,
     cells,
+    measured,
     narrow,
     shapes,
 )
-from roundscope.experiments.papers.stability_2405_02803.measuring import FILE, Results, measured
 from roundscope.tools.errors import bad
 from roundscope.tools.sweep.conditions.axes import ENGINES
 from roundscope.tools.sweep.conditions.cell import Cell

@@ -1,6 +1,7 @@
 """`roundscope reproduce alarm`: does the drift of a few heads, seen every 25 steps, warn in time?
 
-First the alarm of a stored run, and how the runs that choose a threshold choose it; then the study.
+The runs of `CHOOSE` choose the threshold of the alarm. The runs of `TEST` say how often it is
+right: they have other events, rates, sizes, algorithms and seeds.
 """
 
 import math

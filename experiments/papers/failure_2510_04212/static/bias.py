@@ -7,6 +7,13 @@ format. V are p-bit numbers drawn from [1, 2), u = ulp(V), and the residual r is
 2^j sums is a tie, all others cancel in pairs; r sends every tie away from zero, so
 
     mean error = u / 2 - mean r          whatever k and whatever the format (PAPERS 1.8)
+
+Behind it is the output's sign where two keys share the maximum, so both P are 1, and a third has
+P = e^-8 to e^-10 and a V of c x the mean of the first two; all V are negative:
+
+    qiu-yao     rounds V1 + V2 + P3 V3: the residual has V's sign, and O is too low
+    fa2-bf16    rounds (V1 + V2 + P3 V3) / (2 + P3): beside (V1 + V2) / 2 it lies by
+                P3 (V3 - mean) / 2, so the sign of c - 1 decides
 """
 
 from collections.abc import Callable

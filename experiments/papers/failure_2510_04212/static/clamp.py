@@ -8,6 +8,11 @@ The cases are those of PAPERS 1.7-A, with the clamp, with a smaller one, without
 stabilizer. A tied row's maximum moves by shift = (beta - 1) r_m (by -r_m where r_m < 0), so its row
 sum is about 2 e^-shift. Where that is below 1e-10, from a shift of 23.03 on, the clamp is the row
 sum: the row's output, and P in its backward, are scaled toward 0.
+
+Behind it is how far the repair would move tied rows in real tensors and in trainings: past the
+clamp, or not at all? Scores are in BF16, as the released code has them; a row is tied if several of
+them are at least r_m - 1e-3. A shift below the tie window of BF16, 1.96e-3, rounds P back to 1 and
+repairs nothing.
 """
 
 import math

@@ -4,6 +4,10 @@ It is measured on real and on constructed tensors. P = exp(S - m) rounds to 1 up
 2^-(p+1)) below the maximum (PAPERS 1.5, edge case 4), which is 16 times as wide in E4M3 as in BF16.
 The plans are qiu-yao with P in the format and one key tile, and the same with FP32 scores, as
 production kernels have them.
+
+Rows 5 and 6: rowsum(dO O) = rowsum(P dP) needs one P, and rowsum(P) = 1. A kernel recomputes
+P_B = exp(S_B - L); if its S_B are not the forward's scores, a row of dS = P_B (dP - delta) with
+delta = rowsum(P_B dP) sums to delta (1 - rowsum P_B), not to 0.
 """
 
 import math

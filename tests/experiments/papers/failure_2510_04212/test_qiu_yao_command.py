@@ -17,18 +17,10 @@ from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.study import Static
 from roundscope.experiments.options import ReproduceOptions
 from roundscope.experiments.papers.failure_2510_04212 import (
-    conditions,
     static,
     trials,
 )
 from roundscope.experiments.papers.failure_2510_04212.claims import judged
-from roundscope.experiments.papers.failure_2510_04212.conditions import (
-    FAILS,
-    FP32,
-    FULL,
-    QUICK,
-    rows,
-)
 from roundscope.experiments.papers.failure_2510_04212.study import (
     LINES,
     answer,
@@ -39,12 +31,17 @@ from roundscope.experiments.papers.failure_2510_04212.study import (
 )
 from roundscope.experiments.papers.failure_2510_04212.study import rows as lines
 from roundscope.experiments.papers.failure_2510_04212.trials import (
+    FAILS,
+    FP32,
+    FULL,
+    QUICK,
     Results,
     Trial,
     chosen_rows,
     entries,
     executables,
     key,
+    rows,
     split,
     whole,
 )
@@ -73,7 +70,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of two cases, of a model that trains in no time, and whose steps end before the
     looks at dS begin.
     """
-    monkeypatch.setattr(conditions, "QUICK", TINY)
+    monkeypatch.setattr(trials, "QUICK", TINY)
     monkeypatch.setattr(static, "static", lambda progress: Static())
     monkeypatch.setattr(
         trials,
@@ -120,7 +117,7 @@ def test_killed_run_keeps_whole_launches_and_tells_them(
     next, a page of the launches done that speaks of others or does not say what is missing, and one
     that stays when they are there.
     """
-    monkeypatch.setattr(conditions, "QUICK", SPLIT)
+    monkeypatch.setattr(trials, "QUICK", SPLIT)
     calls: list[int] = []
 
     def dying(scale, group, progress):
@@ -252,7 +249,7 @@ def test_record_that_is_not_complete_draws_and_trains_nothing(
     """Catches --draw that goes on, a page that does not say what is missing, and one that tells
     half of a case.
     """
-    monkeypatch.setattr(conditions, "QUICK", SPLIT)
+    monkeypatch.setattr(trials, "QUICK", SPLIT)
     monkeypatch.setattr(trials, "launch", refused)
     monkeypatch.setattr(static, "static", refused)
     first, *_, last = executables(SPLIT, [e.trial for e in entries(SPLIT)])

@@ -19,8 +19,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     outcome,
     outcomes,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import QUICK, Found
 from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.run import paired
 from tests.experiments.papers.microscaling_2506_20752.made import run

@@ -17,7 +17,7 @@ from roundscope.experiments.framework.command import measure
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.mxfp8_2506_08027 import measurements, study
-from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
     BF16,
     E5M2,
     ENDS,
@@ -29,13 +29,13 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     QUICK,
     RCEIL,
     Trial,
+    collected,
     gpt_arms,
     key,
     proxy_arms,
     settings_of,
     trials,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.measurements import collected
 from roundscope.experiments.train.gpt.linear import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
 from roundscope.experiments.train.mx import INDEX

@@ -10,7 +10,7 @@ import pytest
 
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.stability_2405_02803 import claims
-from roundscope.experiments.papers.stability_2405_02803.conditions import (
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
     BASELINE,
     CONTROLS,
     FORMATS,
@@ -18,9 +18,9 @@ from roundscope.experiments.papers.stability_2405_02803.conditions import (
     QUICK,
     at,
     biased,
+    gathered,
     narrow,
 )
-from roundscope.experiments.papers.stability_2405_02803.measuring import gathered
 from roundscope.experiments.papers.stability_2405_02803.study import answer, judged
 from tests.experiments.papers.stability_2405_02803.synthetic import results, rows
 

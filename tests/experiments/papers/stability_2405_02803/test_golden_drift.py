@@ -14,9 +14,8 @@ from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.stability_2405_02803 import drift as claims
 from roundscope.experiments.papers.stability_2405_02803 import measuring as kept
 from roundscope.experiments.papers.stability_2405_02803 import trainings
-from roundscope.experiments.papers.stability_2405_02803.conditions import FULL, QUICK
 from roundscope.experiments.papers.stability_2405_02803.drift import draw
-from roundscope.experiments.papers.stability_2405_02803.measuring import Results
+from roundscope.experiments.papers.stability_2405_02803.measuring import FULL, QUICK, Results
 from roundscope.experiments.papers.stability_2405_02803.trainings import (
     OTHER,
     PAIRS,
