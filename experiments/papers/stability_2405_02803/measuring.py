@@ -485,14 +485,6 @@ def read_drifts(path: Path, t: Training) -> tuple[Drifts, list[str]]:
     return drifts, sorted({str(row["device"]) for row in rows})
 
 
-def drift_query(t: Training, pair: str, metric: str, step: int) -> str:
-    """Return SQL over golden.sqlite that gives a column at a look, by seed."""
-    return (
-        f"SELECT seed, {metric} FROM drift WHERE key = '{t.key}' AND pair = '{pair}' AND step ="
-        f" {step}"
-    )
-
-
 def measured(
     out: Path, draw: bool, *, cells: Sequence[Cell], training: Training, jobs: int | None
 ) -> tuple[Outcome, Results | None]:

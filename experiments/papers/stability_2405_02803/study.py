@@ -32,7 +32,7 @@ from roundscope.experiments.framework.verdicts import (
     number,
     verdict_on,
 )
-from roundscope.experiments.papers.stability_2405_02803 import claims, drift
+from roundscope.experiments.papers.stability_2405_02803 import claims, trainings
 from roundscope.experiments.papers.stability_2405_02803.claims import (
     OWN,
     candidates,
@@ -132,7 +132,7 @@ def judged(r: Results, scale: Scale) -> list[Verdict]:
         *claims.figure_5(r, scale),
         *claims.figure_6(r, scale),
         *claims.cause(r, scale),
-        *drift.judged(r, scale),
+        *trainings.judged(r.drifts, scale.training),
         untestable,
         *claims.bias(r, scale),
     ]
@@ -559,7 +559,7 @@ def figures(scale: Scale) -> list[Figure[Results]]:
             "tiling costs. Right: the bias of the output and, for repeated maxima (pairs of equal "
             f"keys, 64 apart), of the event PV. {SEEDS}",
         ),
-        drift.draw: (
+        lambda r, scale: trainings.draw(r.drifts, scale.training): (
             "Fig. 7 and 8: do weights drift apart?",
             f"A byte-level GPT of {c.layers} layers and width {c.width}, trained twice from the "
             "same weights on the same batches; 'other first weights': on the same batches. Thin "
