@@ -27,8 +27,7 @@ def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]
     if study.measure is not None:
         return study.measure(out, draw)
     with opened(out, study.file or study.name) as store:
-        outcome = counted(study, store, 0) if draw else measure(study, store)
-        return outcome, study.results(store)
+        return (counted(study, store, 0) if draw else measure(study, store)), study.results(store)
 
 
 def holds_results(study: Study[Any], out: Path) -> bool:
@@ -69,13 +68,12 @@ def missing(study: Study[Any], store: Store) -> list[Launch]:
 def counted(study: Study[Any], store: Store, ran: int, *, interrupted: bool = False) -> Outcome:
     """Return the outcome: what is stored by now."""
     launches, left = study.launches(store), len(missing(study, store))
-    devices = store.devices(key for launch in launches for key in launch.keys)
     return Outcome(
         launches=len(launches),
         there=len(launches) - left,
         ran=ran,
         interrupted=interrupted,
-        devices=devices,
+        devices=store.devices(key for launch in launches for key in launch.keys),
     )
 
 

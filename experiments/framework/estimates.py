@@ -63,8 +63,7 @@ def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
     if len(x) < 2:
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     shared = set.intersection(*(set(values) for values in series))
-    slopes = {seed: _power(x, [values[seed] for values in series]) for seed in sorted(shared)}
-    return mean(slopes)
+    return mean({seed: _power(x, [values[seed] for values in series]) for seed in sorted(shared)})
 
 
 def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:

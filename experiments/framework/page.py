@@ -80,8 +80,7 @@ def _opening(study: Study[Any], verdicts: Sequence[Verdict], data: Mapping[str, 
     words = ", ".join(f"{counted[w]} {COUNTED.get(w, w)}" for w in Word if counted[w])
     number = f"{len(verdicts)} verdicts: {words}." if verdicts else ""
     run = data["run"]
-    is_whole = run["there"] == run["launches"]
-    why = "To measure it yourself" if is_whole else "Next, the rest of it"
+    why = "To measure it yourself" if (run["there"] == run["launches"]) else "Next, the rest of it"
     return Opening(data["answer"], number, run["command"].replace(" --draw", ""), why)
 
 

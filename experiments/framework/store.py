@@ -86,8 +86,7 @@ class Store:
 def is_there(folder: Path, name: str) -> bool:
     """Return whether a folder has NAME.sqlite, with something in it, or an older one."""
     path = folder / f"{name}.sqlite"
-    is_empty = path.is_file() and path.stat().st_size == 0
-    return (path.exists() and not is_empty) or are_in(folder)
+    return (path.exists() and not (path.is_file() and path.stat().st_size == 0)) or are_in(folder)
 
 
 @contextmanager
@@ -120,10 +119,9 @@ class _Extra(dict[str, Any]):
 
 
 def _stored(key: str, r: Run[Any]) -> dict[str, Any]:
-    condition = asdict(r.condition)
     return {
         "key": key,
-        "condition": json.dumps(condition, default=str),
+        "condition": json.dumps(asdict(r.condition), default=str),
         "seed": r.seed,
         "steps": r.steps,
         "diverged": r.diverged,

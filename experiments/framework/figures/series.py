@@ -56,12 +56,10 @@ def series(
         ax.plot([place] * len(dots), dots, ".", color=color, ms=4.5, alpha=0.28, mew=0)
     centre = np.array([e.mean for e in estimates])
     below = [e.mean - e.low for e in estimates]
-    above = [e.high - e.mean for e in estimates]
-    bars = np.nan_to_num(np.array([below, above]))
     ax.errorbar(
         move,
         centre,
-        bars,
+        np.nan_to_num(np.array([below, [e.high - e.mean for e in estimates]])),
         linestyle=line,
         color=color,
         marker=marker,

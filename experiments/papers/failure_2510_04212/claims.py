@@ -337,8 +337,7 @@ def within(r: Results) -> Verdict:
         "of two seeds of one arithmetic, the one whose rows of dS drift more is the one that"
         " diverges"
     )
-    word = _foretold(paired(mixed) if mixed else math.nan)
-    return verdict_on(OURS, claim, "all", word, measured)
+    return verdict_on(OURS, claim, "all", _foretold(paired(mixed) if mixed else math.nan), measured)
 
 
 def paired(arms: Sequence[Arm]) -> float:
@@ -386,5 +385,4 @@ def above(dead: Sequence[float], alive: Sequence[float]) -> float:
     n, pairs = len(dead), len(dead) * len(alive)
     if not pairs:
         return math.nan
-    ranks = rankdata([*dead, *alive])[:n]
-    return float((ranks.sum() - n * (n + 1) / 2) / pairs)
+    return float((rankdata([*dead, *alive])[:n].sum() - n * (n + 1) / 2) / pairs)

@@ -92,8 +92,7 @@ AT_A_HIGHER_RATE = Case(FASTER, "qiu-yao as it is: BF16, 3\xa0times the rate", (
 def isolated(name: str, bits: int, mode: str) -> Case:
     """Return the paper's mechanism alone, amplified: scores and statistics FP32, O coarser."""
     changes = (f"site={SCORES},{STATS} -> fp32", f"site={PATH} -> {rounded(bits, mode)}")
-    words = f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}"
-    return Case(name, words, changes, bits, mode)
+    return Case(name, f"scores FP32, O {MODES[mode]}, p\xa0=\xa0{bits}", changes, bits, mode)
 
 
 def fewer(bits: int) -> Case:
@@ -170,11 +169,9 @@ def _paper(case: Case) -> Iterator[Row]:
         yield Row("5", "delta = rowsum(P dP)", ("-> delta_from=P_DP",), core=True)
     yield Row("6", "delta from O in FP32, output still rounded", (before, "-> delta_from=O"))
     yield Row("7", "O path FP32", (f"site={PATH} -> fp32",), core=True)
-    core = case.name == AMPLIFIED
-    yield Row("9", "PV, AO and O FP32, output rounded", (before,), core=core)
+    yield Row("9", "PV, AO and O FP32, output rounded", (before,), core=case.name == AMPLIFIED)
     for beta in (2,) if case.name == OTHER_DELTA else (2, 7):
-        words = f"stabilized softmax, beta {beta}"
-        yield Row(f"10 beta {beta}", words, (f"-> stabiliser={beta}",))
+        yield Row(f"10 beta {beta}", f"stabilized softmax, beta {beta}", (f"-> stabiliser={beta}",))
 
 
 def _controls(case: Case) -> Iterator[Row]:
@@ -184,8 +181,7 @@ def _controls(case: Case) -> Iterator[Row]:
     sqrt(1/3) ulp of p bits; stochastic has sqrt(1/6) ulp of its own bits, 0.7 times that of
     nearest-even with one bit less.
     """
-    words = "delta = rowsum(P dP) / rowsum(P)"
-    yield Row("centred", words, ("-> delta_from=CENTRED",), core=True)
+    yield Row("centred", "delta = rowsum(P dP) / rowsum(P)", ("-> delta_from=CENTRED",), core=True)
     if case.name in (FEWER, OTHER_DELTA, FASTER):
         exact = (f"site={SCORES},{STATS} -> fp32",)
         yield Row("scores", "scores, m and l FP32", exact, core=True)

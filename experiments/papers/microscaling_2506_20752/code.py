@@ -264,8 +264,7 @@ Decided = tuple[Word, str]  # and what was measured
 
 def _acts(found: Found, name: str) -> Decided:
     """Decide whether an intervention did anything, at any lead."""
-    every = [outcome(found.parted, lead, name) for lead in found.scale.leads]
-    own = [o for o in every if o.runs]
+    own = [o for o in [outcome(found.parted, lead, name) for lead in found.scale.leads] if o.runs]
     if not own:
         return Word.NOT_TESTABLE, "no interventions were run"
     acted = any(o.effect is not Effect.NONE for o in own)
@@ -278,8 +277,7 @@ def _frozen(found: Found) -> Decided:
     own, base = found.base(f"{found.scale.mx}, {FROZEN}"), found.base(found.scale.mx)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
-    moved = signs(paired(own, base)).word is not Word.UNDECIDED
-    word = Word.AGREES if moved else Word.UNDECIDED
+    word = Word.AGREES if (signs(paired(own, base)).word is not Word.UNDECIDED) else Word.UNDECIDED
     return word, f"{counted(own)}; trained {counted(base)}"
 
 
@@ -296,8 +294,7 @@ def _confounded(found: Found) -> Decided:
     )
     if alone.word is not released.word:
         return Word.AGREES, measured
-    decided = alone.word is not Word.UNDECIDED
-    return (Word.CONTRADICTS if decided else Word.UNDECIDED), measured
+    return (Word.CONTRADICTS if (alone.word is not Word.UNDECIDED) else Word.UNDECIDED), measured
 
 
 def _targets(found: Found) -> Decided:

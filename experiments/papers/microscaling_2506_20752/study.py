@@ -72,8 +72,7 @@ def opening(found: Found) -> Picture | None:
     if not leads:
         return None
     names = dict.fromkeys(n for runs in found.parted.values() for n in runs)
-    arms = [n for n in names if n != UNCHANGED and not n.startswith(SHAM)]
-    lines = [UNCHANGED, SHAMS, *arms]
+    lines = [UNCHANGED, SHAMS, *[n for n in names if n != UNCHANGED and not n.startswith(SHAM)]]
     figure, axes = canvas(0.9 + 0.27 * len(lines), 1, len(leads), sharey=True)
     for ax, lead in zip(axes[0], leads, strict=True):
         words = {o.name: o.effect for o in outcomes(found.parted, lead)}
@@ -385,8 +384,7 @@ def rows(found: Found) -> list[list[str]]:
     """Return the same in words: the columns of TABLE."""
     lines = []
     for place, name, lr, runs in conditions(found):
-        published = place == "published"
-        exact = found.paper.get(EXACT, ()) if published else found.of(place, EXACT)
+        exact = found.paper.get(EXACT, ()) if (place == "published") else found.of(place, EXACT)
         loss = "" if not exact or diverged(runs) else f"{over(runs, exact):.3g}"
         lines.append([place, name, f"{lr:g}", counted(runs), "" if loss == "inf" else loss])
     return lines

@@ -406,7 +406,6 @@ def study(scale: Scale = FULL) -> Study[Results]:
         caption=f"A dot for each seed, the mean and its 95 % interval. {RULE}",
     )
     gpt = {f"gpt.{name}": value for name, value in asdict(scale.gpt).items()}
-    proxy = {f"proxy.{name}": value for name, value in asdict(scale.proxy).items()}
     return Study(
         name="mxfp8",
         question=QUESTION,
@@ -421,7 +420,7 @@ def study(scale: Scale = FULL) -> Study[Results]:
         rules=(JUDGING, ARMS),
         caveats=LEFT_OUT,
         about=about(scale),
-        config=gpt | proxy,
+        config=gpt | {f"proxy.{name}": value for name, value in asdict(scale.proxy).items()},
         scale=scale.name,
     )
 

@@ -339,8 +339,7 @@ def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
             base, changed = narrow(scale, family), narrow(scale, family, **CONTROLS[what])
             found = r.ratio((changed, "rms"), (base, "rms"))
             after = r.ratio((changed, "rms"), (base, "unfused_rms"))
-            output = narrow(scale, family, **CONTROLS["O in FP32"])
-            alone = r.ratio((output, "rms"), (base, "rms"))
+            alone = r.ratio((narrow(scale, family, **CONTROLS["O in FP32"]), "rms"), (base, "rms"))
             hidden = (
                 "AO rounds in every tile, rescaled or not, and hides behind O as O behind AO: O"
                 f" alone in FP32 gives {interval(alone, 'x')}"

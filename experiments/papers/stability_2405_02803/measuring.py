@@ -475,14 +475,13 @@ def read_drifts(path: Path, t: Training) -> tuple[Drifts, list[str]]:
     looks: dict[str, dict[int, list[sqlite3.Row]]] = {}
     for row in rows:
         looks.setdefault(str(row["pair"]), {}).setdefault(int(row["seed"]), []).append(row)
-    drifts = {
+    return {
         pair: {
             seed: Apart(**{n: np.array([_float(row[n]) for row in own]) for n in NUMBERS})
             for seed, own in by_seed.items()
         }
         for pair, by_seed in looks.items()
-    }
-    return drifts, sorted({str(row["device"]) for row in rows})
+    }, sorted({str(row["device"]) for row in rows})
 
 
 def measured(
@@ -511,15 +510,14 @@ def measured(
     results = replace(found, drifts=drifts, trained_on=devices)
     rows = [row for by_seed in results.cells.values() for row in by_seed.values()]
     there = len(rows) + (models if drifts else 0)
-    outcome = Outcome(
+    return Outcome(
         launches=launches,
         there=there,
         ran=done,
         interrupted=interrupted,
         devices=sorted({str(row["device"]) for row in rows} | set(devices)),
         failure=next((str(row["error"]) for row in results.failed), ""),
-    )
-    return outcome, None if interrupted or not there else results
+    ), None if interrupted or not there else results
 
 
 def _train(training: Training, file: Path, models: int) -> bool:

@@ -119,21 +119,20 @@ def study(scale: Scale, engine: str, jobs: int | None = None) -> Study[Results]:
 
 def judged(r: Results, scale: Scale) -> list[Verdict]:
     """Return verdicts on every claim, by figure; some are on arXiv 2510.04212, which disagrees."""
-    untestable = verdict_on(
-        "3-6",
-        "the values on the axes",
-        "-",
-        Word.NOT_TESTABLE,
-        "N, d, draws and tiles are not published",
-        note="so only directions and the factor of 10 are compared",
-    )
     return [
         *claims.figures_3_and_4(r, scale),
         *claims.figure_5(r, scale),
         *claims.figure_6(r, scale),
         *claims.cause(r, scale),
         *trainings.judged(r.drifts, scale.training),
-        untestable,
+        verdict_on(
+            "3-6",
+            "the values on the axes",
+            "-",
+            Word.NOT_TESTABLE,
+            "N, d, draws and tiles are not published",
+            note="so only directions and the factor of 10 are compared",
+        ),
         *claims.bias(r, scale),
     ]
 
@@ -259,10 +258,9 @@ def _conditions(cells: Cells) -> list[dict[str, Any]]:
 
 def _machines(r: Results) -> list[dict[str, Any]]:
     """Return where cells were measured, with which packages, and where models were trained."""
-    measured = [row for by_seed in r.cells.values() for row in by_seed.values()]
     places = Counter(
         (row["device"], " ".join(f"{name} {v}" for name, v in row["versions"].items()))
-        for row in measured
+        for row in [row for by_seed in r.cells.values() for row in by_seed.values()]
     )
     pairs = sum(len(by_seed) for by_seed in r.drifts.values())
     found = [("cells", count, *place) for place, count in sorted(places.items())]

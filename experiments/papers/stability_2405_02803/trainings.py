@@ -117,10 +117,9 @@ class Training:
     @property
     def key(self) -> str:
         """The key: of all that decides the result but versions and device."""
-        versions = {name: asdict(VERSIONS[name]) for name in self.versions}
         told = [
             asdict(self) | {"config": deciding(self.config)},
-            versions,
+            {name: asdict(VERSIONS[name]) for name in self.versions},
             {pair: PAIRS[pair] for pair in self.pairs},
         ]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
@@ -470,8 +469,7 @@ def draw(drifts: Drifts, t: Training) -> Figure:
             fontsize=9.5,
             loc="left",
         )
-    columns = 3 if len(pairs) > 4 else 2
-    legend(figure, axes[0], columns, loc="outside upper center", fontsize=8.5)
+    legend(figure, axes[0], 3 if len(pairs) > 4 else 2, loc="outside upper center", fontsize=8.5)
     return figure
 
 

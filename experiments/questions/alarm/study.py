@@ -199,11 +199,9 @@ def looking() -> Callable[[Group, int, Batches], Array]:
 
     def look(group: Group, done: int, batches: Batches) -> Array:
         nonlocal summed
-        tokens = group.own(batches)[..., :1, :]
-        seen = _all_arms(numbers_only(group.settings.config))(
-            group.state.params, tokens, group.plans(done)[0], np.int32(done)
+        rest, columns = _all_arms(numbers_only(group.settings.config))(
+            group.state.params, group.own(batches)[..., :1, :], group.plans(done)[0], np.int32(done)
         )
-        rest, columns = seen
         kept = jax.tree.map(jnp.zeros_like, rest) if summed is None or done == 0 else summed
         summed, sizes = _added(kept, rest)
         found: Array = _columns(columns, sizes)
@@ -311,8 +309,7 @@ def highest(run: Run[Condition]) -> float:
 def right(runs: Runs) -> float | None:
     """Return the largest threshold of GRID that warns every diverged run early, or None."""
     lost = [run for run in runs if run.diverged is not None]
-    good = [x for x in GRID if lost and all(is_early(run, x) for run in lost)]
-    return max(good, default=None)
+    return max([x for x in GRID if lost and all(is_early(run, x) for run in lost)], default=None)
 
 
 Results = dict[Case, list[Run[Condition]]]  # in the order of seeds
@@ -456,8 +453,7 @@ def claims(r: Results) -> Iterator[Verdict]:
     yield _verdict(early, "all", own.early, own.lost, (0.5, 1.0))
     yield _verdict(warned, "all", own.warned, own.lost, (0.8, 1.0))
     yield _verdict(false, "all", own.false, own.quiet, (0.0, 0.25))
-    practice = "FP32, and presets as they are"
-    yield _verdict(false, practice, common.false, common.quiet, (0.0, 0.25))
+    yield _verdict(false, "FP32, and presets as they are", common.false, common.quiet, (0.0, 0.25))
 
 
 def _verdict(claim: str, case: str, k: int, n: int, holds: Range) -> Verdict:

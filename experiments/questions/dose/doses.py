@@ -307,8 +307,7 @@ def launch(
         if ties and (done % TIES_EVERY == 0 or done == steps):
             plans = group.plans(0)[0]
             assert isinstance(plans, HeadPlans)  # doses change all layers alike
-            tokens = group.own(drawn(done))
-            found = shares(settings.config, group.state.params, tokens, plans)
+            found = shares(settings.config, group.state.params, group.own(drawn(done)), plans)
             counted.append((done, np.stack([found.mean((1, 2)), found.max((1, 2))], axis=1)))
         return largest(group.state.params)
 
@@ -385,11 +384,10 @@ def _shares(setup: Setup, table: Array, q: Array, k: Array) -> Array:
     t = setup.queries
     entries = [x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, x.shape[5]) for x in (q, k)]
     each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
-    rounded = [
+    own_q, own_k = [
         engine.round_inputs(setup, s, engine.enter(x, t), each)[0]
         for s, x in zip((Site.Q, Site.K), entries, strict=True)
     ]
-    own_q, own_k = rounded
     _, seen = engine.forward(setup, Inputs(own_q, own_k, own_k), each)
     scores = seen["tiles"]["SCALED.events"][1].reshape(-1, t, t)
     scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)

@@ -219,14 +219,13 @@ def answer(r: Results) -> str:
 
 def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
     """Return (rate, p, toward zero, nearest at p - 1) of the largest difference in shares."""
-    found = [
-        (rate, p, time_of(zero), time_of(even))
-        for site, rate in r.panels()
-        if site is Site.OD
-        for p, zero, even in same_size(r, rate)
-    ]
     return max(
-        found,
+        [
+            (rate, p, time_of(zero), time_of(even))
+            for site, rate in r.panels()
+            if site is Site.OD
+            for p, zero, even in same_size(r, rate)
+        ],
         key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
         default=None,
     )
@@ -273,12 +272,11 @@ SLOW = "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps"
 def judged(r: Results) -> list[Verdict]:
     """Return a verdict for every statement, at every rate where it was measured."""
     rates = [rate for site, rate in r.panels() if site is Site.OD]
-    away = "away from zero diverges already at p = 8"
     return [
         *(judge_at(r, rate) for rate in rates for judge_at in (_sign, _harmless, _norms)),
         _diverges(r, doses.ZERO, 1e-2, range(7), 2000, FAST),
         _diverges(r, doses.ZERO, 1e-3, range(5), 9000, SLOW),
-        _diverges(r, doses.OUTWARD, 1e-2, (8,), 2000, away),
+        _diverges(r, doses.OUTWARD, 1e-2, (8,), 2000, "away from zero diverges already at p = 8"),
     ]
 
 
@@ -374,8 +372,7 @@ def _diverges(
     series = {p: own for p, own in r.series(Site.OD, mode, rate).items() if p in bits}
     case = f"OD, lr {rate:g}"
     if not series:
-        lacks = f"lr {rate:g} with these p was not run"
-        return _verdict(claim, case, Word.NOT_TESTABLE, lacks)
+        return _verdict(claim, case, Word.NOT_TESTABLE, f"lr {rate:g} with these p was not run")
     done = [[run.time <= within for run in own] for own in series.values()]
     steps = min(run.condition.steps for own in series.values() for run in own)
     word = Word.UNDECIDED

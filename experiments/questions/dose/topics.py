@@ -112,13 +112,12 @@ def scaling(quick: bool) -> Topic:
     cases = []
     for column in columns:
         name = "layers" if column.factor == "depth" else column.factor
-        words = () if column.usual or name == "lr" else (f"{name}={column.value:g}",)
         own = Dose(
             site=Site.OD,
             mode=ZERO,
             rate=column.value if name == "lr" else rate,
             steps=400 if quick else 1000,
-            words=words,
+            words=() if column.usual or name == "lr" else (f"{name}={column.value:g}",),
         )
         cases.append(Case(group=column.group, name=EXACT, dose=own.exact))
         for p in (6, 4, 2) if quick else (8, 7, 6, 5, 4):
@@ -215,9 +214,8 @@ def conditions(quick: bool) -> Topic:
 
 
 def _pair(group: str, dose: Dose) -> list[Case]:
-    low = replace(dose, also=(QIU_YAO,))
     return [
-        Case(group=group, name="BF16 attention, 8 bits", dose=low),
+        Case(group=group, name="BF16 attention, 8 bits", dose=replace(dose, also=(QIU_YAO,))),
         Case(group=group, name="FP32 attention", dose=dose),
     ]
 

@@ -432,14 +432,13 @@ def _measure(
     except KeyboardInterrupt:
         return Outcome(launches=total, there=0, ran=done, interrupted=True), rows or None
     own = [r for r in rows if r.failed and ":" in r.kernel and r.kernel in names]
-    outcome = Outcome(
+    return Outcome(
         launches=len(rows),
         there=len(rows),
         ran=done,
         failure=f"{own[0].kernel}: {own[0].failed}" if own else "",
         devices=[device("xla")],
-    )
-    return outcome, rows or None
+    ), rows or None
 
 
 def _is_kept(row: Row) -> bool:
@@ -504,7 +503,6 @@ def _line(row: Row) -> list[str]:
     gains = row.gain | {"delta": row.delta}
     gain = {name: f"{shown(x.mean)} ({x.z:+.1f})" for name, x in gains.items()}
     same = [f"{row.same[name]:.4f}" if row.same else "" for name in RESULTS]
-    over = f"{max(row.over.values()):.4f}" if row.over else ""
     return [
         row.family,
         row.kernel,
@@ -517,7 +515,7 @@ def _line(row: Row) -> list[str]:
         f"{row.signed.mean:+.1e} ({row.signed.z:+.1f})",
         f"{row.twin} {same[0]}".strip(),
         " ".join(same[1:]),
-        over,
+        (f"{max(row.over.values()):.4f}" if row.over else ""),
         "same" if row.again else "other",
     ]
 

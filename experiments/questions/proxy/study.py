@@ -71,8 +71,7 @@ def outcomes(runs: Runs) -> Picture:
             if math.isfinite(r.loss):
                 right.plot(r.loss, y, "o", color=colour, ms=4.5, alpha=0.8, mew=0)
             else:
-                edge = right.get_yaxis_transform()
-                right.plot(0.98, y, "x", color=colour, ms=5, transform=edge)
+                right.plot(0.98, y, "x", color=colour, ms=5, transform=right.get_yaxis_transform())
     left.set_yticks(range(len(arms)), list(arms), fontsize=9)
     left.set_ylim(len(arms) - 0.5, -0.5)
     left.set_xlim(0, 1.04 * max(r.steps for r in runs))

@@ -101,13 +101,12 @@ def measured(lengths: Sequence[int]) -> Iterator[Point]:
         for model in MODELS:
             for k in lengths:
                 found = {seed: errors(model, seed, k, inputs) for seed in SEEDS}
-                rms = float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()])))
                 yield Point(
                     model=model.name,
                     inputs=inputs,
                     k=k,
                     lean=mean({s: float(e.mean()) for s, e in found.items()}),
-                    rms=rms,
+                    rms=float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()]))),
                 )
 
 

@@ -360,12 +360,11 @@ def judged_shifts(found: list[Tied]) -> Iterator[Verdict]:
             for x in found
         )
         least = LIMIT / (beta - 1.0)
-        none = "no tied row here has so large a score; larger models may"
         yield verdict(
             claim=f"ours: the clamp gates tied rows out (beta = {beta:g}, r_m > {least:.3g})",
             holds=Word.DEPENDS if reached else Word.CONTRADICTS,
             measured=f"tied rows: {'; '.join(each)}",
-            note="" if reached else none,
+            note="" if reached else "no tied row here has so large a score; larger models may",
         )
     unmoved = "; ".join(f"{x.name} {x.unmoved(2.0):.0%}, {x.unmoved(7.0):.0%}" for x in found)
     yield verdict(

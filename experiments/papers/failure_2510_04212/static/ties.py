@@ -102,10 +102,9 @@ def plan(f: str, scores: str) -> Plan:
 
 def measure(found: list[Input]) -> Found:
     """Return the ties by (kind of input, format of P, format of scores)."""
-    names = list(dict.fromkeys(x.name for x in found))
     return {
         (name, f, scores): _ties([x for x in found if x.name == name], plan(f, scores))
-        for name in names
+        for name in list(dict.fromkeys(x.name for x in found))
         for f in FORMATS
         for scores in SCORES
     }
@@ -200,11 +199,10 @@ def judged(found: Found) -> Iterator[Verdict]:
         [found[name, f, scores].share.mean for f in FORMATS for scores in SCORES]
         for name in (SINK, PAIRS)
     )
-    without_one = Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS
     yield verdict(
         "sinks raise the chance of several P = 1 (App. D)",
         "a sink key 10 above the rest; two 12 above",
-        Word.AGREES if min(one) > 0.0 else without_one,
+        Word.AGREES if min(one) > 0.0 else (Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS),
         f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
         note="one sink is one P = 1: no tie",
         sizes="all formats",
