@@ -1,7 +1,4 @@
-"""The one command of all studies.
-
-It runs what is missing, then writes the page and the JSON, and prints the answer.
-"""
+"""The one command of all studies: it runs what is missing, writes page and JSON, and answers."""
 
 import time
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""Estimates over seeds: means, ratios of pairs, exponents of growth.
-
-Each has a 95 % t interval.
-"""
+"""Estimates over seeds with 95 % t intervals: means, ratios of pairs, exponents of growth."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -55,11 +52,7 @@ def ratio(over: Values, under: Values) -> Estimate:
 
 
 def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
-    """Return the exponent b of  series ~ x^b.
-
-    It is the least-squares slope of the logarithms for every seed that all of series have, then the
-    mean over seeds.
-    """
+    """Return b of series ~ x^b: the mean over shared seeds of the logarithms' slopes."""
     if len(x) < 2:
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     shared = set.intersection(*(set(values) for values in series))

@@ -100,10 +100,7 @@ def _brief(
 
 
 def _shown(table: StudyTable[Any], rows: Sequence[Sequence[str]]) -> Table:
-    """Return the columns of a table that the terminal shows and that are not empty.
-
-    A first cell that repeats the one above is left out; in a grouped table it is a line of its own.
-    """
+    """Return the columns that the terminal shows; a first cell like the one above is left out."""
     kept = [column for column in table.shown if any(row[column] for row in rows)]
     cells: list[list[str | Cell]] = []
     before = ""

@@ -105,10 +105,7 @@ def opened(folder: Path, name: str) -> Iterator[Store]:
 
 
 class _Extra(dict[str, Any]):
-    """The numbers that a study stores beside losses, by name.
-
-    A name that the file lacks raises StorageError, which names the file.
-    """
+    """What a study stores beside losses, by name; one that is lacking raises StorageError."""
 
     def __init__(self, found: Iterable[Any] = (), path: Path | str = "results") -> None:
         super().__init__(found)  # of pairs where `dataclasses.asdict` copies it

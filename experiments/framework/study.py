@@ -44,11 +44,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How many launches there are, how many of them are complete, and how many ran now.
-
-    devices    where the runs that are stored were computed
-    failure    the first error of launches that failed; empty where none did
-    """
+    """How many launches there are, are complete and ran now; where; the first failure's error."""
 
     launches: int
     there: int
@@ -60,12 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Generic[R]):
-    """A question that a picture answers.
-
-    title    the question
-    draw     the picture; None where there is nothing to draw
-    caption  how to read it
-    """
+    """A question as title, the picture that answers it (None: nothing to draw), how to read it."""
 
     title: str
     draw: Callable[[R], Picture | None]

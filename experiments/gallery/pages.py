@@ -173,11 +173,7 @@ LINKS = {  # of the other studies, if there are any
 
 
 def source_of(entry: Entry) -> Source:
-    """Return the source of a study.
-
-    By default `reproduce` runs it, and its record is the file of its name in docs/runs, if there
-    is one. Raises KeyError for a study of another command that has no source.
-    """
+    """Return a study's source: in SOURCES, or `reproduce` with docs/runs. Raises KeyError."""
     if entry.name in SOURCES or entry not in catalogue.PAPERS:
         return SOURCES[entry.name]
     file = f"{entry.name}.sqlite"

@@ -135,11 +135,7 @@ def plans() -> dict[str, Plan]:
 
 
 def inputs(values: str, keys: int, seed: int) -> Arrays:
-    """Return q, k, v of one head, (1, T, 1, 128), rounded to E4M3.
-
-    Those of real tensors are rows of the shipped layer 4, drawn with replacement, with its four
-    heads of 32 features side by side.
-    """
+    """Return q, k, v (1, T, 1, 128) in E4M3; real ones are rows of layer 4, four heads abreast."""
     rng = np.random.default_rng((seed, keys))
     if values == REAL:
         [layer] = read_layers(sample_path(), layer="layer4")

@@ -352,10 +352,7 @@ def pooled(arms: Sequence[Arm]) -> float:
 
 
 def _interval(arms: Sequence[Arm], probability: Callable[[Sequence[Arm]], float]) -> str:
-    """Return a probability with its 95 % bootstrap interval over arms.
-
-    It is not scipy.stats.bootstrap, which takes no single arm, and no draw without a probability.
-    """
+    """Return a probability with a 95 % bootstrap over arms, also of one, which scipy refuses."""
     if not arms or math.isnan(probability(arms)):
         return "-"
     rng = np.random.default_rng(0)

@@ -54,12 +54,7 @@ MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to make the algorithm fail.
-
-    changes     changes of the preset
-    bits, mode  the rounding of the O path there
-    times       the rate, as a multiple of that of the other cases
-    """
+    """A way to make the algorithm fail: changes, the O path's rounding, a multiple of the rate."""
 
     name: str
     words: str
@@ -111,15 +106,7 @@ HALVES = {"before": BEFORE, "after": AFTER, "both": PATH}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the ablation table.
-
-    name     its number or a word, unique in a case
-    words    what is different
-    changes  what is changed, after the case's own changes
-    tiles    into how many tiles the context is cut
-    search   whether it is one of many places tried, with fewer seeds and steps
-    core     whether it is also in --quick
-    """
+    """A line of the ablation table; `search`: one of many places, shorter; `core`: in --quick."""
 
     name: str
     words: str
@@ -296,13 +283,7 @@ FULL = Scale(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One training.
-
-    changes  changes of the preset qiu-yao, in the trainer's words
-    tiles    the number of parts of the context
-    seed     the seed of weights and batches
-    times    `Case.times`
-    """
+    """One training: changes of the preset qiu-yao, parts of the context, steps, seed, `times`."""
 
     changes: tuple[str, ...]
     tiles: int
@@ -313,10 +294,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A trial in its place: the names of its case and row.
-
-    Several entries may share a trial, or have trials that are the same arithmetic.
-    """
+    """A trial in its place; several may share a trial, or have trials of one arithmetic."""
 
     case: str
     row: str
@@ -450,13 +428,7 @@ Own = Sequence[Run[Trial]]  # the runs of one row, in the order of seeds
 
 
 class Results:
-    """Runs by (case, row).
-
-    scale   the scale, with the cases of which some runs are stored
-    by      (case, row) -> its runs, in the order of seeds; a run that rows share is the same in
-            all of them, with the condition of the first
-    changes (case, row) -> its changes of the preset
-    """
+    """The runs by (case, row), in the order of seeds, and changes; rows may share a run."""
 
     def __init__(
         self, scale: Scale, entries: Sequence[Entry], found: Mapping[Trial, Run[Trial]]
@@ -493,11 +465,7 @@ class Results:
 
 
 def whole(wanted: Sequence[Entry], found: Collection[Trial]) -> list[Entry]:
-    """Return the entries of rows that are complete, in cases whose first two rows are.
-
-    Rows that are judged together (layers, heads, the factorial: their names begin with the same
-    word) are complete together.
-    """
+    """Return the entries of whole rows, in whole cases; layers, heads, factorial are one row."""
     places = [(e.case, e.row.partition(" ")[0]) for e in wanted]
     missing = {at for e, at in zip(wanted, places, strict=True) if e.trial not in found}
     cases = {e.case for e in wanted if not {(e.case, FAILS), (e.case, FP32)} & missing}
@@ -587,12 +555,7 @@ def launch(
 def _run(
     trial: Trial, arm: int, first: int, final: float, looks: Sequence[Look], rest: np.ndarray
 ) -> Run[Trial]:
-    """Return what is reported of an arm.
-
-    extra has norm, the largest ||W_Q,h||_2 up to divergence; heads, those of layers and heads at
-    the last look before it; and rest, as `Rest.found` gives it. The curve has (steps done, mean
-    loss since the last entry, largest ||W_Q,h||_2), every 25 steps from 0.
-    """
+    """Return what is reported of an arm: norms up to divergence, `Rest.found`, and the curve."""
     before = [look for look in looks if first < 0 or look[0] <= first]  # the one at step 0 always
     norms = np.stack([seen[arm] for _, _, seen in before])
     norms = norms[np.isfinite(norms).all((1, 2))]
@@ -610,10 +573,7 @@ SEQUENCES, EVERY = 4, 5  # how many sequences of a batch are read; steps between
 
 
 class Rest:
-    """Looks at all arms of a launch, from step `config.warmup` to twice that.
-
-    These steps are early, and the same for every arm.
-    """
+    """Looks at all arms of a launch, from step `config.warmup` to twice that, which is early."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.totals = config, None

@@ -112,11 +112,7 @@ def _smooth(own: Runs) -> Word:
 
 
 def _lone(own: Runs, exact: Runs) -> Word:
-    """Return the word for runs that should diverge where FP32 does not.
-
-    It agrees by the test of signs; it contradicts if no run diverged and fewer than half would, by
-    the interval of their share.
-    """
+    """Return the word for runs that should diverge where FP32 does not: of signs, or none did."""
     word = signs(paired(own, exact)).word
     is_rare = not diverged(own) and share(0, len(own))[1] < HALF
     return Word.CONTRADICTS if word is Word.UNDECIDED and is_rare else word

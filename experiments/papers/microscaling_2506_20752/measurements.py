@@ -45,10 +45,7 @@ from roundscope.tools.results.run import Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A student, and the rates at which it runs, ascending.
-
-    The lowest rate trains, the highest fails in FP32 too.
-    """
+    """A student and its rates, ascending: the lowest trains, the highest fails in FP32 too."""
 
     name: str
     config: Config
@@ -272,10 +269,7 @@ Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Arms of one executable.
-
-    first   the step at which they leave a run that they share; None if they share none
-    """
+    """Arms of one executable, and the step at which they leave a run that they share, if any."""
 
     config: Config
     arms: tuple[Arm, ...]
@@ -369,10 +363,7 @@ def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
 
 
 def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
-    """Return (seed, lead, step at which arms leave) of the first seeds that are fit.
-
-    Their base run diverges, long enough after its start, and their FP32 run does not.
-    """
+    """Return (seed, lead, step at which arms leave) of runs that diverge late, unlike FP32's."""
     alive = {r.seed for r in exact if r.diverged is None}
     steps = {r.seed: r.diverged for r in own if r.diverged is not None and r.seed in alive}
     fit = [seed for seed, step in steps.items() if step > max(scale.leads)][: scale.parted]

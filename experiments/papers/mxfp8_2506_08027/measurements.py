@@ -145,10 +145,7 @@ def gpt_arms(config: Config) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One training of the GPT: an arm, its changes, its peak rate, and a seed.
-
-    The seed is that of weights and batches.
-    """
+    """One training of the GPT: arm, changes, peak rate, and the seed of weights and batches."""
 
     name: str
     changes: str
@@ -360,11 +357,7 @@ def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], A
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Runs of both models.
-
-    gpt, proxy   (rate, arm) -> runs in the order of seeds
-    audit        the audit of the GPT's BF16 runs
-    """
+    """Runs of both models by (rate, arm), in the order of seeds; the audit of the BF16 runs."""
 
     gpt: Mapping[Place, Runs]
     proxy: Mapping[Place, Runs]

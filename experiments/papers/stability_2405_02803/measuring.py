@@ -341,13 +341,7 @@ DERIVED = {  # name -> SQL of METRICS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Cells of one engine that are ok.
-
-    cells       place -> seed -> row
-    sites       (key of a cell, site) -> row
-    drifts      those of the trainings (`trainings.Drifts`)
-    trained_on  the devices of the trainings
-    """
+    """Cells of one engine that are ok, by place and seed; rows of sites; drifts of trainings."""
 
     cells: Mapping[Place, Mapping[int, Row]]
     sites: Mapping[tuple[str, str], Row]
@@ -487,11 +481,7 @@ def read_drifts(path: Path, t: Training) -> tuple[Drifts, list[str]]:
 def measured(
     out: Path, draw: bool, *, cells: Sequence[Cell], training: Training, jobs: int | None
 ) -> tuple[Outcome, Results | None]:
-    """Measure what the folder's file lacks, and again what failed. No results after Ctrl-C.
-
-    draw   whether to measure nothing
-    cells  the cells, each once
-    """
+    """Measure what the file lacks and what failed, unless `draw`. No results after Ctrl-C."""
     file, done, interrupted = out / f"{FILE}.sqlite", 0, False
     models = len(training.versions) * training.seeds
     launches = len(cells) + models

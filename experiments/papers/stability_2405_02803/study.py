@@ -210,11 +210,7 @@ def tables(scale: Scale, cells: Cells) -> tuple[Table[Results], ...]:
 
 
 def _events(r: Results, scale: Scale) -> list[dict[str, Any]]:
-    """Return what every event costs, which tells why tiled and unfused attention differ.
-
-    alone     rms deviation over that of the output, where the event alone is in BF16
-    left_out  rms where it alone is exact, over that of all in BF16
-    """
+    """Return what every event alone costs in BF16, and what its being exact saves."""
     found = []
     for family in ("gaussian", "sink"):
         base = r.values(narrow(scale, family), "rms")

@@ -48,11 +48,7 @@ HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A way to train.
-
-    It has attention's plan and its changes, in tiles or in one, the linear layers' operands, and
-    first weights.
-    """
+    """A way to train: attention's plan and changes, tiles, operands of linear layers, weights."""
 
     plan: str
     matmul: str
@@ -92,11 +88,7 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained.
-
-    It has a config (plan and matmul are the version's), rows and columns of a tile, the PAIRS, and
-    the number of looks after the first.
-    """
+    """What is trained: a config, rows and columns of a tile, PAIRS, and looks after the first."""
 
     config: Config
     tile: int
@@ -342,10 +334,7 @@ def relative_stray(steps: Sequence[int], y: np.ndarray) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of Fig. 8 on the ratio of two pairs.
-
-    The first of `compared` is judged; all are in `measured`, each in the place of a {}.
-    """
+    """A claim of Fig. 8 on two pairs' ratio; the first of `compared` is judged, all are shown."""
 
     text: str
     pairs: tuple[str, str]

@@ -274,10 +274,7 @@ def alarm(run: Run[Condition], threshold: float) -> int | None:
 
 
 def moves(run: Run[Condition]) -> int | None:
-    """Return the first of the 25 steps whose mean loss is `RISE` above the lowest such mean so far.
-
-    None where there are none. It is what a person sees who looks at the loss of this run alone.
-    """
+    """Return the first of 25 steps with a mean loss `RISE` above the lowest so far, or None."""
     lowest = math.inf
     for (before, *_), (_, loss, *_) in pairwise(run.curve):
         if not loss <= lowest + RISE:

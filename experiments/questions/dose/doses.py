@@ -120,11 +120,7 @@ def with_words(config: Config, given: Mapping[str, str]) -> Config:
 
 
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
-    """Return doses by executable: equally many steps, the same words and one structure of plans.
-
-    Plans with stochastic roundings or with an offset have another structure. Raises UsageError for
-    an event that the plan does not have.
-    """
+    """Return doses by executable: equal steps, words and structure. Raises UsageError."""
     alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
     for dose in wanted:
         alike.setdefault((dose.steps, dose.words), []).append(dose)
@@ -137,10 +133,7 @@ def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """All combinations of events, modes, significand bits (p) and peak rates.
-
-    Each of them runs for `steps` steps, and so does the exact arm of each rate.
-    """
+    """Combinations of events, modes, significand bits and peak rates, for `steps` steps each."""
 
     sites: tuple[Site, ...]
     modes: tuple[RoundingMode, ...]
@@ -151,10 +144,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A model in which everything but one event is FP32, linear layers too; and what is varied.
-
-    Its sums are native.
-    """
+    """A model in which all but one event is FP32, with native sums; and what is varied."""
 
     name: str
     config: Config

@@ -173,17 +173,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A question with cases, each of them with every seed.
-
-    Each case also has the exact arm, unless `alone`.
-
-    answer   gives one sentence
-    draw     draws the picture that opens the report
-    caption  its caption
-    notes    what else the reader must know
-    about    what differs, in words
-    ties     whether rows with several P = 1 are counted
-    """
+    """A question with cases, each with every seed, and with its exact arm unless `alone`."""
 
     question: str
     config: Config

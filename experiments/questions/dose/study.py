@@ -1,8 +1,6 @@
 """`roundscope dose` as a study: doses of one rounded event, or the cases of one of four topics.
 
-`asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and what is
-reported. Then follow the answer of a scale, and the probes' statements with the rules that judge
-them.
+`asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and reported.
 """
 
 import math
@@ -56,12 +54,7 @@ def run(options: DoseOptions) -> int:
 def asked(
     given: Sequence[str], *, name: str | None, quick: bool, seeds: str | None
 ) -> Study[Results] | Study[Found]:
-    """Return the study that words and options ask for.
-
-    name   the name of a topic; None for doses of one event
-
-    Raises UsageError naming the word and the repair.
-    """
+    """Return the study of a topic, or of doses if there is none. Raises UsageError."""
     if name is None:
         return of_scale(doses.scale(given, quick=quick, seeds=seeds))
     return of_topic(name, topic(name, given, quick=quick, seeds=seeds_of(seeds)))
@@ -281,10 +274,7 @@ def judged(r: Results) -> list[Verdict]:
 
 
 def same_size(r: Results, rate: float) -> list[tuple[int, Runs, Runs]]:
-    """Return (p, toward zero at p, nearest-even at p - 1) where both were run.
-
-    Both errors are uniform in an ulp and have the same size: their rms is 2^-p x sqrt(1/3).
-    """
+    """Return (p, toward zero at p, nearest at p - 1): both errors have the rms 2^-p sqrt(1/3)."""
     zero, even = r.series(Site.OD, doses.ZERO, rate), r.series(Site.OD, doses.EVEN, rate)
     return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
 

@@ -99,10 +99,7 @@ TWIN_HEADS = 2  # the number of heads on which a kernel is compared with its twi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean over heads, which are independent, and its z: the mean over its standard error.
-
-    z is NaN where there is one head.
-    """
+    """A mean over heads, and its z: the mean over its standard error, NaN for one head."""
 
     mean: float
     z: float
@@ -324,11 +321,7 @@ CAVEATS = (
 
 
 def run(options: KernelsOptions) -> int:
-    """Write report.html, kernels.json and measured.json; return the exit code.
-
-    Raises:
-        UsageError: a kernel is not known, or there is no code at a path.
-    """
+    """Write report.html, kernels.json, measured.json; return the exit code. Raises UsageError."""
     released, tutorial, only = options.released, options.tutorial, options.only
     if released is not None and not (released / "attention.py").is_file():
         repair = "has no attention.py; give a checkout of ucker/why-low-precision-training-fails"

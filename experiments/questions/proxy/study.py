@@ -221,10 +221,7 @@ FIGURES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The arms of one config.
-
-    first   the step from which interventions differ; None for arms that differ from the start
-    """
+    """The arms of one config, and the step from which interventions differ, if they do."""
 
     name: str
     config: Config

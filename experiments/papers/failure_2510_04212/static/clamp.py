@@ -46,10 +46,7 @@ MASKED = -3.3895313892515355e38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """The output (T, H), L = m + ln l (T,), and the rows (T,) that count as tied.
-
-    A row is tied if a tile counted several scores at its maximum, masked ones left out.
-    """
+    """The output (T, H), L = m + ln l (T,), and the rows (T,) with ties that are not masked."""
 
     out: np.ndarray
     lse: np.ndarray
