@@ -86,7 +86,9 @@ class Store:
 def is_there(folder: Path, name: str) -> bool:
     """Return whether a folder has NAME.sqlite, with something in it, or an older one."""
     path = folder / f"{name}.sqlite"
-    return (path.exists() and not (path.is_file() and path.stat().st_size == 0)) or are_in(folder)
+    return (path.exists() and not (path.is_file() and path.stat().st_size == 0)) or any(
+        _application(path) in _BY_ID for path in folder.glob("*.sqlite")
+    )
 
 
 @contextmanager
@@ -202,11 +204,6 @@ KINDS = {  # application_id -> its rows as rows of `runs`
     ),
 }
 _BY_ID = {int.from_bytes(name, "big"): text for name, text in KINDS.items()}
-
-
-def are_in(folder: Path) -> bool:
-    """Return whether a folder has an old file."""
-    return any(_application(path) in _BY_ID for path in folder.glob("*.sqlite"))
 
 
 def read_in(connection: sqlite3.Connection, folder: Path) -> None:

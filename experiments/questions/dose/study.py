@@ -14,7 +14,7 @@ from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.catalogue import DOSE
 from roundscope.experiments.framework import command
-from roundscope.experiments.framework.counts import Time, time_of
+from roundscope.experiments.framework.counts import time_of
 from roundscope.experiments.framework.estimates import factor
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
@@ -181,7 +181,16 @@ def _shown(c: Config) -> dict[str, Any]:
 
 def answer(r: Results) -> str:
     """Return the answer in one sentence, from the rate at which toward zero killed most."""
-    chosen = _strongest(r)
+    chosen = max(
+        [
+            (rate, p, time_of(zero), time_of(even))
+            for site, rate in r.panels()
+            if site is Site.OD
+            for p, zero, even in same_size(r, rate)
+        ],
+        key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
+        default=None,
+    )
     if chosen is None:
         return (
             "Toward zero at p bits and nearest-even at p - 1 were not both run at OD: the question"
@@ -207,20 +216,6 @@ def answer(r: Results) -> str:
     return (
         f"Not decided by these runs: {where}; ||W_Q|| grew 2^{interval(r.growth(series[least]))}"
         f" times as much as in the exact arm toward zero at {least} bits."
-    )
-
-
-def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
-    """Return (rate, p, toward zero, nearest at p - 1) of the largest difference in shares."""
-    return max(
-        [
-            (rate, p, time_of(zero), time_of(even))
-            for site, rate in r.panels()
-            if site is Site.OD
-            for p, zero, even in same_size(r, rate)
-        ],
-        key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
-        default=None,
     )
 
 
