@@ -20,9 +20,10 @@ from roundscope.experiments.catalogue import FA4
 from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.errors import gain, relative_error
 from roundscope.experiments.framework.estimates import mean
-from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
+from roundscope.experiments.framework.figures.series import series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, interval, verdict_on
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.terminal import plain
 
 DEVIATIONS = (0.25, 0.5, 1.0, 1.5, 2.0)

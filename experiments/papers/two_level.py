@@ -19,7 +19,7 @@ from roundscope.experiments.catalogue import TWO_LEVEL
 from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.errors import gain, relative_error
 from roundscope.experiments.framework.estimates import factor, mean, ratio
-from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
+from roundscope.experiments.framework.figures.series import series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import (
     LARGER,
@@ -29,6 +29,7 @@ from roundscope.experiments.framework.verdicts import (
     interval,
     verdict_on,
 )
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.tensors.layers import read_layers, sample_path
 

@@ -10,29 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean
-from roundscope.tools.report.pictures import BAND, COLOURS, INK, MARKERS, QUIET, canvas
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
 # from none over some to all runs diverged
 SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL])
 GRID = "#e4e7eb"  # lines behind rows
-
-__all__ = [
-    "BAND",
-    "CALM",
-    "COLOURS",
-    "GRID",
-    "INK",
-    "LETHAL",
-    "MARKERS",
-    "QUIET",
-    "SHARE",
-    "canvas",
-    "legend",
-    "numbers",
-    "series",
-    "upwards",
-]
 
 
 def series(

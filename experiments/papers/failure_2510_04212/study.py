@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.framework.counts import diverged, times
-from roundscope.experiments.framework.figures.series import CALM, INK, LETHAL, QUIET, SHARE, canvas
+from roundscope.experiments.framework.figures.series import CALM, LETHAL, SHARE
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
@@ -53,6 +53,7 @@ from roundscope.experiments.papers.failure_2510_04212.trials import (
     whole,
 )
 from roundscope.experiments.train.spikes import RULE
+from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.wording import listed
 
 QUESTION = "What kills low-precision attention in training, and what cures it?"

@@ -14,16 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.framework.counts import counted, diverged, signs
 from roundscope.experiments.framework.estimates import ratio
-from roundscope.experiments.framework.figures.series import (
-    CALM,
-    COLOURS,
-    GRID,
-    INK,
-    LETHAL,
-    QUIET,
-    SHARE,
-    canvas,
-)
+from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, SHARE
 from roundscope.experiments.framework.study import Figure, Progress, Static, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict
 from roundscope.experiments.papers.microscaling_2506_20752 import claims, code
@@ -48,6 +39,7 @@ from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import EXACT, UNCHANGED
 from roundscope.experiments.train.student.run import RULE, measures, over, paired
+from roundscope.tools.report.pictures import COLOURS, INK, QUIET, canvas
 from roundscope.tools.report.wording import listed
 
 COLOUR = {

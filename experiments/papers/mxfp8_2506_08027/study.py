@@ -13,14 +13,7 @@ from matplotlib.figure import Figure as Picture
 from roundscope.emu.blocks.format import ScaleRule
 from roundscope.experiments.framework.counts import diverged
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean, ratio
-from roundscope.experiments.framework.figures.series import (
-    COLOURS,
-    GRID,
-    INK,
-    MARKERS,
-    QUIET,
-    canvas,
-)
+from roundscope.experiments.framework.figures.series import GRID
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import (
     LARGER,
@@ -59,6 +52,7 @@ from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
 from roundscope.experiments.train.gpt.interventions import MATRICES
 from roundscope.experiments.train.spikes import RULE
 from roundscope.experiments.train.student.run import RULE as PROXY_RULE
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, canvas
 
 JUDGING = (
     "Arms of one seed have the same weights and batches; differences are paired by seed and shown"

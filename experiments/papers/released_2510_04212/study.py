@@ -16,13 +16,14 @@ from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import BF16
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import counted, diverged, signs, times
-from roundscope.experiments.framework.figures.series import INK, SHARE, canvas
+from roundscope.experiments.framework.figures.series import SHARE
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, Word, verdict_on
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
+from roundscope.tools.report.pictures import INK, canvas
 from roundscope.tools.results.run import Run
 
 PRESET, COMPILED = "qiu-yao", "qiu-yao-compiled"

@@ -11,17 +11,7 @@ from matplotlib.figure import Figure as Picture
 
 from roundscope.experiments.catalogue import GOLDEN
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, ratio
-from roundscope.experiments.framework.figures.series import (
-    BAND,
-    COLOURS,
-    INK,
-    MARKERS,
-    canvas,
-    legend,
-    numbers,
-    series,
-    upwards,
-)
+from roundscope.experiments.framework.figures.series import legend, numbers, series, upwards
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import (
     TENFOLD,
@@ -63,6 +53,7 @@ from roundscope.experiments.papers.stability_2405_02803.measuring import (
     shapes,
 )
 from roundscope.tools.errors import bad
+from roundscope.tools.report.pictures import BAND, COLOURS, INK, MARKERS, canvas
 from roundscope.tools.sweep.conditions.axes import ENGINES
 from roundscope.tools.sweep.conditions.cell import Cell
 

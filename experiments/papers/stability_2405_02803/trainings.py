@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from roundscope.experiments.framework.estimates import Values, exponent, factor, mean, ratio, slope
-from roundscope.experiments.framework.figures.series import COLOURS, QUIET, canvas, legend
+from roundscope.experiments.framework.figures.series import legend
 from roundscope.experiments.framework.verdicts import (
     GROWS,
     LARGER,
@@ -38,6 +38,7 @@ from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group, batches_of
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.report.pictures import COLOURS, QUIET, canvas
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else
 # what baseline-bf16 keeps in BF16

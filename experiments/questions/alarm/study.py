@@ -23,7 +23,6 @@ from roundscope.experiments.catalogue import ALARM
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import share, times
 from roundscope.experiments.framework.estimates import Estimate
-from roundscope.experiments.framework.figures.series import COLOURS, INK, canvas
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge, verdict_on
@@ -35,6 +34,7 @@ from roundscope.experiments.train.gpt.row_sums import row_sums
 from roundscope.experiments.train.gpt.step import numbers_only
 from roundscope.experiments.train.groups import Batches, Group
 from roundscope.experiments.train.settings import Arm
+from roundscope.tools.report.pictures import COLOURS, INK, canvas
 from roundscope.tools.results.run import Run
 
 CHOOSE, TEST = "choose", "test"

@@ -14,12 +14,12 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.framework.counts import Time, time_of
-from roundscope.experiments.framework.figures.series import BAND, CALM, GRID, LETHAL
+from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL
 from roundscope.experiments.questions.dose.doses import MOST_BITS, Dose
 from roundscope.experiments.questions.dose.results import Found, Results, Runs, mode_words
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 from roundscope.experiments.train.spikes import RULE
-from roundscope.tools.report.pictures import INK, QUIET, canvas
+from roundscope.tools.report.pictures import BAND, INK, QUIET, canvas
 from roundscope.tools.results.run import Run
 
 
