@@ -20,38 +20,8 @@ from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
 from roundscope.experiments.framework.words import NAMED
-from roundscope.experiments.papers.failure_2510_04212 import claims, static
-from roundscope.experiments.papers.failure_2510_04212 import trials as training
-from roundscope.experiments.papers.failure_2510_04212.trials import (
-    ALONE,
-    AMPLIFIED,
-    EXACT,
-    FAILS,
-    FP32,
-    HALVES,
-    ONCE,
-    OTHER_DELTA,
-    PICKED,
-    PUBLISHED,
-    UNFUSED,
-    Entry,
-    Own,
-    Results,
-    Scale,
-    Trial,
-    cell,
-    chosen,
-    chosen_rows,
-    drift,
-    entries,
-    executables,
-    key,
-    middle,
-    share,
-    split,
-    steady,
-    whole,
-)
+from roundscope.experiments.papers.failure_2510_04212 import claims, static, trials
+from roundscope.experiments.papers.failure_2510_04212.trials import share
 from roundscope.experiments.train.spikes import RULE
 from roundscope.tools.report.pictures import INK, QUIET, canvas
 from roundscope.tools.report.wording import listed
@@ -80,12 +50,12 @@ PARTIAL = (
 )
 
 
-def asked(quick: bool) -> Study[Results]:
+def asked(quick: bool) -> Study[trials.Results]:
     """Return the study at the scale of --quick, or in full."""
-    return study(training.QUICK if quick else training.FULL)
+    return study(trials.QUICK if quick else trials.FULL)
 
 
-def study(scale: Scale) -> Study[Results]:
+def study(scale: trials.Scale) -> Study[trials.Results]:
     """Return the ablation table, its controls, and what needs no training, as a study."""
     c = scale.config
     return Study(
@@ -118,55 +88,60 @@ def study(scale: Scale) -> Study[Results]:
     )
 
 
-def launches(scale: Scale, store: Store) -> list[Launch]:
+def launches(scale: trials.Scale, store: Store) -> list[Launch]:
     """Return launches of trials that are stored, then of missing ones; sets of heads come last."""
     there, found = store.keys(), []
-    for part in (entries(scale), sets(scale, store)):
+    for part in (trials.entries(scale), sets(scale, store)):
         for kept in (True, False):
-            trials = [e.trial for e in part if (key(scale, e.trial) in there) == kept]
-            found += [_launch(scale, group) for group in executables(scale, trials)]
+            wanted = [e.trial for e in part if (trials.key(scale, e.trial) in there) == kept]
+            found += [_launch(scale, group) for group in trials.executables(scale, wanted)]
     return found
 
 
-def _launch(scale: Scale, trials: Sequence[Trial]) -> Launch:
-    names = {trial: key(scale, trial) for trial in trials}
+def _launch(scale: trials.Scale, wanted: Sequence[trials.Trial]) -> Launch:
+    names = {trial: trials.key(scale, trial) for trial in wanted}
     return Launch(
-        title=f"{len(trials)} trainings",
-        steps=trials[0].steps,
+        title=f"{len(wanted)} trainings",
+        steps=wanted[0].steps,
         config=asdict(scale.config) | {"rate": scale.rate},
         keys=tuple(names.values()),
         run=lambda progress: {
-            names[run.condition]: run for run in training.launch(scale, trials, progress)
+            names[run.condition]: run for run in trials.launch(scale, wanted, progress)
         },
     )
 
 
-def sets(scale: Scale, store: Store) -> list[Entry]:
+def sets(scale: trials.Scale, store: Store) -> list[trials.Entry]:
     """Return row 8, of heads chosen from case A's failing runs; empty until all are stored."""
     wanted = {
-        e.trial: key(scale, e.trial)
-        for e in entries(scale)
-        if (e.case, e.row) == (AMPLIFIED, FAILS) and not scale.core
+        e.trial: trials.key(scale, e.trial)
+        for e in trials.entries(scale)
+        if (e.case, e.row) == (trials.AMPLIFIED, trials.FAILS) and not scale.core
     }
     found = store.read(wanted)
     if len(found) < len(wanted):
         return []
     failing = [run for run in found.values() if run.diverged is not None]
-    return [e for c in scale.cases if c.name == AMPLIFIED for e in chosen(scale, c, failing)]
+    return [
+        e
+        for c in scale.cases
+        if c.name == trials.AMPLIFIED
+        for e in trials.chosen(scale, c, failing)
+    ]
 
 
-def results(scale: Scale, store: Store) -> Results | None:
+def results(scale: trials.Scale, store: Store) -> trials.Results | None:
     """Return the stored runs in whole rows; None without a case whose first two rows are stored."""
-    wanted = [*entries(scale), *sets(scale, store)]
-    names = {e.trial: key(scale, e.trial) for e in wanted}
+    wanted = [*trials.entries(scale), *sets(scale, store)]
+    names = {e.trial: trials.key(scale, e.trial) for e in wanted}
     first = {name: trial for trial, name in reversed(names.items())}  # rows may share a run
     runs = store.read({trial: name for name, trial in first.items()})
     found = {t: runs[first[name]] for t, name in names.items() if first[name] in runs}
-    told = whole(wanted, found)
-    return Results(scale, told, found) if told else None
+    told = trials.whole(wanted, found)
+    return trials.Results(scale, told, found) if told else None
 
 
-def answer(r: Results) -> str:
+def answer(r: trials.Results) -> str:
     """Return the answer in one sentence."""
     failing = [case.name for case in r.scale.cases if r.fails(case.name)]
     if not failing:
@@ -175,13 +150,13 @@ def answer(r: Results) -> str:
             " scale."
         )
     words = {case.name: case.words for case in r.scale.cases}
-    own = r.of(PUBLISHED, FAILS)
+    own = r.of(trials.PUBLISHED, trials.FAILS)
     killed = "; ".join(f"{name}: {words[name]}" for name in failing)
     published = f", qiu-yao as it is in {diverged(own)} of {len(own)}" if own else ""
     # a repair is tried where it could work: P_DP not where it is the failure itself, the stabilizer
     # not where ties cannot be the cause
     biased = [case.name for case in r.scale.cases if case.mode != "ties-to-even"]
-    unfair = {"5": [OTHER_DELTA], "10 beta 2": biased}
+    unfair = {"5": [trials.OTHER_DELTA], "10 beta 2": biased}
     parts = [
         f"training diverged in every run of case{'s' if len(failing) > 1 else ''}"
         f" {listed(failing)} ({killed}){published}, in FP32 never"
@@ -194,18 +169,18 @@ def answer(r: Results) -> str:
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in parts if text)}."
 
 
-def _elsewhere(r: Results, failing: Sequence[str]) -> str:
+def _elsewhere(r: trials.Results, failing: Sequence[str]) -> str:
     """Return the cases that did not always fail, and do more often with the centred delta."""
     worse = []
     for case in r.scale.cases:
-        before, own = diverged(r.of(case.name, FAILS)), r.of(case.name, "centred")
+        before, own = diverged(r.of(case.name, trials.FAILS)), r.of(case.name, "centred")
         if case.name not in failing and diverged(own) > before:
             counts = f"{diverged(own)} of {len(own)} diverged, {before} without it"
             worse.append(f"{case.name} ({counts})")
     return f"it does not help {listed(worse)}, which not every run diverged in" if worse else ""
 
 
-def _repair(r: Results, failing: Sequence[str], row: str, name: str) -> str:
+def _repair(r: trials.Results, failing: Sequence[str], row: str, name: str) -> str:
     tried = [case for case in failing if r.of(case, row)]
     cured = [case for case in tried if not diverged(r.of(case, row))]
     not_cured = [
@@ -220,14 +195,14 @@ def _repair(r: Results, failing: Sequence[str], row: str, name: str) -> str:
     return f"{name} {' and '.join(parts)}"
 
 
-def _words(r: Results) -> dict[tuple[str, str], str]:
+def _words(r: trials.Results) -> dict[tuple[str, str], str]:
     """Return what is different in every row; that of `chosen` is listed by no scale."""
     cases = r.scale.cases
-    words = {(c.name, row.name): row.words for c in cases for row in chosen_rows(r.scale, c)}
-    return {place: words.get(place, PICKED) for place in r.by}
+    words = {(c.name, row.name): row.words for c in cases for row in trials.chosen_rows(r.scale, c)}
+    return {place: words.get(place, trials.PICKED) for place in r.by}
 
 
-def records(r: Results) -> list[dict[str, Any]]:
+def records(r: trials.Results) -> list[dict[str, Any]]:
     """Return a record per case and row."""
     words = _words(r)
     return [
@@ -245,13 +220,13 @@ def records(r: Results) -> list[dict[str, Any]]:
             "losses": [run.loss for run in own],
             "norms": [run.extra["norm"] for run in own],
             "shares": [share(run) for run in own],
-            "steadies": [steady(run) for run in own],
+            "steadies": [trials.steady(run) for run in own],
         }
         for (case, row), own in r.by.items()
     ]
 
 
-def rows(r: Results) -> list[list[str]]:
+def rows(r: trials.Results) -> list[list[str]]:
     """Return a line per case and row, in words."""
     words = _words(r)
     return [
@@ -261,9 +236,9 @@ def rows(r: Results) -> list[list[str]]:
             words[case, row],
             times(own),
             interval(excess) if (excess := r.excess(case, own)).seeds else "-",
-            number(middle([run.extra["norm"] for run in own])),
-            number(middle([share(run) for run in own])),
-            number(middle([steady(run) for run in own])),
+            number(trials.middle([run.extra["norm"] for run in own])),
+            number(trials.middle([share(run) for run in own])),
+            number(trials.middle([trials.steady(run) for run in own])),
         ]
         for (case, row), own in r.by.items()
     ]
@@ -311,12 +286,12 @@ LINES = {  # row or mode -> words, in the picture's order
     "stochastic more": "O path stochastic, p + 1",
     "toward zero": "O toward zero, BF16",
     "fa2-bf16": "preset fa2-bf16",
-    UNFUSED: "preset baseline-bf16",
-    ONCE: "same, backward's scores rounded once",
+    trials.UNFUSED: "preset baseline-bf16",
+    trials.ONCE: "same, backward's scores rounded once",
 }
 
 
-def opening(r: Results) -> Picture:
+def opening(r: trials.Results) -> Picture:
     """Draw rows x cases: the share of runs that diverged, k/n and the median step."""
     cases = r.scale.cases
     table = {
@@ -351,7 +326,7 @@ def _broken(words: str, columns: int) -> str:
     return fill(words, letters, break_long_words=False, break_on_hyphens=False)
 
 
-def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
+def cells(ax: Axes, own: Sequence[Sequence[trials.Own]]) -> None:
     """Draw a heat map of the share that diverged; a cell is empty where nothing was run."""
     share = np.array(
         [[diverged(runs) / len(runs) if runs else math.nan for runs in row] for row in own]
@@ -371,17 +346,17 @@ def cells(ax: Axes, own: Sequence[Sequence[Own]]) -> None:
     ax.spines[:].set_visible(False)
 
 
-def places(r: Results) -> Picture | None:
+def places(r: trials.Results) -> Picture | None:
     """Draw layers x heads of case A, O low or FP32 in one head only; None where it was not run."""
     c = r.scale.config
     grids = {
         start: [
-            [r.of(AMPLIFIED, f"8 {start} head {i}.{h}") for h in range(c.heads)]
+            [r.of(trials.AMPLIFIED, f"8 {start} head {i}.{h}") for h in range(c.heads)]
             for i in range(c.layers)
         ]
-        for start in (ALONE, EXACT)
+        for start in (trials.ALONE, trials.EXACT)
     }
-    if not grids[ALONE][0][0]:
+    if not grids[trials.ALONE][0][0]:
         return None
     figure, axes = canvas(0.7 + 0.42 * c.layers, 1, 2)
     titles = ("O path low in this head only", "O path FP32 in this head only")
@@ -393,16 +368,18 @@ def places(r: Results) -> Picture | None:
     return figure
 
 
-def factorial(r: Results) -> Picture | None:
+def factorial(r: trials.Results) -> Picture | None:
     """Draw where O is rounded x scores x statistics, and tiles, a panel a case; None if not run."""
-    cases = [case for case in r.scale.cases if r.of(case.name, cell("both", "FP32", "FP32", 1))]
+    cases = [
+        case for case in r.scale.cases if r.of(case.name, trials.cell("both", "FP32", "FP32", 1))
+    ]
     if not cases:
         return None
-    lines = list(product(HALVES, ("BF16", "FP32"), ("BF16", "FP32")))
+    lines = list(product(trials.HALVES, ("BF16", "FP32"), ("BF16", "FP32")))
     figure, axes = canvas(1.0 + 0.27 * len(lines), 1, len(cases), sharey=True)
     for ax, case in zip(axes[0], cases, strict=True):
         runs = [
-            [r.of(case.name, cell(half, scores, stats, tiles)) for tiles in (1, 4)]
+            [r.of(case.name, trials.cell(half, scores, stats, tiles)) for tiles in (1, 4)]
             for half, scores, stats in lines
         ]
         cells(ax, runs)
@@ -417,11 +394,11 @@ def factorial(r: Results) -> Picture | None:
     return figure
 
 
-def norms(r: Results) -> Picture:
+def norms(r: trials.Results) -> Picture:
     """Draw the largest ||W_Q|| along the runs of each case: itself, its repair, and FP32."""
-    failing = [case for case in r.scale.cases if r.of(case.name, FAILS)]
+    failing = [case for case in r.scale.cases if r.of(case.name, trials.FAILS)]
     figure, axes = canvas(2.6, 1, len(failing), sharey=True)
-    styles = {FAILS: LETHAL, "centred": CALM, FP32: QUIET}
+    styles = {trials.FAILS: LETHAL, "centred": CALM, trials.FP32: QUIET}
     for ax, case in zip(axes[0], failing, strict=True):
         for row, colour in reversed(styles.items()):
             for run in r.of(case.name, row):
@@ -449,15 +426,15 @@ NONE = 1e-9  # the place at which a drift of 0 is drawn
 DOTS: dict[str, Any] = {"ms": 3.5, "alpha": 0.6, "mew": 0}
 
 
-def drifts(r: Results) -> Picture | None:
+def drifts(r: trials.Results) -> Picture | None:
     """Draw every run's drift by case, and its size against steadiness; None without looks."""
-    if not any(split(r)):
+    if not any(trials.split(r)):
         return None
     figure, ((left, right),) = canvas(3.6, 1, 2)
     names = [case.name for case in r.scale.cases]
     for i, name in enumerate(names):
         runs = [run for row in r.rows(name) for run in r.of(name, row)]
-        own = {run.condition: drift(run) for run in runs if math.isfinite(drift(run))}
+        own = {run.condition: trials.drift(run) for run in runs if math.isfinite(trials.drift(run))}
         gone = {run.condition for run in runs if run.diverged is not None}
         for up, dead in ((-0.18, True), (0.18, False)):
             x = [max(value, NONE) for trial, value in own.items() if (trial in gone) == dead]
@@ -469,9 +446,9 @@ def drifts(r: Results) -> Picture | None:
     left.set_xlabel("drift: |sum R| / sum |dW_Q|")
     left.set_ylabel("case")
     colours = {"diverged later": LETHAL, "did not diverge": CALM}
-    for found, colour in zip(split(r), colours.values(), strict=True):
+    for found, colour in zip(trials.split(r), colours.values(), strict=True):
         x = [max(share(run), NONE) for run in found]
-        right.plot(x, [steady(run) for run in found], "o", color=colour, **DOTS)
+        right.plot(x, [trials.steady(run) for run in found], "o", color=colour, **DOTS)
     right.set_xscale("log")
     right.set_ylim(0, 1.03)
     right.set_xlabel("share: sum |R| / sum |dW_Q|")
