@@ -17,8 +17,7 @@ from PIL import Image
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments import catalogue
 from roundscope.experiments.catalogue import STUDIES, Entry, named
-from roundscope.experiments.framework.command import measured
-from roundscope.experiments.framework.page import missing
+from roundscope.experiments.framework.command import lacking, measured
 from roundscope.experiments.framework.study import Static, Study
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines
 from roundscope.experiments.questions.dose import study as dose
@@ -281,7 +280,7 @@ def text_of(entry: Entry, folder: Path) -> str:
     if source.records:
         files = " and ".join(f"`docs/runs/{file}`" for file in source.records)
         drawn = f"Drawn by `roundscope {source.command}` from {files}."
-    lack = missing({"there": outcome.there, "launches": outcome.launches}, study.unit)
+    lack = lacking({"there": outcome.there, "launches": outcome.launches}, study.unit)
     return page(
         entry,
         drawn=f"{drawn} {lack}".strip(),

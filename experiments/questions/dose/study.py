@@ -22,8 +22,7 @@ from roundscope.experiments.framework.verdicts import Verdict, Word, interval, j
 from roundscope.experiments.framework.words import NAMED, seeds_of
 from roundscope.experiments.options import DoseOptions
 from roundscope.experiments.questions.dose import doses, results
-from roundscope.experiments.questions.dose.pictures import PICTURES
-from roundscope.experiments.questions.dose.results import Found, Results, Runs, Topic
+from roundscope.experiments.questions.dose.results import PICTURES, Found, Results, Runs, Topic
 from roundscope.experiments.questions.dose.topics import TOPICS
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.spikes import RULE

@@ -12,10 +12,18 @@ from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments import catalogue
 from roundscope.experiments.framework.verdicts import interval, number
-from roundscope.experiments.questions.dose import pictures
+from roundscope.experiments.questions.dose import results
 from roundscope.experiments.questions.dose.doses import EVEN, FULL, MOST_BITS, QUICK, ZERO, Dose
-from roundscope.experiments.questions.dose.pictures import EXACT, KINDS, Column
-from roundscope.experiments.questions.dose.results import Case, Found, Runs, Topic, ties
+from roundscope.experiments.questions.dose.results import (
+    EXACT,
+    KINDS,
+    Case,
+    Column,
+    Found,
+    Runs,
+    Topic,
+    ties,
+)
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 
 SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0, 1, 2)
@@ -48,7 +56,7 @@ def bias(quick: bool) -> Topic:
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=bias_answer,
-        draw=pictures.offsets,
+        draw=results.offsets,
         caption="c is the size in half ulps (BF16) of the mean |V| of the keys with P = 1. Dots:"
         " seeds; marker: their median, hollow where it is not reached; bar: smallest to largest; an"
         " arrow: runs that ended without divergence, all of them or as many as its number.",
@@ -128,7 +136,7 @@ def scaling(quick: bool) -> Topic:
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=lambda found: scaling_answer(found, columns),
-        draw=lambda found: pictures.thresholds(found, columns),
+        draw=lambda found: results.thresholds(found, columns),
         caption="Runs that diverged of all seeds, by p and by one factor at a time; the frame is"
         " p*, the most significand bits at which more than half did. The value in bold is the same"
         " model in every panel. Top: nothing rounded but to FP32.",
@@ -199,7 +207,7 @@ def conditions(quick: bool) -> Topic:
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=conditions_answer,
-        draw=pictures.strips,
+        draw=results.strips,
         caption="A dot for each seed at the step where it diverged; hollow at the end: it did not.",
         notes="Attention as the preset qiu-yao has it (all its BF16 events) with the device's own"
         " sums, one tile; linear layers read BF16 operands (matmul=bf16 in every arm). The"
@@ -278,7 +286,7 @@ def identity(quick: bool) -> Topic:
         ),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=identity_answer,
-        draw=pictures.strips,
+        draw=results.strips,
         caption="A dot for each seed at the step where it diverged; hollow at the end: it did not."
         " Above and below, the same events err by as much.",
         notes="dS = P (dP - delta) and sum P = 1, so a row of dS sums to rowsum(P dP) - delta = 0"

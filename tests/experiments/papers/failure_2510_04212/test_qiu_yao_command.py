@@ -12,7 +12,7 @@ import pytest
 
 from roundscope.experiments import reproduce
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.framework import page as pages
+from roundscope.experiments.framework import command
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.study import Static
 from roundscope.experiments.options import ReproduceOptions
@@ -373,7 +373,7 @@ def test_every_picture_draws_every_row() -> None:
     }
     data = {"answer": "", "config": {}, "run": about}
     still = Static(title="Without training", figures=[("A question", None, "Its answer")])
-    page = html.page(pages.report(study(FULL), r, judged(r), still, data))
+    page = html.page(command.report(study(FULL), r, judged(r), still, data))
     assert page.count("<svg") == 5 and "Its answer" in page
     assert len(lines(r)) == len(places)
     assert np.isfinite([row["runs"] for row in records(r)]).all()

@@ -16,7 +16,7 @@ from roundscope.experiments.framework.counts import time_of
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.questions.dose import doses as scales
-from roundscope.experiments.questions.dose import pictures, results, study
+from roundscope.experiments.questions.dose import results, study
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.spikes import Follow
@@ -256,7 +256,7 @@ def test_norms_are_read_before_divergence():
 def test_pictures_of_censored_and_of_lost_runs():
     """A picture that fails where nothing diverged or where a loss is not finite."""
     found = exact() + outcomes(ZERO, 2, [9, 8, None], loss=math.nan) + outcomes(EVEN, 2, [None] * 3)
-    for _, draw, _ in pictures.PICTURES:
+    for _, draw, _ in results.PICTURES:
         assert len(draw(results.Results(found)).axes) == 1
 
 
