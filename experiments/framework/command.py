@@ -19,7 +19,6 @@ from roundscope.tools.report.model import (
     Folded,
     Mood,
     Opening,
-    Part,
     Picture,
     Report,
     Section,
@@ -192,61 +191,51 @@ def report(
     static: Static,
     data: Mapping[str, Any],
 ) -> Report:
-    """Return the report of a study."""
-    drawn = [
-        Picture(f.title, picture, f.caption)
-        for f in study.figures
-        if (picture := f.draw(results)) is not None
-    ]
-    still = [Picture(*each) for each in static.figures]
-    lack = lacking(data["run"], study.unit)
-    how = notes(READ if verdicts else "", *study.rules)
+    """Return the report of a study: its page, and in brief what the terminal shows."""
+    run, count = data["run"], Counter(v.word for v in verdicts)
+    lack, how = lacking(run, study.unit), notes(READ if verdicts else "", *study.rules)
+    words = ", ".join(f"{count[w]} {COUNTED.get(w, w)}" for w in Word if count[w])
+    told = [verdict_table(verdicts, study.source)] if verdicts else []
+    figures = [(f.title, f.draw(results), f.caption) for f in study.figures]
+    drawn = [Picture(title, each, text) for title, each, text in figures if each is not None]
+    scale = f" ({study.scale})" if study.scale else ""
     return Report(
         title=study.paper or study.question,
         heading=study.question,
         about=study.paper,
-        opening=_opening(study, verdicts, data),
+        opening=Opening(
+            data["answer"],
+            f"{len(verdicts)} verdicts: {words}." if verdicts else "",
+            run["command"].replace(" --draw", ""),
+            "Next, the rest of it" if lack else "To measure it yourself",
+        ),
         parts=[
             *([Text("", lead=lack)] if lack else []),
             *([Folded("How to read this page", how)] if how else []),
             *drawn[:1],
-            *_verdicts(study, verdicts),
+            *([Section("Verdicts", [*notes(study.caution), *told])] if told else []),
             *([Section("Pictures", drawn[1:])] if drawn[1:] else []),
-            *([Section(static.title, still)] if still else []),
+            *(
+                [Section(static.title, [Picture(*x) for x in static.figures])]
+                if static.figures
+                else []
+            ),
             *(
                 Section(t.title, [Table(t.heads, t.rows(results)), *notes(t.note)])
                 for t in study.tables
             ),
-            _about_run(study, data["run"], data["config"]),
+            _about_run(study, run, data["config"]),
             *_queries(study, verdicts),
         ],
-        brief=_brief(study, results, verdicts, data),
+        brief=[
+            Text(data["answer"]),
+            *(_shown(table, table.rows(results)) for table in study.tables if table.shown),
+            *told,
+            *(Text(text) for text in (study.caution if verdicts else "", lack) if text),
+            Text(f"{study.unit}: {launched(run)}{scale}"),
+        ],
         data=data,
     )
-
-
-def _opening(study: Study[Any], verdicts: Sequence[Verdict], data: Mapping[str, Any]) -> Opening:
-    counted = Counter(v.word for v in verdicts)
-    words = ", ".join(f"{counted[w]} {COUNTED.get(w, w)}" for w in Word if counted[w])
-    number = f"{len(verdicts)} verdicts: {words}." if verdicts else ""
-    run = data["run"]
-    why = "To measure it yourself" if (run["there"] == run["launches"]) else "Next, the rest of it"
-    return Opening(data["answer"], number, run["command"].replace(" --draw", ""), why)
-
-
-def _brief(
-    study: Study[R], results: R, verdicts: Sequence[Verdict], data: Mapping[str, Any]
-) -> list[Part]:
-    """Return what the terminal shows: the answer, tables, verdicts, what is missing."""
-    caution, lack = study.caution if verdicts else "", lacking(data["run"], study.unit)
-    scale = f" ({study.scale})" if study.scale else ""
-    return [
-        Text(data["answer"]),
-        *(_shown(table, table.rows(results)) for table in study.tables if table.shown),
-        *([verdict_table(verdicts, study.source)] if verdicts else []),
-        *(Text(text) for text in (caution, lack) if text),
-        Text(f"{study.unit}: {launched(data['run'])}{scale}"),
-    ]
 
 
 def _shown(table: StudyTable[Any], rows: Sequence[Sequence[str]]) -> Table:
@@ -292,17 +281,10 @@ def lacking(run: Mapping[str, Any], unit: str) -> str:
 
 def launched(run: Mapping[str, Any]) -> str:
     """Return how many launches a page shows, and how many of them the last command ran."""
+    when = f", {run['ran']} of them run by the last command in {run['seconds']} s"
     if run["interrupted"]:
-        when = f"the last command was interrupted after {run['seconds']} s"
-        return f"{run['there']} of {run['launches']}; {when}"
-    when = f"{run['ran']} of them run by the last command in {run['seconds']} s"
-    return f"{run['there']} of {run['launches']}, {when}"
-
-
-def _verdicts(study: Study[Any], verdicts: Sequence[Verdict]) -> list[Section]:
-    if not verdicts:
-        return []
-    return [Section("Verdicts", [*notes(study.caution), verdict_table(verdicts, study.source)])]
+        when = f"; the last command was interrupted after {run['seconds']} s"
+    return f"{run['there']} of {run['launches']}{when}"
 
 
 def _about_run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, Any]) -> Section:

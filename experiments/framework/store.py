@@ -93,11 +93,7 @@ def is_there(folder: Path, name: str) -> bool:
 
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Store]:
-    """Open the file NAME.sqlite of a folder, or create it, locked against other processes.
-
-    Results of older versions in the folder are read in first. Raises UsageError for a file of
-    another program, StorageError for a file that cannot be used now.
-    """
+    """Open NAME.sqlite of a folder, or make it, locked. Raises UsageError, StorageError."""
     path = folder / f"{name}.sqlite"
     if _application(path) in _BY_ID:
         path.rename(path.with_name(f"{path.stem}-old.sqlite"))

@@ -100,10 +100,7 @@ def verdict_on(
 
 
 def together(words: Sequence[Word]) -> Word:
-    """Return what the verdicts under several conditions say together.
-
-    It depends where some agree and others contradict; it is undecided where they differ otherwise.
-    """
+    """Return what several verdicts say: DEPENDS where some agree and others contradict."""
     if Word.AGREES in words and Word.CONTRADICTS in words:
         return Word.DEPENDS
     return words[0] if len(set(words)) == 1 else Word.UNDECIDED

@@ -333,17 +333,7 @@ def page(
     pictures: Sequence[Shown] = (),
     caveats: str = "",
 ) -> str:
-    """Return the page of a study.
-
-    Args:
-        entry: The study, as the catalogue has it.
-        drawn: Where its figures come from, as Markdown.
-        links: Further pages -> their titles.
-        answer: The study's answer, as text.
-        verdicts: A verdict for each claim and case.
-        pictures: Its figures, in their order.
-        caveats: What it does not show, as text.
-    """
+    """Return the page of a study as Markdown; `drawn` says where its figures come from."""
     shown = []
     for each in pictures:
         title = escaped(each.title)

@@ -363,11 +363,7 @@ def _foretold(p: float) -> Word:
 
 
 def above(dead: Sequence[float], alive: Sequence[float]) -> float:
-    """Return the probability that one of the first is larger than one of the second.
-
-    Ties count half: it is the area under the ROC curve, or the Mann-Whitney U over the number of
-    pairs; `scipy.stats.mannwhitneyu` would work out a p-value too, in 8 times the time.
-    """
+    """Return the area under the ROC curve: how often one of the first is larger, ties half."""
     n, pairs = len(dead), len(dead) * len(alive)
     if not pairs:
         return math.nan

@@ -363,11 +363,7 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
 
 
 def executables(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
-    """Return trials by executable: the same steps, tiles and structure of plans.
-
-    Long lists are cut into equal parts, the last of which is filled up with its first trials, so
-    that all parts share a compilation.
-    """
+    """Return trials by executable; long lists are cut into equal parts, filled up, to share one."""
     alike: dict[tuple[int, int], list[Trial]] = {}
     for trial in {key(scale, t): t for t in trials}.values():
         alike.setdefault((trial.steps, trial.tiles), []).append(trial)
@@ -396,11 +392,7 @@ SETS = 4  # the number of random sets of heads for each seed
 
 
 def chosen(scale: Scale, case: Case, failing: Sequence[Run[Trial]]) -> list[Entry]:
-    """Return the entries of row 8, with O in FP32 in half of all heads.
-
-    The paper has it so in 6 of the 12 heads of a layer. For every failing run these are the heads
-    with the largest ||W_Q,h||, those with the smallest, and random halves.
-    """
+    """Return row 8: O in FP32 in half of all heads, by ||W_Q,h|| of failing runs or random."""
     found: list[Entry] = []
     for run in failing:
         seed, order = run.seed, ranked(run)
@@ -516,12 +508,7 @@ Look = tuple[int, np.ndarray, np.ndarray]
 def launch(
     scale: Scale, trials: Sequence[Trial], progress: Callable[[int], None]
 ) -> list[Run[Trial]]:
-    """Return the runs of trials of one structure, in their order.
-
-    It ends at the last step, or once every arm has diverged; `progress` is told the steps done.
-    What is reported of an arm is of the time up to its divergence, so nothing depends on the arms
-    beside it but the order of native sums.
-    """
+    """Return the runs of trials of one structure, to the last step or until all diverged."""
     settings, steps = settings_of(scale, trials), trials[0].steps
     state = one_step.start(
         settings.config, len(trials), [settings.config.init_seed + t.seed for t in trials]

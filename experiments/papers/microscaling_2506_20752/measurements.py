@@ -224,12 +224,7 @@ def base_arm(scale: Scale, seed: int) -> Arm:
 
 
 def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
-    """Return all arms that leave the base run of a seed at step `first`.
-
-    They are the unchanged arm, then shams, then changes that stay. The unchanged one is given its
-    format again: it is a run of its own, in another executable than the base's, and must not
-    replace it.
-    """
+    """Return all arms that leave the base at `first`; the unchanged one is a run of its own."""
     base = base_arm(scale, seed)
     texts = {name: text for name, text in texts_of(scale.mx).items() if FROZEN not in name}
     texts |= {name: text.format(mx=scale.mx) for name, text in OURS.items()}
@@ -304,12 +299,9 @@ def ran(scale: Scale, part: Part, folder: Path, progress: Progress) -> list[Run[
 
 
 def base(scale: Scale) -> list[Part]:
-    """Return the base in all formats, which interventions need.
-
-    The runs that these leave are launched one by one, as beginnings are: other arms beside them
-    would be another executable, whose last bits move the divergence by tens of steps.
-    """
+    """Return the base in all formats; the runs that interventions leave are launched alone."""
     config, arms = config_of(scale.base), trained(scale.base, scale.formats, scale.seeds)
+    # beside others they would be another executable, whose last bits move the divergence
     alone = [arm for arm in arms if (arm.name, arm.lr) == (scale.mx, scale.rate)]
     beside = [arm for arm in arms if arm not in alone]
     return [*_split(config, beside, scale.arms), *(Part(config=config, arms=(a,)) for a in alone)]
@@ -373,12 +365,7 @@ def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
 def pair_up(
     config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Changes, progress: Progress
 ) -> list[Run[Arm]]:
-    """Return the results of arms and of their FP32 partners (same seeds, in the same order).
-
-    Those of the arms have what was measured every `config.measure_every` steps: the names of
-    `measure`, "zeta_apart" and "cosine_apart", and "zeta_rceil", the zeta of the changes `other` at
-    the arms' states.
-    """
+    """Return the runs of arms, with what `_look` measures, and of their FP32 partners."""
     bare, both, looks = replace(config, measure_every=0), [*arms, *exact], []
     begin = run.fresh(bare, both)
     for until in [*range(0, config.steps, config.measure_every), config.steps]:

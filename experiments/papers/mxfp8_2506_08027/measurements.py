@@ -233,11 +233,7 @@ def planned(scale: Scale, store: Store) -> list[Launch]:
 
 
 def launch(scale: Scale, own: list[Trial], progress: Progress) -> list[Run[Trial]]:
-    """Return the runs of trials, in their order. Same trials, same device: same bits.
-
-    curve           (steps done, mean loss since the last entry)
-    extra["audit"]  of a BF16 arm: `audit` at the steps of the scale, each row with its step
-    """
+    """Return the runs of trials; BF16 arms have extra["audit"] at the steps of the scale."""
     settings, steps = settings_of(scale, own), scale.gpt.steps
     state = one_step.start(
         settings.config, len(own), [settings.config.init_seed + t.seed for t in own]

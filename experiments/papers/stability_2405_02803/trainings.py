@@ -182,12 +182,7 @@ class Side:
 
 
 def run(t: Training, progress: Callable[[int], None]) -> Drifts:
-    """Return how far every pair of every seed is apart at `t.steps`.
-
-    The same seed of two versions sees the same batches, and the same device gives the same numbers.
-    `progress` is called with the number of steps done. Raises UsageError for data that is not
-    there.
-    """
+    """Return how far all pairs are apart at `t.steps`; seeds share batches. Raises UsageError."""
     found = executables(t)
     sides, batches = [Side(*each) for each in found], batches_of(found[0][0])
     looks, waiting = list[Look](), [side.taken() for side in sides]
@@ -283,12 +278,7 @@ def max_difference(a: Any, b: Any) -> float:
 
 
 def wasserstein(a: Any, b: Any) -> float:
-    """Return the Wasserstein-1 distance of the distributions of the entries of two tensors.
-
-    The tensors have one size. It equals scipy.stats.wasserstein_distance: for equal numbers of
-    entries it is the mean distance of sorted ones. Which entry is where does not matter, so a
-    tensor and its permutation are at distance 0. It is NaN if an entry is not finite.
-    """
+    """Return the Wasserstein-1 distance of two tensors' entries, as scipy's; NaN if not finite."""
     a, b = _pair(a, b)
     return float(np.abs(np.sort(a) - np.sort(b)).mean())
 

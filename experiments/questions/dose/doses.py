@@ -278,13 +278,7 @@ TIES_EVERY = 100  # steps between two counts of rows with several P = 1
 def launch(
     config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False
 ) -> list[Run[Dose]]:
-    """Return the results of doses that share structure, words and steps, in their order.
-
-    With `ties` they have their `shares`. An arm whose weights are no longer finite goes on: arms
-    are entries of one vmap, so nothing crosses them and no branch depends on values. The same doses
-    give the same results on the same device; native sums may differ between numbers of arms in one
-    launch.
-    """
+    """Return the results of doses of one structure; with `ties` they have their `shares`."""
     settings, steps = settings_of(config, doses), doses[0].steps
     seeds = [(config.init_seed + dose.seed) % WORD for dose in doses]
     state = one_step.start(settings.config, len(doses), seeds)

@@ -1,4 +1,4 @@
-"""The results of doses: by point of a scale, or by case of a topic; the tables and pictures of both.
+"""The results of doses: by point or by case; their tables and pictures.
 
 A run's curve has (steps done, mean loss since the last entry, largest ||W_Q,h||_2), every 25 steps
 from 0. extra["shares"] has (steps done, mean over heads, largest of a head) of the share of rows
