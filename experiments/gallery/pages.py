@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure as Picture
 from PIL import Image
 
 from roundscope.emu.whole_files import write_whole
@@ -33,15 +32,6 @@ MX = "does-block-scaling-make-training-diverge-arxiv-250620752"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A picture in docs/images whose results file was not kept: its name, caption and command."""
-
-    image: str
-    caption: str
-    command: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """What a page of the gallery is made from.
 
@@ -49,7 +39,7 @@ class Source:
     records  files of docs/runs -> the names that the command looks for; empty where `study`
              computes its results, which takes up to two minutes
     command  the words that draw the figures, after `roundscope`
-    stored   the picture that stands for a study that is not drawn again
+    image    the picture in docs/images, with its caption, of a study whose results were not kept
     instead  for a study without any picture: where its question is answered, in Markdown
     links    further pages about it -> their title
     """
@@ -58,7 +48,8 @@ class Source:
     command: str = ""
     study: Callable[[], Study[Any]] | None = None
     records: Mapping[str, str] = field(default_factory=dict)
-    stored: Stored | None = None
+    image: str = ""
+    caption: str = ""
     instead: str = ""
 
 
@@ -89,14 +80,12 @@ def _dose(name: str, *words: str) -> Source:
 
 SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.GOLDEN.name: Source(
-        stored=Stored(
-            image="golden.png",
-            caption="Largest deviation of tiled attention from binary64 over that of unfused"
-            " attention, against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`,"
-            " green) are more exact than unfused attention; only running sums that are kept in BF16"
-            " over many key tiles reach the ten times of the paper.",
-            command="reproduce golden --engine xla",
-        ),
+        image="golden.png",
+        caption="Largest deviation of tiled attention from binary64 over that of unfused"
+        " attention, against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`,"
+        " green) are more exact than unfused attention; only running sums that are kept in BF16"
+        " over many key tiles reach the ten times of the paper.",
+        command="reproduce golden --engine xla",
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
     catalogue.SU.name: _paper(
@@ -108,27 +97,23 @@ SOURCES = {  # of studies that `source_of` has no rule for
         {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
     ),
     catalogue.DOSE.name: Source(
-        stored=Stored(
-            image="dose.png",
-            caption="Steps until training diverges, when only the output as delta reads it is"
-            " rounded, to p significant bits; a point is the median of 5 seeds, an arrow a run that"
-            " did not diverge in 2,000 steps. Toward zero kills at least 4 of 5 runs up to 6 bits"
-            " and a few at 7 and 8, to nearest only at 2 bits, stochastic rounding 1 run of 35.",
-            command="dose steps=2000 lr=1e-2 site=OD p=2-8 mode=toward-zero,ties-to-even,stochastic"
-            " --seeds 0-4",
-        ),
+        image="dose.png",
+        caption="Steps until training diverges, when only the output as delta reads it is"
+        " rounded, to p significant bits; a point is the median of 5 seeds, an arrow a run that"
+        " did not diverge in 2,000 steps. Toward zero kills at least 4 of 5 runs up to 6 bits"
+        " and a few at 7 and 8, to nearest only at 2 bits, stochastic rounding 1 run of 35.",
+        command="dose steps=2000 lr=1e-2 site=OD p=2-8 mode=toward-zero,ties-to-even,stochastic"
+        " --seeds 0-4",
         links=_links(DELTA),
     ),
     catalogue.BIAS.name: Source(
-        stored=Stored(
-            image="bias.png",
-            caption="Steps until training diverges, when c half ulps of V are added to the output"
-            " as"
-            " delta reads it, in rows with several P = 1: with V's sign (in the picture"
-            ' "leans"), with a random sign, or with V\'s sign turned at random features. Three'
-            " seeds; an arrow is a run that did not diverge in 1,000 steps.",
-            command="dose --study bias --seeds 0-2 steps=1000",
-        ),
+        image="bias.png",
+        caption="Steps until training diverges, when c half ulps of V are added to the output"
+        " as"
+        " delta reads it, in rows with several P = 1: with V's sign (in the picture"
+        ' "leans"), with a random sign, or with V\'s sign turned at random features. Three'
+        " seeds; an arrow is a run that did not diverge in 1,000 steps.",
+        command="dose --study bias --seeds 0-2 steps=1000",
         links=_links(DELTA),
     ),
     catalogue.SCALING.name: _dose("scaling"),
@@ -256,14 +241,14 @@ def text_of(entry: Entry, folder: Path) -> str:
     """Return the page of a study; write its pictures into the folder."""
     source = source_of(entry)
     if source.study is None:
-        if source.stored is None:
+        if not source.image:
             return page(entry, drawn=source.instead, links=source.links)
         drawn = (
-            f"Printed by `roundscope {source.stored.command}` on an H200. The results file of that"
+            f"Printed by `roundscope {source.command}` on an H200. The results file of that"
             " run was not kept, so only this picture is shown; the command draws all of them."
         )
-        image = f"../images/{source.stored.image}"
-        shown = Shown(title=entry.question, caption=source.stored.caption, file=image)
+        image = f"../images/{source.image}"
+        shown = Shown(title=entry.question, caption=source.caption, file=image)
         return page(entry, drawn=drawn, pictures=[shown], links=source.links)
     study = source.study()
     with tempfile.TemporaryDirectory() as path:
@@ -280,39 +265,26 @@ def text_of(entry: Entry, folder: Path) -> str:
     if source.records:
         files = " and ".join(f"`docs/runs/{file}`" for file in source.records)
         drawn = f"Drawn by `roundscope {source.command}` from {files}."
+    figures = [(each.title, each.draw(results), each.caption) for each in study.figures]
+    drawings = [x for x in (*figures, *static.figures) if x[1] is not None]
+    for old in folder.glob(f"images/{entry.name}-[0-9]*.png"):
+        old.unlink()
+    pictures = []
+    for number, (title, picture, caption) in enumerate(drawings, start=1):
+        assert picture is not None
+        file = f"images/{entry.name}-{number}.png"
+        write_whole(folder / file, small(png(picture)))
+        pictures.append(Shown(title=title, caption=escaped(caption), file=file))
     lack = lacking({"there": outcome.there, "launches": outcome.launches}, study.unit)
     return page(
         entry,
         drawn=f"{drawn} {lack}".strip(),
         answer=study.answer(results),
         verdicts=[*study.claims(results), *static.verdicts],
-        pictures=[*_saved(entry, _pictures(study, results, static), folder)],
+        pictures=pictures,
         caveats=study.caveats,
         links=source.links,
     )
-
-
-def _pictures(
-    study: Study[Any], results: Any, static: Static
-) -> Iterator[tuple[str, Picture, str]]:
-    """Yield title, picture and caption of the figures that have something to draw."""
-    for each in study.figures:
-        if (picture := each.draw(results)) is not None:
-            yield each.title, picture, each.caption
-    for title, picture, caption in static.figures:
-        if picture is not None:
-            yield title, picture, caption
-
-
-def _saved(
-    entry: Entry, pictures: Iterator[tuple[str, Picture, str]], folder: Path
-) -> Iterator[Shown]:
-    for old in folder.glob(f"images/{entry.name}-[0-9]*.png"):
-        old.unlink()
-    for number, (title, picture, caption) in enumerate(pictures, start=1):
-        file = f"images/{entry.name}-{number}.png"
-        write_whole(folder / file, small(png(picture)))
-        yield Shown(title=title, caption=escaped(caption), file=file)
 
 
 def small(data: bytes) -> bytes:
@@ -368,9 +340,9 @@ def index(folder: Path) -> str:
     """Return the page of all studies: a card for each, with its first picture if it has one."""
     cards = []
     for entry in STUDIES:
-        stored, image = source_of(entry).stored, f"images/{entry.name}-1.png"
-        if stored is not None:
-            image = f"../images/{stored.image}"
+        stored, image = source_of(entry).image, f"images/{entry.name}-1.png"
+        if stored:
+            image = f"../images/{stored}"
         elif not (folder / image).is_file():
             image = ""
         top = f":img-top: {image}\n:img-alt: {entry.question}\n" if image else ""
