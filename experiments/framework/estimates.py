@@ -1,14 +1,17 @@
 """Estimates over seeds with 95 % t intervals: means, ratios of pairs, exponents of growth."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from roundscope.tools.sweep.report.effects import mean_interval
 
 Values = Mapping[int, float]  # seed -> number
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +78,21 @@ def _power(x: Sequence[float], y: Sequence[float]) -> float:
 
 def _exp(x: float) -> float:
     return math.exp(x) if math.isfinite(x) else math.nan
+
+
+def relative_error(own: np.ndarray, exact: np.ndarray) -> float:
+    """Return |own - exact| / |exact|, of root mean squares."""
+    return float(np.sqrt(np.square(own - exact).sum() / np.square(exact).sum()))
+
+
+def gain(own: np.ndarray, exact: np.ndarray) -> float:
+    """Return <own - exact, exact> / |exact|^2; below 0, the result is too short."""
+    return float(((own - exact) * exact).sum() / np.square(exact).sum())
+
+
+def grouped(items: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return values by key, both in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in items:
+        found.setdefault(key, []).append(value)
+    return found

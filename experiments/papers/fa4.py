@@ -18,9 +18,8 @@ from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import FA4
 from roundscope.experiments.framework.command import computed
-from roundscope.experiments.framework.errors import gain, relative_error
-from roundscope.experiments.framework.estimates import mean
-from roundscope.experiments.framework.figures.series import series
+from roundscope.experiments.framework.estimates import gain, mean, relative_error
+from roundscope.experiments.framework.figures.series import legend, series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict, interval, verdict_on
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
@@ -224,6 +223,5 @@ def picture(points: Points) -> Picture:
         ax.set_title(title, fontsize=10, loc="left", color=INK)
         ax.set_xlabel("standard deviation of the logits")
         ax.set_ylim(bottom=0.0 if ax is left else None)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    legend(figure, left, 3, loc="outside lower center", fontsize=8)
     return figure

@@ -17,9 +17,8 @@ from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import TWO_LEVEL
 from roundscope.experiments.framework.command import computed
-from roundscope.experiments.framework.errors import gain, relative_error
-from roundscope.experiments.framework.estimates import factor, mean, ratio
-from roundscope.experiments.framework.figures.series import series
+from roundscope.experiments.framework.estimates import factor, gain, mean, ratio, relative_error
+from roundscope.experiments.framework.figures.series import legend, series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import (
     LARGER,
@@ -232,6 +231,5 @@ def picture(points: Points) -> Picture:
         ax.set_xticks(KEYS, [f"{keys:,}" for keys in KEYS])
         ax.minorticks_off()
         ax.set_title(f"O is too short by, %: {values}", fontsize=10, loc="left", color=INK)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    legend(figure, axes[0, 0], 5, loc="outside lower center", fontsize=8)
     return figure

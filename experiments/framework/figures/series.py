@@ -75,3 +75,11 @@ def legend(figure: Figure, ax: Axes, columns: int, **look: Any) -> None:
     found = {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     usual: dict[str, Any] = {"loc": "outside upper left", "fontsize": 8.5, "frameon": False}
     figure.legend([*found.values()], [*found], ncols=columns, **(usual | look))
+
+
+def decades(ax: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers at 1, 2 and 5 of every decade."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())

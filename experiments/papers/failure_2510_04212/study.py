@@ -12,10 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.framework.counts import diverged, times
-from roundscope.experiments.framework.figures.series import CALM, LETHAL, SHARE
+from roundscope.experiments.framework.figures.series import CALM, LETHAL, SHARE, decades
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import interval, number
@@ -410,10 +409,7 @@ def norms(r: trials.Results) -> Picture:
                     norm = np.interp(run.diverged, seen[:, 0], seen[:, 1])
                     ax.plot(run.diverged, norm, "x", color=colour, ms=5)
         ax.set_title(case.name, fontsize=10, loc="left")
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter(NullFormatter())
+        decades(ax)
         ax.set_xlabel("steps")
     axes[0, 0].set_ylabel("largest ||W_Q|| of a head")
     words = zip(("the case", "centred delta", "FP32"), styles.values(), strict=True)

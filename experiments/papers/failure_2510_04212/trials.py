@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.experiments.framework.estimates import Estimate, mean
+from roundscope.experiments.framework.estimates import Estimate, grouped, mean
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.gpt import monitor
@@ -364,9 +364,8 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
 
 def executables(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     """Return trials by executable; long lists are cut into equal parts, filled up, to share one."""
-    alike: dict[tuple[int, int], list[Trial]] = {}
-    for trial in {key(scale, t): t for t in trials}.values():
-        alike.setdefault((trial.steps, trial.tiles), []).append(trial)
+    each = {key(scale, t): t for t in trials}.values()
+    alike = grouped(((t.steps, t.tiles), t) for t in each)
     found = []
     for group in (g for own in alike.values() for g in _by_structure(scale, tuple(own))):
         size = math.ceil(len(group) / math.ceil(len(group) / scale.arms))

@@ -10,11 +10,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.experiments.framework.counts import counted, diverged, signs
-from roundscope.experiments.framework.estimates import ratio
-from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, SHARE
+from roundscope.experiments.framework.estimates import grouped, ratio
+from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, SHARE, decades
 from roundscope.experiments.framework.study import Figure, Progress, Static, Study, Table
 from roundscope.experiments.framework.verdicts import Verdict
 from roundscope.experiments.papers.microscaling_2506_20752 import claims, code
@@ -145,10 +144,7 @@ def growth(found: Found) -> Picture | None:
             looks, end = before(r), min(r.time, r.steps)
             x, y = [step - end for step, _ in looks], [m[name] for _, m in looks]
             left.plot(x, y, color=colour, lw=1.1, alpha=0.75, label=None if i else label)
-    left.set_yscale("log")
-    left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    left.yaxis.set_major_formatter("{x:g}")
-    left.yaxis.set_minor_formatter(NullFormatter())
+    decades(left)
     left.set_xlabel("steps to divergence")
     left.set_ylabel("zeta = |epsilon| / |g|")
     left.legend(fontsize=8.5, frameon=False)
@@ -344,14 +340,12 @@ def _lead(own: Sequence[Outcome], lead: int) -> str:
 
 def conditions(found: Found) -> list[tuple[str, str, float, Runs]]:
     """Return (setting or parting, arm, rate, the runs of its seeds)."""
-    lines: dict[tuple[str, str, float], list[Any]] = {}
     trained = [(setting, f, runs) for (setting, f), runs in found.trained.items()]
     published = [("published", f, runs) for f, runs in found.paper.items()]
     leads = sorted(found.parted.items(), key=lambda item: -item[0][1])
     parted = [(f"{lead} steps before", f, [r]) for (_, lead), own in leads for f, r in own.items()]
-    for place, name, runs in [*trained, *published, *parted]:
-        for r in runs:
-            lines.setdefault((place, name, r.condition.lr), []).append(r)
+    every = [*trained, *published, *parted]
+    lines = grouped(((place, name, r.condition.lr), r) for place, name, own in every for r in own)
     return [(*line, runs) for line, runs in lines.items()]
 
 

@@ -13,7 +13,7 @@ format. Of an operand V and its rounded copy Q:
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -27,7 +27,7 @@ from jax import Array
 from roundscope.emu.blocks.format import ScaleRule, block_format
 from roundscope.emu.blocks.traced import ends_row, round_even, row_of
 from roundscope.experiments.framework import student
-from roundscope.experiments.framework.estimates import Estimate, Values, mean, ratio
+from roundscope.experiments.framework.estimates import Estimate, Values, grouped, mean, ratio
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
 from roundscope.experiments.train.config import Config, unusual
@@ -402,25 +402,19 @@ class Results:
     def audited(self, number: str, **where: Any) -> Values:
         """Return an audited number's mean by seed, over rows whose columns are as `where`."""
         wanted = {column: v if isinstance(v, tuple) else (v,) for column, v in where.items()}
-        kept: dict[int, list[float]] = {}
-        for row in self.audit:
-            fits = all(row[column] in values for column, values in wanted.items())
-            if fits and math.isfinite(row[number]):
-                kept.setdefault(row["seed"], []).append(row[number])
+        kept = grouped(
+            (row["seed"], row[number])
+            for row in self.audit
+            if all(row[column] in v for column, v in wanted.items()) and math.isfinite(row[number])
+        )
         return {seed: sum(own) / len(own) for seed, own in kept.items()}
 
 
 def collected(gpt: Collection[Run[Trial]], proxy: Collection[Run[Arm]]) -> Results:
     """Return runs of both models in their places."""
-
-    def places(runs: Iterable[Run[Any]]) -> dict[Place, list[Run[Any]]]:
-        found: dict[Place, list[Run[Any]]] = {}
-        for r in runs:
-            found.setdefault((r.condition.lr, r.condition.name), []).append(r)
-        return found
-
     audit = [{"seed": r.seed, **row} for r in gpt for row in r.extra.get("audit", ())]
-    return Results(places(gpt), places(proxy), audit)
+    of_gpt = grouped(((r.condition.lr, r.condition.name), r) for r in gpt)
+    return Results(of_gpt, grouped(((r.condition.lr, r.condition.name), r) for r in proxy), audit)
 
 
 def read(scale: Scale, store: Store) -> Results | None:

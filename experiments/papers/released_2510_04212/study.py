@@ -16,6 +16,7 @@ from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import BF16
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import counted, diverged, signs, times
+from roundscope.experiments.framework.estimates import grouped
 from roundscope.experiments.framework.figures.series import SHARE
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
@@ -218,11 +219,11 @@ def launches(scale: Scale, store: Store) -> list[Launch]:
 
 def results(scale: Scale, store: Store) -> Results | None:
     """Return the rows that are complete; None if there are none."""
-    by_row: Results = {}
-    for name in ARITHMETICS:
-        runs = training.read(store, config_of(scale, name), _arms(scale, name))
-        for c, run in runs.items():
-            by_row.setdefault((name, c.case, c.row), []).append(replace(run, condition=c))
+    by_row = grouped(
+        ((name, c.case, c.row), replace(run, condition=c))
+        for name in ARITHMETICS
+        for c, run in training.read(store, config_of(scale, name), _arms(scale, name)).items()
+    )
     wanted = {case: scale.fast if case == FAST else scale.seeds for case in ROWS}
     return {at: runs for at, runs in by_row.items() if len(runs) == wanted[at[1]]} or None
 

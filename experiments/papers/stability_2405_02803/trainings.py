@@ -22,7 +22,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from roundscope.experiments.framework.estimates import Values, exponent, factor, mean, ratio, slope
+from roundscope.experiments.framework.estimates import (
+    Values,
+    exponent,
+    factor,
+    grouped,
+    mean,
+    ratio,
+    slope,
+)
 from roundscope.experiments.framework.figures.series import legend
 from roundscope.experiments.framework.verdicts import (
     GROWS,
@@ -143,10 +151,8 @@ Look = dict[tuple[str, int], tuple[float, float, float, float]]
 
 def executables(t: Training) -> list[tuple[Settings, list[Place], list[int]]]:
     """Return settings, (version, seed) of the arms and their seeds of weights, by executable."""
-    alike: dict[tuple[str, str, bool], list[str]] = {}
-    for name in t.versions:
-        v = VERSIONS[name]
-        alike.setdefault((v.plan, v.matmul, v.tiled), []).append(name)
+    versions = [(VERSIONS[name], name) for name in t.versions]
+    alike = grouped(((v.plan, v.matmul, v.tiled), name) for v, name in versions)
     found = []
     for (plan, matmul, tiled), names in alike.items():
         config = replace(t.config, plan=plan, matmul=matmul, block=t.tile if tiled else None)

@@ -22,7 +22,7 @@ from roundscope.attention.models.selection import Layer
 from roundscope.experiments.catalogue import ALARM
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import share, times
-from roundscope.experiments.framework.estimates import Estimate
+from roundscope.experiments.framework.estimates import Estimate, grouped
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
 from roundscope.experiments.framework.verdicts import Range, Verdict, Word, judge, verdict_on
@@ -400,10 +400,11 @@ def launches(scale: Scale, store: Store) -> list[Launch]:
 
 def results(scale: Scale, store: Store) -> Results | None:
     """Return the cases that are complete; None if there are none."""
-    by_case: Results = {}
-    for config, arms in arms_of(scale).items():
-        for c, run in training.read(store, config, arms, about=ABOUT).items():
-            by_case.setdefault(c.case, []).append(run)
+    by_case = grouped(
+        (c.case, run)
+        for config, arms in arms_of(scale).items()
+        for c, run in training.read(store, config, arms, about=ABOUT).items()
+    )
     return {case: runs for case, runs in by_case.items() if len(runs) == scale.seeds} or None
 
 

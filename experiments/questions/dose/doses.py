@@ -21,6 +21,7 @@ from roundscope.attention.sites import Site, site_named
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Inputs
 from roundscope.emu.roundings.modes import RoundingMode, mode_named
+from roundscope.experiments.framework.estimates import grouped
 from roundscope.experiments.framework.study import Progress
 from roundscope.experiments.framework.words import NAMED, pairs, seeds_of
 from roundscope.experiments.train import groups
@@ -121,9 +122,7 @@ def with_words(config: Config, given: Mapping[str, str]) -> Config:
 
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
     """Return doses by executable: equal steps, words and structure. Raises UsageError."""
-    alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
-    for dose in wanted:
-        alike.setdefault((dose.steps, dose.words), []).append(dose)
+    alike = grouped(((dose.steps, dose.words), dose) for dose in wanted)
     return [
         [own[i] for i in arms]
         for own in alike.values()

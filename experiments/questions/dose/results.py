@@ -15,13 +15,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter
 
 from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.framework.counts import Time, time_of
-from roundscope.experiments.framework.estimates import Estimate, mean
-from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL
+from roundscope.experiments.framework.estimates import Estimate, grouped, mean
+from roundscope.experiments.framework.figures.series import CALM, GRID, LETHAL, decades
 from roundscope.experiments.framework.verdicts import interval
 from roundscope.experiments.framework.words import pairs
 from roundscope.experiments.questions.dose.doses import (
@@ -78,10 +77,8 @@ class Results:
 
     def __init__(self, results: Iterable[Run[Dose]]) -> None:
         self.all = list(results)
-        self.points: dict[Point, Runs] = {}
-        for r in self.all:
-            c = r.condition
-            self.points.setdefault((c.site, c.mode, c.bits, c.rate), []).append(r)
+        conditions = [(r.condition, r) for r in self.all]
+        self.points = grouped(((c.site, c.mode, c.bits, c.rate), r) for c, r in conditions)
         self._exact = {r.condition: r for r in self.all if r.condition == r.condition.exact}
 
     def series(self, site: Site, mode: RoundingMode, rate: float) -> dict[int, Runs]:
@@ -280,13 +277,6 @@ def case_records(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def decades(ax: Axes) -> None:
-    """Put numbers at 1, 2 and 5 of every decade of a logarithmic vertical axis."""
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.yaxis.set_minor_formatter(NullFormatter())
-
-
 def survival(ax: Axes, style: tuple[str, str], series: Mapping[float, Sequence[Run[Any]]]) -> None:
     """Draw steps to divergence at some places of the horizontal axis, in one color and marker."""
     colour, marker = style
@@ -339,9 +329,8 @@ def times(r: Results) -> Figure:
             survival(ax, _style(mode), {p + aside: own for p, own in series.items()})
         found = [time_of(own) for _, _, series in _series(r, site, rate) for own in series.values()]
         first, steps = min(min(t.low, t.steps) for t in found), max(t.steps for t in found)
-        ax.set_yscale("log")
-        ax.set_ylim(max(1.0, 0.7 * min(first, 0.5 * steps)), 1.7 * steps)
         decades(ax)
+        ax.set_ylim(max(1.0, 0.7 * min(first, 0.5 * steps)), 1.7 * steps)
     axes[0].set_ylabel("steps to divergence")
     return _legend(figure, r, exact=False)
 
@@ -365,7 +354,6 @@ def losses(r: Results) -> Figure:
                 median = float(np.median([*seen, *[math.inf] * (len(those) - len(seen))]))
                 middle.append(median if math.isfinite(median) else math.nan)
             ax.plot([p + aside for p in own], middle, color=colour, marker=marker, ms=5, lw=1.3)
-        ax.set_yscale("log")
         decades(ax)
     axes[0].set_ylabel("final loss, nats (mean of 50 steps)")
     return _legend(figure, r)
@@ -389,7 +377,6 @@ def norms(r: Results) -> Figure:
         ax.set_xlabel("steps")
         ax.set_xticks(np.linspace(0, steps, 3))
         ax.set_xlim(left=0, right=steps)
-        ax.set_yscale("log")
         decades(ax)
     axes[0].set_ylabel("largest ||W_Q|| of a head")
     return _legend(figure, r)
@@ -500,10 +487,9 @@ def offsets(found: Found) -> Figure:
         ax.set_title(group, fontsize=9.5, loc="left")
         ax.set_xticks(range(len(sizes)), [f"{c:g}" for c in sizes])
         ax.set_xlabel("c, half ulps of V")
-        ax.set_yscale("log")
+        decades(ax)
         least = min(min(t.low, 0.5 * t.steps) for t in times)
         ax.set_ylim(0.7 * least, 1.7 * max(t.steps for t in times))
-        decades(ax)
     axes[0, 0].set_ylabel("steps to divergence")
     return _above(figure, [_key(*style) for style in KINDS.values()])
 

@@ -18,6 +18,7 @@ from roundscope.emu.blocks.format import BLOCK_NAMED
 from roundscope.emu.errors import unknown
 from roundscope.experiments.framework import command, student
 from roundscope.experiments.framework.counts import times
+from roundscope.experiments.framework.figures.series import GRID, legend
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
 from roundscope.experiments.framework.words import pairs, seeds_of
@@ -51,7 +52,6 @@ from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.report.pictures import COLOURS, MARKERS, QUIET, canvas
 
 COLUMNS = 3  # of the picture of losses
-GRID = "#e4e7eb"
 
 
 def outcomes(runs: Runs) -> Picture:
@@ -138,7 +138,7 @@ def errors(runs: Runs) -> Picture | None:
         ax.set_yscale("log")
         ax.set_xlabel("steps")
         ax.set_ylabel(title)
-    _legend(figure, axes[0, 0])
+    legend(figure, axes[0, 0], 5)
     return figure
 
 
@@ -162,13 +162,8 @@ def sites(runs: Runs) -> Picture | None:
     ax.set_ylim(len(there) - 0.5, -0.5)
     ax.grid(axis="y", color=GRID, lw=0.6)
     ax.set_xlabel("zeta with this event alone rounded, median over the run")
-    _legend(figure, ax)
+    legend(figure, ax, 5)
     return figure
-
-
-def _legend(figure: Picture, ax: Any) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=5, fontsize=8.5, frameon=False)
 
 
 MX = "mxfp8_e4m3"

@@ -27,6 +27,7 @@ from roundscope.experiments.catalogue import ACCUMULATORS
 from roundscope.experiments.framework import command
 from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.estimates import Estimate, mean
+from roundscope.experiments.framework.figures.series import legend
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.progress import bar
@@ -201,8 +202,7 @@ def picture(points: Points) -> Picture:
         ax.set_xlabel("K, products in a sum")
         ax.set_title(inputs, fontsize=10, loc="left", color=INK)
     axes[0, 0].set_ylabel("mean error in u = 2^-24; below 0: toward zero")
-    lines = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    legend(figure, axes[0, 0], 3, loc="outside lower center", fontsize=8)
     return figure
 
 
