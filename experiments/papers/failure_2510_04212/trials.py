@@ -364,8 +364,7 @@ def settings_of(scale: Scale, trials: Sequence[Trial]) -> Settings:
 
 def executables(scale: Scale, trials: Iterable[Trial]) -> list[list[Trial]]:
     """Return trials by executable; long lists are cut into equal parts, filled up, to share one."""
-    each = {key(scale, t): t for t in trials}.values()
-    alike = grouped(((t.steps, t.tiles), t) for t in each)
+    alike = grouped(((t.steps, t.tiles), t) for t in {key(scale, t): t for t in trials}.values())
     found = []
     for group in (g for own in alike.values() for g in _by_structure(scale, tuple(own))):
         size = math.ceil(len(group) / math.ceil(len(group) / scale.arms))

@@ -122,10 +122,9 @@ def with_words(config: Config, given: Mapping[str, str]) -> Config:
 
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
     """Return doses by executable: equal steps, words and structure. Raises UsageError."""
-    alike = grouped(((dose.steps, dose.words), dose) for dose in wanted)
     return [
         [own[i] for i in arms]
-        for own in alike.values()
+        for own in grouped(((dose.steps, dose.words), dose) for dose in wanted).values()
         for arms in groups.numbers(settings_of(config, own))
     ]
 
