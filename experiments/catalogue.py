@@ -19,8 +19,7 @@ class Entry:
     """A study as the catalogue lists it.
 
     command  the words after `roundscope`
-    paper    "arXiv NUMBER, TITLE" of the claims, or "REPOSITORY #NUMBER, TITLE"; empty for a
-             question of our own
+    paper    "arXiv NUMBER, TITLE" or "REPOSITORY #NUMBER, TITLE"; empty for a question of ours
     quick    measured seconds of --quick on 2 cores; None if not measured
     full     measured seconds of the full study on an H200; None if not measured
     seeds    the numbers of seeds of --quick and of the full study

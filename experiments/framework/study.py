@@ -102,16 +102,15 @@ class Study(Generic[R]):
     name       the study's name, and that of NAME.json
     question   the heading of the page
     answer     one or two sentences
-    launches   every launch in its order, given the store. Those of a later stage may depend on runs
-               that are stored; so it is called again until nothing is missing
+    launches   every launch, given the store; it is called again until nothing is missing, since
+               those of a later stage may depend on what is stored
     results    the results in whole parts, given the store; None where there is nothing to report
     measure    in place of `launches` and `results`, for a study whose measurements are no runs.
                Given the folder and whether only to draw (then it computes nothing), it returns
                the outcome and the results
     unit       what is counted as launches, in the plural
     file       the results file is FILE.sqlite; `name` if left out. Several studies may share one
-    kept       where `measure` keeps something, a pattern of its files' names: without one there is
-               nothing to draw
+    kept       where `measure` keeps something, a pattern of the names of files to draw
     page       the page is PAGE.html
     paper      where the claims stand
     claims     a verdict for every claim and case

@@ -40,8 +40,7 @@ class Verdict:
     measured  our number with its interval, in words
     estimate  the same as numbers; None where there is none
     note      for DEPENDS, what it depends on; else what to keep in mind
-    queries   SQL over the results file that gives the numbers, in the order in which `measured`
-              uses them
+    queries   SQL over the results file that gives the numbers, in the order of `measured`
     """
 
     figure: str

@@ -36,8 +36,7 @@ class Source:
     """What a page of the gallery is made from.
 
     study    makes the study, at the scale that is drawn; None where nothing can be drawn again
-    records  files of docs/runs -> the names that the command looks for; empty where `study`
-             computes its results, which takes up to two minutes
+    records  files of docs/runs -> names for the command; empty where `study` computes results
     command  the words that draw the figures, after `roundscope`
     image    the picture in docs/images, with its caption, of a study whose results were not kept
     instead  for a study without any picture: where its question is answered, in Markdown

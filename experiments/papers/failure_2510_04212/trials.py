@@ -230,8 +230,7 @@ class Scale:
 
     --quick is for two cores, full for a GPU.
 
-    rate          the rate after `config.warmup` steps, which is constant, so that a time to
-                  divergence does not depend on the number of steps
+    rate          the rate after `config.warmup` steps, constant whatever the number of steps
     steps, seeds  the steps and seeds of rows
     short, few    those of rows of searches (layers, heads, the factorial)
     core          whether only the rows that the answer needs are run

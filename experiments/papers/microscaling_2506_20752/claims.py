@@ -268,13 +268,10 @@ class Outcome:
     """One arm at one lead.
 
     runs      steps of divergence by seed, infinite without
-    outlived  seeds in which it diverged after the unchanged run and all shams, or never while all
-              of them did
+    outlived  seeds in which it diverged, if at all, after the unchanged run and all shams
     preceded  seeds in which it diverged before all of them
-    delay     steps by which it outlives the median of the unchanged run and shams, over seeds; at
-              least that where it never diverged
-    scatter   over seeds and shams: the standard deviation of their steps of divergence about that
-              median
+    delay     steps by which it outlives their median, over seeds; at least that where it lived
+    scatter   the standard deviation of their steps of divergence about that median
     """
 
     name: str

@@ -56,15 +56,13 @@ class Setting:
 class Scale:
     """Which students, formats and seeds are trained.
 
-    mx       the format whose divergence the interventions avert; it diverges at `rate` of `base`,
-             where FP32 does not
+    mx       the format whose divergence is averted: at `rate` of `base`, where FP32 has none
     settings the base first; others differ from it in one thing
     formats  the formats of the base
     few      the formats, beside FP32, of the other settings
     seeds    all seeds
     parted   the number of seeds that get interventions: the first ones that diverge
-    leads    steps before a run's divergence at which its interventions leave it: well before and
-             shortly before
+    leads    steps before a run's divergence at which its interventions leave it
     shams    runs per seed and lead whose arithmetic differs in one gradient of one step only
     looks    steps between two measurements of epsilon
     paper    (the published setting, formats, seeds), one run a launch; None: not run

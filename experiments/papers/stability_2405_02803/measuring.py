@@ -86,8 +86,7 @@ def at(
 class Scale:
     """Sizes of the studies.
 
-    lengths   T of the length study; N = entries // T, so that every maximum is over equally many
-              entries
+    lengths   T of the length study; N = entries // T, for maxima over equally many entries
     tile      the fixed tile of that study
     real      T of the real tensors
     many      (T, N) of the tile studies

@@ -132,8 +132,7 @@ class Apart:
 
     max_difference   the largest over all weights
     wasserstein      of the tensors' distributions, the mean over all weights
-    loss, gap        mean loss of the first since the look before, nats, and by how much it is above
-                     the second's
+    loss, gap        mean loss of the first since the last look, nats, and above the second's
     """
 
     max_difference: np.ndarray

@@ -185,15 +185,10 @@ def looking() -> Callable[[Group, int, Batches], Array]:
     """Return a function of a launch that returns the columns of all arms, (arms, 6).
 
     It measures the drift that the alarm watches, on one sequence. For every head, with r the row
-    sums of dS times the scale, PK = P K, and y what the gradient is a gradient by:
-
-        R = sum_t r[t] y[t]^T PK[t],  G = sum_t y[t]^T dQ[t]
-
-    y is X, what W_Q reads, or V, the values of all heads, which are a linear image of X: the second
-    is what `roundscope.torch.watch` has in a model that it does not know. The columns are, summed
-    over layers and heads, |R|, |G| and |S| with y = V, then the same with y = X. S is the sum of R
-    over looks, in which a look counts 0.9 times the next one: where R has no direction, it stays
-    small.
+    sums of dS times the scale and PK = P K, R = sum_t r[t] y[t]^T PK[t], G = sum_t y[t]^T dQ[t].
+    y is X, what W_Q reads, or V, the values of all heads, a linear image of X, which is what
+    `roundscope.torch.watch` has. The columns are, summed over layers and heads, |R|, |G| and |S|
+    with y = V, then with y = X; S is the sum of R over looks, a look counting 0.9 times the next.
     """
     summed: Any = None
 

@@ -52,8 +52,7 @@ class Dose:
     bits     the precision p of the significand, the leading bit included
     words    settings of the model over the scale's, such as data=repeat; the exact arm has them too
     also     changes of its attention in the trainer's words, made before that of `site`
-    offset   (kind, c): the error of delta's operand, see `experiments.train.gpt.offset`; the exact
-             arm has c = 0
+    offset   (kind, c): the error of delta's operand (`train.gpt.offset`); 0 in the exact arm
     """
 
     site: Site | None = None
@@ -208,12 +207,10 @@ MODEL = tuple(f.name for f in fields(Config) if f.name not in OWN)
 
 
 def scale(words: Sequence[str], *, quick: bool, seeds: str | None) -> Scale:
-    """Return the scale that was asked for.
+    """Return the scale that was asked for. Raises UsageError.
 
-    words   for every axis, such as  site=OD,O mode=toward-zero p=2-4 lr=1e-2,1e-3 steps=2000;
-            or for the model, such as  width=64
-
-    Raises UsageError naming key, value and repair.
+    words   of axes, such as  site=OD,O mode=toward-zero p=2-4 lr=1e-2,1e-3 steps=2000; or of the
+            model, such as  width=64
     """
     found = QUICK if quick else FULL
     given = pairs(words, (*AXES, *MODEL))

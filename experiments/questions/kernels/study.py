@@ -61,12 +61,9 @@ COPIES = 4
 def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:
     """Return the arguments of a causal call, (B, T, N, H), and how many heads are different.
 
-    Those are the first ones of the B N heads. A feature makes dQ show the row sums of dS. The last
-    feature is 0 in q, v and dO and 1 in k: it changes no score, no output and no other gradient,
-    and the last feature of dQ is scale times the row sum of dS, which is 0 in exact arithmetic.
-
-    Raises:
-        ValueError: there is no family of that name.
+    Those are the first ones. The last feature is 0 in q, v and dO and 1 in k: it changes no score,
+    no output and no other gradient, and that of dQ is scale times the row sum of dS, which is 0 in
+    exact arithmetic. Raises ValueError for an unknown family.
     """
     if family == SAMPLE:
         layers = [read_layers(sample_path(), layer=name)[0] for name in LAYERS]
@@ -111,8 +108,7 @@ class Row:
 
     error      result -> |kernel - exact| / |exact|, Frobenius norms over all heads
     gain       result -> <kernel - exact, exact> / |exact|^2 of a head; below 0 it is too short
-    delta      <delta - exact delta, exact delta> / |exact delta|^2, with delta = rowsum(dO O) of
-               the kernel's own O
+    delta      the gain of delta = rowsum(dO O) of the kernel's own O
     drift      rms of the row sums of dS over the rms of rowsum |dS|
     signed     the mean of the row sums of dS over the rms of rowsum |dS|
     same       result -> share of numbers equal to the twin's in every bit

@@ -235,14 +235,11 @@ def asked(
     seeds: str | None = None,
     quick: bool = False,
 ) -> Asked:
-    """Return the arms that words and options ask for.
+    """Return the arms that words and options ask for. Raises UsageError.
 
     words  KEY=VALUE of the config, and mx=FORMAT, the format of the interventions' base
     own    NAME=CHANGE[;CHANGE] in place of a study's arms; FP32 is always beside them
-    first  the step of interventions
     at     STEP:CHANGE, for all arms but FP32
-
-    Raises UsageError naming key, value and repair.
     """
     if name not in STUDIES:
         raise UsageError(unknown("study", name, STUDIES))

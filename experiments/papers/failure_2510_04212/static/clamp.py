@@ -119,10 +119,8 @@ class Outcome:
 
     wrong    wrong rows by (clamp, whether masked tiles are skipped)
     ours     wrong rows with our stabilizer
-    left     median over tied rows of |out| / |softmax| in the clamped run: 1 is untouched, 0 is
-             gated out
-    to_gate  rms distance of the clamped output to that with the tied rows' P set to 0, over its
-             distance to softmax
+    left     median over tied rows of |out| / |softmax|, clamped: 1 is untouched, 0 gated out
+    to_gate  rms distance of the clamped output to that without tied rows, over that to softmax
     """
 
     top: float

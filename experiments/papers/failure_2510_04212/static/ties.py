@@ -56,8 +56,7 @@ class Ties:
 
     share           the share of such rows, over heads
     rows            how many of them there are
-    tied, others    mean error of P V away from zero in ulps of BF16, PV's format, over heads: in
-                    such rows, and in the rest
+    tied, others    mean error of P V away from zero in ulps of BF16, in such rows and others
     """
 
     share: Estimate
@@ -290,8 +289,7 @@ class Sums:
     """What rows sum to.
 
     lost     by preset: rowsum(P_B) - 1, over layers, heads, rows
-    rest     by preset and operand of delta: rms over a head's rows of  rowsum(dS) / rowsum |dS|,
-             over heads
+    rest     by preset and operand of delta: rms of rowsum(dS) / rowsum |dS|, over heads
     """
 
     lost: dict[str, np.ndarray]
