@@ -6,7 +6,6 @@ heavy.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from roundscope.tools.errors import UsageError
 from roundscope.tools.report import terminal
@@ -221,7 +220,9 @@ CAPTION = (
 def show(*, as_json: bool) -> None:
     """Print every study, as a table or as JSON: the command `roundscope studies`."""
     if as_json:
-        print_json([_record(entry) for entry in STUDIES])
+        both = ("quick", "full")
+        told = [(asdict(entry), dict(zip(both, entry.seeds, strict=True))) for entry in STUDIES]
+        print_json([x | {"command": f"roundscope {x['command']}", "seeds": n} for x, n in told])
         return
     heads = ("roundscope", "asks", "--quick,\n2 cores", "full,\nH200", "seeds,\nboth")
     rows = []
@@ -231,8 +232,3 @@ def show(*, as_json: bool) -> None:
         rows.append([entry.command, asks, *cost, "{}, {}".format(*entry.seeds)])
     notes = [Text(f"{entry.name}: {entry.note}") for entry in STUDIES if entry.note]
     terminal.show([Table(heads, rows), *notes, Text(CAPTION)])
-
-
-def _record(entry: Entry) -> dict[str, Any]:
-    seeds = dict(zip(("quick", "full"), entry.seeds, strict=True))
-    return asdict(entry) | {"command": f"roundscope {entry.command}", "seeds": seeds}

@@ -142,11 +142,24 @@ def rows(case: Case, config: Config) -> list[Row]:
     if case.name == PUBLISHED:
         return found
     found += [*_paper(case), *_controls(case)]
-    if case.name != NEAREST and config.layers > 1:
-        found += _layers(config)
+    for layer in range(config.layers if case.name != NEAREST and config.layers > 1 else 0):
+        others = ",".join(str(i) for i in range(config.layers) if i != layer)
+        low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
+        found += [
+            Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True),
+            Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True),
+        ]
     if case.name in (AMPLIFIED, NEAREST):
         found += factorial(case)
-    return [*found, *(_heads(case, config) if case.name == AMPLIFIED else ())]
+    heads = range(config.heads if case.name == AMPLIFIED else 0)
+    for layer, head in product(range(config.layers), heads):  # each alone exact, and alone low
+        own, name = f"layer={layer} head={head} site={PATH}", f"head {layer}.{head}"
+        low, exact = (f"site={PATH} -> fp32", f"{own} -> {case.path}"), (f"{own} -> fp32",)
+        found += [
+            Row(f"8 {EXACT} {name}", f"O path FP32 in {name}", exact, search=True),
+            Row(f"8 {ALONE} {name}", f"O path low in {name} only", low, search=True),
+        ]
+    return found
 
 
 def _paper(case: Case) -> Iterator[Row]:
@@ -187,14 +200,6 @@ def _controls(case: Case) -> Iterator[Row]:
         yield Row(f"{mode} {bits}", f"O path {mode}, p = {bits}", changes, core=core)
 
 
-def _layers(config: Config) -> Iterator[Row]:
-    for layer in range(config.layers):
-        others = ",".join(str(i) for i in range(config.layers) if i != layer)
-        low, exact = (f"layer={others} -> fp32",), (f"layer={layer} -> fp32",)
-        yield Row(f"3 {ALONE} layer {layer}", f"only layer {layer} low", low, search=True)
-        yield Row(f"4 {EXACT} layer {layer}", f"layer {layer} FP32", exact, search=True)
-
-
 def factorial(case: Case) -> Iterator[Row]:
     """Yield the rows: where O is rounded x scores x statistics x tiles, the rest as in qiu-yao."""
     for (half, sites), scores, stats, tiles in product(
@@ -213,15 +218,6 @@ def factorial(case: Case) -> Iterator[Row]:
 def cell(half: str, scores: str, stats: str, tiles: int) -> str:
     """Return the name of a row of the factorial."""
     return f"cell {half} {scores} {stats} {tiles}"
-
-
-def _heads(case: Case, config: Config) -> Iterator[Row]:
-    """Yield a row for each head alone exact, and for each head alone low."""
-    for layer, head in product(range(config.layers), range(config.heads)):
-        own, name = f"layer={layer} head={head} site={PATH}", f"head {layer}.{head}"
-        low, exact = (f"site={PATH} -> fp32", f"{own} -> {case.path}"), (f"{own} -> fp32",)
-        yield Row(f"8 {EXACT} {name}", f"O path FP32 in {name}", exact, search=True)
-        yield Row(f"8 {ALONE} {name}", f"O path low in {name} only", low, search=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

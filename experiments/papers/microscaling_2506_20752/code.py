@@ -7,7 +7,7 @@ the paper and its released code change a conclusion; for each of them a run deci
 or nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -107,6 +107,9 @@ def example() -> Verdict:
         rule: from_blocks(to_blocks(x, E4M3, rule=rule))
         for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL)
     }
+    distinct = {
+        rule: ", ".join(f"{v:g}" for v in np.unique(y).tolist()) for rule, y in kept.items()
+    }
     alike = bool((kept[ScaleRule.FLOOR] == kept[ScaleRule.RCEIL]).all())
     claim = "five clustered scales of LayerNorm become one number because they exceed the largest"
     note = "with a scale that clips nothing they become the same: the grid does it, not the clamp"
@@ -115,7 +118,7 @@ def example() -> Verdict:
         f"{claim} element",
         "E4M3",
         not alike,
-        "; ".join(f"{rule} {_distinct(y)}" for rule, y in kept.items()),
+        "; ".join(f"{rule} {distinct[rule]}" for rule in kept),
         note=note if alike else "",
     )
 
@@ -228,10 +231,6 @@ def _about(computed: str) -> Range:
     """Return the range of what rounds to a printed number, widened by NEAR of it on both sides."""
     x, half = float(computed), 0.5 * 10.0 ** -len(computed.partition(".")[2])
     return (x - half) * (1 - NEAR), (x + half) * (1 + NEAR)
-
-
-def _distinct(y: Sequence[float] | np.ndarray) -> str:
-    return ", ".join(f"{v:g}" for v in sorted(set(map(float, y))))
 
 
 def discrepancies(found: Found) -> Iterator[Verdict]:

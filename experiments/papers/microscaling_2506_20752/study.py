@@ -291,11 +291,15 @@ def answer(found: Found) -> str:
         return "The base runs are not there yet."
     sure = LIKELY[signs(paired(own, exact)).word.value]
     counts = f"{mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)} ({sure})"
-    shift = ""
+    limit = shift = ""
     if frozen:
         start = "With LayerNorm's shift frozen from the first step"
         shift = f" {start} {mx} diverged in {_of(frozen)}."
-    return f"{counts}{_longer(found)}{_limit(found)}.{shift} {_interventions(found)}"
+    of_all = (claims.limits(found.of(found.scale.base.name, f)) for f in (mx, EXACT))
+    if (e := ratio(*of_all)).seeds >= 2:
+        ends = f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}]"
+        limit = f"; it fails at {ends} of the rate at which FP32 does"
+    return f"{counts}{_longer(found)}{limit}.{shift} {_interventions(found)}"
 
 
 def _of(runs: Runs) -> str:
@@ -310,14 +314,6 @@ def _longer(found: Found) -> str:
         if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
             return f"; within {setting.config.steps} steps FP32 diverged in {_of(own)}"
     return ""
-
-
-def _limit(found: Found) -> str:
-    own, exact = (found.of(found.scale.base.name, f) for f in (found.scale.mx, EXACT))
-    e = ratio(claims.limits(own), claims.limits(exact))
-    if e.seeds < 2:
-        return ""
-    return f"; it fails at {e.mean:.2f} [{e.low:.2f}, {e.high:.2f}] of the rate at which FP32 does"
 
 
 def _interventions(found: Found) -> str:

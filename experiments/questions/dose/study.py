@@ -205,7 +205,10 @@ def answer(r: Results) -> str:
         f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.count}"
         f" (final loss above exact: {excess})"
     )
-    where = f"{of_zero}, {of_even}{_also(r, rate, p)} (lr {rate:g})"
+    for mode, word in ((doses.RANDOM, "stochastically"), (doses.OUTWARD, "away from zero")):
+        if own := r.series(Site.OD, mode, rate).get(p):
+            of_even += f", {word} to {p} bits in {time_of(own).count}"
+    where = f"{of_zero}, {of_even} (lr {rate:g})"
     if 2 * zero.diverged > zero.runs and not even.diverged:
         return f"The sign: {where}."
     if even.diverged * zero.runs >= zero.diverged * even.runs and even.diverged:
@@ -216,16 +219,6 @@ def answer(r: Results) -> str:
         f"Not decided by these runs: {where}; ||W_Q|| grew 2^{interval(r.growth(series[least]))}"
         f" times as much as in the exact arm toward zero at {least} bits."
     )
-
-
-def _also(r: Results, rate: float, p: int) -> str:
-    """Return how many runs diverged with other roundings to as many bits, if any was run."""
-    found = ""
-    for mode, word in ((doses.RANDOM, "stochastically"), (doses.OUTWARD, "away from zero")):
-        if own := r.series(Site.OD, mode, rate).get(p):
-            t = time_of(own)
-            found += f", {word} to {p} bits in {t.count}"
-    return found
 
 
 def others(r: Results) -> str:

@@ -55,7 +55,7 @@ def bias(quick: bool) -> Topic:
         config=(QUICK if quick else FULL).config,
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
-        answer=bias_answer,
+        answer=lambda found: " ".join(_of_data(found, *each) for each in found.groups().items()),
         draw=results.offsets,
         caption="c is the size in half ulps (BF16) of the mean |V| of the keys with P = 1. Dots:"
         " seeds; marker: their median, hollow where it is not reached; bar: smallest to largest; an"
@@ -70,11 +70,6 @@ def bias(quick: bool) -> Topic:
         about="an error injected into what delta reads as O; the exact arm has none",
         ties=True,
     )
-
-
-def bias_answer(found: Found) -> str:
-    """Return for each kind of data the least c that kills, and what other errors did there."""
-    return " ".join(_of_data(found, group, own) for group, own in found.groups().items())
 
 
 def _of_data(found: Found, group: str, own: dict[Case, Runs]) -> str:

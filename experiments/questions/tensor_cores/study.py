@@ -165,17 +165,13 @@ def answer(points: Points) -> str:
     longest = {(p.model, p.inputs): p for p in points if p.k == LENGTHS[-1]}
     bias = {name: longest[name, POSITIVE].lean.mean for name in (HOPPER, HOPPER_FP8, NEAREST)}
     part = {name: f"{abs(x) * UNIT:.1e}" for name, x in bias.items()}
-    signed = longest[HOPPER_FP8, SIGNED]
+    signed, e = longest[HOPPER_FP8, SIGNED], longest[HOPPER_FP8, SIGNED].lean
     return (
         f"Toward zero: sums of {LENGTHS[-1]:,} products above 0 are {part[HOPPER]} of themselves "
         f"too small on Hopper in BF16 and {part[HOPPER_FP8]} in E4M3, where binary32 to nearest is "
         f"off by {part[NEAREST]} on average. With products of either sign E4M3's mean error is "
-        f"{_shown(signed.lean)} u at an rms of {signed.rms:.3g} u."
+        f"{e.mean:.2g} [{e.low:.2g}, {e.high:.2g}] u at an rms of {signed.rms:.3g} u."
     )
-
-
-def _shown(e: Estimate) -> str:
-    return f"{e.mean:.2g} [{e.low:.2g}, {e.high:.2g}]"
 
 
 def _rows(points: Points) -> list[list[str]]:
