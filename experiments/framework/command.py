@@ -42,13 +42,6 @@ def measured(study: Study[R], out: Path, draw: bool) -> tuple[Outcome, R | None]
         return (counted(study, store, 0) if draw else measure(study, store)), study.results(store)
 
 
-def holds_results(study: Study[Any], out: Path) -> bool:
-    """Return whether a folder holds something of a study to draw; opening it would make a file."""
-    if study.measure is not None:
-        return any(out.glob(study.kept))
-    return is_there(out, study.file or study.name)
-
-
 def measure(study: Study[Any], store: Store) -> Outcome:
     """Run the launches that are missing; after Ctrl-C, those that were done are kept."""
     from roundscope.tools.results.machine import device
@@ -122,7 +115,8 @@ def run(
 
     keep_compilations()
     checked_folder(out, f"{study.name}.json", f"{study.page}.html")
-    if draw and not holds_results(study, out):
+    kept = any(out.glob(study.kept)) if study.measure else is_there(out, study.file or study.name)
+    if draw and not kept:
         raise bad("--draw", str(out), "holds no results; run the command without --draw first")
     out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()

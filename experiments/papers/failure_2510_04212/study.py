@@ -162,21 +162,16 @@ def answer(r: trials.Results) -> str:
     ]
     for row, name in REPAIRS.items():
         parts.append(_repair(r, [c for c in failing if c not in unfair.get(row, [])], row, name))
-    parts.append(_elsewhere(r, failing))
+    worse = []  # cases that did not always fail, and do more often with the centred delta
+    for name in (name for name in words if name not in failing):
+        before, own = diverged(r.of(name, trials.FAILS)), r.of(name, "centred")
+        if diverged(own) > before:
+            worse.append(f"{name} ({diverged(own)} of {len(own)} diverged, {before} without it)")
+    if worse:
+        parts.append(f"it does not help {listed(worse)}, which not every run diverged in")
     left = [name for name in failing if diverged(r.of(name, "centred"))]
     also = f", and in {listed(left)} something else" if left else ""
     return f"Rows of dS that do not sum to zero{also}: {'; '.join(text for text in parts if text)}."
-
-
-def _elsewhere(r: trials.Results, failing: Sequence[str]) -> str:
-    """Return the cases that did not always fail, and do more often with the centred delta."""
-    worse = []
-    for case in r.scale.cases:
-        before, own = diverged(r.of(case.name, trials.FAILS)), r.of(case.name, "centred")
-        if case.name not in failing and diverged(own) > before:
-            counts = f"{diverged(own)} of {len(own)} diverged, {before} without it"
-            worse.append(f"{case.name} ({counts})")
-    return f"it does not help {listed(worse)}, which not every run diverged in" if worse else ""
 
 
 def _repair(r: trials.Results, failing: Sequence[str], row: str, name: str) -> str:

@@ -334,7 +334,17 @@ def outcomes(found: Parted, lead: int) -> list[Outcome]:
 
 def arms(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on recipes from the first step on, then on each lead's arms and shams."""
-    yield from _hybrids(found)
+    base, claim = found.base(found.scale.mx), "the hybrid recipe is stable from the first step on"
+    for name in HYBRIDS:
+        hybrid = found.base(f"{found.scale.mx}, {name}")
+        if hybrid and base:
+            wins, died = signs(paired(base, hybrid)), diverged(hybrid)
+            failed = share(died, len(hybrid))[0] >= 0.5 or died == len(hybrid)
+            stable = wins.word is Word.AGREES and not died
+            word = Word.AGREES if stable else Word.CONTRADICTS if failed else Word.UNDECIDED
+            measured = f"{counted(hybrid)}; {found.scale.mx} alone {counted(base)}; later in"
+            measured += f" {wins.earlier} of {len(hybrid)} seeds"
+            yield verdict_on("recipe", claim, name, word, measured)
     for lead in found.leads:
         moved = [
             abs(r.time - runs[UNCHANGED].time)
@@ -363,21 +373,6 @@ def arms(found: Found) -> Iterator[Verdict]:
     for own, ours in PAPER.items():
         if ours not in there:
             yield verdict_on("4", "averts or delays", f"{ours} ({own})", Word.NOT_TESTABLE, why)
-
-
-def _hybrids(found: Found) -> Iterator[Verdict]:
-    """Yield verdicts on the recipes from the first step on: stable, unlike the format alone?"""
-    mx = found.scale.mx
-    base, claim = found.base(mx), "the hybrid recipe is stable from the first step on"
-    for name in HYBRIDS:
-        own = found.base(f"{mx}, {name}")
-        if own and base:
-            wins = signs(paired(base, own))
-            failed = share(diverged(own), len(own))[0] >= 0.5 or diverged(own) == len(own)
-            stable = wins.word is Word.AGREES and not diverged(own)
-            word = Word.AGREES if stable else Word.CONTRADICTS if failed else Word.UNDECIDED
-            measured = f"{counted(own)}; {mx} alone {counted(base)}; later in {wins.earlier} of"
-            yield verdict_on("recipe", claim, name, word, f"{measured} {len(own)} seeds")
 
 
 def _arm(o: Outcome) -> Verdict:

@@ -438,23 +438,19 @@ def answer(r: Results) -> str:
     against = said.get(judge(floor, WORSE), "not clearly different from")
     in_e5m2 = {name: judge(r.gap(lr, name, RCEIL), WORSE) for name in E5M2.values()}
     worse = [name for name, word in in_e5m2.items() if word is Word.AGREES]
+    along = ""
+    if r.proxy_rates:  # at one state, at the highest rate
+        rate = max(r.proxy_rates)
+        seen = [r.seen(rate, name, "along") for name in (FLOOR, RCEIL, FLOOR_SR, RCEIL_SR)]
+        shown = [interval(mean({s: 100.0 * v for s, v in own.items()}), " %") for own in seen]
+        along = (
+            f"Along FP32's, the proxy's gradient at lr {rate:g} is off by {shown[0]} with floor and"
+            f" {shown[1]} with RCEIL; with stochastic elements by {shown[2]} and {shown[3]}."
+        )
     return (
         f"Runs that diverged: {counts}. GPT at lr {lr:g}: floor's final loss is {against} RCEIL's "
         f"({interval(floor, ' nats')}), RCEIL's is {interval(cost, ' nats')} above BF16's; "
-        f"worse in E5M2: {'; '.join(worse) or 'none clearly'}. {_along(r)}"
-    )
-
-
-def _along(r: Results) -> str:
-    """Return the signed error of the proxy's gradient at one state, at the highest rate."""
-    if not r.proxy_rates:
-        return ""
-    lr = max(r.proxy_rates)
-    seen = [r.seen(lr, name, "along") for name in (FLOOR, RCEIL, FLOOR_SR, RCEIL_SR)]
-    shown = [interval(mean({s: 100.0 * v for s, v in own.items()}), " %") for own in seen]
-    return (
-        f"Along FP32's, the proxy's gradient at lr {lr:g} is off by {shown[0]} with floor and "
-        f"{shown[1]} with RCEIL; with stochastic elements by {shown[2]} and {shown[3]}."
+        f"worse in E5M2: {'; '.join(worse) or 'none clearly'}. {along}"
     )
 
 

@@ -375,7 +375,21 @@ def results(wanted: Asked, store: Store) -> Runs | None:
 
 def answer(wanted: Asked, runs: Runs) -> str:
     """Return one sentence or two, from the counts alone."""
-    return _lone(runs) if wanted.first is None else _averted(wanted, runs)
+    if wanted.first is None:
+        return _lone(runs)
+    arms = of_arms(runs)
+    base = {r.seed for r in arms.get(UNCHANGED, []) if wanted.first <= r.time < math.inf}
+    if not base:
+        return "Nothing to avert: without a change no run diverged after that step."
+    others = {n: own for n, own in arms.items() if n not in (EXACT, UNCHANGED)}
+    count = {n: sum(r.diverged is None for r in own if r.seed in base) for n, own in others.items()}
+    all_of = ", ".join(n for n, k in count.items() if k == len(base))
+    some = ", ".join(f"{n} ({k} of {len(base)})" for n, k in count.items() if 0 < k < len(base))
+    none = ", ".join(n for n, k in count.items() if k == 0)
+    parts = [f"averted by {all_of or 'none of the changes in every run'}"]
+    parts += [f"in some runs by {some}"] if some else []
+    parts += [f"in none by {none}"] if none else []
+    return f"{len(base)} of {len(wanted.seeds)} runs diverge without a change: {'; '.join(parts)}."
 
 
 def _lone(runs: Runs) -> str:
@@ -390,22 +404,6 @@ def _lone(runs: Runs) -> str:
         return f"{no}; {exact}."
     worst = f"The largest final loss over FP32's: {highest}, {ratios[highest]:.2f} times."
     return f"{no}; {exact}. {worst}"
-
-
-def _averted(wanted: Asked, runs: Runs) -> str:
-    arms = of_arms(runs)
-    base = {r.seed for r in arms.get(UNCHANGED, []) if (wanted.first or 0) <= r.time < math.inf}
-    if not base:
-        return "Nothing to avert: without a change no run diverged after that step."
-    others = {n: own for n, own in arms.items() if n not in (EXACT, UNCHANGED)}
-    count = {n: sum(r.diverged is None for r in own if r.seed in base) for n, own in others.items()}
-    all_of = ", ".join(n for n, k in count.items() if k == len(base))
-    some = ", ".join(f"{n} ({k} of {len(base)})" for n, k in count.items() if 0 < k < len(base))
-    none = ", ".join(n for n, k in count.items() if k == 0)
-    parts = [f"averted by {all_of or 'none of the changes in every run'}"]
-    parts += [f"in some runs by {some}"] if some else []
-    parts += [f"in none by {none}"] if none else []
-    return f"{len(base)} of {len(wanted.seeds)} runs diverge without a change: {'; '.join(parts)}."
 
 
 def records(runs: Runs) -> list[dict[str, Any]]:
