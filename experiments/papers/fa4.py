@@ -152,22 +152,20 @@ def measured(seeds: Sequence[int]) -> Iterator[Point]:
 
 def claims(points: Points) -> list[Verdict]:
     """Return a verdict for each published error, which compares it with ours."""
-    found = []
-    for p in points:
-        if (published := p.published) is not None:
-            over = mean({seed: x / published for seed, x in p.mean.items()})
-            found.append(
-                verdict_on(
-                    "pull request 2694",
-                    f"relative error {published:g}",
-                    f"{NAMES[p.plan]}, deviation {p.deviation:g}",
-                    THIRD,
-                    f"{interval(over)} of it",
-                    over,
-                    sizes=f"{KEYS:,} keys",
-                )
-            )
-    return found
+    return [
+        verdict_on(
+            "pull request 2694",
+            f"relative error {published:g}",
+            f"{NAMES[p.plan]}, deviation {p.deviation:g}",
+            THIRD,
+            f"{interval(over)} of it",
+            over,
+            sizes=f"{KEYS:,} keys",
+        )
+        for p in points
+        if (published := p.published) is not None
+        for over in [mean({seed: x / published for seed, x in p.mean.items()})]
+    ]
 
 
 def answer(points: Points) -> str:

@@ -7,6 +7,7 @@ emu.sums.tensor_cores. Everything is computed in seconds, so no results file is 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
@@ -177,22 +178,13 @@ def _longest(points: Points) -> dict[tuple[str, str], Point]:
 
 def claims(points: Points) -> list[Verdict]:
     """Return a verdict for each claim on each kind of values, at the largest number of keys."""
-    by, found = _longest(points), []
-    for where, claim, own, other, holds in CLAIMS:
-        for values in VALUES:
-            over = ratio(by[values, own].error, by[values, other].error)
-            against = f"{'of ' if other == FP32 else 'flushed at '}{other}"
-            found.append(
-                verdict_on(
-                    f"pull request {where}",
-                    claim,
-                    values,
-                    holds,
-                    f"error {interval(over)} of that {against}",
-                    over,
-                    sizes=f"{KEYS[-1]:,} keys",
-                )
-            )
+    by, sizes = _longest(points), f"{KEYS[-1]:,} keys"
+    found = []
+    for (where, claim, own, other, holds), values in product(CLAIMS, VALUES):
+        over = ratio(by[values, own].error, by[values, other].error)
+        told = f"error {interval(over)} of that {'of ' if other == FP32 else 'flushed at '}{other}"
+        place = f"pull request {where}"
+        found.append(verdict_on(place, claim, values, holds, told, over, sizes=sizes))
     return found
 
 
