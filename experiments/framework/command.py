@@ -215,7 +215,7 @@ def report(
                 else []
             ),
             *(
-                Section(t.title, [Table(t.heads, t.rows(results)), *notes(t.note)])
+                Section(t.title, [Table(t.heads, [*t.rows(results)]), *notes(t.note)])
                 for t in study.tables
             ),
             _about_run(study, run, data["config"]),
@@ -223,7 +223,7 @@ def report(
         ],
         brief=[
             Text(data["answer"]),
-            *(_shown(table, table.rows(results)) for table in study.tables if table.shown),
+            *(_shown(table, [*table.rows(results)]) for table in study.tables if table.shown),
             *told,
             *(Text(text) for text in (study.caution if verdicts else "", lack) if text),
             Text(f"{study.unit}: {launched(run)}{scale}"),

@@ -9,7 +9,7 @@
 the JSON and the terminal's table. docs/howto/study.md writes a study step by step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -79,7 +79,7 @@ class Table(Generic[R]):
     name: str
     title: str
     heads: tuple[str, ...]
-    rows: Callable[[R], Sequence[Sequence[str]]]
+    rows: Callable[[R], Iterable[Sequence[str]]]
     records: Callable[[R], Sequence[Mapping[str, Any]]]
     note: str = ""
     shown: tuple[int, ...] = ()

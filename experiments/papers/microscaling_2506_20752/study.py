@@ -1,7 +1,7 @@
 """`roundscope reproduce su`: does block scaling make training diverge, and what averts it?"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -362,14 +362,12 @@ def records(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def rows(found: Found) -> list[list[str]]:
-    """Return the same in words: the columns of TABLE."""
-    lines = []
+def rows(found: Found) -> Iterator[list[str]]:
+    """Yield the same in words: the columns of TABLE."""
     for place, name, lr, runs in conditions(found):
         exact = found.paper.get(EXACT, ()) if (place == "published") else found.of(place, EXACT)
         loss = "" if not exact or diverged(runs) else f"{over(runs, exact):.3g}"
-        lines.append([place, name, f"{lr:g}", counted(runs), "" if loss == "inf" else loss])
-    return lines
+        yield [place, name, f"{lr:g}", counted(runs), "" if loss == "inf" else loss]
 
 
 TABLE = Table(

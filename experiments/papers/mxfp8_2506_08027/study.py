@@ -484,9 +484,8 @@ def records(r: Results) -> list[dict[str, Any]]:
     ]
 
 
-def rows(r: Results) -> list[list[str]]:
-    """Return the same in words: the columns of TABLE."""
-    lines = []
+def rows(r: Results) -> Iterator[list[str]]:
+    """Yield the same in words: the columns of TABLE."""
     for model, lr, name, runs in r.arms():
         losses = [x.loss for x in runs if math.isfinite(x.loss)]
         loss = f"{np.median(losses):.4g}" if losses else "not finite"
@@ -497,8 +496,7 @@ def rows(r: Results) -> list[list[str]]:
             over = interval(r.over(lr, name, FP32))
             zeta, along = (interval(mean(r.seen(lr, name, m))) for m in ("zeta", "along"))
         count = f"{diverged(runs)} of {len(runs)}"
-        lines.append([model, f"{lr:g}", name, count, loss, above, over, zeta, along])
-    return lines
+        yield [model, f"{lr:g}", name, count, loss, above, over, zeta, along]
 
 
 TABLE = Table(

@@ -6,7 +6,7 @@ with several P = 1 (`doses.shares`); it is empty if they were not counted.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -159,13 +159,11 @@ def point_records(r: Results) -> list[dict[str, Any]]:
     ]
 
 
-def point_rows(r: Results) -> list[list[str]]:
-    """Return a row per point, in words; the columns are those of POINT_HEADS."""
-    found = []
+def point_rows(r: Results) -> Iterator[list[str]]:
+    """Yield a row per point, in words; the columns are those of POINT_HEADS."""
     for (site, mode, bits, rate), own in _ordered(r):
         name = ["exact", "", ""] if site is None else [str(site), mode_words(mode), str(bits)]
-        found.append([*name, f"{rate:g}", *words_of(r, own, has_exact=site is not None)])
-    return found
+        yield [*name, f"{rate:g}", *words_of(r, own, has_exact=site is not None)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,16 +246,14 @@ class Found:
         return max(lethal, default=None)
 
 
-def case_rows(found: Found) -> list[list[str]]:
-    """Return a row per case, in words; the columns are those of CASE_HEADS."""
-    lines = []
+def case_rows(found: Found) -> Iterator[list[str]]:
+    """Yield a row per case, in words; the columns are those of CASE_HEADS."""
     for case, runs in found.cases.items():
         has_exact = not found.topic.alone and case.dose != case.dose.exact
         words = words_of(found.results, runs, has_exact=has_exact)
         tied = mean({run.seed: ties(run) for run in runs}).mean
         share = "" if math.isnan(tied) else f"{100 * tied:.3g} %"
-        lines.append([case.group, case.name, *words, share])
-    return lines
+        yield [case.group, case.name, *words, share]
 
 
 def case_records(found: Found) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ arms are formats from the first step on, changes from some step on, or the user'
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -425,29 +425,25 @@ def records(runs: Runs) -> list[dict[str, Any]]:
     ]
 
 
-def rows(runs: Runs) -> list[list[str]]:
-    """Return the same in words: the columns of TABLE."""
+def rows(runs: Runs) -> Iterator[list[str]]:
+    """Yield the same in words: the columns of TABLE."""
 
     def shown(x: float, how: str) -> str:
         return format(x, how) if math.isfinite(x) else ""
 
-    lines = []
     for name, own in of_arms(runs).items():
         finite = [r.loss for r in own if math.isfinite(r.loss)]
         lost = len(own) - len(finite)
         changes = own[0].condition.changes
-        lines.append(
-            [
-                name,
-                "; ".join(f"{step}: {text}" if step else text for step, text in changes),
-                times(own),
-                str(sum(r.extra["spikes"] for r in own)),
-                f"{lost} not finite" if lost else f"{np.median(finite):.2e}",
-                shown(over(own, runs), ".3g"),
-                *(shown(_middle(own, n), how) for n, how in MEASURES.items()),
-            ]
-        )
-    return lines
+        yield [
+            name,
+            "; ".join(f"{step}: {text}" if step else text for step, text in changes),
+            times(own),
+            str(sum(r.extra["spikes"] for r in own)),
+            f"{lost} not finite" if lost else f"{np.median(finite):.2e}",
+            shown(over(own, runs), ".3g"),
+            *(shown(_middle(own, n), how) for n, how in MEASURES.items()),
+        ]
 
 
 def _middle(own: Runs, name: str) -> float:
