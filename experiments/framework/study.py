@@ -138,7 +138,7 @@ class Study(Generic[R]):
     kept: str = "*.sqlite"
     page: str = "report"
     paper: str = ""
-    claims: Callable[[R], Sequence[Verdict]] = lambda results: []
+    claims: Callable[[R], Iterable[Verdict]] = lambda results: []
     source: str = "row"
     figures: Sequence[Figure[R]] = ()
     tables: Sequence[Table[R]] = ()

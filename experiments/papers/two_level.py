@@ -176,16 +176,14 @@ def _longest(points: Points) -> dict[tuple[str, str], Point]:
     return {(p.values, p.sums): p for p in points if p.keys == KEYS[-1]}
 
 
-def claims(points: Points) -> list[Verdict]:
-    """Return a verdict for each claim on each kind of values, at the largest number of keys."""
+def claims(points: Points) -> Iterator[Verdict]:
+    """Yield a verdict for each claim on each kind of values, at the largest number of keys."""
     by, sizes = _longest(points), f"{KEYS[-1]:,} keys"
-    found = []
     for (where, claim, own, other, holds), values in product(CLAIMS, VALUES):
         over = ratio(by[values, own].error, by[values, other].error)
         told = f"error {interval(over)} of that {'of ' if other == FP32 else 'flushed at '}{other}"
         place = f"pull request {where}"
-        found.append(verdict_on(place, claim, values, holds, told, over, sizes=sizes))
-    return found
+        yield verdict_on(place, claim, values, holds, told, over, sizes=sizes)
 
 
 def answer(points: Points) -> str:

@@ -352,7 +352,7 @@ def asked(quick: bool) -> Study[Results]:
         launches=lambda store: launches(scale, store),
         results=lambda store: results(scale, store),
         answer=answer,
-        claims=lambda r: list(claims(r)),
+        claims=claims,
         source="of",
         figures=[Figure(title="Which runs does the alarm tell apart?", draw=draw, caption=CAPTION)],
         tables=[

@@ -16,7 +16,7 @@ P = e^-8 to e^-10 and a V of c x the mean of the first two; all V are negative:
                 P3 (V3 - mean) / 2, so the sign of c - 1 decides
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -59,15 +59,15 @@ def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
     return (whole + up) * ulp * (1 if x > 0 else -1)
 
 
-def example() -> list[Verdict]:
-    """Return verdicts on both versions of the example, and on the tie rule."""
+def example() -> Iterator[Verdict]:
+    """Yield verdicts on both versions of the example, and on the tie rule."""
     verdict = partial(verdict_on, "3.3, bits", case="BF16", sizes="")
     total = float(emu.sum(np.array([[*V, RESIDUAL]]))[0])
     rounded = float(emu.round_to(total, "bf16"))
     by_fractions = nearest(Fraction(total), BITS)
     error = by_fractions - Fraction(total)
     found = (total, rounded, Fraction(rounded), error)
-    with_residual = verdict(
+    yield verdict(
         claim="two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875:"
         " error -0.0147595",
         holds=found == (SUM, ROUNDED, by_fractions, Fraction(ERROR)),
@@ -78,7 +78,7 @@ def example() -> list[Verdict]:
     even, away = nearest(tie, BITS), nearest(tie, BITS, even=False)
     assert float(emu.round_to(float(tie), "bf16")) == float(even)
     assert float(emu.round_to(float(tie), "bf16", "ties-to-away")) == float(away)
-    without = verdict(
+    yield verdict(
         claim="v1: without a residual the sum rounds to -4.71875 too",
         holds=even == Fraction(ROUNDED),
         measured=f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r}"
@@ -86,13 +86,12 @@ def example() -> list[Verdict]:
         note="v2 of the paper added the residual (issue 1 of its repository)",
     )
     same, opposite = (nearest(tie + s * Fraction(RESIDUAL), BITS) - tie for s in (1, -1))
-    tie_rule = verdict(
+    yield verdict(
         claim="the residual's sign decides the tie (the sticky bit)",
         holds=same < 0 < opposite and -same == opposite == Fraction(1, 64),
         measured=f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp of"
         " the result each",
     )
-    return [with_residual, without, tie_rule]
 
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")
@@ -264,14 +263,15 @@ def measure() -> dict[Line, Means]:
     return {line: line.measured() for line in (*LINES, *NORMALISED)}
 
 
-def judged(found: dict[Line, Means]) -> list[Verdict]:
-    """Return one verdict for each case; the last three cases are one claim."""
+def judged(found: dict[Line, Means]) -> Iterator[Verdict]:
+    """Yield one verdict for each case; the last three cases are one claim."""
+    yield from (verdict(line, found[line]) for line in LINES)
     several = {line: found[line] for line in NORMALISED}
     shown = "; ".join(
         f"{line.words.split('= ')[1]} {interval(own['bf16', 2])}" for line, own in several.items()
     )
     formula = ", ".join(f"{line.formula:+.3f}" for line in several)
-    normalized = verdict_on(
+    yield verdict_on(
         FIGURE,
         NORMALISED[0].claim,
         "k = 2, all V > 0",
@@ -281,7 +281,6 @@ def judged(found: dict[Line, Means]) -> list[Verdict]:
         "the bias survives the order of production kernels, the paper's sign rule does not",
         sizes=f"{SEEDS} x {DRAWS} draws",
     )
-    return [*(verdict(line, found[line]) for line in LINES), normalized]
 
 
 def verdict(line: Line, found: Means) -> Verdict:
@@ -370,8 +369,8 @@ def measure_order() -> Order:
     return found
 
 
-def judged_order(o: Order) -> list[Verdict]:
-    """Return verdicts on the paper's argument under both orders, and on what replaces it."""
+def judged_order(o: Order) -> Iterator[Verdict]:
+    """Yield verdicts on the paper's argument under both orders, and on what replaces it."""
     sizes = f"{HEADS} heads x {FEATURES} features x {ROWS} rows"
     signs = {at: 1 if e.low > 0.0 else -1 if e.high < 0.0 else 0 for at, e in o.items()}
     shown = {
@@ -379,24 +378,21 @@ def judged_order(o: Order) -> list[Verdict]:
         + ", ".join(f"c = {t:g}: {interval(o[plan, t])}" for t in TIMES if t in (0.25, 1.0, 2.0))
         for plan in PLANS
     }
-    verdicts = []
     for plan, words in PLANS.items():
         found = {signs[plan, t] for t in TIMES if t > 0.0}  # a residual of 0 is none
         agrees = found == {-1}
         note = "on residual V against main V: the argument holds for round-before-normalize only"
-        verdicts.append(
-            verdict_on(
-                FIGURE,
-                "V < 0 makes the output's error negative",
-                f"{plan}: {words}",
-                Word.AGREES if agrees else Word.DEPENDS if -1 in found else Word.CONTRADICTS,
-                shown[plan],
-                o[plan, 2.0],
-                "" if agrees else note,
-                sizes=sizes,
-            )
+        yield verdict_on(
+            FIGURE,
+            "V < 0 makes the output's error negative",
+            f"{plan}: {words}",
+            Word.AGREES if agrees else Word.DEPENDS if -1 in found else Word.CONTRADICTS,
+            shown[plan],
+            o[plan, 2.0],
+            "" if agrees else note,
+            sizes=sizes,
         )
-    ours = verdict_on(
+    yield verdict_on(
         FIGURE,
         "ours: in production order the sign is that of residual V minus main V",
         "fa2-bf16",
@@ -407,7 +403,6 @@ def judged_order(o: Order) -> list[Verdict]:
         " kernels are not safe by their order",
         sizes=sizes,
     )
-    return [*verdicts, ours]
 
 
 def picture_order(o: Order) -> Figure:
