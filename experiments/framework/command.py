@@ -193,6 +193,12 @@ def report(
     figures = [(f.title, f.draw(results), f.caption) for f in study.figures]
     drawn = [Picture(title, each, text) for title, each, text in figures if each is not None]
     scale = f" ({study.scale})" if study.scale else ""
+    known = [
+        f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";"
+        for v in verdicts
+        if v.queries
+    ]
+    sql = Folded(f"SQL over {study.file or study.name}.sqlite", [Code("\n\n".join(known))])
     return Report(
         title=study.paper or study.question,
         heading=study.question,
@@ -219,7 +225,7 @@ def report(
                 for t in study.tables
             ),
             _about_run(study, run, data["config"]),
-            *_queries(study, verdicts),
+            *([Section("The queries behind the numbers", [sql])] if known else []),
         ],
         brief=[
             Text(data["answer"]),
@@ -293,14 +299,3 @@ def _about_run(study: Study[Any], run: Mapping[str, Any], config: Mapping[str, A
     text = "\n".join(f"{name:{width}}{line}" for name, line in about.items() if line)
     title = "What was run, and what was not shown" if study.caveats else "What was run"
     return Section(title, [*([Text(study.caveats)] if study.caveats else []), Code(text)])
-
-
-def _queries(study: Study[Any], verdicts: Sequence[Verdict]) -> list[Section]:
-    """Return the SQL behind the numbers, in full; nothing where no verdict has any."""
-    known = [v for v in verdicts if v.queries]
-    text = "\n\n".join(
-        f"-- {v.figure}: {v.claim}; {v.case}; {v.sizes}\n" + ";\n".join(v.queries) + ";"
-        for v in known
-    )
-    sql = Folded(f"SQL over {study.file or study.name}.sqlite", [Code(text)])
-    return [Section("The queries behind the numbers", [sql])] if known else []

@@ -69,7 +69,9 @@ def training(found: Found) -> Iterator[Verdict]:
         claim, word = "diverges where FP32 on the same rows does not", _lone(at, beside)
         note = "at this rate and length; the published setting is a row of its own"
         if name == "bf16":
-            claim, word, note = "BF16 is smooth", _smooth(at), ""
+            low, high = share(diverged(at), len(at))
+            word = Word.CONTRADICTS if low > HALF else Word.UNDECIDED
+            claim, word, note = "BF16 is smooth", Word.AGREES if high <= HALF else word, ""
         case = f"{name}, lr {scale.rate:g}, {scale.base.config.steps} steps"
         measured = f"{counted(at)}; FP32 {counted(beside)}"
         yield verdict_on("1", claim, case, word, measured, note=note)
@@ -103,12 +105,6 @@ def training(found: Found) -> Iterator[Verdict]:
                 count = f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)}"
                 case = f"{setting.name}, {name}"
                 yield verdict_on("2", claim, case, wins.word, f"{count} at all rates")
-
-
-def _smooth(own: Runs) -> Word:
-    """Return the word for runs of which, by their share's interval, fewer than half diverge."""
-    low, high = share(diverged(own), len(own))
-    return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
 
 
 def _lone(own: Runs, exact: Runs) -> Word:
@@ -389,15 +385,12 @@ def _arm(o: Outcome) -> Verdict:
     )
     case = f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before"
     note = NOT_STATED if own and o.name not in STATED else ""
-    return verdict_on("4", _claim(o.name), case, _word(o), measured, o.delay, note)
-
-
-def _claim(name: str) -> str:
-    if name in STATED:
-        return "raising the precision of LN or activations averts or delays"
-    if name in HYBRIDS:
-        return "the hybrid recipe is stable"
-    return "averts or delays" if name in PAPER.values() else "ours: averts or delays"
+    claim = "averts or delays" if own else "ours: averts or delays"
+    if o.name in STATED:
+        claim = "raising the precision of LN or activations averts or delays"
+    elif o.name in HYBRIDS:
+        claim = "the hybrid recipe is stable"
+    return verdict_on("4", claim, case, _word(o), measured, o.delay, note)
 
 
 def _word(o: Outcome) -> Word:

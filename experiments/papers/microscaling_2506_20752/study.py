@@ -19,7 +19,6 @@ from roundscope.experiments.framework.verdicts import Verdict
 from roundscope.experiments.papers.microscaling_2506_20752 import claims, code
 from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     Effect,
-    Outcome,
     before,
     outcomes,
     runs_of,
@@ -291,7 +290,11 @@ def answer(found: Found) -> str:
         return "The base runs are not there yet."
     sure = LIKELY[signs(paired(own, exact)).word.value]
     counts = f"{mx} diverged in {_of(own)} runs and FP32 on the same rows in {_of(exact)} ({sure})"
-    limit = shift = ""
+    longer = limit = shift = ""
+    for setting in found.scale.settings[1:]:  # FP32 in more steps: is it caused, or hastened?
+        alone, steps = found.of(setting.name, EXACT, found.scale.rate), setting.config.steps
+        if alone and setting.config == replace(found.scale.base.config, steps=steps):
+            longer = longer or f"; within {steps} steps FP32 diverged in {_of(alone)}"
     if frozen:
         start = "With LayerNorm's shift frozen from the first step"
         shift = f" {start} {mx} diverged in {_of(frozen)}."
@@ -299,39 +302,24 @@ def answer(found: Found) -> str:
     if (e := ratio(*of_all)).seeds >= 2:
         ends = f"{e.mean:.2f} [{e.low:.2f}, {e.high:.2f}]"
         limit = f"; it fails at {ends} of the rate at which FP32 does"
-    return f"{counts}{_longer(found)}{limit}.{shift} {_interventions(found)}"
+    return f"{counts}{longer}{limit}.{shift} {_interventions(found)}"
 
 
 def _of(runs: Runs) -> str:
     return f"{diverged(runs)} of {len(runs)}"
 
 
-def _longer(found: Found) -> str:
-    """Return what FP32 does at the same rate in more steps: is divergence caused or hastened?"""
-    scale = found.scale
-    for setting in scale.settings[1:]:
-        own = found.of(setting.name, EXACT, scale.rate)
-        if own and setting.config == replace(scale.base.config, steps=setting.config.steps):
-            return f"; within {setting.config.steps} steps FP32 diverged in {_of(own)}"
-    return ""
-
-
 def _interventions(found: Found) -> str:
-    whole = {n: [o for o in outcomes(found.parted, n) if o.runs] for n in found.leads}
-    parts = [_lead(own, lead) for lead, own in whole.items() if own]
-    if not parts:
-        why = "no base run diverged where FP32 did not, or they are not there yet"
-        return f"No interventions: {why}."
-    return f"Changed {'. '.join(parts)}."
-
-
-def _lead(own: Sequence[Outcome], lead: int) -> str:
-    """Return what the arms did that were changed so many steps before the divergence."""
-    names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
-    none = len(names.pop(Effect.NONE))
-    parts = [f"{listed(those)} {effect}" for effect, those in names.items() if those]
-    parts.append(f"{none} of {len(own)} arms had no effect beyond the shams")
-    return f"{lead} steps before: {'; '.join(parts)}"
+    parts = []
+    for lead in found.leads:
+        if own := [o for o in outcomes(found.parted, lead) if o.runs]:
+            names = {effect: [o.name for o in own if o.effect is effect] for effect in Effect}
+            none = f"{len(names.pop(Effect.NONE))} of {len(own)}"
+            told = [f"{listed(those)} {effect}; " for effect, those in names.items() if those]
+            told.append(f"{none} arms had no effect beyond the shams")
+            parts.append(f"{lead} steps before: {''.join(told)}")
+    why = "no base run diverged where FP32 did not, or they are not there yet"
+    return f"Changed {'. '.join(parts)}." if parts else f"No interventions: {why}."
 
 
 def conditions(found: Found) -> list[tuple[str, str, float, Runs]]:

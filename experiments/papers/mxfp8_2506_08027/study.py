@@ -105,8 +105,12 @@ def _training(r: Results) -> Iterator[Verdict]:
     for model, rates, runs in (("GPT", r.rates, r.gpt), ("proxy", r.proxy_rates, r.proxy)):
         for lr in rates:
             arms = {name: runs.get((lr, name), ()) for name in (FLOOR, RCEIL, BF16, FP32)}
-            measured = "; ".join(f"{n} {diverged(x)} of {len(x)}" for n, x in arms.items())
-            yield verdict_on("abstract, v1", stable, f"{model}, lr {lr:g}", _can(arms), measured)
+            lost = {name: diverged(own) for name, own in arms.items()}
+            measured = "; ".join(f"{n} {lost[n]} of {len(x)}" for n, x in arms.items())
+            fair = lost[FLOOR] and not (lost[FP32] or lost[BF16])
+            some = Word.CONTRADICTS if lost[RCEIL] >= lost[FLOOR] else Word.UNDECIDED
+            word = Word.NOT_TESTABLE if not fair else some if lost[RCEIL] else Word.AGREES
+            yield verdict_on("abstract, v1", stable, f"{model}, lr {lr:g}", word, measured)
     yield from gpt("abstract, v1", lower, FLOOR, RCEIL, "floor's loss above RCEIL's")
     over, told = partial(r.over, name=FLOOR, base=RCEIL), "floor's loss above RCEIL's"
     yield from _at_rates(r, "proxy", "abstract, v1", lower, over, WORSE, told, " %")
@@ -124,14 +128,6 @@ def _training(r: Results) -> Iterator[Verdict]:
     for name in (FIRST, LAST, ENDS):
         claim = f"all layers may be MX: less than 0.5 % is gained by {name}"
         yield from close("recipe", claim, RCEIL, name, "gained")
-
-
-def _can(own: dict[str, Runs]) -> Word:
-    if not diverged(own[FLOOR]) or diverged(own[FP32]) or diverged(own[BF16]):
-        return Word.NOT_TESTABLE
-    if not diverged(own[RCEIL]):
-        return Word.AGREES
-    return Word.CONTRADICTS if diverged(own[RCEIL]) >= diverged(own[FLOOR]) else Word.UNDECIDED
 
 
 def _operands(r: Results) -> Iterator[Verdict]:
