@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean
+from roundscope.tools.report.pictures import COLOURS, canvas  # noqa: F401 (read from here too)
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
 # from none over some to all runs diverged

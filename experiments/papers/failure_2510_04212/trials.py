@@ -154,10 +154,10 @@ def rows(case: Case, config: Config) -> list[Row]:
     heads = range(config.heads if case.name == AMPLIFIED else 0)
     for layer, head in product(range(config.layers), heads):  # each alone exact, and alone low
         own, name = f"layer={layer} head={head} site={PATH}", f"head {layer}.{head}"
-        low, exact = (f"site={PATH} -> fp32", f"{own} -> {case.path}"), (f"{own} -> fp32",)
+        only = (f"site={PATH} -> fp32", f"{own} -> {case.path}")
         found += [
-            Row(f"8 {EXACT} {name}", f"O path FP32 in {name}", exact, search=True),
-            Row(f"8 {ALONE} {name}", f"O path low in {name} only", low, search=True),
+            Row(f"8 {EXACT} {name}", f"O path FP32 in {name}", (f"{own} -> fp32",), search=True),
+            Row(f"8 {ALONE} {name}", f"O path low in {name} only", only, search=True),
         ]
     return found
 
