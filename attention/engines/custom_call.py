@@ -44,13 +44,9 @@ def call(
     """Return function(*arrays), which a program of JAX calls when it runs on a CPU.
 
     A program may be mapped by `jax.vmap`, which calls the function for one entry after the other.
-
-    Args:
-        function: A function of NumPy arrays that can be pickled. It must return the same arrays for
-            the same arguments, and may not change the arguments.
-        results: The shapes of the arrays that it returns.
-        dtype: The type of these arrays.
-        arrays: The arguments: JAX arrays, of which some may be None.
+    The function of NumPy arrays can be pickled; it returns the same arrays for the same arguments,
+    of these shapes and this type, and does not change the arguments. Some of the JAX arrays may be
+    None.
 
     Raises:
         TypeError: An array has a type that is not among `TYPES`.

@@ -280,12 +280,11 @@ def together(xs: Sequence[Any]) -> Any:
 
 
 def arrays(x: Any, count: int) -> Any:
-    """Return a structure of `Heads` as one of arrays (heads, ...); None stays None.
+    """Return a structure of `Heads` of so many heads as one of arrays (heads, ...); None stays
+    None.
 
     Sums of NumPy depend on the order of axes in memory, so it is the usual one. Records are taken
     `apart`.
-
-    count: how many heads there are.
     """
 
     def one(part: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from roundscope.attention.grammar.roundings import event_of
 from roundscope.attention.testing.foreign.user import LIBRARIES, function_named, library_of
-from roundscope.emu.testing.casts.examine import examine_cast
+from roundscope.emu.testing.casts import examine_cast
 from roundscope.emu.testing.casts.records import Function
 from roundscope.emu.testing.foreign import ForeignError, check_timeout, limited
 from roundscope.tools.check_cast.options import CheckCastOptions

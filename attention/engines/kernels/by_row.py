@@ -197,9 +197,8 @@ def _fields(
 ) -> list[Array]:
     """Return the fields of the summaries of single events (rows, columns).
 
-    f       the parameters of the format, numbers or arrays that fit the events
-    column  the numbers of the columns
-    deep    whether a format is deep
+    f has the parameters of the format, numbers or arrays that fit the events, `column` the numbers
+    of the columns; deep: whether a format is deep.
     """
     before, after = _wide(before), _wide(after)
     flags, terms = judged_events(before, after, f, exists, has_deep=deep)

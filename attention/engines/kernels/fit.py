@@ -34,9 +34,7 @@ RUNS = dict(sorted(RUNS.items(), key=lambda item: (len(item[1]) == 1, len(item[1
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
     """Raise ValueError for a call that the kernels cannot run; the message says what can.
 
-    sizes   how many features q has, and how many v has
-    mask    as for `attend`
-    traced  whether the call is inside jit or grad
+    sizes: how many features q and v have; traced: whether the call is inside jit or grad.
     """
     if setup.record is not None and setup.record.steps:
         raise NotFused("record: the fused kernel keeps no steps")

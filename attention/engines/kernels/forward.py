@@ -13,7 +13,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, Input, held, wide
+from roundscope.attention.engines.kernels.call import Call, Input, Refs, Work, held, wide
 from roundscope.attention.engines.kernels.hopper.fit import ahead_in_forward
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.running import Kernel, run
@@ -29,7 +29,6 @@ from roundscope.attention.engines.kernels.tiles import (
     seen_tiles,
     whole_tiles,
 )
-from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
@@ -104,7 +103,7 @@ def _on_hopper(call: Call, q: Array, k: Array, v: Array) -> tuple[Array, Array, 
     """Return the results of the kernel for Hopper, or None if it does not fit the call."""
     if not (ahead := ahead_in_forward(call, q, k, v)):
         return None
-    from roundscope.attention.engines.kernels.hopper.forward import forward
+    from roundscope.attention.engines.kernels.hopper.programs import forward
 
     try:
         out, lse = forward(call, q, k, v, ahead)

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, held
+from roundscope.attention.engines.kernels.call import Call, Refs, Work, held
 from roundscope.attention.engines.kernels.tiles import (
     Exists,
     events_of_tile,
@@ -25,7 +25,6 @@ from roundscope.attention.engines.kernels.tiles import (
     walk_queries,
     whole_tiles,
 )
-from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup

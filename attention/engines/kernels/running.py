@@ -13,10 +13,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from roundscope.attention.engines.kernels.call import Call, Input, block, whole_array
+from roundscope.attention.engines.kernels.call import Call, Input, Work, block, whole_array
 from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
 from roundscope.attention.engines.kernels.tiles import Reader, reading
-from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
 from roundscope.attention.plans.choices import Exponential, RowSum
@@ -87,9 +86,8 @@ class _Given(NamedTuple):
 class _Made(NamedTuple):
     """The arrays that a kernel writes, or what a program sees of each.
 
-    buffers  memory of programs through which sums pass
-    scratch  memory of programs through which events pass; None without a recorder
-    kept     what is recorded
+    Sums pass through `buffers`, events through `scratch` (None without a recorder); `kept` is
+    recorded.
     """
 
     results: list[Any]

@@ -161,9 +161,8 @@ def walk(
 ) -> State:
     """Return the state after the tiles from `first` to `last` - 1, or in the other direction.
 
-    If it is known that there is no such tile, the program has no loop.
-
-    tile: a function (number, state) -> state.
+    `tile` is a function (number, state) -> state. Where no such tile is known to be, there is no
+    loop.
     """
     if isinstance(first, int) and isinstance(last, int) and first >= last:
         return state
@@ -271,12 +270,10 @@ def events_of_tile(
     before: Array | None = None,
     exists: Exists | None = None,
 ) -> Events:
-    """Return the hook of tile (i, j) of a head.
+    """Return the hook of tile (i, j) of a head; is_whole: whether all its scores exist.
 
-    A program counts in 32 bits, but random streams and injections count in 64 bits.
-
-    is_whole: whether all scores of the tile exist; before: which rows had a visible key before it,
-    or None; exists: what exists of the tile in a call with a mask, in which it is not whole.
+    A program counts in 32 bits, but random streams and injections count in 64 bits. before: which
+    rows had a visible key before it, or None; exists: what exists of a tile of a call with a mask.
     """
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = replace(

@@ -31,15 +31,9 @@ class Untraceable(Exception):
 class Node:
     """One operation of the graph, or an input or a constant; it behaves like a NumPy array.
 
-    Attributes:
-        graph: the graph that the node belongs to.
-        op: the operation's name.
-        args: its operands.
-        shape: the shape of the result.
-        kind: f64, f32, i64 or i1.
-        data: what the operation needs besides operands; the number of a constant.
-        bounds: the least and the largest integer that a node of kind i64 can have.
-        number: the node's place in the graph, after those of its operands.
+    It has the operation's name and operands, and in `data` what it needs besides; shape and kind
+    (f64, f32, i64 or i1) of the result; the least and the largest integer that a node of kind i64
+    can have; and its number in the graph, after those of its operands.
     """
 
     graph: "Graph"

@@ -16,10 +16,9 @@ from roundscope.emu.backends.fused.graph import Graph, Node
 class Schedule:
     """What runs, stage by stage.
 
-    Attributes:
-        stages: for each stage, the groups of operations by entry, which share a loop, and the other
-            operations, each alone in its group.
-        stored: the numbers of the nodes that are written to memory.
+    stages  groups of operations by entry, which share a loop, and the others, each alone in its
+            group
+    stored  the numbers of the nodes that are written to memory
     """
 
     stages: list[list[list[Node]]]

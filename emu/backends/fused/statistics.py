@@ -254,12 +254,10 @@ class Summary:
 def classified(f: Any, is_exact: bool, is_deep: bool) -> tuple[Any, ...]:
     """Return the classification of the events of a format as nodes of a graph of its own.
 
-    is_exact: whether the rounding changes nothing.
-    is_deep: whether the format is deep.
-
     They are the two numbers of an event and their bits without signs; the usual bounds of these
     bits; and the flags but `inexact`, the error, that in ulps and its bits without a sign, if the
-    bits are within these bounds and if they may be anything.
+    bits are within these bounds and if they may be anything. is_exact: whether the rounding changes
+    nothing.
     """
     graph = Graph()
     before, after = (graph.node("placeholder", (), (LANES,), F64, n) for n in range(2))

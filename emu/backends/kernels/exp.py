@@ -69,17 +69,11 @@ BFLOAT16 = (
 
 
 def exp32(x: Array, name: str, zero: Array, at_once: int, by: Assembler = by_triton) -> Array:
-    """Return e^x of binary32 numbers, rounded once to nearest even, as a float32 array.
+    """Return e^x of binary32 numbers, rounded once to nearest even, as float32; NaN stays NaN.
 
-    NaN stays NaN.
-
-    Args:
-        x: an array whose numbers are in binary32.
-        name: the format that holds x, bf16 or another.
-        zero: an integer 0 whose value no compiler knows.
-        at_once: how many elements a thread computes at the same time. More elements hide more
-            latency, but they take more registers.
-        by: what runs PTX in the kernel.
+    `name` is that of the format of x, and `zero` an integer 0 whose value no compiler knows. The
+    more elements a thread computes `at_once`, the more latency it hides, and the more registers it
+    takes.
     """
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)

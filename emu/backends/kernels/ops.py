@@ -61,9 +61,8 @@ def types(on_gpu: bool) -> dict[str, Any]:
 def kernel_ops(of_warpgroups: bool = False) -> Ops:
     """Return the `Ops` record for functions that `emu.backends.kernels.narrowing.narrowed` runs.
 
-    Args:
-        of_warpgroups: whether the lanes of a row are threads, so that no array has an axis for
-            them, and there is no binary64.
+    of_warpgroups: whether the lanes of a row are threads, so that no array has an axis for them,
+    and there is no binary64.
     """
     return Ops(
         xp=jnp,
@@ -109,15 +108,12 @@ def kernel_machine(
 ) -> Machine:
     """Return the machine that does the arithmetic of one program.
 
-    Args:
-        zero: an int64 0 that was read from memory, so that no compiler sees through it (`xla_ops`).
-        buffers: buffers that belong to the program, for the types of arrays that sums write to
-            memory.
-        on_gpu: whether the kernel runs on a GPU and uses its instructions and tensor cores. If not,
-            the kernel is interpreted and uses models of them.
-        exps_at_once: how many exps a thread computes at the same time. It is smaller in kernels
-            that need the registers for more than one sum.
-        exps: the address of the table of `emu.backends.kernels.exp`, or None without a table.
+    zero          an int64 0 that was read from memory, so that no compiler sees through it
+    buffers       memory of the program, for the types of arrays that sums write to memory
+    on_gpu        whether the kernel uses a GPU's instructions and tensor cores, or, interpreted,
+                  models
+    exps_at_once  how many exps a thread computes at the same time: fewer where registers are short
+    exps          the address of the table of `emu.backends.kernels.exp`, or None without a table
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)

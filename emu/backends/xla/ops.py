@@ -72,9 +72,8 @@ def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array,
 def xla_ops(zero: Array) -> Ops:
     """Return the `Ops` record for JAX arrays.
 
-    Args:
-        zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the
-            product with a following addition.
+    zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product
+    with a following addition.
     """
     return Ops(
         xp=jnp,

@@ -114,11 +114,9 @@ def _row_sum_fits(call: Call) -> bool:
 
 
 def gradients_fit(call: Call, q: Any, k: Any, v: Any, *, by_scores: bool) -> bool:
-    """Return whether dQ, dK and dV have these kernels.
+    """Return whether dQ, dK and dV have these kernels; by_scores: whether dQ reads dS from memory.
 
     dK and dV are then sums over all queries in their order, whatever the tiles are.
-
-    by_scores: whether dQ reads dS from memory.
     """
     setup, width, features = call.setup, q.shape[2], v.shape[2]
     plan = setup.plan

@@ -196,12 +196,9 @@ def _made(x: Any) -> Any:
 
 
 def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE) -> Machine:
-    """Return the machine of a warp group.
+    """Return the machine of a warp group, whose vectors lie in the registers as `place` says.
 
-    Args:
-        place: how vectors lie in the registers.
-        zero: an int32 0 whose value no compiler knows.
-        exps_at_once: how many exps a thread computes at the same time.
+    zero: an int32 0 whose value no compiler knows; exps_at_once: of a thread.
     """
     matched = partial(_matched, place)
 
