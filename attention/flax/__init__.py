@@ -2,6 +2,10 @@
 
 `attention_fn` is emulated attention in the signature that flax calls; `use` gives it to the layers
 of a model, and `tap` lets `roundscope.jax.capture` and `roundscope.jax.watch` hear them.
+
+A layer is a module of the model with an attribute `attention_fn`, as `nnx.MultiHeadAttention` has.
+This attribute is part of a model's structure (its `GraphDef`), so that `nnx.jit` compiles a
+function again for a model whose attention was replaced.
 """
 
 from __future__ import annotations

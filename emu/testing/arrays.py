@@ -1,4 +1,15 @@
-"""Assertions on two arrays: equal bits, and distances in numbers of a format."""
+"""Assertions on two arrays: equal bits, distances in numbers of a format, no sign of their errors.
+
+`assert_unbiased` has a bound that holds for any number of errors. For independent errors d_i whose
+distributions are symmetric about 0, the signs are fair coins once the magnitudes are known. So
+S = sum d_i is a sum of independent terms +-|d_i|, and Hoeffding's inequality gives, with
+V = sum d_i^2 and for every number of terms::
+
+    P(S / sqrt(V) >= z) <= exp(-z^2 / 2)
+
+The sum is tested upward and downward, and along the exact numbers (away from and toward zero), so
+four such events share the probability of a false alarm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a fused kernel is made for (`Call`), and which part of each array a program sees.
+"""What a fused kernel is made for (`Call`), and what a program does with a tile (`Work`).
+
+`Call` also says which part of each array a program sees. `Work` computes the numbers of a tile and
+records its events.
 
 A program is one run of a kernel, for one head and one tile of the head. `running` calls kernels.
 """

@@ -77,15 +77,10 @@ def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Several:
     """
     shares = []
     for plan, own in _equal(plans_of_heads(setup.plan, plans)).items():
-        some = SomeHeads(own=own, heads=setup.heads, step=setup.heads)
-        mine = replace(
-            setup,
-            plan=plan,
-            scale=_scale(setup.whole_scale, plan),
-            heads=len(own),
-            key_heads=len(own),
-            some=some,
-        )
+        some, count = SomeHeads(own=own, heads=setup.heads, step=setup.heads), len(own)
+        is_wide = plan[Site.SCALED].format.precision > 24  # than binary32, which scales are in
+        scale = setup.whole_scale if is_wide else float(np.float32(setup.whole_scale))
+        mine = replace(setup, plan=plan, scale=scale, heads=count, key_heads=count, some=some)
         heads = tuple(b * setup.heads + n for b in range(batch) for n in own)
         shares.append(Share(setup=mine, heads=heads))
     return Several(xla.by_head(setup, plans, batch), tuple(shares))
@@ -168,12 +163,6 @@ def key_heads(heads: Numbers, group: int) -> Numbers:
     whole = (first[:, None] + np.arange(group)).ravel()
     is_whole = np.array_equal(heads, whole) and not (first % group).any()
     return (first if is_whole else heads) // group
-
-
-def _scale(whole: float, plan: Plan) -> float:
-    """Return the scale of a plan's scores: in binary32, or whole where SCALED is wider."""
-    is_wide = plan[Site.SCALED].format.precision > 24
-    return whole if is_wide else float(np.float32(whole))
 
 
 def _equal(given: Iterable[Any]) -> dict[Any, tuple[int, ...]]:

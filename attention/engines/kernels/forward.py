@@ -6,6 +6,7 @@ in types as narrow as their events allow (`emu.backends.kernels.narrowing`).
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,6 @@ from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.running import Kernel, run
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
-    Exists,
     Masks,
     by_query,
     events_of_rows,
@@ -123,19 +123,10 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     ) -> tuple[Array, ...]:
         keys, exists = pl.ds(j * setup.block_k, setup.block_k), work.exists(j)
 
-        def tile(
-            setup: Setup,
-            m: Array,
-            l: Array,
-            o: Array,
-            x: Array,
-            y: Array,
-            z: Array,
-            exists: Exists | None,
-        ) -> tuple[AnyState, Seen]:
+        def tile(setup: Setup, *arrays: Any) -> tuple[AnyState, Seen]:
+            m, l, o, *factors, exists = arrays
             at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf, exists)
-            state = State(m, l, o)
-            return algorithm.forward_tile(at, setup.scale, state, x, y, z), at.seen()
+            return algorithm.forward_tile(at, setup.scale, State(m, l, o), *factors), at.seen()
 
         def computed() -> tuple[Array, ...]:
             factors = call.read(Site.K, k, keys), call.read(Site.V, v, keys)

@@ -99,16 +99,8 @@ def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         i = lax.div(n, np.int32(slices))
         exists = work.exists(i)
 
-        def tile(
-            setup: Setup,
-            dk: Array,
-            dv: Array,
-            p: Array,
-            ds: Array,
-            x: Array,
-            do: Array,
-            exists: Exists | None,
-        ) -> tuple[tuple[Array, ...], Seen]:
+        def tile(setup: Setup, *arrays: Any) -> tuple[tuple[Array, ...], Seen]:
+            dk, dv, p, ds, x, do, exists = arrays
             at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
             p, ds = at.ops.transposed(p), at.ops.transposed(ds)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()

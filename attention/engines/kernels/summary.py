@@ -239,10 +239,8 @@ def _of_heads(recorder: Recorder, shape: Shape, own: Array, found: _Found) -> Se
         at = heads, _parts_joined(found.walked), own[..., None]
         seen[f"{name}.ones"] = _joined(ones.at[at].add(_parts_joined(x)))
     for name, events in found.events.items():
-        own_events = (_parts_joined(x)[:, : recorder.tiles[0]] for x in events)
-        seen[f"{name}.events"] = tuple(
-            _as_engines_have(recorder, Site[name], x) for x in own_events
-        )
+        joined = (_parts_joined(x)[:, : recorder.tiles[0]] for x in events)
+        seen[f"{name}.events"] = tuple(_as_engines_have(recorder, Site[name], x) for x in joined)
     return seen
 
 

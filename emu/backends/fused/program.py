@@ -82,8 +82,8 @@ class Program:
         void = np.zeros(count, np.int64)
         memory = np.empty(count * self.memory + _LINE, np.uint8)
         start = -address_of(memory) % _LINE
-        held = [
-            _contiguous(x, dtype, strides)
+        held = [  # without gaps between the entries of a run
+            x if x.dtype == dtype and x.strides[1:] == strides else np.ascontiguousarray(x, dtype)
             for x, (_, dtype, strides) in zip(arrays, self.inputs, strict=True)
         ]
         first = address_of(memory) + start
@@ -144,18 +144,9 @@ def _places(dtype: Any, offset: int) -> list[int]:
     return [offset + place for part in places for place in part]
 
 
-def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...]) -> np.ndarray:
-    """Return x, or a copy of this type and without gaps between the entries of a run."""
-    if x.dtype == dtype and x.strides[1:] == strides:
-        own: np.ndarray = x
-        return own
-    return np.ascontiguousarray(x, dtype)
-
-
 def address_of(x: np.ndarray) -> int:
     """Return where the first entry of an array is in memory."""
-    address: int = x.__array_interface__["data"][0]
-    return address
+    return int(x.__array_interface__["data"][0])
 
 
 def _left(graph: Graph, x: Node, n: int) -> Node:

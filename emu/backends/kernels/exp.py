@@ -78,14 +78,8 @@ def exp32(x: Array, name: str, zero: Array, at_once: int, by: Assembler = by_tri
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
-    return by(
-        text,
-        constraints,
-        together,
-        jnp.float32,
-        x.astype(jnp.float32),
-        jnp.broadcast_to(zero.astype(jnp.int32), x.shape),
-    )
+    zeros = jnp.broadcast_to(zero.astype(jnp.int32), x.shape)
+    return by(text, constraints, together, jnp.float32, x.astype(jnp.float32), zeros)
 
 
 def _text(f: Sequence[str], together: int) -> str:
@@ -95,13 +89,11 @@ def _text(f: Sequence[str], together: int) -> str:
     put the operations on one element next to each other. A branch before the series that is never
     taken prevents that, and makes a fused kernel faster by a fifth.
     """
-    reduction, power = evaluated(
-        f, [f"${together + n}" for n in range(together)], [f"${n}" for n in range(together)]
-    )
+    names = [f"${n}" for n in range(2 * together)]
+    reduction, power = evaluated(f, names[together:], names[:together])
     never = [".reg .pred never;", f"setp.ne.s32 never, ${2 * together}, 0;", "@never bra NEVER;"]
-    return (
-        "{ " + "\n".join([*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
-    )
+    lines = [*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]
+    return "{ " + "\n".join(lines) + " }"
 
 
 def evaluated(
@@ -112,16 +104,8 @@ def evaluated(
     The text has two parts: the reduction of x to k and r, and the power. x is clipped to [-110,
     100], since beyond this range the result is 0 or infinity.
     """
-    registers = (
-        ".f32 z#",
-        ".f64 x#",
-        ".f64 k#",
-        ".f64 p#",
-        ".b32 whole#",
-        ".b32 unused#",
-        ".b32 low#",
-        ".b32 high#",
-    )
+    registers = [".f32 z#", ".f64 x#", ".f64 k#", ".f64 p#"]
+    registers += [".b32 whole#", ".b32 unused#", ".b32 low#", ".b32 high#"]
     reduction = [
         "max.NaN.f32 z#, %, 0fC2DC0000;",
         "min.NaN.f32 z#, z#, 0f42C80000;",
@@ -189,14 +173,8 @@ def exp32_by_table(x: Array, place: Array) -> Array:
     """Return e^x of bfloat16 numbers, rounded once to binary32; NaN stays NaN."""
     together = in_turn(x, TOGETHER)
     constraints = ",".join(["=f"] * together + ["r"] * (together // 2) + ["r"] * together)
-    return by_triton(
-        _text_of_table(together),
-        constraints,
-        together,
-        jnp.float32,
-        x,
-        jnp.broadcast_to(place, x.shape),
-    )
+    places = jnp.broadcast_to(place, x.shape)
+    return by_triton(_text_of_table(together), constraints, together, jnp.float32, x, places)
 
 
 def _text_of_table(together: int) -> str:

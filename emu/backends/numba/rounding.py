@@ -153,11 +153,9 @@ def round_array(
     result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
     if np.may_share_memory(source, result) and source.ctypes.data != result.ctypes.data:
         source = source.copy()
-    word, carrier, rule = (
-        (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
-    )
-    even, any_mode, stochastic = rule
-    target = target_of(r, carrier)
+    is_single = x.dtype == np.float32
+    even, any_mode, stochastic = _KERNELS32 if is_single else _KERNELS64
+    target, word = target_of(r, C32 if is_single else C64), np.int32 if is_single else np.int64
     flat = (source.reshape(-1).view(word), result.reshape(-1).view(word))
     if r.mode is RoundingMode.STOCHASTIC:
         assert random is not None

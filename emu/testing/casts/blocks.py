@@ -1,4 +1,6 @@
-"""Judgment of a quantizer whose numbers share scales in blocks: its scales and its elements."""
+"""Judgment of a quantizer whose numbers share scales in blocks: its scales, its elements, and what
+it does with special blocks: zeros, NaN and infinities, a short last block, blocks moved.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

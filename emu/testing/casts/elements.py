@@ -1,5 +1,7 @@
 """Judgment of a cast that rounds every number for itself, and the rows that any cast is asked.
 
+The inputs are systematic float32 numbers, and random ones.
+
 Numbers fall into classes, found from the numbers themselves. A quotient is what one rounding is
 given: the number itself, or in blocks the number divided by its scale. Whether it is a tie or lies
 beyond the largest number depends on the quotient alone, so casts with and without scales share

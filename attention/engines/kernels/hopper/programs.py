@@ -44,7 +44,6 @@ from roundscope.attention.engines.kernels.hopper.walk import (
 from roundscope.attention.engines.kernels.tiles import Exists
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.plans.choices import KeyOrder
-from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import round_query_gradients, rounded_key_gradients
 from roundscope.attention.tiles.forward import has_first_tile_apart
@@ -344,16 +343,16 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
         first = tile.number * np.int32(setup.block_k)
         exists = None if tile.is_whole else scores_by_query(setup, row, first)
 
-        def computed(
-            m: Array, l: Array, o: Array, x: Array, y: Array, z: Array, exists: Any
-        ) -> Any:
+        def computed(m: Array, l: Array, o: Array, *arrays: Any) -> Any:
+            *factors, exists = arrays
             at = events(setup, ROWS, setup.block_k, exists)
-            return algorithm.forward_tile(at, setup.scale, State(m, l, o), x, y, z), ()
+            return algorithm.forward_tile(at, setup.scale, State(m, l, o), *factors), ()
 
         own = held(state, formats, seen)
         return narrowed(machine, computed, formats)(*own, queries, k, v, exists)[0]
 
-    state = walk(key_tile, _started(start, formats), _takes_turns(setup.plan))
+    # they take turns where the products of one group last as long as the exps of the other
+    state = walk(key_tile, _started(start, formats), setup.plan.exp in APPROXIMATE)
 
     def finished(m: Array, l: Array, o: Array, apart: Any) -> Any:
         at = events(setup, ROWS, setup.block_k)
@@ -365,11 +364,6 @@ def _body(call: Call, features: int, q: Any, row: Array, walk: Any) -> tuple[Arr
     has_apart = is_rounded and has_first_tile_apart(setup)  # what is not read has no registers
     apart = numbered(row) < setup.block_q if has_apart else None
     return narrowed(machine, finished, names)(*held(state, formats, seen), apart)[0]
-
-
-def _takes_turns(plan: Plan) -> bool:
-    """Return whether the products of one warp group last as long as the exps of the other."""
-    return plan.exp in APPROXIMATE
 
 
 def _started(start: tuple[Any, ...], formats: list[str]) -> tuple[Array, ...]:
