@@ -350,8 +350,8 @@ def _parts(
     """Return (what is done, first position, last position + 1) of the parts of a walk, in order."""
     (first, last), own = _whole_span(walk), walk.span(row)
     ends = [first, *map(_int32, (own.first, own.whole_first, own.whole_last, own.last)), last]
-    cut, is_whole = partial(tile, False), partial(tile, True)
-    does: list[Callable[..., Any]] = [idle, cut, is_whole, cut, idle]
+    before, whole, after = (partial(tile, is_whole) for is_whole in (False, True, False))
+    does: list[Callable[..., Any]] = [idle, before, whole, after, idle]
     parts = [(f, a, b) for f, a, b in zip(does, ends, ends[1:], strict=False)]
     if not walk.is_cut:
         parts = parts[2:3]
