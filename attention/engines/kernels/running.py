@@ -188,13 +188,14 @@ def _program(
         exps = table(given.zero[0], threads) if _has_table(call, kernel) else None
         memory = Memory(made.kept, made.scratch, call.on_gpu, {})
         watch = (recorder, given.numbers[1], memory) if recorder else None
+        tile = given.numbers[0] if recorder else pl.program_id(1)
         pairs = zip(made.buffers[::2], made.buffers[1::2], strict=True)
         buffers = dict(zip(passed, pairs, strict=True))
         work = Work(
             machine=kernel_machine(given.zero[0], buffers, call.on_gpu, kernel.exps_at_once, exps),
             setup=call.setup,
             head=pl.program_id(0),
-            own=given.numbers[0] if recorder else pl.program_id(1),
+            own=tile,
             watch=watch,
             exists=reading(mask, given.masks),
         )
