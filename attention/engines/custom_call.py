@@ -192,7 +192,7 @@ class _Buffer(_Sized):
 
 
 class _Several(_Sized):
-    _fields_ = (("count", c_int64), ("types", c_void_p))
+    _fields_: ClassVar[Any] = (("count", c_int64), ("types", c_void_p))
 
 
 class _Buffers(_Several):
