@@ -25,7 +25,7 @@ import numpy as np
 from jax import Array
 
 from roundscope.emu.blocks.format import ScaleRule, block_format
-from roundscope.emu.blocks.traced import ends_row, round_even, row_of
+from roundscope.emu.blocks.xla import ends_row, round_even, row_of
 from roundscope.experiments.framework import student
 from roundscope.experiments.framework.estimates import Estimate, Values, grouped, mean, ratio
 from roundscope.experiments.framework.store import Store
