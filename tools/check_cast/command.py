@@ -21,7 +21,6 @@ from roundscope.emu.testing.casts.records import (
     Agreement,
     CastReport,
     Example,
-    Function,
     Row,
     Status,
 )
