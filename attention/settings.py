@@ -225,7 +225,7 @@ def fused_heads(
     setup: Setup, plans: HeadPlans, q: Any, k: Any, v: Any, mask: Any
 ) -> Literal["pallas"]:
     """Return the fused engine. Raises ValueError unless its kernels run the plans of all heads."""
-    from roundscope.attention.engines.kernels.several import check_heads
+    from roundscope.attention.engines.kernels.engine import check_heads
 
     traced = any(map(is_traced, (q, k, v, mask)))
     check_heads(setup, plans, (q.shape[3], v.shape[3]), mask, traced)

@@ -596,7 +596,7 @@ def _is_jax(x: Any) -> bool:
 
 def _program(f: Any, /, *arrays: Any, **fixed: Any) -> Any:
     """Return f(*arrays, **fixed) on JAX arrays, run as one compiled program."""
-    from roundscope.emu.backends.xla.program import run
+    from roundscope.emu.backends.xla.rounding import run
 
     return run(f, *arrays, **fixed)
 

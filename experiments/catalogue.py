@@ -6,7 +6,6 @@ heavy.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from roundscope.tools.errors import UsageError
 from roundscope.tools.report import terminal
@@ -19,8 +18,7 @@ class Entry:
     """A study as the catalogue lists it.
 
     command  the words after `roundscope`
-    paper    "arXiv NUMBER, TITLE" of the claims, or "REPOSITORY #NUMBER, TITLE"; empty for a
-             question of our own
+    paper    "arXiv NUMBER, TITLE" or "REPOSITORY #NUMBER, TITLE"; empty for a question of ours
     quick    measured seconds of --quick on 2 cores; None if not measured
     full     measured seconds of the full study on an H200; None if not measured
     seeds    the numbers of seeds of --quick and of the full study
@@ -73,10 +71,8 @@ SU = Entry(
     name="su",
     command="reproduce su",
     question="Does block scaling make training diverge, and what averts it?",
-    paper=(
-        "arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in"
-        " Microscaling Formats"
-    ),
+    paper="arXiv 2506.20752, Characterization and Mitigation of Training Instabilities in"
+    " Microscaling Formats",
     quick=610,
     full=523,
     seeds=(6, 12),
@@ -95,10 +91,8 @@ MXFP8 = Entry(
 FA4 = Entry(
     name="fa4",
     command="reproduce fa4",
-    question=(
-        "How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is its"
-        " output?"
-    ),
+    question="How far off is FlashAttention-4 in FP8 where its P clips, and how much too short is"
+    " its output?",
     paper="flash-attention #2694, Fix fp8 P saturation in sm100 forward",
     quick=12,
     seeds=(2, 8),
@@ -107,10 +101,8 @@ FA4 = Entry(
 TWO_LEVEL = Entry(
     name="two-level",
     command="reproduce two-level",
-    question=(
-        "How much too short does FP8 attention on Hopper get over long rows, and does flushing its"
-        " accumulator cure it?"
-    ),
+    question="How much too short does FP8 attention on Hopper get over long rows, and does flushing"
+    " its accumulator cure it?",
     paper="vllm-project/flash-attention #104, two-level accumulation",
     quick=12,
     seeds=(2, 8),
@@ -119,9 +111,8 @@ TWO_LEVEL = Entry(
 ALARM = Entry(
     name="alarm",
     command="reproduce alarm",
-    question=(
-        "Does the drift of attention's row sums warn of a divergence before the loss shows it?"
-    ),
+    question="Does the drift of attention's row sums warn of a divergence before the loss shows"
+    " it?",
     quick=50,
     full=560,
     seeds=(2, 4),
@@ -153,10 +144,8 @@ SCALING = Entry(
 CONDITIONS = Entry(
     name="conditions",
     command="dose --study conditions",
-    question=(
-        "Does BF16 attention diverge where ties are common, and with how few bits does it where"
-        " they are not?"
-    ),
+    question="Does BF16 attention diverge where ties are common, and with how few bits does it"
+    " where they are not?",
     full=293,
     seeds=(3, 5),
     note="293 s are of --seeds 0-2 steps=1000",
@@ -195,10 +184,8 @@ KERNELS = Entry(
     question="Which real attention kernels are biased, and on which inputs?",
     full=109,
     seeds=(1, 1),
-    note=(
-        "heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of"
-        " installed libraries run"
-    ),
+    note="heads are the sample: 48 on a GPU, 4 without, where only the kernels of JAX and of"
+    " installed libraries run",
 )
 
 # run by `roundscope reproduce`
@@ -209,10 +196,7 @@ STUDIES = (*PAPERS, DOSE, *DOSES, *PROXIES, ACCUMULATORS, KERNELS)
 
 
 def named(name: str, known: Sequence[Entry] = STUDIES, what: str = "study") -> Entry:
-    """Return the entry of that name; `what` is a word for the entries in messages.
-
-    Raises UsageError, which suggests the nearest name.
-    """
+    """Return the entry of that name; `what` names entries in messages. Raises UsageError."""
     from roundscope.emu.errors import unknown
 
     by_name = {entry.name: entry for entry in known}
@@ -236,7 +220,9 @@ CAPTION = (
 def show(*, as_json: bool) -> None:
     """Print every study, as a table or as JSON: the command `roundscope studies`."""
     if as_json:
-        print_json([_record(entry) for entry in STUDIES])
+        both = ("quick", "full")
+        told = [(asdict(entry), dict(zip(both, entry.seeds, strict=True))) for entry in STUDIES]
+        print_json([x | {"command": f"roundscope {x['command']}", "seeds": n} for x, n in told])
         return
     heads = ("roundscope", "asks", "--quick,\n2 cores", "full,\nH200", "seeds,\nboth")
     rows = []
@@ -246,8 +232,3 @@ def show(*, as_json: bool) -> None:
         rows.append([entry.command, asks, *cost, "{}, {}".format(*entry.seeds)])
     notes = [Text(f"{entry.name}: {entry.note}") for entry in STUDIES if entry.note]
     terminal.show([Table(heads, rows), *notes, Text(CAPTION)])
-
-
-def _record(entry: Entry) -> dict[str, Any]:
-    seeds = dict(zip(("quick", "full"), entry.seeds, strict=True))
-    return asdict(entry) | {"command": f"roundscope {entry.command}", "seeds": seeds}

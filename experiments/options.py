@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from roundscope.experiments.catalogue import DOSES, FORMATS, INTERVENTIONS, PAPERS, names
 from roundscope.tools.options import Json, Timeout, to_folder
 
 Quick = Annotated[
     bool,
-    typer.Option(
-        "--quick", help="A short version: minutes on two cores; the full one is for a GPU."
-    ),
+    Option("--quick", help="A short version: minutes on two cores; the full one is for a GPU."),
 ]
 
 
@@ -27,7 +25,7 @@ class TrainOptions:
 
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="CONFIG.toml|KEY=VALUE",
             help="Settings of the run. The keys are layers heads width context vocab batch steps"
             " parts lr min_lr warmup decay_steps beta1 beta2 weight_decay clip position"
@@ -37,18 +35,18 @@ class TrainOptions:
         ),
     ] = field(default_factory=list)
     out: Annotated[
-        Path | None, typer.Option(callback=to_folder, help="Folder for the run.", metavar="DIR")
+        Path | None, Option(callback=to_folder, help="Folder for the run.", metavar="DIR")
     ] = None
     resume: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Continue this run; with --out, continue it as a branch in that folder.",
             metavar="DIR",
         ),
     ] = None
     first: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--from",
             help="First step of the branch; by default that of the last checkpoint.",
             metavar="STEP",
@@ -56,7 +54,7 @@ class TrainOptions:
     ] = None
     at: Annotated[
         list[str],
-        typer.Option(
+        Option(
             metavar="STEP CHANGE",
             help="Change attention or the linear layers from a step on, in all arms, for example"
             " --at 300 'layer=1 head=0:2 -> O=fp32'. Left of the arrow: layer=, head= (0:3,5),"
@@ -72,7 +70,7 @@ class TrainOptions:
     ] = field(default_factory=list)
     arms: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--arm",
             metavar="NAME=CHANGE[;CHANGE]",
             help="Train several runs (arms) on the same batches, this one with these changes;"
@@ -81,9 +79,7 @@ class TrainOptions:
     ] = field(default_factory=list)
     seeds: Annotated[
         str | None,
-        typer.Option(
-            metavar="A:B,N", help="Train every arm once per seed of its weights and batches."
-        ),
+        Option(metavar="A:B,N", help="Train every arm once per seed of its weights and batches."),
     ] = None
     json: Json = False
 
@@ -94,7 +90,7 @@ class DoseOptions:
 
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="KEY=VALUE",
             help="The axes, for example site=OD,O mode=toward-zero,stochastic p=2:9 lr=1e-2,1e-3"
             " steps=2000, and the model's settings: layers heads width context batch warmup"
@@ -104,16 +100,13 @@ class DoseOptions:
     quick: Quick = False
     out: Annotated[
         Path,
-        typer.Option(
-            callback=to_folder, help="Folder for the results and report.html.", metavar="DIR"
-        ),
+        Option(callback=to_folder, help="Folder for the results and report.html.", metavar="DIR"),
     ] = Path("dose")
     seeds: Annotated[
-        str | None,
-        typer.Option(help="Seeds of weights and batches; by default 0:5.", metavar="A:B,N"),
+        str | None, Option(help="Seeds of weights and batches; by default 0:5.", metavar="A:B,N")
     ] = None
     study: Annotated[
-        str | None, typer.Option(help=f"Ask another question: {names(DOSES)}.", metavar="NAME")
+        str | None, Option(help=f"Ask another question: {names(DOSES)}.", metavar="NAME")
     ] = None
     json: Json = False
 
@@ -124,7 +117,7 @@ class ProxyOptions:
 
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="KEY=VALUE",
             help="Settings: depth width ratio phi norm batch steps noise lr min_lr warmup beta1"
             " beta2 block seed measure_every; and mx=FORMAT, the base of the interventions.",
@@ -132,7 +125,7 @@ class ProxyOptions:
     ] = field(default_factory=list)
     study: Annotated[
         str,
-        typer.Option(
+        Option(
             help=f"{FORMATS.name}, which differ from the first step; or {INTERVENTIONS.name}, which"
             " differ from the step --from.",
             metavar="NAME",
@@ -140,7 +133,7 @@ class ProxyOptions:
     ] = FORMATS.name
     arms: Annotated[
         list[str],
-        typer.Option(
+        Option(
             "--arm",
             metavar="NAME=CHANGE[;CHANGE]",
             help="Train this arm in place of the study's, for example"
@@ -152,28 +145,22 @@ class ProxyOptions:
     ] = field(default_factory=list)
     first: Annotated[
         int | None,
-        typer.Option(
-            "--from", help="Step from which the arms of interventions differ.", metavar="STEP"
-        ),
+        Option("--from", help="Step from which the arms of interventions differ.", metavar="STEP"),
     ] = None
     at: Annotated[
-        list[str],
-        typer.Option(metavar="STEP CHANGE", help="Change all arms from a step on; repeatable."),
+        list[str], Option(metavar="STEP CHANGE", help="Change all arms from a step on; repeatable.")
     ] = field(default_factory=list)
     quick: Quick = False
     out: Annotated[
         Path,
-        typer.Option(
-            callback=to_folder, help="Folder for the results and the report.", metavar="DIR"
-        ),
+        Option(callback=to_folder, help="Folder for the results and the report.", metavar="DIR"),
     ] = Path("proxy")
     seeds: Annotated[
         str | None,
-        typer.Option(help="Seeds of weights, teacher and rows; by default 0:5.", metavar="A:B,N"),
+        Option(help="Seeds of weights, teacher and rows; by default 0:5.", metavar="A:B,N"),
     ] = None
     draw: Annotated[
-        bool,
-        typer.Option("--draw", help="Draw what the results file in --out holds, without training."),
+        bool, Option("--draw", help="Draw what the results file in --out holds, without training.")
     ] = False
     json: Json = False
 
@@ -184,33 +171,30 @@ class ReproduceOptions:
 
     paper: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help=f"{names(PAPERS)}: {', '.join(entry.number or 'our own' for entry in PAPERS)}.",
             metavar="PAPER",
         ),
     ]
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="A short version: minutes on a CPU; the full one is for a GPU."
-        ),
+        Option("--quick", help="A short version: minutes on a CPU; the full one is for a GPU."),
     ] = False
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             callback=to_folder,
             help="Folder for the results and report.html; by default the paper's name.",
         ),
     ] = None
-    engine: Annotated[
-        str, typer.Option(help="For golden: numpy or xla; both give the same bits.")
-    ] = "numpy"
+    engine: Annotated[str, Option(help="For golden: numpy or xla; both give the same bits.")] = (
+        "numpy"
+    )
     jobs: Annotated[
-        int | None,
-        typer.Option(help="For golden: number of worker processes; by default that of cores."),
+        int | None, Option(help="For golden: number of worker processes; by default that of cores.")
     ] = None
     draw: Annotated[
-        bool, typer.Option("--draw", help="Draw what the folder holds, without training.")
+        bool, Option("--draw", help="Draw what the folder holds, without training.")
     ] = False
     json: Json = False
 
@@ -221,31 +205,29 @@ class KernelsOptions:
 
     out: Annotated[
         Path,
-        typer.Option(
-            callback=to_folder, help="Folder for report.html, kernels.json and measured.json."
-        ),
+        Option(callback=to_folder, help="Folder for report.html, kernels.json and measured.json."),
     ] = Path("kernels")
     only: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="NAME,...", help="Measure these kernels (or module:function); by default all."
         ),
     ] = None
     released: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="A checkout of the released code of arXiv 2510.04212, to be measured too.",
         ),
     ] = None
     tutorial: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Triton's tutorial 06, 06-fused-attention.py, to be measured too."
         ),
     ] = None
     draw: Annotated[
-        bool, typer.Option("--draw", help="Draw what the folder holds, without running a kernel.")
+        bool, Option("--draw", help="Draw what the folder holds, without running a kernel.")
     ] = False
     timeout: Timeout = None
     json: Json = False

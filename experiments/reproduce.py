@@ -4,18 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roundscope.experiments.catalogue import (
-    ALARM,
-    FA4,
-    GOLDEN,
-    MXFP8,
-    PAPERS,
-    QIU_YAO,
-    RELEASED,
-    SU,
-    TWO_LEVEL,
-    named,
-)
+from roundscope.experiments import catalogue
 from roundscope.experiments.options import ReproduceOptions
 
 if TYPE_CHECKING:
@@ -23,17 +12,14 @@ if TYPE_CHECKING:
 
 
 def run(options: ReproduceOptions) -> int:
-    """Reproduce a paper. The exit code and the errors are those of `framework.command.run`.
-
-    Raises UsageError for a paper that is not known.
-    """
+    """Reproduce a paper; the exit code is that of `framework.command.run`. Raises UsageError."""
     from roundscope.experiments.framework import command
 
-    entry = named(options.paper, PAPERS, "paper")
+    entry = catalogue.named(options.paper, catalogue.PAPERS, "paper")
     study = study_of(entry.name, quick=options.quick, engine=options.engine, jobs=options.jobs)
     chosen = [f"--{name}" for name in ("quick", "draw") if getattr(options, name)]
     words = " ".join(["roundscope", entry.command, *chosen])
-    line = f"{words} --engine {options.engine}" if entry is GOLDEN else words
+    line = f"{words} --engine {options.engine}" if entry is catalogue.GOLDEN else words
     folder = options.out or Path(entry.name)
     return command.run(study, out=folder, command=line, as_json=options.json, draw=options.draw)
 
@@ -41,11 +27,7 @@ def run(options: ReproduceOptions) -> int:
 def study_of(
     name: str, *, quick: bool, engine: str = "numpy", jobs: int | None = None
 ) -> "Study[Any]":
-    """Return the study of a paper by its name, at the scale of --quick or in full.
-
-    Studies are imported here, so that a name that is none is refused at once. Raises UsageError for
-    an engine or a number of jobs that cannot be used.
-    """
+    """Return a paper's study by name, imported here; engine and jobs may raise UsageError."""
     from roundscope.experiments.papers import fa4, two_level
     from roundscope.experiments.papers.failure_2510_04212 import study as failure
     from roundscope.experiments.papers.microscaling_2506_20752 import study as microscaling
@@ -55,13 +37,13 @@ def study_of(
     from roundscope.experiments.questions.alarm import study as alarm
 
     asked: dict[str, Callable[[bool], Study[Any]]] = {
-        GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
-        QIU_YAO.name: failure.asked,
-        RELEASED.name: released.asked,
-        SU.name: microscaling.asked,
-        MXFP8.name: mxfp8.asked,
-        FA4.name: fa4.asked,
-        TWO_LEVEL.name: two_level.asked,
-        ALARM.name: alarm.asked,
+        catalogue.GOLDEN.name: lambda quick: stability.asked(quick, engine, jobs),
+        catalogue.QIU_YAO.name: failure.asked,
+        catalogue.RELEASED.name: released.asked,
+        catalogue.SU.name: microscaling.asked,
+        catalogue.MXFP8.name: mxfp8.asked,
+        catalogue.FA4.name: fa4.asked,
+        catalogue.TWO_LEVEL.name: two_level.asked,
+        catalogue.ALARM.name: alarm.asked,
     }
     return asked[name](quick)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_void_p
 from functools import cache
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import llvmlite.binding as llvm
@@ -44,13 +44,9 @@ def call(
     """Return function(*arrays), which a program of JAX calls when it runs on a CPU.
 
     A program may be mapped by `jax.vmap`, which calls the function for one entry after the other.
-
-    Args:
-        function: A function of NumPy arrays that can be pickled. It must return the same arrays for
-            the same arguments, and may not change the arguments.
-        results: The shapes of the arrays that it returns.
-        dtype: The type of these arrays.
-        arrays: The arguments: JAX arrays, of which some may be None.
+    The function of NumPy arrays can be pickled; it returns the same arrays for the same arguments,
+    of these shapes and this type, and does not change the arguments. Some of the JAX arrays may be
+    None.
 
     Raises:
         TypeError: An array has a type that is not among `TYPES`.
@@ -62,7 +58,8 @@ def call(
     # of what the function is, not of where it is, so that compilations can be kept on disk
     key = hashlib.sha256(pickle.dumps((function, is_given))).hexdigest()
     _functions[key] = function, is_given
-    _register()
+    with _registering:
+        _entered()
     like = [jax.ShapeDtypeStruct(shape, dtype) for shape in results]
     own = jax.ffi.ffi_call(TARGET, like, vmap_method="sequential")
     return tuple(own(*(x for x in arrays if x is not None), function=key))
@@ -124,15 +121,9 @@ TOLD = c_char_p(b"the NumPy engine was interrupted, or the process is ending")
 _registering = Lock()
 
 
-def _register() -> None:
-    """Let XLA know the handler, once in a process."""
-    with _registering:
-        _entered()
-
-
 @cache
 def _entered() -> Any:
-    """Compile and register what XLA calls; return what owns the machine code."""
+    """Compile and register what XLA calls, once in a process; return what owns the code."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     text = ENTRY.format(
@@ -168,8 +159,12 @@ class _Span(Structure):
     _fields_ = (("start", c_void_p), ("size", c_size_t))
 
 
-class _Version(Structure):
-    _fields_ = (("size", c_size_t), ("next", c_void_p), ("major", c_int), ("minor", c_int))
+class _Sized(Structure):
+    _fields_: ClassVar[Any] = (("size", c_size_t), ("next", c_void_p))
+
+
+class _Version(_Sized):
+    _fields_ = (("major", c_int), ("minor", c_int))
 
 
 class _Metadata(Structure):
@@ -187,10 +182,8 @@ class _Extension(Structure):
     )
 
 
-class _Buffer(Structure):
+class _Buffer(_Sized):
     _fields_ = (
-        ("size", c_size_t),
-        ("next", c_void_p),
         ("dtype", c_int),
         ("data", c_void_p),
         ("rank", c_int64),
@@ -198,34 +191,20 @@ class _Buffer(Structure):
     )
 
 
-class _Buffers(Structure):
-    _fields_ = (
-        ("size", c_size_t),
-        ("next", c_void_p),
-        ("count", c_int64),
-        ("types", c_void_p),
-        ("each", POINTER(POINTER(_Buffer))),
-    )
+class _Several(_Sized):
+    _fields_: ClassVar[Any] = (("count", c_int64), ("types", c_void_p))
 
 
-class _Attributes(Structure):
-    _fields_ = (
-        ("size", c_size_t),
-        ("next", c_void_p),
-        ("count", c_int64),
-        ("types", c_void_p),
-        ("names", c_void_p),
-        ("each", POINTER(POINTER(_Span))),
-    )
+class _Buffers(_Several):
+    _fields_ = (("each", POINTER(POINTER(_Buffer))),)
 
 
-class _ErrorArguments(Structure):
-    _fields_ = (
-        ("size", c_size_t),
-        ("next", c_void_p),
-        ("message", c_char_p),
-        ("code", c_int),
-    )
+class _Attributes(_Several):
+    _fields_ = (("names", c_void_p), ("each", POINTER(POINTER(_Span))))
+
+
+class _ErrorArguments(_Sized):
+    _fields_ = (("message", c_char_p), ("code", c_int))
 
     @classmethod
     def whole(cls) -> int:
@@ -233,12 +212,10 @@ class _ErrorArguments(Structure):
         return cls.code.offset + cls.code.size
 
 
-class _Api(Structure):
+class _Api(_Sized):
     """The start of XLA's own functions."""
 
     _fields_ = (
-        ("size", c_size_t),
-        ("next", c_void_p),
         ("version", _Version),
         ("internal", c_void_p),
         ("error", ctypes.CFUNCTYPE(c_void_p, POINTER(_ErrorArguments))),

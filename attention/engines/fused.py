@@ -128,13 +128,7 @@ class Programs:
         return self.known[key]
 
     def _made(
-        self,
-        step: Step,
-        tile: Tile,
-        is_whole: bool,
-        existing: Any,
-        arrays: Sequence[Any],
-        sites: Any,
+        self, step: Step, tile: Tile, is_whole: bool, existing: Any, arrays: Any, sites: Any
     ) -> Any:
         """Return the program of a step, and the form of its results; None if there is none."""
         setup = self.setup
@@ -164,9 +158,8 @@ class Programs:
         """Return whether binary32 holds the results of events; of none, that is not known."""
         plan = self.setup.plan
         own = sites if isinstance(sites, tuple) else (sites,)
-        return bool(own) and all(
-            plan.block(s) is None and plan[s].format.fits_binary32 for s in own
-        )
+        fit = (plan.block(s) is None and plan[s].format.fits_binary32 for s in own)
+        return bool(own) and all(fit)
 
 
 def _packed(seen: Seen) -> dict[Any, Any]:
@@ -280,12 +273,11 @@ def together(xs: Sequence[Any]) -> Any:
 
 
 def arrays(x: Any, count: int) -> Any:
-    """Return a structure of `Heads` as one of arrays (heads, ...); None stays None.
+    """Return a structure of `Heads` of so many heads as one of arrays (heads, ...); None stays
+    None.
 
     Sums of NumPy depend on the order of axes in memory, so it is the usual one. Records are taken
     `apart`.
-
-    count: how many heads there are.
     """
 
     def one(part: Any) -> Any:
@@ -320,9 +312,8 @@ def on_threads(function: Callable[[int], Result], count: int) -> list[Result]:
     """Return function(0) to function(count - 1), computed on several threads."""
 
     def quietly(n: int) -> Result:
-        with np.errstate(
-            all="ignore"
-        ):  # overflow, inf - inf and NaN are results here, counted by the trace
+        # overflow, inf - inf and NaN are results here, counted by the trace
+        with np.errstate(all="ignore"):
             return function(n)
 
     with ThreadPoolExecutor(min(count, thread_count())) as pool:

@@ -45,11 +45,9 @@ def prepare(setups: Setup | Setups) -> tuple[Setup, Setups | None]:
 
 
 def _own(setup: Setup, each: Setups | None, head: int, heads: int) -> tuple[Setup, int]:
-    """Return the setup of a head, and the head's number in random streams and injections.
+    """Return the setup of a head of so many, and its number in random streams and injections.
 
     A batch entry with a plan of its own counts as a separate call, so its heads count from 0.
-
-    heads: how many heads there are in total.
     """
     if each is None:
         return setup, head

@@ -19,13 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from roundscope.attention.jax.options import (
-    Attention,
-    check_understood,
-    given,
-    scale_of,
-    takes_scale,
-)
+from roundscope.attention.jax import options as known
+from roundscope.attention.jax.options import Attention
 from roundscope.emu.shown import shown
 
 GROUP = 8  # kernels want so many features, or twice as many, and so on
@@ -158,9 +153,9 @@ def corrected(attention: Attention) -> Attention:
 
     @wraps(attention)
     def call(*args: Any, **options: Any) -> Any:
-        own = given(attention, args, options)
-        check_understood(attention, own)
-        scale, has_scale = scale_of(own), takes_scale(attention, own)
+        own = known.given(attention, args, options)
+        known.check_understood(attention, own)
+        scale, has_scale = known.scale_of(own), known.takes_scale(attention, own)
 
         def run(q: Any, k: Any, v: Any, arrays: Any, **more: Any) -> Any:
             return attention(q, k, v, **arrays, **(own.others | more))

@@ -22,18 +22,9 @@ Attention: TypeAlias = Callable[..., Any]
 UNDERSTOOD = ("mask", "bias", "is_causal", "scale", "local_window_size", "window")
 # change at most how the call is computed, or nothing without dropout
 HARMLESS = (
-    "implementation",
-    "precision",
-    "dtype",
-    "promote_dtype",
-    "deterministic",
-    "broadcast_dropout",
-    "dropout_rng",
-    "plan",  # from here on those of `roundscope.attend`
-    "block_q",
-    "block_k",
-    "engine",
-    "inject",
+    *("implementation", "precision", "dtype", "promote_dtype", "deterministic"),
+    *("broadcast_dropout", "dropout_rng"),
+    *("plan", "block_q", "block_k", "engine", "inject"),  # of `roundscope.attend`
 )
 NONE = (None, False, 0)  # a value of another argument that asks for nothing
 

@@ -237,29 +237,14 @@ class _Site:
         out = self.attention(q, k, v, **own, **(self.call.others | more))
         return jnp.asarray(out).reshape(1, *out.shape[axes - 3 :])
 
-    def _handed(
-        self,
-        listener: Listener,
-        layer: Layer | None,
-        number: Array,
-        tensors: Arrays,
-        arrays: Arrays,
-    ) -> None:
+    def _handed(self, listener: Listener, layer: Layer | None, *given: Any) -> None:
         """Hand a call to a listener; axes that `jax.vmap` maps over are a part of the batch."""
 
         @jax.custom_batching.custom_vmap
         def hand(number: Array, tensors: Arrays, options: Arrays) -> tuple[()]:
-            listener.hear(
-                Call(
-                    layer=layer,
-                    number=number,
-                    facts=self.facts,
-                    tensors=tensors,
-                    mask=scores_bias(options),
-                    options=options,
-                    run=self.run_entry,
-                )
-            )
+            own: Any = {"number": number, "tensors": tensors, "options": options}
+            mask = scores_bias(options)
+            listener.hear(Call(layer=layer, facts=self.facts, mask=mask, run=self.run_entry, **own))
             return ()
 
         @hand.def_vmap
@@ -277,7 +262,7 @@ class _Site:
             )
             return (), ()
 
-        hand(number, tensors, arrays)
+        hand(*given)
 
 
 def _numbered(listener: Listener, layer: Layer | str | None) -> Layer | None:

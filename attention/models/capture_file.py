@@ -163,16 +163,13 @@ def choice_given(
     """
     if tokens is not None and _whole("tokens", tokens) < 1:
         raise ValueError(f"tokens={tokens}: give 1 or more, or None for all")
+    if tokens is not None:
+        check_count("tokens", tokens, 1, "it is how many of the first are kept")
     return Choice(
         batch=numbers_given("batch", batch),
         heads=numbers_given("heads", heads),
-        tokens=None if tokens is None else _tokens_given(tokens),
+        tokens=None if tokens is None else operator.index(tokens),
     )
-
-
-def _tokens_given(tokens: Any) -> int:
-    check_count("tokens", tokens, 1, "it is how many of the first are kept")
-    return operator.index(tokens)
 
 
 def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, ...] | None:
@@ -184,9 +181,8 @@ def numbers_given(name: str, values: Iterable[int] | int | None) -> tuple[int, .
     """
     if values is None:
         return None
-    several = (
-        [values] if is_whole(values) else listed(name, values, "whole numbers, such as [0, 2]")
-    )
+    words = "whole numbers, such as [0, 2]"
+    several = [values] if is_whole(values) else listed(name, values, words)
     numbers = tuple(sorted({_whole(name, value) for value in several}))
     if not numbers or numbers[0] < 0:
         raise ValueError(f"{name}={shown(list(numbers))}: give numbers from 0, or None for all")
@@ -351,9 +347,8 @@ def _with_plain_mask(call: Captured) -> Captured:
         return replace(call, mask=None)
     added = ", which was added to the scores as 0 and lowest numbers," if is_added else ""
     is_first = call.alignment == "top-left" or queries == keys
-    if is_first and np.array_equal(
-        mask, np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)
-    ):
+    causal = np.broadcast_to(np.tri(queries, keys, dtype=bool), mask.shape)
+    if is_first and np.array_equal(mask, causal):
         notes.append(f"its causal mask{added} is written as is_causal")
         return replace(call, mask=None, is_causal=True, notes=tuple(notes))
     if added:

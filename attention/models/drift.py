@@ -173,13 +173,10 @@ def head_sums(x: HeadTensors, elements: int = ELEMENTS) -> HeadSums:
     layers, heads, queries = q.shape[:3]
     attention = _Attention(xp, replace(x, q=q * x.scale, k=k, v=v, do=do), ones_above)
     rows = max(1, elements // (layers * heads * k.shape[2]))
-    parts = [
-        attention.rows(slice(start, min(start + rows, queries)))
-        for start in range(0, queries, rows)
-    ]
-    sizes, several, exact, pk = (
-        y[0] if len(y) == 1 else xp.concatenate(y, 2) for y in zip(*parts, strict=True)
-    )
+    starts = range(0, queries, rows)
+    parts = [attention.rows(slice(start, min(start + rows, queries))) for start in starts]
+    whole = (y[0] if len(y) == 1 else xp.concatenate(y, 2) for y in zip(*parts, strict=True))
+    sizes, several, exact, pk = whole
     off = r - (r.sum(-1) / queries)[..., None]
     return HeadSums(
         drift=_square_of_product(xp, u, pk * (r * x.scale)[..., None]),
@@ -248,9 +245,8 @@ class _Attention:
         both = self.matmul(p, self.vk[:, s])
         delta = (do * both[..., : self.values]).sum(-1)
         sizes = (p * abs(self.matmul(do, self.v[..., s]) - delta[..., None])).sum(-1)
-        sizes, several, both = (
-            x.reshape(*self.shape[:2], -1, *x.shape[2:]) for x in (sizes, several, both)
-        )
+        found = (x.reshape(*self.shape[:2], -1, *x.shape[2:]) for x in (sizes, several, both))
+        sizes, several, both = found
         return sizes, several, both[..., : self.values], both[..., self.values :]
 
     def _weights(self, scores: Any, t: slice, s: slice) -> tuple[Any, Any]:

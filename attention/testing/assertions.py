@@ -143,20 +143,11 @@ def assert_as_good_as(
     check_margins(margins)
     check_heads(batch * heads, false_alarm, len(kinds), draws)
 
+    sizes: dict[str, Any] = {"batch": batch, "tokens": tokens, "keys": keys, "heads": heads}
+    sizes |= {"key_heads": key_heads, "features": features, "scale": scale}
+
     def drawn(kind: str, look: int) -> Inputs:
-        return draw(
-            kind,
-            seed=seed + look,
-            batch=batch,
-            tokens=tokens,
-            keys=keys,
-            heads=heads,
-            key_heads=key_heads,
-            features=features,
-            scale=scale,
-            is_causal=is_causal,
-            dtype=dtype,
-        )
+        return draw(kind, seed=seed + look, is_causal=is_causal, dtype=dtype, **sizes)
 
     called = kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
     theirs, margins = reference(plan, features, dtype, block_q, block_k), margins or Margins()
@@ -173,18 +164,11 @@ def assert_as_good_as(
     if not compared.is_fine:
         raise AssertionError(message(name_of(kernel), compared))
     if strict:
-        x = drawn(kinds[0], 0)
+        x, how = drawn(kinds[0], 0), dict[str, Any](margins=margins, dtype=dtype)
+        edges = dict[str, Any](features=features, is_causal=is_causal, names=MASKED)
         cases = [
-            *check_invariance(called, theirs, x, margins=margins, dtype=dtype),
-            *check_edges(
-                called,
-                theirs,
-                features=features,
-                is_causal=is_causal,
-                margins=margins,
-                dtype=dtype,
-                names=MASKED,
-            ),
+            *check_invariance(called, theirs, x, **how),
+            *check_edges(called, theirs, **edges, **how),
         ]
         failed = [c for c in map(as_failure, cases) if c.answer is Answer.FAIL]
         if failed:
@@ -263,9 +247,8 @@ def assert_deterministic(
         >>> assert_deterministic(attention, library="numpy")
     """
     __tracebackhide__ = True
-    check_count(
-        "calls", calls, 2, "it is the number of calls, such as 3, and a second call is needed"
-    )
+    words = "it is the number of calls, such as 3, and a second call is needed"
+    check_count("calls", calls, 2, words)
     names = _names("results", results, RESULTS)
     backward = any(name != "out" for name in names)
     called = kernel_of(kernel, library=library, layout=layout, dtype=dtype, backward=backward)
@@ -382,9 +365,8 @@ def _kinds(kernel: Kernel, x: Inputs, to: str | Sequence[str] | None) -> tuple[s
 
 
 def _names(argument: str, given: str | Sequence[str], known: tuple[str, ...]) -> tuple[str, ...]:
-    names = (
-        (given,) if isinstance(given, str) else tuple(listed(argument, given, f"names of {known}"))
-    )
+    several = [given] if isinstance(given, str) else listed(argument, given, f"names of {known}")
+    names = tuple(several)
     if not names:
         raise ValueError(f"{argument}=(): name at least one of {', '.join(known)}")
     for name in names:
@@ -411,8 +393,6 @@ def _stored(pair: tuple[np.ndarray, np.ndarray], dtype: str) -> Iterator[np.ndar
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = [a.astype(kind) for a in pair]
-    is_held = all(
-        np.array_equal(n.astype(np.float32), a, equal_nan=True)
-        for n, a in zip(narrow, pair, strict=True)
-    )
+    both = zip(narrow, pair, strict=True)
+    is_held = all(np.array_equal(n.astype(np.float32), a, equal_nan=True) for n, a in both)
     yield from narrow if is_held else pair

@@ -22,17 +22,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from roundscope.attention.testing import errors as of
 from roundscope.attention.testing.calls import Inputs
-from roundscope.attention.testing.errors import (
-    STATISTICS,
-    Errors,
-    Gross,
-    Margins,
-    Pair,
-    differences,
-    gross,
-)
-from roundscope.attention.testing.errors import pairs as of_results
+from roundscope.attention.testing.errors import STATISTICS, Errors, Gross, Margins, Pair
 from roundscope.attention.testing.exact import RESULTS
 from roundscope.attention.testing.foreign.user import Kernel
 from roundscope.attention.testing.reference import Reference
@@ -279,20 +271,18 @@ def compare(
                 continue
             theirs = plan.outputs(x, backward=own.dq is not None)
             answer.heads += x.q.shape[0] * x.q.shape[2]
-            for pair in of_results(x, own, theirs):
+            for pair in of.pairs(x, own, theirs):
                 share = float(agree(pair.mine, pair.theirs).mean())
                 bits.setdefault(pair.name, []).append(share)
                 pairs[kind].add(pair)
-                answer.gross += gross(kind, pair, margins, unit)
+                answer.gross += of.gross(kind, pair, margins, unit)
             pairs[kind].findings = list(_findings(pairs[kind], kind, margins, level))
             answer.findings = [f for p in pairs.values() for f in p.findings]
             if stop and not answer.is_fine:
                 break
         answer.looks = look + 1
-        is_answered = is_sequential and not any(
-            p.is_open for kind, p in pairs.items() if kind not in answer.raised
-        )
-        if is_answered or (stop and not answer.is_fine):
+        are_open = (p.is_open for kind, p in pairs.items() if kind not in answer.raised)
+        if (is_sequential and not any(are_open)) or (stop and not answer.is_fine):
             break
     answer.equal = {name: float(np.mean(shares)) for name, shares in bits.items()}
     answer.seconds = time.perf_counter() - began
@@ -318,7 +308,7 @@ def check_heads(heads: int, false_alarm: float, kinds: int, draws: int) -> None:
 def _findings(pairs: _Pairs, kind: str, margins: Margins, level: float) -> Iterator[Finding]:
     for name in pairs.kernel:
         kernel, plan = (_joined(side[name]) for side in (pairs.kernel, pairs.plan))
-        apart = differences(kernel, plan)
+        apart = of.differences(kernel, plan)
         for statistic in STATISTICS:
             own, theirs = (_shown(e, statistic) for e in (kernel, plan))
             for direction in DIRECTIONS[statistic]:
@@ -344,6 +334,5 @@ def _shown(e: Errors, statistic: str) -> float:
 
 
 def _joined(parts: list[Errors]) -> Errors:
-    return Errors(
-        **{n: np.concatenate([getattr(p, n) for p in parts]) for n in (*STATISTICS, "at")}
-    )
+    names = (*STATISTICS, "at")
+    return Errors(**{n: np.concatenate([getattr(p, n) for p in parts]) for n in names})

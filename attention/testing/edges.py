@@ -58,10 +58,8 @@ def edges(features: int, is_causal: bool, dtype: str) -> Iterator[tuple[str, Inp
     yield "many ties for the maximum", drawn("repeated-maximum")
     yield "wide logits", drawn("large-logits")
     yield "scores of thousands", replace(x, q=rounded(_scores(x, THOUSANDS), dtype))
-    yield (
-        "all scores far below 0",
-        _shifted(x, FAR_BELOW if dtype == "bfloat16" else -THOUSANDS, dtype),
-    )
+    far = FAR_BELOW if dtype == "bfloat16" else -THOUSANDS
+    yield "all scores far below 0", _shifted(x, far, dtype)
     large, small = (HALF_LARGE, HALF_SMALL) if dtype == "float16" else (LARGE, SMALL)
     yield "large values", replace(x, v=rounded(x.v * np.float32(large), dtype))
     yield "small values", replace(x, v=rounded(x.v * np.float32(small), dtype))
@@ -223,15 +221,10 @@ def _rows_without_keys(
     masked = replace(x, mask=mask, do=do)
     own = kernel(masked)
     blind = own.out[:, :BLIND]
-    what = (
-        "0"
-        if not blind.any()
-        else "NaN"
-        if np.isnan(blind).all()
-        else "the mean of V"
-        if np.allclose(blind, x.v.mean(1, keepdims=True), atol=0.02)
-        else "neither 0, NaN nor the mean of V"
-    )
+    is_mean = np.allclose(blind, x.v.mean(1, keepdims=True), atol=0.02)
+    what = "the mean of V" if is_mean else "neither 0, NaN nor the mean of V"
+    if not blind.any() or np.isnan(blind).all():
+        what = "NaN" if blind.any() else "0"
     theirs = plan.outputs(masked, backward=own.dq is not None)
     seeing = {
         n: np.concatenate([getattr(theirs, n)[:, :BLIND], a[:, BLIND:]], 1) if n in ROWS else a

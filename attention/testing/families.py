@@ -210,30 +210,21 @@ def draw(
         raise ValueError(unknown("family", family, FAMILIES))
     groups = heads if key_heads is None else key_heads
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "features": features}
-    for name, size in (
-        sizes | {"key_heads": groups, "keys": tokens if keys is None else keys}
-    ).items():
+    sizes |= {"key_heads": groups, "keys": tokens if keys is None else keys}
+    for name, size in sizes.items():
         check_count(name, size)
     check_count("seed", seed, 0, most=2**63)
     check_truth("is_causal", is_causal)
     if not isinstance(dtype, str) or dtype not in TYPES:
         raise ValueError(unknown("dtype", dtype, TYPES))
     if scale is not None:
-        check_real(
-            "scale", scale, -math.inf, math.inf, "it is the factor of the scores, and finite"
-        )
+        words = "it is the factor of the scores, and finite"
+        check_real("scale", scale, -math.inf, math.inf, words)
     if heads % groups:
         raise ValueError(f"key_heads={groups}: must divide heads={heads}")
     share = heads // groups
-    source = Source(
-        family=family,
-        seed=seed,
-        queries=share * tokens,
-        keys=tokens if keys is None else keys,
-        heads=batch * groups,
-        features=features,
-    )
-    drawn = FAMILIES[family](source)
+    rows = {"queries": share * tokens, "keys": sizes["keys"], "heads": batch * groups}
+    drawn = FAMILIES[family](Source(family=family, seed=seed, features=features, **rows))
 
     def of_queries(x: np.ndarray) -> np.ndarray:
         apart = x.reshape(tokens, share, batch, groups, features)

@@ -8,6 +8,7 @@ exact as the plan, or results that are wrong.
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +25,7 @@ CALLS = 3
 SECOND_CALL = "a second call"  # the name of the question whether the kernel is deterministic
 KINDS = ("batch", "heads", "prefix", "padding")
 Part = Callable[[Outputs], Outputs]
+Cut = Callable[[np.ndarray], np.ndarray]
 
 
 def _same(outputs: Outputs) -> Outputs:
@@ -87,17 +89,9 @@ def _alone(x: Inputs) -> Change:
     )
 
 
-def _reversed(
-    kind: str, name: str, x: Inputs, turned: Callable[[np.ndarray], np.ndarray]
-) -> Change:
-    return Change(
-        kind=kind,
-        name=name,
-        first=x,
-        changed=_inputs(x, turned),
-        compared=x,
-        of_changed=lambda o: _outputs(o, turned),
-    )
+def _reversed(kind: str, name: str, x: Inputs, turned: Cut) -> Change:
+    changed, back = _inputs(x, turned), partial(_outputs, cut=turned)
+    return Change(kind=kind, name=name, first=x, changed=changed, compared=x, of_changed=back)
 
 
 def _prefix(x: Inputs) -> Change:
@@ -216,10 +210,8 @@ def _case(
         shares = ", ".join(f"{100 * share:.3g} % of {n}" for n, share in differing.items())
         sentence = f"Other bits in {shares}, as exact as the plan: an order of additions changes."
         verdict = Verdict(Answer.NOTE, sentence, is_strict=True)
-        theirs = plan.outputs(x, backward=calls[0][0].dq is not None)
-        problems = [
-            p for _, own in calls for p in all_gross(name, x, own, theirs, margins, UNITS[dtype])
-        ]
+        theirs, unit = plan.outputs(x, backward=calls[0][0].dq is not None), UNITS[dtype]
+        problems = [p for _, own in calls for p in all_gross(name, x, own, theirs, margins, unit)]
         if problems:
             worst = max(problems, key=lambda p: p.size)
             sentence = f"Other results, which are wrong: {worst.sentence}."
@@ -246,11 +238,11 @@ def _equal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray((words[0] == words[1]) | (np.isnan(a) & np.isnan(b)))
 
 
-def _inputs(x: Inputs, cut: Callable[[np.ndarray], np.ndarray]) -> Inputs:
+def _inputs(x: Inputs, cut: Cut) -> Inputs:
     q, k, v, do = (np.ascontiguousarray(cut(a)) for a in (x.q, x.k, x.v, x.do))
     return replace(x, q=q, k=k, v=v, do=do)
 
 
-def _outputs(o: Outputs, cut: Callable[[np.ndarray], np.ndarray]) -> Outputs:
+def _outputs(o: Outputs, cut: Cut) -> Outputs:
     kept = {n: np.ascontiguousarray(cut(a)) for n, a in o.named() if n != "lse"}
     return Outputs(**kept)

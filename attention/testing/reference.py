@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,19 +27,11 @@ class Reference:
 
     def outputs(self, x: Inputs, backward: bool) -> Outputs:
         """Return what the plan gives on some inputs."""
+        do = x.do if backward else None
+        how: Any = {"plan": self.plan, "record": None, "engine": "numpy", "block_q": self.block_q}
+        keys = min(self.block_k, x.k.shape[1])
         with np.errstate(all="ignore"):
-            results = examine(
-                x.q,
-                x.k,
-                x.v,
-                x.do if backward else None,
-                plan=self.plan,
-                block_q=self.block_q,
-                block_k=min(self.block_k, x.k.shape[1]),
-                record=None,
-                engine="numpy",
-                **x.options,
-            )
+            results = examine(x.q, x.k, x.v, do, block_k=keys, **how, **x.options)
         names = RESULTS if backward else ("out",)
         return Outputs(**{n: np.asarray(getattr(results, n), np.float32) for n in names})
 

@@ -12,21 +12,20 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter, for_type_by_name
 
-from roundscope.attention import (
-    PRESETS,
+from roundscope.attention import PRESETS, Plan, Site
+from roundscope.attention.arguments import plan_given
+from roundscope.attention.grammar.injections import check_held
+from roundscope.attention.injection import (
     AddUlps,
     Bias,
     Exact,
     FlipBit,
     Injection,
     Noise,
-    Plan,
     SetTo,
-    Site,
+    What,
+    Where,
 )
-from roundscope.attention.arguments import plan_given
-from roundscope.attention.grammar.injections import check_held
-from roundscope.attention.injection import What, Where
 from roundscope.attention.places import Sizes, limits
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import BACKWARD, Axes
@@ -52,17 +51,13 @@ _ENTRIES = 4  # indices of a selection at most
 _LETTERS = 1000  # of a plan without words: all have more letters than Hypothesis lets pass
 
 
-def _print_plan(plan: Plan, printer: RepresentationPrinter, is_cycle: bool) -> None:
-    """Print the expression of a plan; Hypothesis would print the fields of the dataclass."""
-    printer.text(repr(plan)[:_LETTERS])
+def _print(x: Plan | Inputs, printer: RepresentationPrinter, is_cycle: bool) -> None:
+    """Print an expression; Hypothesis would print the fields of the dataclass."""
+    printer.text(repr(x)[:_LETTERS])
 
 
-def _print_inputs(inputs: Inputs, printer: RepresentationPrinter, is_cycle: bool) -> None:
-    printer.text(repr(inputs))
-
-
-for_type_by_name(Plan.__module__, Plan.__name__, _print_plan)
-for_type_by_name(Inputs.__module__, Inputs.__name__, _print_inputs)
+for _kind in (Plan, Inputs):
+    for_type_by_name(_kind.__module__, _kind.__name__, _print)
 
 
 def plans(
@@ -71,9 +66,8 @@ def plans(
     """Return a strategy of plans: presets, plans of real kernels, and both with a few changes.
 
     The changes are those of docs/reference/grammar.md: other formats, modes, sums and choices. A
-    change that
-    a plan refuses is left out. Every plan has one result, the same on every machine. A failing
-    example is printed as the words of the plan and a seed, with which `Plan.preset` and
+    change that a plan refuses is left out. Every plan has one result, the same on every machine. A
+    failing example is printed as the words of the plan and a seed, with which `Plan.preset` and
     `Plan.changed` make it again.
 
     Args:

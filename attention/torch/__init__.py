@@ -1,11 +1,6 @@
 """Attention in PyTorch models: capture it, choose its plans, watch it, correct it."""
 
-from roundscope.attention.torch.calls import (
-    Call,
-    Handler,
-    Interception,
-    intercept,
-)
+from roundscope.attention.torch.calls import Call, Handler, Interception, intercept
 from roundscope.attention.torch.capturing import capture
 from roundscope.attention.torch.correction import correct, corrected
 from roundscope.attention.torch.discovery import attention_layers

@@ -117,12 +117,10 @@ class Recorder:
             "step": self.step,
             "scale": float(call.scale),
             "is_causal": bool(call.is_causal),
-            "alignment": call.alignment,
-            "window": call.window,
-            "softcap": call.softcap,
             "dropout": float(call.dropout),
             "implementation": _implementation(call),
         }
+        fields |= {n: getattr(call, n) for n in ("alignment", "window", "softcap")}
         record = Record(layer=call.layer, fields=fields, notes=_notes(call, self.is_nested))
         self.device = call.q.device
         self.records[self.step, call.layer.number] = record

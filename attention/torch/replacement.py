@@ -12,12 +12,7 @@ from roundscope.attention.grammar.text import plan_of, text_of
 from roundscope.attention.models.selection import chosen
 from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.torch.calls import (
-    Call,
-    Handler,
-    Interception,
-    intercept,
-)
+from roundscope.attention.torch.calls import Call, Handler, Interception, intercept
 from roundscope.attention.torch.discovery import attention_layers
 from roundscope.attention.torch.operator import attention, check_mask, visible
 
@@ -131,19 +126,7 @@ def _attended(call: Call, text: str, block_q: int, block_k: int) -> Tensor:
     if mask is not None and mask.is_floating_point():
         check_mask(mask, where)
         mask = visible(mask, where)
-    out = attention(
-        call.q,
-        call.k,
-        call.v,
-        plan=text,
-        mask=mask,
-        is_causal=call.is_causal,
-        alignment=call.alignment,
-        scale=call.scale,
-        block_q=block_q,
-        block_k=block_k,
-        window=call.window,
-        softcap=call.softcap,
-        sinks=call.sinks,
-    )
-    return out.to(call.q.dtype)
+    named = ("is_causal", "alignment", "scale", "window", "softcap", "sinks")
+    how = {name: getattr(call, name) for name in named}
+    how |= {"plan": text, "mask": mask, "block_q": block_q, "block_k": block_k}
+    return attention(call.q, call.k, call.v, **how).to(call.q.dtype)

@@ -40,13 +40,11 @@ def cache_base() -> Path | None:
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return the folder `roundscope/name` of this user's caches, which it makes.
+    """Return the folder `roundscope/name` of this user's caches, which it makes; name may have
+    slashes.
 
     None, and a note, if it cannot be made or belongs to another user: then nothing is kept. The
     folder may be read-only.
-
-    Args:
-        name: the folder's name, with slashes if it is inside another.
 
     Example:
         >>> cache_folder("data").name
@@ -137,14 +135,10 @@ def _read(file: Path) -> bytes:
 
 
 def keep(folder: Path | None, name: str, data: bytes) -> None:
-    """Write data to a file, all at once and with a digest.
+    """Write data to a file, all at once and with a digest, which contains the file's name.
 
-    What cannot be written is noted, without an error, and kept in memory until the process ends.
-
-    Args:
-        folder: where, or None for memory.
-        name: the file's name. The digest contains it, so that no file passes for another.
-        data: what `read_kept` returns.
+    What cannot be written is noted, without an error, and kept in memory until the process ends, as
+    is all data if the folder is None.
     """
     try:
         if folder is not None:

@@ -49,17 +49,11 @@ class _Operand:
 def dot_blocks(
     a: Any, b: Any, accumulator: Accumulator, init: Any = None, steps: Steps | None = None
 ) -> Array:
-    """Return init + a @ b, where one matrix or both are `Blocked` along the axis that is added up.
+    """Return init + a @ b, (T, N) in float64, where a, b or both are `Blocked` along the axis of
+    the sum.
 
-    Args:
-        a: a (T, K) array, or a `Blocked` one that is blocked along axis 1.
-        b: a (K, N) array, or a `Blocked` one that is blocked along axis 0.
-        accumulator: the order of the additions and their rounding.
-        init: a (T, N) array, +0 by default.
-        steps: a list that receives (before, after) of every addition, or None.
-
-    Returns:
-        A (T, N) float64 array, as `emu.dot` returns it.
+    a is (T, K), b (K, N) and init (T, N), +0 by default; the list `steps` receives (before, after)
+    of every addition.
 
     Raises:
         ValueError: for shapes that do not match, an operand blocked along its other axis and, with

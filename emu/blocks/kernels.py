@@ -129,20 +129,12 @@ def scaled(
     q: Quotients,
     t: Target,
 ) -> None:
-    """Quantize flat blocks.
+    """Quantize flat blocks of `size` numbers x; random: the stochastic mode's integers, or empty.
 
-    Args:
-        x: the numbers, flat.
-        y: receives the products T X P if `times` is true, else the elements P.
-        scales: receives the scales X, one for each block.
-        random: the stochastic mode's integers, of the shape of x, or an empty array.
-        size: how many numbers a block has.
-        tensor: the scale T of the whole array.
-        times: whether y receives T X P.
-        power: whether the scales are powers of two, given by p; otherwise q gives them.
-        p: the rule that gives powers of two.
-        q: the rule that rounds quotients.
-        t: the rounding of the elements.
+    y receives the products T X P if `times` is true, else the elements P; `scales` receives the
+    scales X, one for each block; `tensor` is the scale T of the whole array. If `power` is true,
+    the scales are powers of two, by the rule p; otherwise q rounds quotients. t is the rounding of
+    the elements.
     """
     wide = x.itemsize == 8
     for n in range(scales.size):

@@ -148,14 +148,9 @@ def round_blocks(
     matrix. T X P is exact, since it has at most 11 + 24 significand bits. A block that is larger
     than the matrix is cut to it. Both results are NaN where the scale is NaN.
 
-    Args:
-        xp: the namespace, numpy or jax.numpy.
-        quantise: the executor's function that returns elements, scales and T of blocks.
-        widen: the executor's function that converts float32 to float64.
-        x: the matrix.
-        f: the block format.
-        axis: the axis along which the blocks run.
-        random: the stochastic mode's integers, of x's shape, or None.
+    quantise  the executor's function that returns elements, scales and T of blocks
+    widen     the executor's function that converts float32 to float64
+    random    the stochastic mode's integers, of x's shape, or None
     """
     at = layout_of(x.shape, _fitted(f, x.shape, axis), axis)
     p, scales, tensor = quantise(

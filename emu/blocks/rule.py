@@ -118,12 +118,8 @@ def build_block_rule(
     """Return the three functions of a block for one executor.
 
     Their arguments are a, the bits of a finite magnitude, and x, the bits of a scale that is normal
-    in binary64 and has at most 35 significand bits.
-
-    Args:
-        where: the elementwise choice, as in `emu.roundings.rule`.
-        divide: the integer quotient of non-negative integers, rounded down.
-        compiled: a decorator for every function, as in `emu.roundings.rule`.
+    in binary64 and has at most 35 significand bits. `where` and `compiled` are as in
+    `emu.roundings.rule`; `divide` is the quotient of non-negative integers, rounded down.
     """
 
     @compiled

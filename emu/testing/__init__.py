@@ -13,8 +13,7 @@ values, and is imported by itself. Importing this package imports neither hypoth
 torch.
 """
 
-from roundscope.emu.testing.arrays import assert_bit_equal, assert_max_ulp
-from roundscope.emu.testing.bias import assert_unbiased
+from roundscope.emu.testing.arrays import assert_bit_equal, assert_max_ulp, assert_unbiased
 from roundscope.emu.testing.rounding import assert_rounds_as
 
 __all__ = ["assert_bit_equal", "assert_max_ulp", "assert_rounds_as", "assert_unbiased"]

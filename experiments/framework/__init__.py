@@ -1,4 +1,1 @@
-"""What every study shares: verdicts, statistics, tables and figures.
-
-Nothing here knows a particular study.
-"""
+"""What every study shares: verdicts, statistics, tables and figures."""

@@ -16,11 +16,7 @@ LEVEL = 0.05  # the significance level of one-sided tests
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Time:
-    """Steps to divergence over seeds; infinity if a run of `steps` steps did not diverge.
-
-    low and high are the smallest and the largest of the seeds. The interval between them contains
-    the median with probability 1 - 2^(1 - runs), 94 % for 5.
-    """
+    """Steps to divergence over seeds, infinity without; [low, high] are the extremes."""
 
     middle: float
     low: float

@@ -1,17 +1,17 @@
-"""Estimates over seeds: means, ratios of pairs, exponents of growth.
-
-Each has a 95 % t interval.
-"""
+"""Estimates over seeds with 95 % t intervals: means, ratios of pairs, exponents of growth."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from roundscope.tools.sweep.report.effects import mean_interval
 
 Values = Mapping[int, float]  # seed -> number
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +55,11 @@ def ratio(over: Values, under: Values) -> Estimate:
 
 
 def exponent(x: Sequence[float], series: Sequence[Values]) -> Estimate:
-    """Return the exponent b of  series ~ x^b.
-
-    It is the least-squares slope of the logarithms for every seed that all of series have, then the
-    mean over seeds.
-    """
+    """Return b of series ~ x^b: the mean over shared seeds of the logarithms' slopes."""
     if len(x) < 2:
         return Estimate(mean=math.nan, low=math.nan, high=math.nan, seeds=0)
     shared = set.intersection(*(set(values) for values in series))
-    slopes = {seed: _power(x, [values[seed] for values in series]) for seed in sorted(shared)}
-    return mean(slopes)
+    return mean({seed: _power(x, [values[seed] for values in series]) for seed in sorted(shared)})
 
 
 def slope(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
@@ -83,3 +78,21 @@ def _power(x: Sequence[float], y: Sequence[float]) -> float:
 
 def _exp(x: float) -> float:
     return math.exp(x) if math.isfinite(x) else math.nan
+
+
+def relative_error(own: np.ndarray, exact: np.ndarray) -> float:
+    """Return |own - exact| / |exact|, of root mean squares."""
+    return float(np.sqrt(np.square(own - exact).sum() / np.square(exact).sum()))
+
+
+def gain(own: np.ndarray, exact: np.ndarray) -> float:
+    """Return <own - exact, exact> / |exact|^2; below 0, the result is too short."""
+    return float(((own - exact) * exact).sum() / np.square(exact).sum())
+
+
+def grouped(items: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return values by key, both in their order."""
+    found: dict[K, list[V]] = {}
+    for key, value in items:
+        found.setdefault(key, []).append(value)
+    return found

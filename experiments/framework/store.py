@@ -85,29 +85,24 @@ class Store:
 def is_there(folder: Path, name: str) -> bool:
     """Return whether a folder has NAME.sqlite, with something in it, or an older one."""
     path = folder / f"{name}.sqlite"
-    is_empty = path.is_file() and path.stat().st_size == 0
-    return (path.exists() and not is_empty) or are_in(folder)
+    return (path.exists() and not (path.is_file() and path.stat().st_size == 0)) or any(
+        _application(path) in _BY_ID for path in folder.glob("*.sqlite")
+    )
 
 
 @contextmanager
 def opened(folder: Path, name: str) -> Iterator[Store]:
-    """Open the file NAME.sqlite of a folder, or create it, locked against other processes.
-
-    Results of older versions in the folder are read in first. Raises UsageError for a file of
-    another program, StorageError for a file that cannot be used now.
-    """
+    """Open NAME.sqlite of a folder, or make it, locked. Raises UsageError, StorageError."""
     path = folder / f"{name}.sqlite"
-    set_aside(path)
+    if _application(path) in _BY_ID:
+        path.rename(path.with_name(f"{path.stem}-old.sqlite"))
     with results_file(folder, path.name, APPLICATION, [MADE], TABLES) as (connection, resolved):
         read_in(connection, folder)
         yield Store(connection, resolved)
 
 
 class _Extra(dict[str, Any]):
-    """The numbers that a study stores beside losses, by name.
-
-    A name that the file lacks raises StorageError, which names the file.
-    """
+    """What a study stores beside losses, by name; one that is lacking raises StorageError."""
 
     def __init__(self, found: Iterable[Any] = (), path: Path | str = "results") -> None:
         super().__init__(found)  # of pairs where `dataclasses.asdict` copies it
@@ -118,10 +113,9 @@ class _Extra(dict[str, Any]):
 
 
 def _stored(key: str, r: Run[Any]) -> dict[str, Any]:
-    condition = asdict(r.condition)
     return {
         "key": key,
-        "condition": json.dumps(condition, default=str),
+        "condition": json.dumps(asdict(r.condition), default=str),
         "seed": r.seed,
         "steps": r.steps,
         "diverged": r.diverged,
@@ -205,17 +199,6 @@ KINDS = {  # application_id -> its rows as rows of `runs`
     ),
 }
 _BY_ID = {int.from_bytes(name, "big"): text for name, text in KINDS.items()}
-
-
-def set_aside(path: Path) -> None:
-    """Rename an old file that has the name of a study's new one to NAME-old.sqlite."""
-    if _application(path) in _BY_ID:
-        path.rename(path.with_name(f"{path.stem}-old.sqlite"))
-
-
-def are_in(folder: Path) -> bool:
-    """Return whether a folder has an old file."""
-    return any(_application(path) in _BY_ID for path in folder.glob("*.sqlite"))
 
 
 def read_in(connection: sqlite3.Connection, folder: Path) -> None:

@@ -15,10 +15,7 @@ Compute = Callable[[Progress], Sequence[Run[Arm]]]
 def launch(
     title: str, config: Config, arms: Sequence[Arm], compute: Compute | None = None
 ) -> Launch:
-    """Return arms of one executable as a launch.
-
-    `compute` replaces a training from the first step.
-    """
+    """Return arms of one executable as a launch; `compute` replaces training from the start."""
 
     def run(progress: Progress) -> Mapping[str, Run[Arm]]:
         runs = compute(progress) if compute else runner.launch(config, arms, progress)

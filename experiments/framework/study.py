@@ -9,7 +9,7 @@
 the JSON and the terminal's table. docs/howto/study.md writes a study step by step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -44,11 +44,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How many launches there are, how many of them are complete, and how many ran now.
-
-    devices    where the runs that are stored were computed
-    failure    the first error of launches that failed; empty where none did
-    """
+    """How many launches there are, are complete and ran now; where; the first failure's error."""
 
     launches: int
     there: int
@@ -60,12 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure(Generic[R]):
-    """A question that a picture answers.
-
-    title    the question
-    draw     the picture; None where there is nothing to draw
-    caption  how to read it
-    """
+    """A question as title, the picture that answers it (None: nothing to draw), how to read it."""
 
     title: str
     draw: Callable[[R], Picture | None]
@@ -88,7 +79,7 @@ class Table(Generic[R]):
     name: str
     title: str
     heads: tuple[str, ...]
-    rows: Callable[[R], Sequence[Sequence[str]]]
+    rows: Callable[[R], Iterable[Sequence[str]]]
     records: Callable[[R], Sequence[Mapping[str, Any]]]
     note: str = ""
     shown: tuple[int, ...] = ()
@@ -111,16 +102,15 @@ class Study(Generic[R]):
     name       the study's name, and that of NAME.json
     question   the heading of the page
     answer     one or two sentences
-    launches   every launch in its order, given the store. Those of a later stage may depend on runs
-               that are stored; so it is called again until nothing is missing
+    launches   every launch, given the store; it is called again until nothing is missing, since
+               those of a later stage may depend on what is stored
     results    the results in whole parts, given the store; None where there is nothing to report
     measure    in place of `launches` and `results`, for a study whose measurements are no runs.
                Given the folder and whether only to draw (then it computes nothing), it returns
                the outcome and the results
     unit       what is counted as launches, in the plural
     file       the results file is FILE.sqlite; `name` if left out. Several studies may share one
-    kept       where `measure` keeps something, a pattern of its files' names: without one there is
-               nothing to draw
+    kept       where `measure` keeps something, a pattern of the names of files to draw
     page       the page is PAGE.html
     paper      where the claims stand
     claims     a verdict for every claim and case
@@ -148,7 +138,7 @@ class Study(Generic[R]):
     kept: str = "*.sqlite"
     page: str = "report"
     paper: str = ""
-    claims: Callable[[R], Sequence[Verdict]] = lambda results: []
+    claims: Callable[[R], Iterable[Verdict]] = lambda results: []
     source: str = "row"
     figures: Sequence[Figure[R]] = ()
     tables: Sequence[Table[R]] = ()

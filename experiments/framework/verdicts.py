@@ -40,8 +40,7 @@ class Verdict:
     measured  our number with its interval, in words
     estimate  the same as numbers; None where there is none
     note      for DEPENDS, what it depends on; else what to keep in mind
-    queries   SQL over the results file that gives the numbers, in the order in which `measured`
-              uses them
+    queries   SQL over the results file that gives the numbers, in the order of `measured`
     """
 
     figure: str
@@ -65,21 +64,42 @@ def lines(verdicts: Sequence[Verdict]) -> Iterator[tuple[str, str, Verdict]]:
 
 
 def judge(e: Estimate, holds: Range) -> Word:
-    """Return the word of an estimate against the range in which the claim holds.
-
-    It agrees if the whole interval is in the range, contradicts if no part of it is, and is
-    undecided otherwise.
-    """
+    """Return whether an interval is in the range (AGREES), outside it, or across its border."""
     if e.inside(*holds):
         return Word.AGREES
     return Word.CONTRADICTS if e.outside(*holds) else Word.UNDECIDED
 
 
-def together(words: Sequence[Word]) -> Word:
-    """Return what the verdicts under several conditions say together.
+def verdict_on(
+    figure: str,
+    claim: str,
+    case: str,
+    holds: Word | Range | bool,
+    measured: str,
+    estimate: Estimate | None = None,
+    note: str = "",
+    sizes: str = "",
+    queries: tuple[str, ...] = (),
+) -> Verdict:
+    """Return a verdict; `holds`: its word, whether it holds, or the range where it does."""
+    word = holds if isinstance(holds, Word) else Word.AGREES if holds else Word.CONTRADICTS
+    if isinstance(holds, tuple) and estimate is not None:
+        word = judge(estimate, holds)
+    return Verdict(
+        figure=figure,
+        claim=claim,
+        case=case,
+        sizes=sizes,
+        word=word,
+        measured=measured,
+        estimate=estimate,
+        note=note,
+        queries=queries,
+    )
 
-    It depends where some agree and others contradict; it is undecided where they differ otherwise.
-    """
+
+def together(words: Sequence[Word]) -> Word:
+    """Return what several verdicts say: DEPENDS where some agree and others contradict."""
     if Word.AGREES in words and Word.CONTRADICTS in words:
         return Word.DEPENDS
     return words[0] if len(set(words)) == 1 else Word.UNDECIDED

@@ -1,7 +1,4 @@
-"""The KEY=VALUE words and the seeds of a study's command.
-
-Here is also which fields of a training a study decides itself.
-"""
+"""The KEY=VALUE words and the seeds of a study's command; and what of a training it decides."""
 
 from collections.abc import Sequence
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure as Picture
 from PIL import Image
 
 from roundscope.emu.whole_files import write_whole
 from roundscope.experiments import catalogue
 from roundscope.experiments.catalogue import STUDIES, Entry, named
-from roundscope.experiments.framework.loop import measured
-from roundscope.experiments.framework.page import missing
+from roundscope.experiments.framework.command import lacking, measured
 from roundscope.experiments.framework.study import Static, Study
 from roundscope.experiments.framework.verdicts import Verdict, Word, lines
 from roundscope.experiments.questions.dose import study as dose
@@ -34,23 +32,13 @@ MX = "does-block-scaling-make-training-diverge-arxiv-250620752"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """A picture in docs/images whose results file was not kept: its name, caption and command."""
-
-    image: str
-    caption: str
-    command: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """What a page of the gallery is made from.
 
     study    makes the study, at the scale that is drawn; None where nothing can be drawn again
-    records  files of docs/runs -> the names that the command looks for; empty where `study`
-             computes its results, which takes up to two minutes
+    records  files of docs/runs -> names for the command; empty where `study` computes results
     command  the words that draw the figures, after `roundscope`
-    stored   the picture that stands for a study that is not drawn again
+    image    the picture in docs/images, with its caption, of a study whose results were not kept
     instead  for a study without any picture: where its question is answered, in Markdown
     links    further pages about it -> their title
     """
@@ -59,7 +47,8 @@ class Source:
     command: str = ""
     study: Callable[[], Study[Any]] | None = None
     records: Mapping[str, str] = field(default_factory=dict)
-    stored: Stored | None = None
+    image: str = ""
+    caption: str = ""
     instead: str = ""
 
 
@@ -90,16 +79,12 @@ def _dose(name: str, *words: str) -> Source:
 
 SOURCES = {  # of studies that `source_of` has no rule for
     catalogue.GOLDEN.name: Source(
-        stored=Stored(
-            image="golden.png",
-            caption=(
-                "Largest deviation of tiled attention from binary64 over that of unfused attention,"
-                " against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`, green)"
-                " are more exact than unfused attention; only running sums that are kept in BF16"
-                " over many key tiles reach the ten times of the paper."
-            ),
-            command="reproduce golden --engine xla",
-        ),
+        image="golden.png",
+        caption="Largest deviation of tiled attention from binary64 over that of unfused"
+        " attention, against the number of key tiles, 30 seeds. Production kernels (`fa2-bf16`,"
+        " green) are more exact than unfused attention; only running sums that are kept in BF16"
+        " over many key tiles reach the ten times of the paper.",
+        command="reproduce golden --engine xla",
         links=_links("is-flash-attention-stable-arxiv-240502803", "is-it-stable"),
     ),
     catalogue.SU.name: _paper(
@@ -111,51 +96,38 @@ SOURCES = {  # of studies that `source_of` has no rule for
         {"mxfp8.sqlite.gz": "mxfp8.sqlite", "mxfp8-proxy.sqlite.gz": "proxy.sqlite"},
     ),
     catalogue.DOSE.name: Source(
-        stored=Stored(
-            image="dose.png",
-            caption=(
-                "Steps until training diverges, when only the output as delta reads it is rounded,"
-                " to p significant bits; a point is the median of 5 seeds, an arrow a run that did"
-                " not diverge in 2,000 steps. Toward zero kills at least 4 of 5 runs up to 6 bits"
-                " and a few at 7 and 8, to nearest only at 2 bits, stochastic rounding 1 run of 35."
-            ),
-            command=(
-                "dose steps=2000 lr=1e-2 site=OD p=2-8 mode=toward-zero,ties-to-even,stochastic"
-                " --seeds 0-4"
-            ),
-        ),
+        image="dose.png",
+        caption="Steps until training diverges, when only the output as delta reads it is"
+        " rounded, to p significant bits; a point is the median of 5 seeds, an arrow a run that"
+        " did not diverge in 2,000 steps. Toward zero kills at least 4 of 5 runs up to 6 bits"
+        " and a few at 7 and 8, to nearest only at 2 bits, stochastic rounding 1 run of 35.",
+        command="dose steps=2000 lr=1e-2 site=OD p=2-8 mode=toward-zero,ties-to-even,stochastic"
+        " --seeds 0-4",
         links=_links(DELTA),
     ),
     catalogue.BIAS.name: Source(
-        stored=Stored(
-            image="bias.png",
-            caption=(
-                "Steps until training diverges, when c half ulps of V are added to the output as"
-                " delta reads it, in rows with several P = 1: with V's sign (in the picture"
-                ' "leans"), with a random sign, or with V\'s sign turned at random features. Three'
-                " seeds; an arrow is a run that did not diverge in 1,000 steps."
-            ),
-            command="dose --study bias --seeds 0-2 steps=1000",
-        ),
+        image="bias.png",
+        caption="Steps until training diverges, when c half ulps of V are added to the output"
+        " as"
+        " delta reads it, in rows with several P = 1: with V's sign (in the picture"
+        ' "leans"), with a random sign, or with V\'s sign turned at random features. Three'
+        " seeds; an arrow is a run that did not diverge in 1,000 steps.",
+        command="dose --study bias --seeds 0-2 steps=1000",
         links=_links(DELTA),
     ),
     catalogue.SCALING.name: _dose("scaling"),
     catalogue.CONDITIONS.name: _dose("conditions", "steps=1000"),
     catalogue.IDENTITY.name: _dose("identity"),
     catalogue.FORMATS.name: Source(
-        instead=(
-            "The same question, at six rates and with 12 seeds, is asked by"
-            " [`reproduce su`](su.md), whose results are kept. This command is for a model"
-            " and formats of your own."
-        ),
+        instead="The same question, at six rates and with 12 seeds, is asked by"
+        " [`reproduce su`](su.md), whose results are kept. This command is for a model"
+        " and formats of your own.",
         links=_links(MX),
     ),
     catalogue.INTERVENTIONS.name: Source(
-        instead=(
-            "The same question, at three distances from the divergence and with 8 seeds, is"
-            " asked by [`reproduce su`](su.md), whose results are kept. This command is for a run"
-            " and changes of your own."
-        ),
+        instead="The same question, at three distances from the divergence and with 8 seeds, is"
+        " asked by [`reproduce su`](su.md), whose results are kept. This command is for a run"
+        " and changes of your own.",
         links=_links(MX),
     ),
     catalogue.ACCUMULATORS.name: Source(
@@ -184,11 +156,7 @@ LINKS = {  # of the other studies, if there are any
 
 
 def source_of(entry: Entry) -> Source:
-    """Return the source of a study.
-
-    By default `reproduce` runs it, and its record is the file of its name in docs/runs, if there
-    is one. Raises KeyError for a study of another command that has no source.
-    """
+    """Return a study's source: in SOURCES, or `reproduce` with docs/runs. Raises KeyError."""
     if entry.name in SOURCES or entry not in catalogue.PAPERS:
         return SOURCES[entry.name]
     file = f"{entry.name}.sqlite"
@@ -260,10 +228,7 @@ class Shown:
 
 
 def write(names: Sequence[str] = (), folder: Path = DOCS / "gallery") -> None:
-    """Write the pages of these studies, by default of all, and the index.
-
-    Raises UsageError for a name that no study has.
-    """
+    """Write the pages of these studies, by default of all, and the index. Raises UsageError."""
     chosen = [named(name) for name in names] or STUDIES
     (folder / "images").mkdir(parents=True, exist_ok=True)
     for entry in chosen:
@@ -275,14 +240,14 @@ def text_of(entry: Entry, folder: Path) -> str:
     """Return the page of a study; write its pictures into the folder."""
     source = source_of(entry)
     if source.study is None:
-        if source.stored is None:
+        if not source.image:
             return page(entry, drawn=source.instead, links=source.links)
         drawn = (
-            f"Printed by `roundscope {source.stored.command}` on an H200. The results file of that"
+            f"Printed by `roundscope {source.command}` on an H200. The results file of that"
             " run was not kept, so only this picture is shown; the command draws all of them."
         )
-        image = f"../images/{source.stored.image}"
-        shown = Shown(title=entry.question, caption=source.stored.caption, file=image)
+        image = f"../images/{source.image}"
+        shown = Shown(title=entry.question, caption=source.caption, file=image)
         return page(entry, drawn=drawn, pictures=[shown], links=source.links)
     study = source.study()
     with tempfile.TemporaryDirectory() as path:
@@ -299,39 +264,26 @@ def text_of(entry: Entry, folder: Path) -> str:
     if source.records:
         files = " and ".join(f"`docs/runs/{file}`" for file in source.records)
         drawn = f"Drawn by `roundscope {source.command}` from {files}."
-    lack = missing({"there": outcome.there, "launches": outcome.launches}, study.unit)
+    figures = [(each.title, each.draw(results), each.caption) for each in study.figures]
+    drawings = [x for x in (*figures, *static.figures) if x[1] is not None]
+    for old in folder.glob(f"images/{entry.name}-[0-9]*.png"):
+        old.unlink()
+    pictures = []
+    for number, (title, picture, caption) in enumerate(drawings, start=1):
+        assert picture is not None
+        file = f"images/{entry.name}-{number}.png"
+        write_whole(folder / file, small(png(picture)))
+        pictures.append(Shown(title=title, caption=escaped(caption), file=file))
+    lack = lacking({"there": outcome.there, "launches": outcome.launches}, study.unit)
     return page(
         entry,
         drawn=f"{drawn} {lack}".strip(),
         answer=study.answer(results),
         verdicts=[*study.claims(results), *static.verdicts],
-        pictures=[*_saved(entry, _pictures(study, results, static), folder)],
+        pictures=pictures,
         caveats=study.caveats,
         links=source.links,
     )
-
-
-def _pictures(
-    study: Study[Any], results: Any, static: Static
-) -> Iterator[tuple[str, Picture, str]]:
-    """Yield title, picture and caption of the figures that have something to draw."""
-    for each in study.figures:
-        if (picture := each.draw(results)) is not None:
-            yield each.title, picture, each.caption
-    for title, picture, caption in static.figures:
-        if picture is not None:
-            yield title, picture, caption
-
-
-def _saved(
-    entry: Entry, pictures: Iterator[tuple[str, Picture, str]], folder: Path
-) -> Iterator[Shown]:
-    for old in folder.glob(f"images/{entry.name}-[0-9]*.png"):
-        old.unlink()
-    for number, (title, picture, caption) in enumerate(pictures, start=1):
-        file = f"images/{entry.name}-{number}.png"
-        write_whole(folder / file, small(png(picture)))
-        yield Shown(title=title, caption=escaped(caption), file=file)
 
 
 def small(data: bytes) -> bytes:
@@ -352,17 +304,7 @@ def page(
     pictures: Sequence[Shown] = (),
     caveats: str = "",
 ) -> str:
-    """Return the page of a study.
-
-    Args:
-        entry: The study, as the catalogue has it.
-        drawn: Where its figures come from, as Markdown.
-        links: Further pages -> their titles.
-        answer: The study's answer, as text.
-        verdicts: A verdict for each claim and case.
-        pictures: Its figures, in their order.
-        caveats: What it does not show, as text.
-    """
+    """Return the page of a study as Markdown; `drawn` says where its figures come from."""
     shown = []
     for each in pictures:
         title = escaped(each.title)
@@ -397,9 +339,9 @@ def index(folder: Path) -> str:
     """Return the page of all studies: a card for each, with its first picture if it has one."""
     cards = []
     for entry in STUDIES:
-        stored, image = source_of(entry).stored, f"images/{entry.name}-1.png"
-        if stored is not None:
-            image = f"../images/{stored.image}"
+        stored, image = source_of(entry).image, f"images/{entry.name}-1.png"
+        if stored:
+            image = f"../images/{stored}"
         elif not (folder / image).is_file():
             image = ""
         top = f":img-top: {image}\n:img-alt: {entry.question}\n" if image else ""

@@ -17,12 +17,12 @@ from roundscope.attention.sites import Site
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import FA4
-from roundscope.experiments.framework.errors import gain, relative_error
-from roundscope.experiments.framework.estimates import mean
-from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
-from roundscope.experiments.framework.loop import computed
+from roundscope.experiments.framework.command import computed
+from roundscope.experiments.framework.estimates import gain, mean, relative_error
+from roundscope.experiments.framework.figures.series import legend, series
 from roundscope.experiments.framework.study import Figure, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, interval, judge
+from roundscope.experiments.framework.verdicts import Verdict, interval, verdict_on
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.terminal import plain
 
 DEVIATIONS = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -115,11 +115,7 @@ def asked(quick: bool) -> Study[Points]:
 
 
 def inputs(seed: int, keys: int = KEYS, queries: int = QUERIES) -> Arrays:
-    """Return q, k, v of one head, (1, T, 1, 128).
-
-    They are normal numbers clipped to [-3, 3] and rounded to E4M3, so that the kernel reads them
-    exactly.
-    """
+    """Return q, k, v (1, T, 1, 128): normal numbers clipped to [-3, 3] and rounded to E4M3."""
     rng = np.random.default_rng(seed)
     q, k, v = (
         np.clip(rng.standard_normal((1, tokens, 1, WIDTH)), -3.0, 3.0)
@@ -156,22 +152,20 @@ def measured(seeds: Sequence[int]) -> Iterator[Point]:
 
 def claims(points: Points) -> list[Verdict]:
     """Return a verdict for each published error, which compares it with ours."""
-    found = []
-    for p in points:
-        if (published := p.published) is not None:
-            over = mean({seed: x / published for seed, x in p.mean.items()})
-            found.append(
-                Verdict(
-                    figure="pull request 2694",
-                    claim=f"relative error {published:g}",
-                    case=f"{NAMES[p.plan]}, deviation {p.deviation:g}",
-                    sizes=f"{KEYS:,} keys",
-                    word=judge(over, THIRD),
-                    measured=f"{interval(over)} of it",
-                    estimate=over,
-                )
-            )
-    return found
+    return [
+        verdict_on(
+            "pull request 2694",
+            f"relative error {published:g}",
+            f"{NAMES[p.plan]}, deviation {p.deviation:g}",
+            THIRD,
+            f"{interval(over)} of it",
+            over,
+            sizes=f"{KEYS:,} keys",
+        )
+        for p in points
+        if (published := p.published) is not None
+        for over in [mean({seed: x / published for seed, x in p.mean.items()})]
+    ]
 
 
 def answer(points: Points) -> str:
@@ -227,6 +221,5 @@ def picture(points: Points) -> Picture:
         ax.set_title(title, fontsize=10, loc="left", color=INK)
         ax.set_xlabel("standard deviation of the logits")
         ax.set_ylim(bottom=0.0 if ax is left else None)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    legend(figure, left, 3, loc="outside lower center", fontsize=8)
     return figure

@@ -7,6 +7,7 @@ emu.sums.tensor_cores. Everything is computed in seconds, so no results file is 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
@@ -16,10 +17,9 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import E4M3
 from roundscope.experiments.catalogue import TWO_LEVEL
-from roundscope.experiments.framework.errors import gain, relative_error
-from roundscope.experiments.framework.estimates import factor, mean, ratio
-from roundscope.experiments.framework.figures.series import COLOURS, INK, MARKERS, canvas, series
-from roundscope.experiments.framework.loop import computed
+from roundscope.experiments.framework.command import computed
+from roundscope.experiments.framework.estimates import factor, gain, mean, ratio, relative_error
+from roundscope.experiments.framework.figures.series import legend, series
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.experiments.framework.verdicts import (
     LARGER,
@@ -27,8 +27,9 @@ from roundscope.experiments.framework.verdicts import (
     Range,
     Verdict,
     interval,
-    judge,
+    verdict_on,
 )
+from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 from roundscope.tools.report.terminal import plain
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
@@ -60,10 +61,9 @@ CAPTION = (
     " FP32, which shows what the casts of P to E4M3 do."
 )
 CAVEATS = (
-    "The sums are those of Hopper's tensor cores, bit by bit"
-    " (docs/notes/measurements.md); vLLM's kernels"
-    " were not compared. One-signed V is made to show the effect; rows of real tensors are drawn"
-    " from 512, so keys repeat. Published is a model's accuracy in a search."
+    "The sums are those of Hopper's tensor cores, bit by bit (docs/notes/measurements.md); vLLM's"
+    " kernels were not compared. One-signed V is made to show the effect; rows of real tensors are"
+    " drawn from 512, so keys repeat. Published is a model's accuracy in a search."
 )
 RULE = (
     "A claim holds if the 95 % t interval of the ratio of errors is where it says: "
@@ -136,11 +136,7 @@ def plans() -> dict[str, Plan]:
 
 
 def inputs(values: str, keys: int, seed: int) -> Arrays:
-    """Return q, k, v of one head, (1, T, 1, 128), rounded to E4M3.
-
-    Those of real tensors are rows of the shipped layer 4, drawn with replacement, with its four
-    heads of 32 features side by side.
-    """
+    """Return q, k, v (1, T, 1, 128) in E4M3; real ones are rows of layer 4, four heads abreast."""
     rng = np.random.default_rng((seed, keys))
     if values == REAL:
         [layer] = read_layers(sample_path(), layer="layer4")
@@ -180,25 +176,14 @@ def _longest(points: Points) -> dict[tuple[str, str], Point]:
     return {(p.values, p.sums): p for p in points if p.keys == KEYS[-1]}
 
 
-def claims(points: Points) -> list[Verdict]:
-    """Return a verdict for each claim on each kind of values, at the largest number of keys."""
-    by, found = _longest(points), []
-    for where, claim, own, other, holds in CLAIMS:
-        for values in VALUES:
-            over = ratio(by[values, own].error, by[values, other].error)
-            against = f"{'of ' if other == FP32 else 'flushed at '}{other}"
-            found.append(
-                Verdict(
-                    figure=f"pull request {where}",
-                    claim=claim,
-                    case=values,
-                    sizes=f"{KEYS[-1]:,} keys",
-                    word=judge(over, holds),
-                    measured=f"error {interval(over)} of that {against}",
-                    estimate=over,
-                )
-            )
-    return found
+def claims(points: Points) -> Iterator[Verdict]:
+    """Yield a verdict for each claim on each kind of values, at the largest number of keys."""
+    by, sizes = _longest(points), f"{KEYS[-1]:,} keys"
+    for (where, claim, own, other, holds), values in product(CLAIMS, VALUES):
+        over = ratio(by[values, own].error, by[values, other].error)
+        told = f"error {interval(over)} of that {'of ' if other == FP32 else 'flushed at '}{other}"
+        place = f"pull request {where}"
+        yield verdict_on(place, claim, values, holds, told, over, sizes=sizes)
 
 
 def answer(points: Points) -> str:
@@ -236,6 +221,5 @@ def picture(points: Points) -> Picture:
         ax.set_xticks(KEYS, [f"{keys:,}" for keys in KEYS])
         ax.minorticks_off()
         ax.set_title(f"O is too short by, %: {values}", fontsize=10, loc="left", color=INK)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    legend(figure, axes[0, 0], 5, loc="outside lower center", fontsize=8)
     return figure

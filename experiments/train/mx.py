@@ -20,7 +20,7 @@ from jax import Array, lax
 from roundscope.attention.grammar.changes import Change
 from roundscope.attention.grammar.roundings import event_of
 from roundscope.emu.blocks.format import BlockFormat
-from roundscope.emu.blocks.traced import SEED, is_even, round_even, round_row, row_of
+from roundscope.emu.blocks.xla import SEED, is_even, round_even, round_row, row_of
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BF16, BINARY32, Rounding, RoundingMode
 from roundscope.emu.roundings.random import threefry2x32

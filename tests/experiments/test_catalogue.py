@@ -20,10 +20,10 @@ from roundscope.experiments.catalogue import (
     names,
 )
 from roundscope.experiments.framework.study import Study
-from roundscope.experiments.papers.failure_2510_04212 import conditions as failure
-from roundscope.experiments.papers.microscaling_2506_20752 import conditions as microscaling
-from roundscope.experiments.papers.mxfp8_2506_08027 import conditions as mxfp8
-from roundscope.experiments.papers.stability_2405_02803 import conditions as stability
+from roundscope.experiments.papers.failure_2510_04212 import trials as failure
+from roundscope.experiments.papers.microscaling_2506_20752 import measurements as microscaling
+from roundscope.experiments.papers.mxfp8_2506_08027 import measurements as mxfp8
+from roundscope.experiments.papers.stability_2405_02803 import measuring as stability
 from roundscope.tools.report import terminal as view
 
 

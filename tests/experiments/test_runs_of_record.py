@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import pytest
 
-from roundscope.experiments.framework.loop import missing
+from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.papers.failure_2510_04212 import trials as qiu_yao
-from roundscope.experiments.papers.failure_2510_04212.conditions import FULL as QIU_YAO
+from roundscope.experiments.papers.failure_2510_04212.trials import FULL as QIU_YAO
 from roundscope.experiments.papers.microscaling_2506_20752 import study as su
 from roundscope.experiments.papers.mxfp8_2506_08027 import study as mxfp8
-from roundscope.experiments.papers.stability_2405_02803.conditions import FULL as GOLDEN
+from roundscope.experiments.papers.stability_2405_02803.measuring import FULL as GOLDEN
 from roundscope.experiments.questions.dose import doses as dose
 from roundscope.experiments.questions.dose.study import topic
 from tests.tools.databases import database

@@ -16,7 +16,7 @@ from roundscope.attention.testing.foreign.user import LIBRARIES, function_named,
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode
-from roundscope.emu.testing.casts.examine import examine_cast
+from roundscope.emu.testing.casts import examine_cast
 from roundscope.emu.testing.casts.records import (
     Agreement,
     CastReport,

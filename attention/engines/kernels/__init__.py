@@ -4,7 +4,7 @@ A program is one run of a kernel. It owns one tile of a head, a tile of queries 
 walks over the tiles of the other side: it computes them one after the other in a loop.
 
 `engine` has the functions of an engine. `forward`, `backward` and `gradients` have the kernels and
-their programs, `tiles` and `work` the computation of a tile, `call` what a kernel is made for, and
+their programs, `tiles` and `call` the computation of a tile and what a kernel is made for, and
 `running` the call of a kernel. `record` and `summary` have what a kernel records for a trace, and
 `fit` refuses what the kernels cannot run.
 """

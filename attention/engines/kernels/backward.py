@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, Input, wide
+from roundscope.attention.engines.kernels.call import Call, Input, Refs, Work, wide
 from roundscope.attention.engines.kernels.fit import is_power_of_two
 from roundscope.attention.engines.kernels.gradients import (
     add_keys,
@@ -31,7 +31,6 @@ from roundscope.attention.engines.kernels.tiles import (
     events_of_rows,
     masks,
 )
-from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
@@ -74,17 +73,13 @@ def backward(
     """Return dQ, dK and dV of query heads, what was recorded, and whether they are final.
 
     If not, their last roundings are still to be done, and those of heads that share a key head to
-    be added up.
+    be added up. A kernel whose programs own tiles of keys computes P and dS, adds up dK and dV, and
+    writes dS to memory. Another kernel computes dQ from dS. dS of all keys at once would need
+    memory for every score, so the keys are split into parts. A trace counts the events of P and dS
+    by query, so a separate kernel, whose programs own tiles of queries, records them.
 
-    A kernel whose programs own tiles of keys computes P and dS, adds up dK and dV, and writes dS to
-    memory. Another kernel computes dQ from dS. dS of all keys at once would need memory for every
-    score, so the keys are split into parts. A trace counts the events of P and dS by query, so a
-    separate kernel, whose programs own tiles of queries, records them.
-
-    q, do       (heads, T, H) and (heads, T, Hv), and lse, delta (heads, T)
-    k, v        (key heads, S, H) and (key heads, S, Hv)
-    on_gpu      whether the kernels are compiled, not interpreted
-    mask        as for `forward`; there is no trace with it
+    The arguments are as for `forward`, with dO (heads, T, Hv), and L and delta (heads, T). There is
+    no trace with a mask.
     """
     call = Call(setup=silent(setup), on_gpu=on_gpu, group=q.shape[0] // k.shape[0])
     inputs = (
@@ -113,7 +108,7 @@ def _on_hopper(call: Call, rows: Rows, k: Array, v: Array, is_final: bool) -> Gr
     by_scores = wanted and size <= SCORE_BYTES
     if not gradients_fit(call, rows[0], k, v, by_scores=by_scores):
         return None
-    from roundscope.attention.engines.kernels.hopper.gradients import gradients
+    from roundscope.attention.engines.kernels.hopper.programs import gradients
 
     try:
         return gradients(call, rows, (k, v), is_final=is_final, by_scores=by_scores)

@@ -155,8 +155,8 @@ def _by_row(
     counts = [jnp.zeros(own, jnp.int32) for _ in range(WORDS)]
     sums = [jnp.zeros(own, jnp.float64) for _ in (*SUMS, "away")]
     nothing = jnp.full(own, -1.0, jnp.float64), jnp.zeros(own, jnp.int32)
-    fields = lax.fori_loop(0, columns // some, part, [*counts, *sums, *nothing])
-    return _side_by_side(_over_columns(fields))
+    fields = _over_columns(lax.fori_loop(0, columns // some, part, [*counts, *sums, *nothing]))
+    return _in_columns([x[:, None] for x in fields], (rows, FIELDS))
 
 
 def write_columns(to: Any, place: Any, events: Sequence[Event], with_ones: bool) -> None:
@@ -197,9 +197,8 @@ def _fields(
 ) -> list[Array]:
     """Return the fields of the summaries of single events (rows, columns).
 
-    f       the parameters of the format, numbers or arrays that fit the events
-    column  the numbers of the columns
-    deep    whether a format is deep
+    f has the parameters of the format, numbers or arrays that fit the events, `column` the numbers
+    of the columns; deep: whether a format is deep.
     """
     before, after = _wide(before), _wide(after)
     flags, terms = judged_events(before, after, f, exists, has_deep=deep)
@@ -234,16 +233,7 @@ def _over_columns(fields: Sequence[Array]) -> list[Array]:
     *sums, size, column = fields
     peak = size.max(axis=1)
     worst = jnp.where(size == peak[:, None], column, LAST).min(axis=1)
-    return [
-        *(x.sum(axis=1, dtype=x.dtype).astype(jnp.float64) for x in sums),
-        peak,
-        worst.astype(jnp.float64),
-    ]
-
-
-def _side_by_side(fields: Sequence[Array]) -> Array:
-    """Return numbers of rows, each (rows,), as (rows, FIELDS)."""
-    return _in_columns([x[:, None] for x in fields], (fields[0].shape[0], FIELDS))
+    return [*(_wide(x.sum(axis=1, dtype=x.dtype)) for x in sums), peak, _wide(worst)]
 
 
 class Written:

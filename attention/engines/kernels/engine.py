@@ -2,31 +2,30 @@
 
 Without a GPU the kernels are interpreted, for tests. The functions are those of the other engines
 (`attention.engines.protocol`), and so are the bits. Steps that a head has only once (inputs, the
-final gradients, and delta where it has no kernel) run under XLA.
+final gradients, and delta where it has no kernel) run under XLA, which takes several plans as data
+(`xla.Each`). A kernel has one plan, so heads with equal plans share a kernel call.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.custom_batching import sequential_vmap
+from numpy.typing import NDArray
 
+from roundscope.attention.arguments import is_traced
 from roundscope.attention.engines import xla
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.backward import delta_fits
 from roundscope.attention.engines.kernels.backward import deltas as run_deltas
 from roundscope.attention.engines.kernels.call import Call
+from roundscope.attention.engines.kernels.fit import check
 from roundscope.attention.engines.kernels.forward import forward as run_forward
-from roundscope.attention.engines.kernels.several import (
-    Several,
-    by_head,
-    by_share,
-    prepare,
-    round_inputs,
-)
 from roundscope.attention.engines.xla import (
     enter,
     enter_sinks,
@@ -37,6 +36,8 @@ from roundscope.attention.engines.xla import (
 )
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
+from roundscope.attention.plans.plan import Plan
+from roundscope.attention.plans.traced import HeadPlans, plan_in
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.backward import (
     deltas,
@@ -44,11 +45,134 @@ from roundscope.attention.tiles.backward import (
     round_key_gradients,
     round_query_gradients,
 )
-from roundscope.attention.tiles.loops import Setup, whole_events
+from roundscope.attention.tiles.loops import Setup, SomeHeads, whole_events
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
+
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The heads of a call that have equal plans, ascending, and the setup of their kernels."""
+
+    setup: Setup
+    heads: tuple[int, ...]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True)
+class Several:
+    """The plans of all query heads of a call: as data for XLA, and by share, fixed for kernels."""
+
+    each: xla.Each
+    shares: tuple[Share, ...] = field(metadata={"static": True})
+
+
+def by_head(setup: Setup, plans: HeadPlans, batch: int) -> Several:
+    """Return the plans of query heads, the same for every batch entry.
+
+    setup: the setup of the call, with the structure of the plans.
+    """
+    shares = []
+    for plan, own in _equal(plans_of_heads(setup.plan, plans)).items():
+        some, count = SomeHeads(own=own, heads=setup.heads, step=setup.heads), len(own)
+        is_wide = plan[Site.SCALED].format.precision > 24  # than binary32, which scales are in
+        scale = setup.whole_scale if is_wide else float(np.float32(setup.whole_scale))
+        mine = replace(setup, plan=plan, scale=scale, heads=count, key_heads=count, some=some)
+        heads = tuple(b * setup.heads + n for b in range(batch) for n in own)
+        shares.append(Share(setup=mine, heads=heads))
+    return Several(xla.by_head(setup, plans, batch), tuple(shares))
+
+
+def prepare(setups: Setup | tuple[Setup, ...]) -> tuple[Setup, Several | None]:
+    """Return what `prepare` of `attention.engines.xla` returns, with the plans also for kernels."""
+    setup, each = xla.prepare(setups)
+    if each is None or isinstance(setups, Setup):
+        return setup, None
+    heads = tuple(range(setup.heads))
+    some = SomeHeads(own=heads, heads=setup.heads, step=0)
+    nameless = [replace(s, plan=replace(s.plan, name=""), some=some) for s in setups]
+    shares = [
+        Share(setup=mine, heads=tuple(b * setup.heads + n for b in entries for n in heads))
+        for mine, entries in _equal(nameless).items()
+    ]
+    return setup, Several(each, tuple(shares))
+
+
+def plans_of_heads(like: Plan, plans: HeadPlans) -> list[Plan]:
+    """Return the plan of each query head. Raise ValueError if the plans are traced.
+
+    like: the structure of the plans, with what the arguments of the call changed.
+    """
+    if is_traced(plans.table):
+        raise ValueError(
+            "plan: the plans of heads are traced, as an argument of jit, vmap or scan is, and a"
+            " fused kernel is compiled for its plans; use them from outside the function, or"
+            " engine='xla', which takes them as data"
+        )
+    return [plan_in(like, table) for table in np.asarray(plans.table)]
+
+
+def check_heads(
+    setup: Setup, plans: HeadPlans, sizes: tuple[int, ...], mask: Any, traced: bool
+) -> None:
+    """Raise ValueError for plans of heads that the kernels cannot run; see `fit.check`."""
+    for plan, heads in _equal(plans_of_heads(setup.plan, plans)).items():
+        named = replace(plan, name=f"of head {heads[0]}")
+        check(replace(setup, plan=named), sizes, mask, traced)
+
+
+def round_inputs(
+    setup: Setup, site: Site, x: Array, several: Several | None = None
+) -> tuple[Array, Any]:
+    """Return what `round_inputs` of `attention.engines.xla` returns."""
+    return xla.round_inputs(setup, site, x, None if several is None else several.each)
+
+
+def by_share(
+    kernels: Callable[[Setup], Callable[..., Any]],
+    setup: Setup,
+    several: Several | None,
+    queries: Sequence[Array],
+    keys: Sequence[Array],
+) -> Any:
+    """Return the results of kernels for all query heads, in the order of the heads.
+
+    `kernels` gives, for a setup, a function of the arrays, of query heads and then of key heads,
+    whose results have query heads along the first axis. Without several plans the setup's is that
+    of all.
+    """
+    if several is None or len(several.shares) == 1:
+        return kernels(setup if several is None else several.shares[0].setup)(*queries, *keys)
+    group, found = queries[0].shape[0] // keys[0].shape[0], []
+    for share in several.shares:
+        heads = np.array(share.heads)
+        own, of_keys = (x[heads] for x in queries), key_heads(heads, group)
+        found.append(kernels(share.setup)(*own, *(x[of_keys] for x in keys)))
+    order = np.argsort(np.concatenate([share.heads for share in several.shares]))
+    return jax.tree.map(lambda *x: jnp.concatenate(x)[order], *found)
+
+
+def key_heads(heads: Numbers, group: int) -> Numbers:
+    """Return the key heads of query heads: one for each group if all groups are complete, else one
+    for each query head.
+    """
+    first = heads[::group]
+    whole = (first[:, None] + np.arange(group)).ravel()
+    is_whole = np.array_equal(heads, whole) and not (first % group).any()
+    return (first if is_whole else heads) // group
+
+
+def _equal(given: Iterable[Any]) -> dict[Any, tuple[int, ...]]:
+    """Return the positions of each different thing, in the order in which they first come."""
+    found: dict[Any, tuple[int, ...]] = {}
+    for n, x in enumerate(given):
+        found[x] = (*found.get(x, ()), n)
+    return found
+
 
 AXES_OF_A_HEAD = 3  # the most that an event that is not repeated has: heads, rows, features
 

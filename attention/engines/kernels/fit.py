@@ -34,9 +34,7 @@ RUNS = dict(sorted(RUNS.items(), key=lambda item: (len(item[1]) == 1, len(item[1
 def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None:
     """Raise ValueError for a call that the kernels cannot run; the message says what can.
 
-    sizes   how many features q has, and how many v has
-    mask    as for `attend`
-    traced  whether the call is inside jit or grad
+    sizes: how many features q and v have; traced: whether the call is inside jit or grad.
     """
     if setup.record is not None and setup.record.steps:
         raise NotFused("record: the fused kernel keeps no steps")
@@ -70,13 +68,8 @@ def check(setup: Setup, sizes: tuple[int, ...], mask: Any, traced: bool) -> None
             f"block_q, block_k: {setup.block_q} x {setup.block_k}, a GPU has no room for tiles of"
             f" over {SCORES} scores"
         )
-    named = {
-        "block_q": setup.block_q,
-        "block_k": setup.block_k,
-        "features of q and k": sizes[0],
-        "features of v": sizes[1],
-    }
-    for name, size in named.items():
+    names = "block_q", "block_k", "features of q and k", "features of v"
+    for name, size in zip(names, (setup.block_q, setup.block_k, *sizes), strict=True):
         if size < 16 or not is_power_of_two(size):
             raise NotFused(f"{name}: {size}, a kernel's tiles are powers of two from 16 on")
 
@@ -121,17 +114,14 @@ def _check_injection(plan: Plan, injection: Injection) -> None:
     rounded away silently.
     """
     for site in FACTORS:
-        if plan.accumulator(site).alignment is None or injection.site not in (
-            *FACTORS[site],
-            plan.first_term(site),
-        ):
+        is_read = injection.site in (*FACTORS[site], plan.first_term(site))
+        if plan.accumulator(site).alignment is None or not is_read:
             continue
         if not _stays(injection.what, plan[injection.site]):
-            told = (
+            raise NotFused(
                 f"inject at {injection.site}: {injection.what} may leave the numbers that the"
                 f" tensor cores of {site} read"
             )
-            raise NotFused(told)
 
 
 def _stays(what: object, r: Rounding) -> bool:
@@ -162,11 +152,8 @@ def _unfit(acc: Accumulator, site: Site) -> str:
     if acc.order is Order.STRIDED and site is Site.ROWSUM and not by_halves:
         return f"the fused kernel's lanes are a power of two, not {acc.chunk}"
     if acc.order is Order.ASCENDING or (by_halves and site is Site.ROWSUM):
-        return (
-            ""
-            if acc.step.mode != "stochastic"
-            else "a stochastic step needs random bits for every addition"
-        )
+        is_random = acc.step.mode == "stochastic"
+        return "a stochastic step needs random bits for every addition" if is_random else ""
     if acc.alignment is None:
         rows = ", row sums also by halves or strided" if site is Site.ROWSUM else ""
         return f"the fused kernel adds in ascending order or on tensor cores{rows}, not {acc.order}"

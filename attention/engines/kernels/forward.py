@@ -6,6 +6,7 @@ in types as narrow as their events allow (`emu.backends.kernels.narrowing`).
 """
 
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,13 +14,12 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, Input, held, wide
+from roundscope.attention.engines.kernels.call import Call, Input, Refs, Work, held, wide
 from roundscope.attention.engines.kernels.hopper.fit import ahead_in_forward
 from roundscope.attention.engines.kernels.record import Kept, recorder, silent
 from roundscope.attention.engines.kernels.running import Kernel, run
 from roundscope.attention.engines.kernels.summary import summarized, tiles_of
 from roundscope.attention.engines.kernels.tiles import (
-    Exists,
     Masks,
     by_query,
     events_of_rows,
@@ -29,7 +29,6 @@ from roundscope.attention.engines.kernels.tiles import (
     seen_tiles,
     whole_tiles,
 )
-from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom, KeyOrder
 from roundscope.attention.sites import OF_KERNELS, Site
@@ -104,7 +103,7 @@ def _on_hopper(call: Call, q: Array, k: Array, v: Array) -> tuple[Array, Array, 
     """Return the results of the kernel for Hopper, or None if it does not fit the call."""
     if not (ahead := ahead_in_forward(call, q, k, v)):
         return None
-    from roundscope.attention.engines.kernels.hopper.forward import forward
+    from roundscope.attention.engines.kernels.hopper.programs import forward
 
     try:
         out, lse = forward(call, q, k, v, ahead)
@@ -124,19 +123,10 @@ def _forward(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
     ) -> tuple[Array, ...]:
         keys, exists = pl.ds(j * setup.block_k, setup.block_k), work.exists(j)
 
-        def tile(
-            setup: Setup,
-            m: Array,
-            l: Array,
-            o: Array,
-            x: Array,
-            y: Array,
-            z: Array,
-            exists: Exists | None,
-        ) -> tuple[AnyState, Seen]:
+        def tile(setup: Setup, *arrays: Any) -> tuple[AnyState, Seen]:
+            m, l, o, *factors, exists = arrays
             at = events_of_tile(setup, h, i, j, is_whole, m > -jnp.inf, exists)
-            state = State(m, l, o)
-            return algorithm.forward_tile(at, setup.scale, state, x, y, z), at.seen()
+            return algorithm.forward_tile(at, setup.scale, State(m, l, o), *factors), at.seen()
 
         def computed() -> tuple[Array, ...]:
             factors = call.read(Site.K, k, keys), call.read(Site.V, v, keys)

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from roundscope.attention import algorithm
-from roundscope.attention.engines.kernels.call import Call, held
+from roundscope.attention.engines.kernels.call import Call, Refs, Work, held
 from roundscope.attention.engines.kernels.tiles import (
     Exists,
     events_of_tile,
@@ -25,7 +25,6 @@ from roundscope.attention.engines.kernels.tiles import (
     walk_queries,
     whole_tiles,
 )
-from roundscope.attention.engines.kernels.work import Refs, Work
 from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
@@ -100,16 +99,8 @@ def add_queries(call: Call, work: Work, inputs: Refs, results: Refs) -> None:
         i = lax.div(n, np.int32(slices))
         exists = work.exists(i)
 
-        def tile(
-            setup: Setup,
-            dk: Array,
-            dv: Array,
-            p: Array,
-            ds: Array,
-            x: Array,
-            do: Array,
-            exists: Exists | None,
-        ) -> tuple[tuple[Array, ...], Seen]:
+        def tile(setup: Setup, *arrays: Any) -> tuple[tuple[Array, ...], Seen]:
+            dk, dv, p, ds, x, do, exists = arrays
             at = events_of_tile(setup, h, i, j, is_whole, exists=exists)
             p, ds = at.ops.transposed(p), at.ops.transposed(ds)
             return algorithm.key_gradients(at, p, ds, x, do, dk, dv), at.seen()

@@ -67,9 +67,8 @@ class Kept(NamedTuple):
 class Shape(NamedTuple):
     """The size of the events of a site, apart from the rows of the own tile.
 
-    columns  how many columns an event has in each row
-    met      at how many of the tiles walked over the event is recorded
-    is_once  whether it happens once per own tile
+    An event has so many columns in each row, is recorded at `met` of the tiles walked over, and may
+    happen once per own tile.
     """
 
     columns: int
@@ -79,11 +78,9 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """What one kernel has to record.
+    """What one kernel has to record: the setup of the call with its record, and the sites by shape.
 
-    setup   the setup of the call, including its record
-    sites   the sites whose events the kernel has, by shape
-    by_key  whether its programs own tiles of keys, and not of queries
+    by_key: whether its programs own tiles of keys, and not of queries.
     """
 
     setup: Setup
@@ -146,22 +143,21 @@ class Recorder:
         return Kept(rows, events)
 
     def numbers(self, own: Array) -> Array:
-        """Return two numbers for each program: its own tile, and where its sample begins.
+        """Return each program's own tile, of `own` (heads, n), and where its sample of tiles
+        begins.
 
-        The sample is the one of the tiles that the program walks over (`tiles.sample`).
-
-        own: the numbers of the own tiles, (heads, n). The result is (heads, n, 2), of int32.
+        The sample (`tiles.sample`) is of those that it walks over. The result is (heads, n, 2),
+        int32.
         """
         number = self.number(self.heads(own.shape[0])[:, None], own)
         begins = sample.begin(self.setup.every, self.tiles[1], number)
         return jnp.stack(jnp.broadcast_arrays(own, begins), -1).astype(jnp.int32)
 
     def place(self, begins: Array, walked: Index) -> Array:
-        """Return the index at which the events of a tile are recorded, or -1 if they are not.
+        """Return the index at which the events of the tile `walked` are recorded, or -1 if they are
+        not.
 
-        This is `sample.place` inside a kernel, in 32 bits.
-
-        begins: where the sample begins; walked: the number of the tile that is walked over.
+        This is `sample.place` inside a kernel, in 32 bits; begins: where the sample begins.
         """
         tiles, every = np.int32(self.tiles[1]), np.int32(min(self.setup.every, self.tiles[1]))
         beyond = jnp.asarray(walked, jnp.int32) - begins
@@ -171,13 +167,11 @@ class Recorder:
     def keep(
         self, to: "Memory", place: Index, name: str, before: Array, after: Array, exists: Array
     ) -> None:
-        """Write what is recorded of an event of one tile to memory, inside a kernel.
+        """Write what is recorded of an event of a site, by name, of one tile to memory, inside a
+        kernel.
 
-        What has one column waits in `Memory.waiting` for `keep_columns`.
-
-        place   the index of the tile among those that are recorded
-        name    the name of the event's site
-        exists  which entries exist; this and `before` and `after` are (rows, columns)
+        What has one column waits in `Memory.waiting` for `keep_columns`. `place` is the index of
+        the tile among those that are recorded; before, after and what exists are (rows, columns).
         """
         site, record = Site[name], self.setup.record
         assert record is not None
@@ -207,11 +201,10 @@ class Recorder:
 
 
 class Memory(NamedTuple):
-    """What a program sees of the memory for its events.
+    """What a program sees of the memory for its events; on_gpu: whether it has several threads.
 
-    scratch  None if events are not summarized by row
-    on_gpu   whether it has several threads
-    waiting  the events of one column of a tile, in registers
+    `scratch` is None if events are not summarized by row. `waiting` has the events of one column of
+    a tile, in registers.
     """
 
     kept: Sequence[Kept]

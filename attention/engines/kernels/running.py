@@ -13,16 +13,15 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from roundscope.attention.engines.kernels.call import Call, Input, block, whole_array
+from roundscope.attention.engines.kernels.call import Call, Input, Work, block, whole_array
 from roundscope.attention.engines.kernels.record import Kept, Memory, Recorder
 from roundscope.attention.engines.kernels.tiles import Reader, reading
-from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.engines.layout import from_heads, to_heads
 from roundscope.attention.injection import Exact
 from roundscope.attention.plans.choices import Exponential, RowSum
 from roundscope.attention.sites import Axes, Site
 from roundscope.emu.backends.kernels.exp import AT_ONCE, BYTES, table
-from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32, Machine
+from roundscope.emu.backends.kernels.held import FP32, FP64, WITHIN_FP32
 from roundscope.emu.backends.kernels.ops import COLUMNS, kernel_machine, types
 from roundscope.emu.backends.xla.ops import opaque_zero
 from roundscope.emu.roundings.modes import BINARY32
@@ -87,9 +86,8 @@ class _Given(NamedTuple):
 class _Made(NamedTuple):
     """The arrays that a kernel writes, or what a program sees of each.
 
-    buffers  memory of programs through which sums pass
-    scratch  memory of programs through which events pass; None without a recorder
-    kept     what is recorded
+    Sums pass through `buffers`, events through `scratch` (None without a recorder); `kept` is
+    recorded.
     """
 
     results: list[Any]
@@ -118,9 +116,8 @@ def run(
     dtypes, passed = types(call.on_gpu), _passed(call, kernel)
     shapes = [jax.ShapeDtypeStruct(shape, dtypes[call.left(site)]) for shape, site in results]
     by_row = watch is not None and watch[0].summarizes
-    zero = (
-        jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
-    )  # the interpreter is XLA, which would fold constants
+    # the interpreter is XLA, which would fold constants
+    zero = jnp.int64(0) if call.on_gpu else opaque_zero(inputs[0][0])
     masks = mask.inputs if mask else []
     given = _Given(
         inputs=[x for x, _ in inputs],
@@ -192,20 +189,17 @@ def _program(
         memory = Memory(made.kept, made.scratch, call.on_gpu, {})
         watch = (recorder, given.numbers[1], memory) if recorder else None
         tile = given.numbers[0] if recorder else pl.program_id(1)
-        machine = _machine(call, kernel, passed, given.zero, made.buffers, exps)
-        kernel.body(
-            call,
-            Work(
-                machine=machine,
-                setup=call.setup,
-                head=pl.program_id(0),
-                own=tile,
-                watch=watch,
-                exists=reading(mask, given.masks),
-            ),
-            given.inputs,
-            made.results,
+        pairs = zip(made.buffers[::2], made.buffers[1::2], strict=True)
+        buffers = dict(zip(passed, pairs, strict=True))
+        work = Work(
+            machine=kernel_machine(given.zero[0], buffers, call.on_gpu, kernel.exps_at_once, exps),
+            setup=call.setup,
+            head=pl.program_id(0),
+            own=tile,
+            watch=watch,
+            exists=reading(mask, given.masks),
         )
+        kernel.body(call, work, given.inputs, made.results)
 
     return program
 
@@ -284,12 +278,8 @@ def _warps(call: Call, kernel: Kernel, rows: int, features: int, is_watched: boo
     serve twice as many rows.
     """
     warps = max(4, rows // ROWS_OF_A_WARP)
-    half = max(4, warps // 2)
-    numbers = (
-        rows
-        * (call.setup.block_k + features + features * call.dtype(Site.O).itemsize // 4)
-        // (LANES * half)
-    )
+    half, of_o = max(4, warps // 2), features * call.dtype(Site.O).itemsize // 4
+    numbers = rows * (call.setup.block_k + features + of_o) // (LANES * half)
     return half if _has_table(call, kernel) and not is_watched and numbers <= NUMBERS else warps
 
 
@@ -302,12 +292,11 @@ def _stages(
         math.prod(_seen_shape(x)[2:]) * x[0].dtype.itemsize for x in walked
     )
     table = BYTES if _has_table(call, kernel) else 0
-    wanted = (
-        3 if 3 * turn + 2 * table < AHEAD else 2
-    )  # two if a table leaves too little memory for two programs with three tiles each
-    size = call.setup.block_q, call.setup.block_k
+    # two if a table leaves too little memory for two programs with three tiles each
+    wanted = 3 if 3 * turn + 2 * table < AHEAD else 2
+    size = call.setup.block_q * call.setup.block_k
     written: list[int] = [
-        math.prod(size) * call.dtype(site).itemsize
+        size * call.dtype(site).itemsize
         for site in results
         if site is not None and site.axes is Axes.TS
     ]
@@ -329,12 +318,8 @@ def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.Bl
     """
     if batch is None or len(x.shape) != 3:
         return x, spec
-    (_, rows, features), at, heads = (
-        spec.block_shape or (),
-        spec.index_map,
-        np.int32(x.shape[0] // batch),
-    )
-    turned = partial(from_heads, batch=batch, rows=x.shape[1])
+    (_, rows, features), at = spec.block_shape or (), spec.index_map
+    heads, turned = np.int32(x.shape[0] // batch), partial(from_heads, batch=batch, rows=x.shape[1])
 
     def own(h: Any, i: Any) -> tuple[Any, ...]:
         head, tile, _ = at(h, i)  # type: ignore[misc]
@@ -342,13 +327,3 @@ def _by_batch(x: Any, spec: pl.BlockSpec, batch: int | None) -> tuple[Any, pl.Bl
 
     array = turned(x) if isinstance(x, Array) else jax.eval_shape(turned, x)
     return array, pl.BlockSpec((None, rows, None, features), own)
-
-
-def _machine(
-    call: Call, kernel: Kernel, passed: list[str], zero: Any, buffers: Sequence[Any], exps: Any
-) -> Machine:
-    """Return the operations of a program; buffers: two for each format passed through memory."""
-    pairs = zip(buffers[::2], buffers[1::2], strict=True)
-    return kernel_machine(
-        zero[0], dict(zip(passed, pairs, strict=True)), call.on_gpu, kernel.exps_at_once, exps
-    )

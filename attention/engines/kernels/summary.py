@@ -67,13 +67,10 @@ class _Found(NamedTuple):
 def summarized(
     recorder: Recorder, heads: int, kernel: Callable[[Array], Sequence[Kept]], on_gpu: bool
 ) -> Seen:
-    """Return what was recorded of all heads, by name.
+    """Return what was recorded of all heads, by name, as `kernel` records own tiles (heads, n).
 
     The result has what an `attention.trace.summary.Part` has in its fields `whole` and `tiles`
     together. The caller separates them: only single events are by tile.
-
-    kernel  a function from the numbers of own tiles (heads, n) to the events that it recorded
-    on_gpu  whether kernels are compiled, not interpreted
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles
     grid = heads, 1
@@ -110,11 +107,10 @@ def tiles_of(x: Array, own: Array, rows: int) -> Array:
 def _of_tiles(
     recorder: Recorder, shape: Shape, kept: Kept, own: Array, is_new: Array, on_gpu: bool
 ) -> _Found:
-    """Return what was recorded of the sites of one shape.
+    """Return what was recorded of the sites of one shape, of the own tiles numbered `own`, (heads,
+    n).
 
-    own     the numbers of the tiles that programs owned, (heads, n)
-    is_new  (n,) of bool: whether a tile was not summarized before; other tiles do not count
-    on_gpu  whether kernels are compiled, not interpreted
+    is_new: (n,) of bool: whether a tile was not summarized before; other tiles do not count.
     """
     setup, record = recorder.setup, recorder.setup.record
     assert record is not None
@@ -243,10 +239,8 @@ def _of_heads(recorder: Recorder, shape: Shape, own: Array, found: _Found) -> Se
         at = heads, _parts_joined(found.walked), own[..., None]
         seen[f"{name}.ones"] = _joined(ones.at[at].add(_parts_joined(x)))
     for name, events in found.events.items():
-        own_events = (_parts_joined(x)[:, : recorder.tiles[0]] for x in events)
-        seen[f"{name}.events"] = tuple(
-            _as_engines_have(recorder, Site[name], x) for x in own_events
-        )
+        joined = (_parts_joined(x)[:, : recorder.tiles[0]] for x in events)
+        seen[f"{name}.events"] = tuple(_as_engines_have(recorder, Site[name], x) for x in joined)
     return seen
 
 

@@ -161,9 +161,8 @@ def walk(
 ) -> State:
     """Return the state after the tiles from `first` to `last` - 1, or in the other direction.
 
-    If it is known that there is no such tile, the program has no loop.
-
-    tile: a function (number, state) -> state.
+    `tile` is a function (number, state) -> state. Where no such tile is known to be, there is no
+    loop.
     """
     if isinstance(first, int) and isinstance(last, int) and first >= last:
         return state
@@ -194,17 +193,12 @@ def whole_tiles(setup: Setup, i: Array, at_once: bool = False) -> Index:
         return 0
     whole: Index = setup.keys // setup.block_k
     if setup.is_causal:
-        whole = jnp.minimum(
-            lax.div(i * setup.block_q + 1, np.int32(setup.block_k)), np.int32(whole)
-        )
-    ends_within = setup.queries % setup.block_q == 0
-    return (
-        whole
-        if ends_within
-        else jnp.where(
-            (i + 1) * setup.block_q <= setup.queries, jnp.asarray(whole, jnp.int32), np.int32(0)
-        )
-    )
+        seen = lax.div(i * setup.block_q + 1, np.int32(setup.block_k))
+        whole = jnp.minimum(seen, np.int32(whole))
+    if setup.queries % setup.block_q == 0:
+        return whole
+    ends_within = (i + 1) * setup.block_q <= setup.queries
+    return jnp.where(ends_within, jnp.asarray(whole, jnp.int32), np.int32(0))
 
 
 def _are_whole(setup: Setup) -> bool:
@@ -224,11 +218,9 @@ def query_tiles_that_see(setup: Setup, j: Array) -> tuple[Index, Index, Index]:
     if setup.is_causal:
         whole = lax.div((j + 1) * setup.block_k + setup.block_q - 2, np.int32(setup.block_q))
     if setup.keys % setup.block_k:
-        whole = jnp.where(
-            (j + 1) * setup.block_k <= setup.keys,
-            jnp.asarray(whole, jnp.int32),
-            np.int32(setup.query_tiles),
-        )
+        ends_within = (j + 1) * setup.block_k <= setup.keys
+        none = np.int32(setup.query_tiles)
+        whole = jnp.where(ends_within, jnp.asarray(whole, jnp.int32), none)
     if isinstance(whole, int):
         return first, whole, end
     whole = jnp.minimum(whole, np.int32(setup.query_tiles))
@@ -271,12 +263,10 @@ def events_of_tile(
     before: Array | None = None,
     exists: Exists | None = None,
 ) -> Events:
-    """Return the hook of tile (i, j) of a head.
+    """Return the hook of tile (i, j) of a head; is_whole: whether all its scores exist.
 
-    A program counts in 32 bits, but random streams and injections count in 64 bits.
-
-    is_whole: whether all scores of the tile exist; before: which rows had a visible key before it,
-    or None; exists: what exists of the tile in a call with a mask, in which it is not whole.
+    A program counts in 32 bits, but random streams and injections count in 64 bits. before: which
+    rows had a visible key before it, or None; exists: what exists of a tile of a call with a mask.
     """
     h, i, j = (jnp.asarray(n, jnp.int64) for n in (h, i, j))
     tile = replace(

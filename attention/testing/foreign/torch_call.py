@@ -7,13 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roundscope.attention.testing.calls import (
-    Inputs,
-    Outputs,
-    check_kept,
-    first_of,
-    parts_of,
-)
+from roundscope.attention.testing.calls import Inputs, Outputs, check_kept, first_of, parts_of
 from roundscope.emu.testing.foreign import ForeignError
 
 if TYPE_CHECKING:
@@ -84,10 +78,4 @@ def run(function: Callable[..., Any], c: "Convention", x: Inputs) -> Outputs:
         check_kept(versions, (a._version for a in (q, k, v)))
         return out
 
-    return called(
-        attention,
-        x,
-        dtype=dtype,
-        layout=c.layout,
-        backward=c.backward,
-    )
+    return called(attention, x, dtype=dtype, layout=c.layout, backward=c.backward)

@@ -10,23 +10,20 @@ INTEGER = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "
 SHIFTS = {"shl": "shl", "shr": "ashr"}
 FLOAT_ORDER = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 INTEGER_ORDER = {"lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge", "eq": "eq", "ne": "ne"}
-ELSEWHERE = [
-    "input",
-    "constant",
-    "table",
-    "view",
-    "concatenate",
-    "row_maximum",
-    "count",
-    "dot",
-    "column",
-    "aligned",
-    "summary",
-    "placeholder",
-]
-MAGIC = (
-    2.0**52 + 2.0**51
-)  # added to a whole number below 2^51, it leaves the number in the low bits
+# the larger or smaller entry: LLVM's order, and whether it is NaN if one entry is NaN
+CHOICES = {
+    "maximum": ("ge", True),
+    "minimum": ("le", True),
+    "fmax": ("ge", False),
+    "fmin": ("le", False),
+}
+INTRINSICS = {"copysign": "copysign", "fma": "fma", "abs": "fabs", "floor": "floor"}
+INTRINSICS |= {"trunc": "trunc"}
+BITCASTS = {"bits": (F64, I64), "number": (I64, F64), "bits32": (F32, I32), "number32": (I32, F32)}
+SAME = {"copy": None, "widen": F64, "narrow": F32, "word": I32}  # the operand, of a kind
+ELSEWHERE = ["input", "constant", "table", "view", "concatenate", "row_maximum", "count", "dot"]
+ELSEWHERE += ["column", "aligned", "summary", "placeholder"]
+MAGIC = 2.0**52 + 2.0**51  # with a whole number below 2^51, it leaves the number in the low bits
 MAGIC_BITS = 0x4338_0000_0000_0000
 
 
@@ -85,7 +82,18 @@ class Entries:
 
     def compute(self, x: Node) -> None:
         """Write the instructions of a node whose operands have values."""
-        self.set(x, getattr(self, f"_{x.op}", self._arithmetic)(x))
+        if x.op in CHOICES:
+            value = self._chosen(x, *CHOICES[x.op])
+        elif x.op in INTRINSICS:
+            value = self._intrinsic(INTRINSICS[x.op], x.kind, *x.args)
+        elif x.op in BITCASTS:
+            own, kind = BITCASTS[x.op]
+            value = self._cast(self.get(x.args[0], own), own, kind)
+        elif x.op in SAME:
+            value = self.get(x.args[0], SAME[x.op])
+        else:
+            value = getattr(self, f"_{x.op}", self._arithmetic)(x)
+        self.set(x, value)
 
     def _arithmetic(self, x: Node) -> str:
         a, b = x.args
@@ -98,8 +106,7 @@ class Entries:
             return self._shifted(x, a, b)
         kind = self.own(x)
         if kind == I32 and x.kind == I64 and not (is_small(a) and is_small(b)) and x.op != "and":
-            wide = self._integers(x.op, a, b, I64)
-            return self._converted(wide, I64, I32)
+            return self._converted(self._integers(x.op, a, b, I64), I64, I32)
         return self._integers(x.op, a, b, kind)
 
     def _integers(self, op: str, a: Node, b: Node, kind: str) -> str:
@@ -148,67 +155,16 @@ class Entries:
         is_nan = self.code.do(f"fcmp uno {t} {tested}, {tested}")
         return self._select(kind, is_nan, other, larger)
 
-    def _maximum(self, x: Node) -> str:
-        return self._chosen(x, "ge", True)
-
-    def _minimum(self, x: Node) -> str:
-        return self._chosen(x, "le", True)
-
-    def _fmax(self, x: Node) -> str:
-        return self._chosen(x, "ge", False)
-
-    def _fmin(self, x: Node) -> str:
-        return self._chosen(x, "le", False)
-
-    def _copysign(self, x: Node) -> str:
-        return self._intrinsic("copysign", x.kind, *x.args)
-
     def _intrinsic(self, name: str, kind: str, *args: Node) -> str:
         t = self.type(kind)
         full = f"llvm.{name}.v{self.width}{'f32' if kind == F32 else 'f64'}"
         return self.code.call(t, full, *((t, self.get(y, kind)) for y in args))
 
-    def _fma(self, x: Node) -> str:
-        return self._intrinsic("fma", F32, *x.args)
-
-    def _abs(self, x: Node) -> str:
-        return self._intrinsic("fabs", x.kind, *x.args)
-
-    def _floor(self, x: Node) -> str:
-        return self._intrinsic("floor", x.kind, *x.args)
-
-    def _trunc(self, x: Node) -> str:
-        return self._intrinsic("trunc", x.kind, *x.args)
-
     def _neg(self, x: Node) -> str:
         return self.code.do(f"fneg {self.type(x.kind)} {self.get(x.args[0])}")
 
-    def _copy(self, x: Node) -> str:
-        return self.get(x.args[0])
-
-    def _widen(self, x: Node) -> str:
-        return self.get(x.args[0], F64)
-
-    def _narrow(self, x: Node) -> str:
-        return self.get(x.args[0], F32)
-
     def _cast(self, value: str, a: str, b: str) -> str:
         return self.code.do(f"bitcast {self.type(a)} {value} to {self.type(b)}")
-
-    def _bits(self, x: Node) -> str:
-        return self._cast(self.get(x.args[0], F64), F64, I64)
-
-    def _number(self, x: Node) -> str:
-        return self._cast(self.get(x.args[0], I64), I64, F64)
-
-    def _bits32(self, x: Node) -> str:
-        return self._cast(self.get(x.args[0], F32), F32, I32)
-
-    def _number32(self, x: Node) -> str:
-        return self._cast(self.get(x.args[0], I32), I32, F32)
-
-    def _word(self, x: Node) -> str:
-        return self.get(x.args[0], I32)
 
     def _to_number(self, x: Node) -> str:
         (a,) = x.args

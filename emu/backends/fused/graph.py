@@ -27,19 +27,26 @@ class Untraceable(Exception):
     """The function does something that the graph has no node for; it runs as it is instead."""
 
 
+def _binary(op: str, is_reversed: bool = False) -> "Callable[[Node, Any], Node]":
+    """Return the method of an operator; is_reversed: for a node that is the second operand."""
+
+    def method(self: "Node", other: Any) -> "Node":
+        return self.graph.binary(op, *((other, self) if is_reversed else (self, other)))
+
+    return method
+
+
+def _relation(op: str) -> "Callable[[Node, Any], Node]":
+    return lambda self, other: self.graph.compare(op, self, other)
+
+
 @dataclass(eq=False, slots=True)
 class Node:
     """One operation of the graph, or an input or a constant; it behaves like a NumPy array.
 
-    Attributes:
-        graph: the graph that the node belongs to.
-        op: the operation's name.
-        args: its operands.
-        shape: the shape of the result.
-        kind: f64, f32, i64 or i1.
-        data: what the operation needs besides operands; the number of a constant.
-        bounds: the least and the largest integer that a node of kind i64 can have.
-        number: the node's place in the graph, after those of its operands.
+    It has the operation's name and operands, and in `data` what it needs besides; shape and kind
+    (f64, f32, i64 or i1) of the result; the least and the largest integer that a node of kind i64
+    can have; and its number in the graph, after those of its operands.
     """
 
     graph: "Graph"
@@ -79,71 +86,19 @@ class Node:
         """Return whether all entries of the node are one number that is known."""
         return self.op == "constant"
 
-    def __add__(self, other: Any) -> "Node":
-        return self.graph.binary("add", self, other)
-
-    def __radd__(self, other: Any) -> "Node":
-        return self.graph.binary("add", other, self)
-
-    def __sub__(self, other: Any) -> "Node":
-        return self.graph.binary("sub", self, other)
-
-    def __rsub__(self, other: Any) -> "Node":
-        return self.graph.binary("sub", other, self)
-
-    def __mul__(self, other: Any) -> "Node":
-        return self.graph.binary("mul", self, other)
-
-    def __rmul__(self, other: Any) -> "Node":
-        return self.graph.binary("mul", other, self)
-
-    def __truediv__(self, other: Any) -> "Node":
-        return self.graph.binary("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> "Node":
-        return self.graph.binary("div", other, self)
-
-    def __lt__(self, other: Any) -> "Node":
-        return self.graph.compare("lt", self, other)
-
-    def __le__(self, other: Any) -> "Node":
-        return self.graph.compare("le", self, other)
-
-    def __gt__(self, other: Any) -> "Node":
-        return self.graph.compare("gt", self, other)
-
-    def __ge__(self, other: Any) -> "Node":
-        return self.graph.compare("ge", self, other)
-
-    def __eq__(self, other: object) -> "Node":  # type: ignore[override]
-        return self.graph.compare("eq", self, other)
-
-    def __ne__(self, other: object) -> "Node":  # type: ignore[override]
-        return self.graph.compare("ne", self, other)
-
-    def __and__(self, other: Any) -> "Node":
-        return self.graph.binary("and", self, other)
-
-    __rand__ = __and__
-
-    def __or__(self, other: Any) -> "Node":
-        return self.graph.binary("or", self, other)
-
-    __ror__ = __or__
-
-    def __xor__(self, other: Any) -> "Node":
-        return self.graph.binary("xor", self, other)
-
-    __rxor__ = __xor__
-
-    def __lshift__(self, other: Any) -> "Node":
-        return self.graph.binary("shl", self, other)
-
-    def __rlshift__(self, other: Any) -> "Node":
-        return self.graph.binary("shl", other, self)
-
-    def __rshift__(self, other: Any) -> "Node":
-        return self.graph.binary("shr", self, other)
+    __add__, __radd__ = _binary("add"), _binary("add", True)
+    __sub__, __rsub__ = _binary("sub"), _binary("sub", True)
+    __mul__, __rmul__ = _binary("mul"), _binary("mul", True)
+    __truediv__, __rtruediv__ = _binary("div"), _binary("div", True)
+    __lshift__, __rlshift__ = _binary("shl"), _binary("shl", True)
+    __rshift__ = _binary("shr")
+    __and__ = __rand__ = _binary("and")
+    __or__ = __ror__ = _binary("or")
+    __xor__ = __rxor__ = _binary("xor")
+    __lt__, __le__ = _relation("lt"), _relation("le")
+    __gt__, __ge__ = _relation("gt"), _relation("ge")
+    __eq__ = _relation("eq")  # type: ignore[assignment]
+    __ne__ = _relation("ne")  # type: ignore[assignment]
 
     def __neg__(self) -> "Node":
         return self.graph.unary("neg", self) if self.kind in FLOATS else 0 - self
@@ -250,10 +205,8 @@ class Graph:
         half = e >> 1
         one, two = (self.unary("number32", (127 - n) << 23, F32) for n in (half, e - half))
         product = self.node("mul", (x, one), kind=F32)
-        return (
-            self.node("mul", (product, two), kind=F32),
-            self.where(x == 0.0, NO_EXPONENT, e),
-        )
+        m = self.node("mul", (product, two), kind=F32)
+        return m, self.where(x == 0.0, NO_EXPONENT, e)
 
     def node(
         self,

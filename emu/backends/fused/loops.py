@@ -94,7 +94,6 @@ class Writer:
         sizes, axes = _merged(shape, [p.strides for p in places.values()])
         inner = sizes[-1]
         n = min(width(), inner)
-        starts = _starts(inner, n)
         strides = {m: _along(p.strides, axes) for m, p in places.items()}
         own = _along(_contiguous(shape), axes)
 
@@ -109,22 +108,19 @@ class Writer:
                     terms = list(zip(indices, strides[m], strict=False))
                     one = self.scalar(p.kind, self.address(p, terms))
                     fixed[m] = self.code.splat(p.kind, one, n)
-            main, rest = starts
-            if main > 1:
+            if (main := inner // n) > 1:
                 with self.code.loop(main * n, n) as loop:
                     body([*indices, loop.i], fixed)
-            elif main:
+            else:
                 body([*indices, "0"], fixed)
-            for j in rest:
-                body([*indices, str(j)], fixed)
+            if inner % n:  # the last vector overlaps the one before: some entries are made again
+                body([*indices, str(inner - n)], fixed)
 
         def body(indices: list[str], fixed: dict[int, str]) -> None:
             entries = Entries(self.code, n)
             for m, p in places.items():
-                if m in fixed:
-                    value = fixed[m]
-                else:
-                    value = self._vector(p, list(zip(indices, strides[m], strict=True)), n)
+                terms = list(zip(indices, strides[m], strict=True))
+                value = fixed[m] if m in fixed else self._vector(p, terms, n)
                 x = read[m]
                 if entries.own(x) != p.kind:
                     t = f"{entries.type(p.kind)} {value} to {entries.type(entries.own(x))}"
@@ -153,14 +149,6 @@ class Writer:
             one = self.scalar(p.kind, at)
             result = self.code.do(f"insertelement {t} {result}, {scalar} {one}, i64 {k}")
         return result
-
-
-def _starts(size: int, n: int) -> tuple[int, list[int]]:
-    """Return how many whole vectors a row has, and where further vectors begin.
-
-    The last vector of a row may overlap the one before it: it computes some entries again.
-    """
-    return size // n, [size - n] if size % n else []
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:

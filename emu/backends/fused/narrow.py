@@ -47,6 +47,10 @@ class Namespace:
             setattr(self, name, partial(graph.unary, name))
         self.where, self.asarray = graph.where, graph.of
         self.concatenate, self.max = graph.concatenate, graph.row_maximum
+        self.copysign = partial(graph.choice, "copysign")
+        self.zeros_like, self.ones_like = (
+            lambda x, value=value: graph.constant(value, x.shape) for value in (0.0, 1.0)
+        )
 
     def __getattr__(self, name: str) -> Any:
         raise Untraceable(f"NumPy's function {name}")
@@ -68,16 +72,7 @@ class Namespace:
 
     def full_like(self, x: Node, value: Any) -> Any:
         """Return a node of the shape of x with all entries equal to a number or to a node."""
-        value = self.graph.of(value)
         return self.broadcast_to(value, x.shape)
-
-    def zeros_like(self, x: Node) -> Node:
-        """Return zeros of the shape of x."""
-        return self.graph.constant(0.0, x.shape)
-
-    def ones_like(self, x: Node) -> Node:
-        """Return ones of the shape of x."""
-        return self.graph.constant(1.0, x.shape)
 
     def arange(self, n: int) -> Node:
         """Return 0, 1 ... n - 1."""
@@ -94,10 +89,6 @@ class Namespace:
     def isfinite(self, x: Node) -> Node:
         """Return whether each entry is finite."""
         return abs(x) < np.inf
-
-    def copysign(self, x: Any, sign: Any) -> Node:
-        """Return x with the sign of another number."""
-        return self.graph.choice("copysign", x, sign)
 
     def broadcast_to(self, x: Any, shape: Any) -> Node:
         """Return x in a larger shape."""
@@ -293,13 +284,7 @@ def _summary(graph: Graph, before: Node, after: Node, f: Any, valid: Any) -> tup
         args = [x.reshape(-1) for x in args]
     elif any(not x.is_constant and graph.place(x).strides[1] != 1 for x in args[:2]):
         args[:2] = [graph.rows(x) for x in args[:2]]
-    parts = (
-        ((11,), I64),
-        ((6,), F64),
-        ((), F64),
-        ((), I64),
-        (shape[:1], F64),
-    )
+    parts = ((11,), I64), ((6,), F64), ((), F64), ((), I64), (shape[:1], F64)
     nodes = tuple(
         graph.node("summary", tuple(args), part, kind, (f, shape, n))
         for n, (part, kind) in enumerate(parts)

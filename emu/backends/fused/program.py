@@ -39,13 +39,9 @@ class Program:
     ) -> None:
         """Compile the program that computes the outputs from the inputs.
 
-        Its code is written only if no machine code is kept under its key.
-
-        Args:
-            graph: the operations.
-            inputs: the nodes that the arrays of a call are.
-            outputs: each one node, or the parts of summaries, which the caller gets as one record.
-            key: a text that no other program has.
+        Each output is one node, or the parts of summaries, which the caller gets as one record. No
+        other program has its key, a text; its code is written only if no machine code is kept under
+        the key.
         """
         n = count()
         groups = [[_left(graph, x, next(n)) for x in xs] for xs in outputs]
@@ -78,22 +74,16 @@ class Program:
     def __call__(
         self, count: int, arrays: Sequence[np.ndarray]
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the outputs of `count` runs, in order, and which of the runs are void.
+        """Return the outputs of `count` runs, in order, and which of the runs are void, (count,).
 
-        A run is void if the program met a number that it cannot compute with.
-
-        Args:
-            count: how many runs there are.
-            arrays: the inputs, each with a first axis of runs, or of one entry for all runs.
-
-        Returns:
-            The outputs, each with a first axis of runs, and the booleans (count,).
+        A run is void if the program met a number that it cannot compute with. Inputs and outputs
+        have a first axis of runs; of an input that is the same for all runs it has one entry.
         """
         void = np.zeros(count, np.int64)
         memory = np.empty(count * self.memory + _LINE, np.uint8)
         start = -address_of(memory) % _LINE
-        held = [
-            _contiguous(x, dtype, strides)
+        held = [  # without gaps between the entries of a run
+            x if x.dtype == dtype and x.strides[1:] == strides else np.ascontiguousarray(x, dtype)
             for x, (_, dtype, strides) in zip(arrays, self.inputs, strict=True)
         ]
         first = address_of(memory) + start
@@ -154,18 +144,9 @@ def _places(dtype: Any, offset: int) -> list[int]:
     return [offset + place for part in places for place in part]
 
 
-def _contiguous(x: Any, dtype: Any, strides: tuple[int, ...]) -> np.ndarray:
-    """Return x, or a copy of this type and without gaps between the entries of a run."""
-    if x.dtype == dtype and x.strides[1:] == strides:
-        own: np.ndarray = x
-        return own
-    return np.ascontiguousarray(x, dtype)
-
-
 def address_of(x: np.ndarray) -> int:
     """Return where the first entry of an array is in memory."""
-    address: int = x.__array_interface__["data"][0]
-    return address
+    return int(x.__array_interface__["data"][0])
 
 
 def _left(graph: Graph, x: Node, n: int) -> Node:
@@ -251,13 +232,11 @@ def program(
     """Return function(ops, *like) as a program, and what gives its outputs the form of its result.
 
     The summaries of events in a dict are one output together, a record of records whose fields are
-    the parts of a summary. Its name in the form is the tuple of their names.
-    Raises `graph.Untraceable` if the function does something that programs do not have.
+    the parts of a summary. Its name in the form is the tuple of their names. Raises
+    `graph.Untraceable` if the function does something that programs do not have.
 
-    Args:
-        function: a function of the operations and of tuples of arrays.
-        like: tuples of arrays with the shapes and types of the arguments.
-        narrow: for each array, whether binary32 holds its numbers.
+    like: tuples of arrays with the shapes and types of the arguments; narrow: for each array,
+    whether binary32 holds its numbers.
     """
     graph = Graph()
     inputs: list[Node] = []

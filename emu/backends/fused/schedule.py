@@ -16,10 +16,9 @@ from roundscope.emu.backends.fused.graph import Graph, Node
 class Schedule:
     """What runs, stage by stage.
 
-    Attributes:
-        stages: for each stage, the groups of operations by entry, which share a loop, and the other
-            operations, each alone in its group.
-        stored: the numbers of the nodes that are written to memory.
+    stages  groups of operations by entry, which share a loop, and the others, each alone in its
+            group
+    stored  the numbers of the nodes that are written to memory
     """
 
     stages: list[list[list[Node]]]
@@ -52,7 +51,10 @@ def scheduled(graph: Graph, outputs: Sequence[Node]) -> Schedule:
         elif x.op == "view":
             stage[n] = ready[n] = ready[x.args[0].number]
         elif is_entrywise(x):
-            stage[n] = max((_stage_for(y, x, stage, ready) for y in x.args), default=0)
+            # an operation by entry may use an operand of its own loop before that is in memory
+            alike = {y.number: is_entrywise(y) and y.shape == x.shape for y in x.args}
+            usable = (stage[m] if is_alike else ready[m] for m, is_alike in alike.items())
+            stage[n] = max(usable, default=0)
             ready[n] = stage[n] + 1
             groups[stage[n]][x.shape].append(x)
         else:
@@ -65,12 +67,6 @@ def scheduled(graph: Graph, outputs: Sequence[Node]) -> Schedule:
             if not (alone and stage[x.number] == stage[y.number]):
                 stored.add(base(y).number)
     return Schedule([list(groups[n].values()) for n in sorted(groups)], stored)
-
-
-def _stage_for(y: Node, x: Node, stage: dict[int, int], ready: dict[int, int]) -> int:
-    """Return the first stage in which an operation by entry, x, may use its operand y."""
-    shared = is_entrywise(y) and y.shape == x.shape
-    return stage[y.number] if shared else ready[y.number]
 
 
 def base(x: Node) -> Node:

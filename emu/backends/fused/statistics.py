@@ -112,9 +112,9 @@ class Summary:
             self._between(entries.get(size), *bounds)
             for size, bounds in dict(zip(self.sizes, self.usual, strict=True)).items()
         ]
-        condition = (
-            usual[0] if len(usual) == 1 else code.do(f"and {self.i1} {usual[0]}, {usual[1]}")
-        )
+        condition, *of_after = usual
+        if of_after:
+            condition = code.do(f"and {self.i1} {condition}, {of_after[0]}")
         all_usual = code.call("i1", f"llvm.vector.reduce.and.v{LANES}i1", (self.i1, condition))
         types = [*["i64"] * (FLAGS + 1), *[self.f64] * 5, *[self.i64] * 2, self.f64]
         *after_turn, ulps = code.choice(
@@ -139,12 +139,8 @@ class Summary:
         entries.values = dict(before.values)
         *flags, error, ulps, size = classes
         _computed(entries, [*flags, error, size])
-        new = []
-        for count, flag in zip(
-            carried,
-            [valid, *(None if y.is_constant else entries.get(y) for y in flags)],
-            strict=False,
-        ):
+        new, own = [], [valid, *(None if y.is_constant else entries.get(y) for y in flags)]
+        for count, flag in zip(carried, own, strict=False):
             if flag is None:
                 new.append(count)
                 continue
@@ -254,12 +250,10 @@ class Summary:
 def classified(f: Any, is_exact: bool, is_deep: bool) -> tuple[Any, ...]:
     """Return the classification of the events of a format as nodes of a graph of its own.
 
-    is_exact: whether the rounding changes nothing.
-    is_deep: whether the format is deep.
-
     They are the two numbers of an event and their bits without signs; the usual bounds of these
     bits; and the flags but `inexact`, the error, that in ulps and its bits without a sign, if the
-    bits are within these bounds and if they may be anything.
+    bits are within these bounds and if they may be anything. is_exact: whether the rounding changes
+    nothing.
     """
     graph = Graph()
     before, after = (graph.node("placeholder", (), (LANES,), F64, n) for n in range(2))
@@ -300,8 +294,6 @@ def _size(graph: Graph, x: Node) -> Node:
 def _computed(entries: Entries, nodes: Sequence[Node]) -> None:
     """Compute nodes, and what they depend on, where that is not done yet."""
     for y in needed(nodes):
-        if (
-            y.op not in ("placeholder", "constant")
-            and (y.number, entries.own(y)) not in entries.values
-        ):
+        is_known = (y.number, entries.own(y)) in entries.values
+        if y.op not in ("placeholder", "constant") and not is_known:
             entries.compute(y)

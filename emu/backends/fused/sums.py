@@ -11,11 +11,6 @@ from roundscope.emu.backends.fused.schedule import needed
 from roundscope.emu.backends.fused.statistics import Summary
 
 
-def _rows_at_once(rows: int) -> int:
-    """Return how many rows of a sum are added up together, as many as registers hold."""
-    return math.gcd(rows, 8 if width() == 16 else 4)
-
-
 def _blocks(columns: int, most: int) -> list[tuple[int, int, int]]:
     """Return blocks of columns: (first column, how many blocks follow each other, columns)."""
     blocks, at = [], 0
@@ -47,7 +42,8 @@ def dot(w: Writer, x: Node) -> None:
     a, b, init = x.args
     (rows, columns), depth, n = x.shape, a.shape[1], width()
     out = Place(w.pointers[x.number], x.kind, 0, (columns, 1))
-    at_once = _rows_at_once(rows) if x.data is None else 1
+    # as many rows are added up together as registers hold
+    at_once = math.gcd(rows, 8 if width() == 16 else 4) if x.data is None else 1
     for first, count, size in _blocks(columns, 2 * n if x.kind == F32 else n):
         parts = max(size // n, 1)
         lanes = min(size, n)
@@ -58,7 +54,7 @@ def dot(w: Writer, x: Node) -> None:
             t = vector(SCALARS[x.kind], lanes)
             begin = [(t, _first(w, init, i, j, lanes, x.kind)) for i in lines for j in places]
             with w.code.loop(depth, 1, begin) as turn:
-                right = [_read(w, b, turn.i, j, lanes, x.kind) for j in places]
+                right = [_first(w, b, turn.i, j, lanes, x.kind) for j in places]
                 after = []
                 for r, i in enumerate(lines):
                     left = _one(w, a, i, turn.i, lanes, x.kind)
@@ -92,11 +88,6 @@ def _added(w: Writer, x: Node, n: int, total: str, a: str, b: str | None = None)
     return entries.get(after, F64)
 
 
-def _read(w: Writer, x: Node, i: str, j: str, n: int, kind: str) -> str:
-    """Return n entries of row i from column j on."""
-    return _first(w, x, i, j, n, kind)
-
-
 def _one(w: Writer, x: Node, i: str, j: str, n: int, kind: str) -> str:
     """Return a vector of n times one entry."""
     if x.is_constant:
@@ -118,7 +109,7 @@ def column(w: Writer, x: Node) -> None:
             j = w.code.do(f"add i64 {over.i}, {first}")
             begin = _line(w, init, j, size, x.kind)
             with w.code.loop(a.shape[0], 1, [(t, begin)]) as turn:
-                y = _read(w, a, turn.i, j, size, x.kind)
+                y = _first(w, a, turn.i, j, size, x.kind)
                 turn.after = [_added(w, x, size, turn.values[0], y)]
             w.store(x.kind, turn.results[0], w.address(out, [(j, 1)]), size)
 
@@ -136,10 +127,10 @@ def row_maximum(w: Writer, x: Node) -> None:
     t, i1, s = vector(SCALARS[x.kind], n), vector("i1", n), SCALARS[x.kind]
     out = Place(w.pointers[x.number], x.kind, 0, (1,))
     with w.code.loop(rows) as row:
-        top = _read(w, a, row.i, "0", n, x.kind)
+        top = _first(w, a, row.i, "0", n, x.kind)
         starts = [n * k for k in range(1, columns // n)] + ([columns - n] if columns % n else [])
         for j in starts:
-            top = _larger(w, t, i1, top, _read(w, a, row.i, str(j), n, x.kind))
+            top = _larger(w, t, i1, top, _first(w, a, row.i, str(j), n, x.kind))
         lanes = [w.code.do(f"extractelement {t} {top}, i64 {k}") for k in range(n)]
         while len(lanes) > 1:
             half = (len(lanes) + 1) // 2
@@ -195,9 +186,8 @@ def _copied(w: Writer, x: Node, out: Place, kind: str) -> None:
             value = literal(kind, x.data)
         else:
             place = w.place(x)
-            value = w.scalar(
-                place.kind, w.address(place, list(zip(indices, place.strides, strict=True)))
-            )
+            terms = list(zip(indices, place.strides, strict=True))
+            value = w.scalar(place.kind, w.address(place, terms))
             if place.kind != kind:
                 value = w.code.do(f"fpext {SCALARS[place.kind]} {value} to {s}")
         address = w.address(out, list(zip(indices, out.strides, strict=True)))
@@ -232,7 +222,7 @@ def aligned(w: Writer, x: Node) -> None:
                 left = [
                     (_one(w, ma, row.i, k, n, F32), _one(w, ea, row.i, k, n, I32)) for k in lines
                 ]
-                right = [(_read(w, mb, k, j, n, F32), _read(w, eb, k, j, n, I32)) for k in lines]
+                right = [(_first(w, mb, k, j, n, F32), _first(w, eb, k, j, n, I32)) for k in lines]
                 turn.after = [_chunk(v, total, left, right, (bits, zero, precision))]
             w.store(F32, turn.results[0], w.address(out, [(row.i, columns), (j, 1)]), n)
 

@@ -74,20 +74,17 @@ def narrowed_to(x: Array, r: Rounding, by: Assembler = by_triton) -> Array:
 
     The numbers of a tile are rounded two at a time, which takes a fourth of the time.
     """
-    return (
-        x.astype(NARROW[r])
-        if x.ndim < 2
-        else by(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
-    )
+    if x.ndim < 2:
+        return x.astype(NARROW[r])
+    return by(f"cvt.rn.{PAIRS[r]}.f32 $0, $2, $1;", "=r,f,f", 2, NARROW[r], x)
 
 
 def narrowed32(x: Array, r: Rounding, by: Assembler = by_triton) -> Array:
     """Return what `narrowed_to` returns, as a float32 array."""
     if x.ndim < 2:
         return instruction(ONE_AT_A_TIME[r], jnp.float32, x, by=by)
-    text = (
-        f"{{ .reg .b32 both; cvt.rn.{PAIRS[r]}.f32 both, $3, $2; {parts(r, '$0', '$1', 'both')} }}"
-    )
+    both = f".reg .b32 both; cvt.rn.{PAIRS[r]}.f32 both, $3, $2;"
+    text = f"{{ {both} {parts(r, '$0', '$1', 'both')} }}"
     return by(text, "=f,=f,f,f", 2, jnp.float32, x)
 
 
@@ -159,9 +156,8 @@ def combined16(operation: str, a: Array, b: Array, r: Rounding, by: Assembler = 
         "sub": (ONE[r] | NEGATIVE, "$2, c, $1"),
         "mul": (NEGATIVE, "$1, $2, c"),
     }[operation]
-    name, letter, bits, together = (
-        (PAIRS[r][:-2], "h", 16, 1) if a.ndim < 2 else (PAIRS[r], "r", 32, 2)
-    )
+    one, two = (PAIRS[r][:-2], "h", 16, 1), (PAIRS[r], "r", 32, 2)
+    name, letter, bits, together = one if a.ndim < 2 else two
     constant = code if together == 1 else code * 0x10001
     text = f"{{ .reg .b{bits} c; mov.b{bits} c, {constant:#x}; fma.rn.{name} $0, {factors}; }}"
     return by(text, f"={letter},{letter},{letter}", together, NARROW[r], a, b)

@@ -69,29 +69,17 @@ BFLOAT16 = (
 
 
 def exp32(x: Array, name: str, zero: Array, at_once: int, by: Assembler = by_triton) -> Array:
-    """Return e^x of binary32 numbers, rounded once to nearest even, as a float32 array.
+    """Return e^x of binary32 numbers, rounded once to nearest even, as float32; NaN stays NaN.
 
-    NaN stays NaN.
-
-    Args:
-        x: an array whose numbers are in binary32.
-        name: the format that holds x, bf16 or another.
-        zero: an integer 0 whose value no compiler knows.
-        at_once: how many elements a thread computes at the same time. More elements hide more
-            latency, but they take more registers.
-        by: what runs PTX in the kernel.
+    `name` is that of the format of x, and `zero` an integer 0 whose value no compiler knows. The
+    more elements a thread computes `at_once`, the more latency it hides, and the more registers it
+    takes.
     """
     together = in_turn(x, at_once)
     text = _text(BFLOAT16 if name == "bf16" else BINARY32, together)
     constraints = ",".join(["=f"] * together + ["f"] * together + ["r"] * together)
-    return by(
-        text,
-        constraints,
-        together,
-        jnp.float32,
-        x.astype(jnp.float32),
-        jnp.broadcast_to(zero.astype(jnp.int32), x.shape),
-    )
+    zeros = jnp.broadcast_to(zero.astype(jnp.int32), x.shape)
+    return by(text, constraints, together, jnp.float32, x.astype(jnp.float32), zeros)
 
 
 def _text(f: Sequence[str], together: int) -> str:
@@ -101,13 +89,11 @@ def _text(f: Sequence[str], together: int) -> str:
     put the operations on one element next to each other. A branch before the series that is never
     taken prevents that, and makes a fused kernel faster by a fifth.
     """
-    reduction, power = evaluated(
-        f, [f"${together + n}" for n in range(together)], [f"${n}" for n in range(together)]
-    )
+    names = [f"${n}" for n in range(2 * together)]
+    reduction, power = evaluated(f, names[together:], names[:together])
     never = [".reg .pred never;", f"setp.ne.s32 never, ${2 * together}, 0;", "@never bra NEVER;"]
-    return (
-        "{ " + "\n".join([*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]) + " }"
-    )
+    lines = [*reduction, *never, *power, "bra DONE;", "NEVER: trap;", "DONE:"]
+    return "{ " + "\n".join(lines) + " }"
 
 
 def evaluated(
@@ -118,16 +104,8 @@ def evaluated(
     The text has two parts: the reduction of x to k and r, and the power. x is clipped to [-110,
     100], since beyond this range the result is 0 or infinity.
     """
-    registers = (
-        ".f32 z#",
-        ".f64 x#",
-        ".f64 k#",
-        ".f64 p#",
-        ".b32 whole#",
-        ".b32 unused#",
-        ".b32 low#",
-        ".b32 high#",
-    )
+    registers = [".f32 z#", ".f64 x#", ".f64 k#", ".f64 p#"]
+    registers += [".b32 whole#", ".b32 unused#", ".b32 low#", ".b32 high#"]
     reduction = [
         "max.NaN.f32 z#, %, 0fC2DC0000;",
         "min.NaN.f32 z#, z#, 0f42C80000;",
@@ -195,14 +173,8 @@ def exp32_by_table(x: Array, place: Array) -> Array:
     """Return e^x of bfloat16 numbers, rounded once to binary32; NaN stays NaN."""
     together = in_turn(x, TOGETHER)
     constraints = ",".join(["=f"] * together + ["r"] * (together // 2) + ["r"] * together)
-    return by_triton(
-        _text_of_table(together),
-        constraints,
-        together,
-        jnp.float32,
-        x,
-        jnp.broadcast_to(place, x.shape),
-    )
+    places = jnp.broadcast_to(place, x.shape)
+    return by_triton(_text_of_table(together), constraints, together, jnp.float32, x, places)
 
 
 def _text_of_table(together: int) -> str:

@@ -138,17 +138,11 @@ def held_as(machine: Machine, x: Held, name: str) -> Array:
     if name not in machine.types:
         raise NoSuchArithmetic(f"{name} in a warp group")
     x = computed(machine, x)
-    if x.wider is None:
-        array = x.array
-    else:
-        array = (machine.narrow if name == x.format else machine.narrow32)(
-            x.wider, ROUNDINGS[x.format]
-        )
-    return (
-        array
-        if array.dtype == machine.types[name]
-        else jnp.asarray(array).astype(machine.types[name])
-    )
+    array, dtype = x.array, machine.types[name]
+    if x.wider is not None:
+        narrow = machine.narrow if name == x.format else machine.narrow32
+        array = narrow(x.wider, ROUNDINGS[x.format])
+    return array if array.dtype == dtype else jnp.asarray(array).astype(dtype)
 
 
 def computed(machine: Machine, x: Held) -> Held:
@@ -158,9 +152,8 @@ def computed(machine: Machine, x: Held) -> Held:
     operation, factors = x.made
     if operation == "select":
         which, *either = factors
-        return Held(
-            array=selected(which, *(held_as(machine, y, FP64) for y in either)), format=FP64
-        )
+        wide = (held_as(machine, y, FP64) for y in either)
+        return Held(array=selected(which, *wide), format=FP64)
     arrays = [held_as(machine, y, FP64) for y in factors]
     if callable(operation):
         return Held(array=machine.function(operation, *arrays), format=FP64)

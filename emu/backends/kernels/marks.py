@@ -5,6 +5,7 @@ operation is computed; `narrowing` decides that.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,50 +39,45 @@ SEEN = _marked("seen", lambda before, after, exists: ())
 TRANSPOSED = _marked("transposed", lambda x: x[::-1])
 
 
+def _of(mark: Primitive, *x: Array, **how: Any) -> Array:
+    """Return the result of a primitive."""
+    result: Array = mark.bind(*x, **how)
+    return result
+
+
 def round_event(x: Array, r: Rounding, random: Array | None = None) -> Array:
     """Return x rounded once."""
-    result: Array = ROUND.bind(x, *(() if random is None else (random,)), rounding=r)
-    return result
+    return _of(ROUND, x, *(() if random is None else (random,)), rounding=r)
 
 
 def product(a: ArrayLike, b: ArrayLike) -> Array:
     """Return a b."""
-    result: Array = PRODUCT.bind(
-        *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
-    )
-    return result
+    return _of(PRODUCT, *jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float64) for x in (a, b))))
 
 
 def odd_sum(a: ArrayLike, b: ArrayLike) -> Array:
     """Return a + b, rounded to odd."""
-    result: Array = ODD_SUM.bind(
-        *jnp.broadcast_arrays(jnp.asarray(a, jnp.float64), jnp.asarray(b, jnp.float64))
-    )
-    return result
+    return _of(ODD_SUM, *jnp.broadcast_arrays(*(jnp.asarray(x, jnp.float64) for x in (a, b))))
 
 
 def function(f: Callable[..., Array], x: Array) -> Array:
     """Return f(x)."""
-    result: Array = FUNCTION.bind(x, function=f)
-    return result
+    return _of(FUNCTION, x, function=f)
 
 
 def total(acc: Accumulator, a: Array, b: Array, init: Array) -> Array:
     """Return init + a @ b."""
-    result: Array = TOTAL.bind(a, b, init, accumulator=acc)
-    return result
+    return _of(TOTAL, a, b, init, accumulator=acc)
 
 
 def transposed(x: Array) -> Array:
     """Return the transpose of x."""
-    result: Array = TRANSPOSED.bind(x)
-    return result
+    return _of(TRANSPOSED, x)
 
 
 def absent(x: Array) -> Array:
     """Return x, whose numbers are only multiplied by 0 later (`Ops.absent`)."""
-    result: Array = ABSENT.bind(x)
-    return result
+    return _of(ABSENT, x)
 
 
 def seen(name: str, event: Event) -> Array:
@@ -90,14 +86,12 @@ def seen(name: str, event: Event) -> Array:
     name: the name of the event's site.
     """
     before, after, _, exists = event
-    result: Array = SEEN.bind(before, after, exists, name=name)
-    return result
+    return _of(SEEN, before, after, exists, name=name)
 
 
 def in_lanes(x: Array) -> Array:
     """Return x (rows, n) as (4 rows, n / 4), a row for each lane of each row of x."""
-    result: Array = IN_LANES.bind(x)
-    return result
+    return _of(IN_LANES, x)
 
 
 def in_pairs(x: Array, is_crossed: bool, r: Rounding) -> Array:
@@ -105,5 +99,4 @@ def in_pairs(x: Array, is_crossed: bool, r: Rounding) -> Array:
 
     is_crossed: whether lanes 0 and 2, and 1 and 3 are pairs; else 0 and 1, and 2 and 3 are.
     """
-    result: Array = IN_PAIRS.bind(x, is_crossed=is_crossed, rounding=r)
-    return result
+    return _of(IN_PAIRS, x, is_crossed=is_crossed, rounding=r)

@@ -36,28 +36,9 @@ from roundscope.emu.roundings.modes import BF16, BINARY32, FP16, Rounding
 
 ARITHMETIC = ("add", "sub", "mul")
 SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "transpose")  # the same numbers, elsewhere
-STRUCTURE = (
-    "broadcast_in_dim",
-    "reshape",
-    "squeeze",
-    "transpose",
-    "slice",
-    "copy",
-    "select_n",
-)  # operations that move numbers without computing any
-COMPARISON = (
-    "max",
-    "min",
-    "reduce_max",
-    "neg",
-    "abs",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-)  # operations with the same result in every type that holds their arguments
+STRUCTURE = (*SHAPING, "slice", "copy", "select_n")  # which move numbers without computing any
+# operations with the same result in every type that holds their arguments
+COMPARISON = ("max", "min", "reduce_max", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge")
 RESHARD = "reshard"  # by JAX, where a caller has several devices; a kernel is on one of them
 INLINED = ("jit", "pjit", "closed_call", "custom_jvp_call")
 NUMBERS: dict[Rounding, Callable[[float], Any]] = {BF16: ml_dtypes.bfloat16, FP16: np.float16}
@@ -132,11 +113,9 @@ def _evaluate(
 
 def inlined(eqn: Any) -> Any:
     """Return the program that an operation calls, or None if the operation is not a plain call."""
-    return (
-        (eqn.params.get("jaxpr") or eqn.params["call_jaxpr"])
-        if eqn.primitive.name in INLINED
-        else None
-    )
+    if eqn.primitive.name not in INLINED:
+        return None
+    return eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
 
 
 def _needed(jaxpr: Jaxpr) -> list[Any]:
@@ -184,13 +163,9 @@ def _again(machine: Machine, eqn: Any, x: list[Any]) -> list[Any]:
     elif name == "div" and any(isinstance(y, Held) for y in x):
         return [promised(machine, "div", x)]
     elif name == "convert_element_type" and params["new_dtype"] == jnp.float64:
-        return [
-            (
-                x[0]
-                if isinstance(x[0], Held)
-                else Held(array=jnp.asarray(x[0]).astype(jnp.float64), format=FP64)
-            )
-        ]
+        if isinstance(x[0], Held):
+            return [x[0]]
+        return [Held(array=jnp.asarray(x[0]).astype(jnp.float64), format=FP64)]
     elif name in STRUCTURE and any(isinstance(y, Held) for y in x):
         return [_moved(machine, eqn, x)]
     return _bound(machine, eqn, x, FP64 if name not in COMPARISON else _joined(x, FP32))
@@ -243,11 +218,8 @@ def _in_pairs(machine: Machine, x: Held, is_crossed: bool, rounding: Rounding) -
 def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None) -> Held:
     """Return numbers rounded once."""
     name = format_of(r.format)
-    if (
-        r.is_identity
-        or (r == BINARY32 and x.format in WITHIN_FP32)
-        or (r in (BF16, FP16) and x.format == name)
-    ):
+    is_held = x.format in WITHIN_FP32 if r == BINARY32 else r in (BF16, FP16) and x.format == name
+    if r.is_identity or is_held:
         return x
     if x.made is not None and x.made[0] == "select":
         return _selected(machine, x.made[1], r, random)
@@ -255,15 +227,11 @@ def rounded(machine: Machine, x: Held, r: Rounding, random: Array | None = None)
         return Held(array=array, format=name)
     array = _in_binary32(machine, x, r) if r in (BINARY32, BF16, FP16) else None
     if array is None:
-        return Held(
-            array=machine.round(held_as(machine, x, FP64), r, random).astype(machine.types[name]),
-            format=name,
-        )
-    return (
-        Held(array=array, format=FP32)
-        if r == BINARY32
-        else Held(array=None, wider=array, format=name)
-    )
+        array = machine.round(held_as(machine, x, FP64), r, random)
+        return Held(array=array.astype(machine.types[name]), format=name)
+    if r == BINARY32:
+        return Held(array=array, format=FP32)
+    return Held(array=None, wider=array, format=name)
 
 
 def _selected(machine: Machine, x: tuple[Held, ...], r: Rounding, random: Array | None) -> Held:
@@ -287,9 +255,8 @@ def _in_16_bits(machine: Machine, x: Held, r: Rounding) -> Array | None:
         return None
     (operation, (a, b)), name = x.made, r.format.name
     if _is_within(a, r) and _is_within(b, r):
-        return machine.combined16(
-            operation, _in_own(machine, a, name), _in_own(machine, b, name), r
-        )
+        first, second = (_in_own(machine, y, name) for y in (a, b))
+        return machine.combined16(operation, first, second, r)
     if operation == "mul" and b.format == name and len(b.shape) == 2 and a.format in WITHIN_FP32:
         return machine.scaled16(held_as(machine, a, FP32), held_as(machine, b, name), r)
     return None
@@ -315,21 +282,15 @@ def _in_binary32(machine: Machine, x: Held, r: Rounding) -> Array | None:
     if x.made is None:
         return held_as(machine, x, FP32) if x.format in WITHIN_FP32 else None
     operation, factors = x.made
-    if callable(operation):
-        return (
-            machine.exp(held_as(machine, factors[0], factors[0].format), factors[0].format)
-            if r == BINARY32
-            else None
-        )
-    if operation == "fma":
-        return (
-            machine.fused(*(held_as(machine, y, FP32) for y in factors)) if r == BINARY32 else None
-        )
     to_odd = r != BINARY32
     # all engines round sums to binary64 first, where 1 + 2^-8 + 2^-60 is a tie of bf16; a sum that
     # is rounded to odd in binary32 would not be a tie
     if to_odd and operation != "mul":
         return None
+    if callable(operation):
+        return machine.exp(held_as(machine, factors[0], factors[0].format), factors[0].format)
+    if operation == "fma":
+        return machine.fused(*(held_as(machine, y, FP32) for y in factors))
     a, b = (held_as(machine, y, FP32) for y in factors)
     return machine.combined(operation, a, b, to_odd)
 
@@ -356,15 +317,15 @@ def _moved(machine: Machine, eqn: Any, x: list[Any]) -> Held:
         operation, factors = x[0].made
         parts = tuple(_moved(machine, eqn, [y]) for y in factors)
         return Held(array=None, format=FP64, made=(operation, parts))
-    if eqn.primitive.name == "select_n" and any(_is_quotient(v) for v in x):
+    made = [v.made[0] for v in x if isinstance(v, Held) and v.made is not None]
+    if eqn.primitive.name == "select_n" and "div" in made:
         which, *either = x
         condition = Held(array=which, format=FP32)
         return Held(array=None, format=FP64, made=("select", (condition, *either)))
     y = [computed(machine, v) if isinstance(v, Held) else v for v in x]
     (moved,) = _bound(machine, eqn, y, _joined(y))
-    return Held(
-        array=moved.array, format=moved.format, uniform=y[0].uniform if len(y) == 1 else None
-    )
+    uniform = y[0].uniform if len(y) == 1 else None
+    return Held(array=moved.array, format=moved.format, uniform=uniform)
 
 
 def _is_sum_or_product(x: Any) -> bool:
@@ -372,10 +333,6 @@ def _is_sum_or_product(x: Any) -> bool:
     if not isinstance(x, Held) or x.made is None or x.made[0] not in ARITHMETIC:
         return False
     return len({np.shape(y.array) for y in x.made[1]}) == 1
-
-
-def _is_quotient(x: Any) -> bool:
-    return isinstance(x, Held) and x.made is not None and x.made[0] == "div"
 
 
 def _bound(machine: Machine, eqn: Any, x: list[Any], name: str) -> list[Any]:

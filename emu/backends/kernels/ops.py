@@ -61,9 +61,8 @@ def types(on_gpu: bool) -> dict[str, Any]:
 def kernel_ops(of_warpgroups: bool = False) -> Ops:
     """Return the `Ops` record for functions that `emu.backends.kernels.narrowing.narrowed` runs.
 
-    Args:
-        of_warpgroups: whether the lanes of a row are threads, so that no array has an axis for
-            them, and there is no binary64.
+    of_warpgroups: whether the lanes of a row are threads, so that no array has an axis for them,
+    and there is no binary64.
     """
     return Ops(
         xp=jnp,
@@ -109,18 +108,19 @@ def kernel_machine(
 ) -> Machine:
     """Return the machine that does the arithmetic of one program.
 
-    Args:
-        zero: an int64 0 that was read from memory, so that no compiler sees through it (`xla_ops`).
-        buffers: buffers that belong to the program, for the types of arrays that sums write to
-            memory.
-        on_gpu: whether the kernel runs on a GPU and uses its instructions and tensor cores. If not,
-            the kernel is interpreted and uses models of them.
-        exps_at_once: how many exps a thread computes at the same time. It is smaller in kernels
-            that need the registers for more than one sum.
-        exps: the address of the table of `emu.backends.kernels.exp`, or None without a table.
+    zero          an int64 0 that was read from memory, so that no compiler sees through it
+    buffers       memory of the program, for the types of arrays that sums write to memory
+    on_gpu        whether the kernel uses a GPU's instructions and tensor cores, or, interpreted,
+                  models
+    exps_at_once  how many exps a thread computes at the same time: fewer where registers are short
+    exps          the address of the table of `emu.backends.kernels.exp`, or None without a table
     """
     multiply = gpu_convert.multiplied if on_gpu else partial(guarded, zero)
     wide = replace(xla_ops(zero), multiply=multiply)
+
+    def by_rule(x: Array, name: str) -> Array:
+        return _round(exp64(wide, x), BINARY32)
+
     return Machine(
         types=types(on_gpu),
         combined=gpu_convert.combined if on_gpu else partial(_combined, multiply),
@@ -130,11 +130,7 @@ def kernel_machine(
         narrow=gpu_convert.narrowed_to if on_gpu else _round,
         narrow32=gpu_convert.narrowed32 if on_gpu else _round,
         exponential=exp64,
-        exp=(
-            partial(_exp, zero, exps, exps_at_once)
-            if on_gpu
-            else lambda x, _: _round(exp64(wide, x), BINARY32)
-        ),
+        exp=partial(_exp, zero, exps, exps_at_once) if on_gpu else by_rule,
         instructions=instructions(on_gpu),
         odd_sum=wide.odd_sum,
         round=_converted if on_gpu else _round,
@@ -208,22 +204,16 @@ def _total(
     a = computed(machine, a)
     if acc.order in (Order.HALVES, Order.STRIDED):
         return _by_halves(wide, on_gpu, machine, acc, a, computed(machine, init))
-    if (
-        acc == Accumulator()
-        and b.uniform == 1.0
-        and b.shape[1] == 1
-        and _is_binary32(a)
-        and a.shape[1] <= COLUMNS
-    ):
+    is_row_sum = acc == Accumulator() and b.uniform == 1.0 and b.shape[1] == 1
+    if is_row_sum and _is_binary32(a) and a.shape[1] <= COLUMNS:
         return _column_by_column(wide, on_gpu, machine, acc, a, init)
     init = computed(machine, init)
     if acc.alignment is None:
         return _ascending(wide, buffers, on_gpu, machine, acc, a, b, init)
     if on_gpu:
         return _on_tensor_core(machine, acc, a, b, init)
-    return Held(
-        array=_modelled(wide, acc, *(held_as(machine, v, FP64) for v in (a, b, init))), format=FP32
-    )
+    factors = (held_as(machine, v, FP64) for v in (a, b, init))
+    return Held(array=_modelled(wide, acc, *factors), format=FP32)
 
 
 def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: Held) -> Held:
@@ -235,10 +225,8 @@ def _on_tensor_core(machine: Machine, acc: Accumulator, a: Held, b: Held, init: 
     assert acc.alignment is not None
     name = acc.alignment.operand.name
     x, y = (held_as(machine, v, FP32 if name == "tf32" else name) for v in (a, b))
-    return Held(
-        array=triton.dot(x, y, precision=lax.Precision.DEFAULT) + held_as(machine, init, FP32),
-        format=FP32,
-    )
+    product = triton.dot(x, y, precision=lax.Precision.DEFAULT)
+    return Held(array=product + held_as(machine, init, FP32), format=FP32)
 
 
 def _by_halves(
@@ -255,21 +243,18 @@ def _by_halves(
         x, *others = _cut(on_gpu, x, acc.chunk)
         x = x if single else machine.round(x, acc.step, None)
         for y in others:
-            x = (
-                machine.combined("add", x, y, False)
-                if single
-                else _added(wide, machine, acc.step, x, y)
-            )
+            if single:
+                x = machine.combined("add", x, y, False)
+            else:
+                x = _added(wide, machine, acc.step, x, y)
     while x.shape[1] > 1:
         if single and on_gpu:
             x = x.reshape(-1, 2, x.shape[1] // 2).sum(axis=1)  # two numbers have only one order
         else:
             x = _added(wide, machine, acc.step, *_halves(on_gpu, x))
     if single:
-        total = Held(array=x, format=FP32)
-        return narrowing.rounded(
-            machine, narrowing.promised(machine, "add", (init, total)), acc.step
-        )
+        total = narrowing.promised(machine, "add", (init, Held(array=x, format=FP32)))
+        return narrowing.rounded(machine, total, acc.step)
     return Held(array=_added(wide, machine, acc.step, held_as(machine, init, FP64), x), format=FP64)
 
 
@@ -356,14 +341,8 @@ def _column_by_column(
         first, second = (held_as(machine, y, FP32) for y in init.made[1])
         total = machine.fused(first, second, parts[0])
     elif computed(machine, init).format == FP64:
-        wider = _added(
-            wide,
-            machine,
-            acc.step,
-            held_as(machine, init, FP64),
-            parts[0].astype(machine.types[FP64]),
-        )
-        total = wider.astype(machine.types[FP32])
+        own, first = held_as(machine, init, FP64), parts[0].astype(machine.types[FP64])
+        total = _added(wide, machine, acc.step, own, first).astype(machine.types[FP32])
     else:
         total = machine.combined("add", held_as(machine, init, FP32), parts[0], False)
     for x in parts[1:]:
@@ -391,14 +370,11 @@ def _ascending(
     name, (rows, width), columns = FP32 if single else FP64, a.shape, b.shape[1]
     if single and width == DEPTH:
         factors = (held_as(machine, v, name) for v in (a, b, init))
-        return Held(
-            array=_fused(*factors) if on_gpu else _modelled(wide, acc, *factors), format=FP32
-        )
+        array = _fused(*factors) if on_gpu else _modelled(wide, acc, *factors)
+        return Held(array=array, format=FP32)
     left, right = buffers[name]
-    left[:rows, :width], right[:width, :columns] = (
-        held_as(machine, a, name),
-        held_as(machine, b, name),
-    )
+    x, y = (held_as(machine, v, name) for v in (a, b))
+    left[:rows, :width], right[:width, :columns] = x, y
     barrier(on_gpu)  # every thread reads what others wrote
 
     def fused(n: Array, total: Array) -> Array:

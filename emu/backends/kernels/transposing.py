@@ -18,32 +18,10 @@ from roundscope.emu.backends.kernels import marks
 from roundscope.emu.backends.kernels.narrowing import RESHARD, inlined
 
 BY_NUMBER = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "rem",
-    "max",
-    "min",
-    "neg",
-    "abs",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "and",
-    "or",
-    "not",
-    "xor",
-    "select_n",
-    "shift_left",
-    "shift_right_logical",
-    "shift_right_arithmetic",
-    "convert_element_type",
-    "bitcast_convert_type",
-    "copy",
+    *("add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "eq", "ne", "lt", "le", "gt"),
+    *("ge", "and", "or", "not", "xor", "select_n", "shift_left", "shift_right_logical", "copy"),
+    *("shift_right_arithmetic", "convert_element_type", "bitcast_convert_type"),
+    *(marks.ROUND, marks.PRODUCT, marks.FUNCTION, marks.ODD_SUM, marks.ABSENT),
 )
 EitherWay = Callable[[bool], Array]  # returns an array for False and its transpose for True
 
@@ -91,16 +69,13 @@ def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
         return _evaluate(closed.jaxpr, [*map(_given, closed.consts)], x)
     if eqn.primitive.name == RESHARD:
         return [*x]
-    if eqn.primitive is marks.TRANSPOSED or _swaps(eqn):
+    swaps = eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0)
+    if eqn.primitive is marks.TRANSPOSED or swaps:
         return [lambda is_transposed: x[0](not is_transposed)]
 
     @functools.cache
     def computed(is_transposed: bool) -> Any:
-        return (
-            _transpose(eqn, x)
-            if is_transposed
-            else eqn.primitive.bind(*(y(False) for y in x), **eqn.params)
-        )
+        return _transpose(eqn, x) if is_transposed else _bound(eqn, *(y(False) for y in x))
 
     def result(n: int, is_transposed: bool) -> Array:
         results = computed(is_transposed and eqn.outvars[n].aval.ndim == 2)
@@ -110,20 +85,10 @@ def _results(eqn: Any, x: Sequence[EitherWay]) -> list[EitherWay]:
     return [functools.partial(result, n) for n in range(len(eqn.outvars))]
 
 
-def _swaps(eqn: Any) -> bool:
-    return bool(eqn.primitive.name == "transpose" and eqn.params["permutation"] == (1, 0))
-
-
-def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
+def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Any:
     """Return the transpose of an operation's result."""
     name, params = eqn.primitive.name, eqn.params
-    if name in BY_NUMBER or eqn.primitive in (
-        marks.ROUND,
-        marks.PRODUCT,
-        marks.FUNCTION,
-        marks.ODD_SUM,
-        marks.ABSENT,
-    ):
+    if name in BY_NUMBER or eqn.primitive in BY_NUMBER:
         return _bound(eqn, *(y(True) for y in x))
     if eqn.primitive is marks.TOTAL:
         a, b, init = x
@@ -138,7 +103,6 @@ def _transpose(eqn: Any, x: Sequence[EitherWay]) -> Array:
     raise NotImplementedError(f"the transpose of what {name} makes")
 
 
-def _bound(eqn: Any, *arrays: Array, **changes: Any) -> Array:
+def _bound(eqn: Any, *arrays: Array, **changes: Any) -> Any:
     """Return the result of the same operation on other arrays, with some parameters changed."""
-    array: Array = eqn.primitive.bind(*arrays, **eqn.params | changes)
-    return array
+    return eqn.primitive.bind(*arrays, **eqn.params | changes)

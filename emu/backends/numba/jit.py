@@ -48,12 +48,8 @@ def inlined(function: F) -> F:
 def intrinsic(function: Callable[Concatenate[Any, P], Any]) -> Callable[P, Any]:
     """Declare a function that compiled code replaces with the instructions that it describes.
 
-    Args:
-        function: takes Numba's typing context and then the types of the arguments; it returns the
-            signature and the function that emits the instructions.
-
-    Returns:
-        The function that compiled code calls. It takes the arguments without the typing context.
+    It takes Numba's typing context and the types of the arguments, and returns the signature and
+    the function that emits the instructions. Compiled code calls it without the typing context.
     """
     declared: Callable[P, Any] = numba_intrinsic(function)
     return declared
@@ -107,10 +103,8 @@ def closure(tag: str) -> Callable[[F], F]:
 
     Numba names machine code after the function, its types and a count that starts again in every
     process. If two closures have the same name and types, and one is loaded from disk and the other
-    compiled in this process, the linker silently uses the first for both.
-
-    Args:
-        tag: a text that only this factory uses; it is appended to the functions' names.
+    compiled in this process, the linker silently uses the first for both. So `tag`, a text that
+    only this factory uses, is appended to the names.
     """
 
     def decorate(function: F) -> F:

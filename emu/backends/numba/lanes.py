@@ -89,13 +89,7 @@ def _called(name: str, kind: Lanes) -> Emit:
 
 
 _ARITHMETIC = {
-    I32: {
-        "add": "add",
-        "sub": "sub",
-        "and_": "and_",
-        "lshift": "shl",
-        "rshift": "ashr",
-    },
+    I32: {"add": "add", "sub": "sub", "and_": "and_", "lshift": "shl", "rshift": "ashr"},
     I1: {"and_": "and_", "or_": "or_"},
     F64: {"sub": "fsub", "mul": "fmul"},
     F32: {"sub": "fsub", "mul": "fmul"},
@@ -216,9 +210,7 @@ def flagged(typing: Any, flags: Any) -> Any:
 @intrinsic
 def ones(typing: Any, bits: Any) -> Any:
     """Return how many bits of an integer are 1."""
-    return numba.int64(numba.int64), lambda context, builder, signature, args: builder.ctpop(
-        args[0]
-    )
+    return numba.int64(numba.int64), lambda _, builder, signature, args: builder.ctpop(args[0])
 
 
 @njit

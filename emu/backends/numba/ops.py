@@ -78,11 +78,9 @@ def stack(ys: list[Any]) -> Any:
 
     def stacked(*parts: Any) -> Any:
         like = next((y for y in parts if y is not None), None)
-        return (
-            like
-            if like is None
-            else np.stack([np.zeros_like(like) if y is None else y for y in parts])
-        )
+        if like is None:
+            return None
+        return np.stack([np.zeros_like(like) if y is None else y for y in parts])
 
     return mapped(stacked, *ys)
 

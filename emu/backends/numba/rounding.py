@@ -49,13 +49,8 @@ def _loops(
 ) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
     """Return the three roundings of a rule for arrays, which write the rounded numbers of x to y.
 
-    Their arguments x, y and random are arrays of integers of the same size.
-
-    Args:
-        rule: the functions for single numbers.
-        width: the width of the integers in bits.
-        enter: the function from an element of the array to the integer of the rule.
-        leave: the function from the integer of the rule to an element.
+    Their arguments x, y and random are arrays of integers of the same size. `enter` makes of an
+    element the rule's integer, which has `width` bits, and `leave` makes an element of that.
     """
     nearest_even, any_mode, drawn, _ = rule
 
@@ -144,15 +139,11 @@ def parallel(
 def round_array(
     x: np.ndarray, r: Rounding, random: np.ndarray | None = None, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return x rounded, an array of the type and shape of x.
+    """Return x, a float32 or float64 array, rounded, as an array of its type and shape.
 
-    If binary32 does not hold the format, a float32 array is rounded in binary64.
-
-    Args:
-        x: a float32 or float64 array of any shape.
-        r: the rounding.
-        random: an int32 array of x's shape for the stochastic mode, else None.
-        out: an array that receives the result, or None; it may be x itself or overlap it.
+    If binary32 does not hold the format, a float32 array is rounded in binary64. `random` is an
+    int32 array of x's shape for the stochastic mode; `out` receives the result, and may be or
+    overlap x.
     """
     if x.dtype == np.float32 and not r.format.fits_binary32:
         with np.errstate(all="ignore"):  # a signaling NaN
@@ -162,11 +153,9 @@ def round_array(
     result = out if out is not None and out.flags.c_contiguous else np.empty_like(source)
     if np.may_share_memory(source, result) and source.ctypes.data != result.ctypes.data:
         source = source.copy()
-    word, carrier, rule = (
-        (np.int32, C32, _KERNELS32) if x.dtype == np.float32 else (np.int64, C64, _KERNELS64)
-    )
-    even, any_mode, stochastic = rule
-    target = target_of(r, carrier)
+    is_single = x.dtype == np.float32
+    even, any_mode, stochastic = _KERNELS32 if is_single else _KERNELS64
+    target, word = target_of(r, C32 if is_single else C64), np.int32 if is_single else np.int64
     flat = (source.reshape(-1).view(word), result.reshape(-1).view(word))
     if r.mode is RoundingMode.STOCHASTIC:
         assert random is not None

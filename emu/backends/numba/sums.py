@@ -116,11 +116,8 @@ def _in_binary32(*arrays: np.ndarray) -> list[np.ndarray] | None:
     """Return copies of the arrays in binary32 if binary32 holds all their numbers, else None."""
     with np.errstate(over="ignore"):
         narrow = [np.array(x, dtype=np.float32, order="C") for x in arrays]
-    return (
-        narrow
-        if all(np.array_equal(x, y, equal_nan=True) for x, y in zip(arrays, narrow, strict=True))
-        else None
-    )
+    pairs = zip(arrays, narrow, strict=True)
+    return narrow if all(np.array_equal(x, y, equal_nan=True) for x, y in pairs) else None
 
 
 _MAGNITUDE, _SIGN = C64.magnitude, ~C64.magnitude

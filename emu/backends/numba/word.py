@@ -76,28 +76,17 @@ def _define(operation: Any, result: Any, arity: int, emit: Any) -> None:
     )
 
 
-_ARITHMETIC = {
-    "add": "add",
-    "sub": "sub",
-    "and_": "and_",
-    "or_": "or_",
-    "lshift": "shl",
-    "rshift": "ashr",
-}
+_ARITHMETIC = {name: name for name in ("add", "sub", "and_", "or_")}
+_ARITHMETIC |= {"lshift": "shl", "rshift": "ashr"}
 _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
+
+def _instruction(name: str, *first: str) -> Any:
+    return lambda builder, *args: getattr(builder, name)(*first, *args)
+
+
 for _name, _emit in _ARITHMETIC.items():
-    _define(
-        getattr(operator, _name),
-        word,
-        2,
-        lambda builder, a, b, emit=_emit: getattr(builder, emit)(a, b),
-    )
+    _define(getattr(operator, _name), word, 2, _instruction(_emit))
 for _name, _sign in _ORDER.items():
-    _define(
-        getattr(operator, _name),
-        numba.boolean,
-        2,
-        lambda builder, a, b, sign=_sign: builder.icmp_signed(sign, a, b),
-    )
+    _define(getattr(operator, _name), numba.boolean, 2, _instruction("icmp_signed", _sign))
 _define(operator.neg, word, 1, lambda builder, a: builder.neg(a))

@@ -72,9 +72,8 @@ def _opaque_zero_of_all(size: int, mapped: list[bool], x: Array) -> tuple[Array,
 def xla_ops(zero: Array) -> Ops:
     """Return the `Ops` record for JAX arrays.
 
-    Args:
-        zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the
-            product with a following addition.
+    zero: an `opaque_zero`. XORed into the bits of a product, it keeps LLVM from fusing the product
+    with a following addition.
     """
     return Ops(
         xp=jnp,
@@ -176,11 +175,10 @@ def _once(zero: Array, compute: Callable[[], Array], like: Array) -> Array:
     even an exp of 40 operations, into each fusion that reads it, and an `optimization_barrier` does
     not prevent that. It cannot copy the result of a conditional, so the computation is inside one.
     """
-    return (
-        compute()
-        if jax.default_backend() != "cpu"
-        else lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
-    )
+    if jax.default_backend() != "cpu":
+        return compute()
+    once: Array = lax.cond(zero == 0, compute, lambda: jnp.zeros_like(like))
+    return once
 
 
 def _ascending(
@@ -218,18 +216,17 @@ def _aligned(a: Factors, b: Factors, init: Array, acc: Any) -> Array:
     Every operation of this sum except the rounding is exact, so nothing has to be hidden from the
     compiler.
     """
-    total: Array = (
-        _aligned_compiled(acc, a, b, init)
-        if isinstance(acc.step, Rounding)
-        else aligned(_exact_ops(), a, b, init, acc)
-    )
+    run = _aligned_compiled if isinstance(acc.step, Rounding) else _aligned_traced
+    total: Array = run(acc, a, b, init)
     return total
 
 
-@partial(jax.jit, static_argnums=0)
-def _aligned_compiled(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
+def _aligned_traced(acc: Any, a: Factors, b: Factors, init: Array) -> Array:
     total: Array = aligned(_exact_ops(), a, b, init, acc)
     return total
+
+
+_aligned_compiled = partial(jax.jit, static_argnums=0)(_aligned_traced)
 
 
 def _exact_ops() -> Ops:
@@ -239,16 +236,10 @@ def _exact_ops() -> Ops:
 def _step(r: Rounding | TracedRounding) -> Callable[[Array], Array]:
     """Return a function that rounds without random bits, by two additions where possible."""
     if isinstance(r, TracedRounding):
-        return (
-            partial(nearest_even, t=r.target)
-            if r.mode is RoundingMode.TIES_TO_EVEN
-            else partial(round_wide, r=r)
-        )
-    return (
-        partial(nearest_even, t=target_of(r, C64))
-        if takes_nearest_even(r)
-        else partial(round_wide, r=r)
-    )
+        target = r.target if r.mode is RoundingMode.TIES_TO_EVEN else None
+    else:
+        target = target_of(r, C64) if takes_nearest_even(r) else None
+    return partial(round_wide, r=r) if target is None else partial(nearest_even, t=target)
 
 
 def _stats(events: Sequence[Event]) -> list[Any]:
@@ -267,12 +258,10 @@ def _stats(events: Sequence[Event]) -> list[Any]:
         # where nothing is rounded, an ulp is asked for nothing
         deep = (f.is_deep and x is not y for x, y, f in zip(before, after, formats, strict=True))
         summarize = partial(judged_stats, has_deep=any(deep))
-        summaries = jax.vmap(summarize)(
-            jnp.stack(before), jnp.stack(after), judges, jnp.stack(valid)
-        )
-        results |= {
-            n: jax.tree.map(lambda part, i=i: part[i], summaries) for i, n in enumerate(alike)
-        }
+        x, y, there = map(jnp.stack, (before, after, valid))
+        summaries = jax.vmap(summarize)(x, y, judges, there)
+        for i, n in enumerate(alike):
+            results[n] = jax.tree.map(lambda part, i=i: part[i], summaries)
     return [results[n] for n in range(len(events))]
 
 
@@ -322,14 +311,10 @@ def judged_stats(
     classify every event again.
     """
     flags, sums = judged_events(before, after, f, valid, has_deep=has_deep)
-    size = sums[SUMS.index("abs_ulps")]
-    shape = before.shape
-    place = lax.broadcasted_iota(jnp.int64, shape, 0) * shape[1] + lax.broadcasted_iota(
-        jnp.int64, shape, 1
-    )
-    counts, parts, peak, place = row_stats(
-        [flag & valid for flag in flags], sums, jnp.where(valid, size, -1.0), place
-    )
+    size = jnp.where(valid, sums[SUMS.index("abs_ulps")], -1.0)
+    row, column = (lax.broadcasted_iota(jnp.int64, before.shape, axis) for axis in (0, 1))
+    place = row * before.shape[1] + column
+    counts, parts, peak, place = row_stats([flag & valid for flag in flags], sums, size, place)
     worst = jnp.argmax(peak)
     place = jnp.where(peak[worst] < 0.0, -1, place[worst])
     return (
@@ -349,14 +334,9 @@ def row_stats(
     words = [_word(flags[n : n + shared]) for n in range(0, len(flags), shared)]
     *added, peak, place = events_reduced([*words, *sums], size, place, (size.ndim - 1,))
     counted, parts = added[: len(words)], added[len(words) :]
-    counts = (
-        counted
-        if shared == 1
-        else [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)][
-            : len(flags)
-        ]
-    )
-    return counts, parts, peak, place
+    if shared > 1:
+        counted = [word >> BITS * k & 2**BITS - 1 for word in counted for k in range(shared)]
+    return counted[: len(flags)], parts, peak, place
 
 
 def _word(flags: Sequence[Array]) -> Array:

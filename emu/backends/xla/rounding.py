@@ -8,6 +8,8 @@ arithmetic. So `widen` and `narrow` convert binary32 arrays to the binary64 carr
 bits.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -95,3 +97,23 @@ def _apply(
     else:
         y = rule.any_mode(b, t)
     return lax.bitcast_convert_type(y, x.dtype)
+
+
+def run(f: Callable[..., Any], /, *arrays: Any, **fixed: Any) -> Any:
+    """Return f(*arrays, **fixed), run as one compiled program with 64-bit types enabled.
+
+    It is compiled once for each shape and dtype of the arrays (those of JAX or NumPy, numbers,
+    None, or structures of them; tracers too) and each value of `fixed`, hashable constants. f is
+    defined in a module, since its identity is part of the program's key. If the operations of a
+    first call ran one by one, they would be some fifty programs, and each call would pass over
+    memory once for each.
+    """
+    with jax.enable_x64(True):
+        return _compiled(f, tuple(fixed.items()), arrays)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _compiled(
+    f: Callable[..., Any], fixed: tuple[tuple[str, Any], ...], arrays: tuple[Any, ...]
+) -> Any:
+    return f(*arrays, **dict(fixed))

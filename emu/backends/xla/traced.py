@@ -82,9 +82,8 @@ def rounding_in(row: tuple[int, ...]) -> Rounding:
     """
     mode, seed = RoundingMode(list(RoundingMode)[row[T - 1]]), row[-1]
     for format, overflow, nan in product(_formats_in(row), Overflow, NanPolicy):
-        if (overflow is Overflow.INF and not format.inf) or (
-            overflow is Overflow.NAN and not format.nan
-        ):
+        lacks = {Overflow.INF: not format.inf, Overflow.NAN: not format.nan}
+        if lacks.get(overflow):
             continue
         r = Rounding(format=format, mode=mode, overflow=overflow, nan=nan, seed=seed)
         if tuple(row_of(r).tolist()) == row:
@@ -116,11 +115,8 @@ def rounding_of(row: Any, kind: Kind) -> TracedRounding:
     """Return the rounding that a row of shape (FIELDS,) represents."""
     target, judge = Target(*(row[i] for i in range(T))), Judged(*(row[T + i] for i in range(J)))
     window = lax.bitcast_convert_type(row[T + J], jnp.float64)
-    mode = {
-        Kind.NEAREST: RoundingMode.TIES_TO_EVEN,
-        Kind.STOCHASTIC: RoundingMode.STOCHASTIC,
-        Kind.ANY: None,
-    }[kind]
+    known = {Kind.NEAREST: RoundingMode.TIES_TO_EVEN, Kind.STOCHASTIC: RoundingMode.STOCHASTIC}
+    mode = known.get(kind)
     return TracedRounding(
         mode,
         # of deep formats only binary64, in which nothing is rounded, has the kind NEAREST

@@ -5,7 +5,63 @@ row for each question, such as what the function does with ties, and says which 
 scale rule the function behaves as. Nothing here prints.
 """
 
-from roundscope.emu.testing.casts.examine import examine_cast
-from roundscope.emu.testing.casts.records import CastReport, Example, Row, Status
+import numpy as np
+
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.roundings.modes import Rounding, rounding
+from roundscope.emu.testing.casts.blocks import examine_blocks
+from roundscope.emu.testing.casts.elements import examine_elements
+from roundscope.emu.testing.casts.records import CastReport, Example, Function, Row, Status
 
 __all__ = ["CastReport", "Example", "Row", "Status", "examine_cast"]
+
+
+WIDEST = 23  # significand bits of a format that float32 inputs can test
+
+
+def examine_cast(function: Function, asked: str | Rounding | BlockFormat) -> CastReport:
+    """Return what a cast or quantizer does, compared with the rounding that it is meant to do.
+
+    The function is called on systematic inputs: every number of the format, ties and the float32
+    numbers beside them, subnormal numbers, numbers beyond the largest one, infinities, NaN, and
+    random numbers; for a block format also on blocks whose largest magnitude lies near every
+    threshold of the scale rules, at every exponent.
+
+    Args:
+        function: takes a float32 NumPy array. For an element format it takes an array of any shape
+            and returns one of the same shape: numbers as floats of any type (of NumPy, ml_dtypes,
+            JAX or PyTorch), or codes as whole numbers. For a block format it takes an array (rows,
+            K) with blocks along the last axis. It returns the numbers that the blocks represent, or
+            a tuple (elements, scales) or (elements, scales, tensor_scale) whose elements are
+            numbers or codes and whose scales are numbers, codes, or an array of the type e8m0.
+        asked: a `Rounding`, a `BlockFormat`, or the name of a format.
+
+    Returns:
+        A `CastReport`: a row for each question, and what the function behaves as.
+
+    Raises:
+        ValueError: for an unknown name or a format that float32 numbers cannot test, and for a
+            function that raises an error or returns something that is no array of numbers or codes.
+
+    Example:
+        >>> import ml_dtypes
+        >>> from roundscope.emu.testing.casts import examine_cast
+        >>> report = examine_cast(lambda x: x.astype(ml_dtypes.float8_e4m3fn), "e4m3fn")
+        >>> report.behaves_as
+        'e4m3fn:ties-to-even:nan'
+        >>> [row.name for row in report.failed]
+        ['overflow', 'infinities']
+    """
+    if isinstance(asked, str) and asked in BLOCK_NAMED:
+        asked = BLOCK_NAMED[asked]
+    with np.errstate(all="ignore"):
+        if isinstance(asked, BlockFormat):
+            return examine_blocks(function, asked)
+        r = rounding(asked)
+        f = r.format
+        if f.precision > WIDEST or not f.fits_binary32 or not f.signed:
+            raise ValueError(
+                f"format={f.name}: must be signed, lie inside float32 and have fewer significand"
+                " bits than 24, such as bf16"
+            )
+        return examine_elements(function, r)

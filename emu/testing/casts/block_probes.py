@@ -6,7 +6,7 @@ import numpy as np
 
 from roundscope.emu.blocks.format import E8M0, BlockFormat
 from roundscope.emu.blocks.layout import from_lines, layout_of
-from roundscope.emu.testing.casts.probes import LARGEST32, magnitudes, midpoints
+from roundscope.emu.testing.casts.elements import LARGEST32, magnitudes, midpoints
 from roundscope.emu.testing.casts.quantized import expected_scales
 from roundscope.emu.testing.casts.records import Numbers
 

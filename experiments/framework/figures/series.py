@@ -10,29 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean
-from roundscope.tools.report.pictures import BAND, COLOURS, INK, MARKERS, QUIET, canvas
+from roundscope.tools.report.pictures import COLOURS, canvas  # noqa: F401 (read from here too)
 
 LETHAL, CALM = "#d55e00", "#0072b2"  # runs that diverged, and runs that did not
 # from none over some to all runs diverged
 SHARE = LinearSegmentedColormap.from_list("share", ["#d6e8f5", "#f6e3c5", LETHAL])
 GRID = "#e4e7eb"  # lines behind rows
-
-__all__ = [
-    "BAND",
-    "CALM",
-    "COLOURS",
-    "GRID",
-    "INK",
-    "LETHAL",
-    "MARKERS",
-    "QUIET",
-    "SHARE",
-    "canvas",
-    "legend",
-    "numbers",
-    "series",
-    "upwards",
-]
 
 
 def series(
@@ -48,10 +31,7 @@ def series(
     hollow: bool = False,
     aside: float = 0.0,
 ) -> None:
-    """Draw one line.
-
-    `aside` moves it sideways, by a factor of x for a geometric mean, else by a number.
-    """
+    """Draw one line, moved sideways by `aside`."""
     move = np.asarray(x, dtype=float) + aside
     estimates: list[Estimate] = [factor(v) if geometric else mean(v) for v in values]
     for place, each in zip(move, values, strict=True):
@@ -59,12 +39,10 @@ def series(
         ax.plot([place] * len(dots), dots, ".", color=color, ms=4.5, alpha=0.28, mew=0)
     centre = np.array([e.mean for e in estimates])
     below = [e.mean - e.low for e in estimates]
-    above = [e.high - e.mean for e in estimates]
-    bars = np.nan_to_num(np.array([below, above]))
     ax.errorbar(
         move,
         centre,
-        bars,
+        np.nan_to_num(np.array([below, [e.high - e.mean for e in estimates]])),
         linestyle=line,
         color=color,
         marker=marker,
@@ -94,10 +72,15 @@ def upwards(ax: Axes) -> None:
 
 
 def legend(figure: Figure, ax: Axes, columns: int, **look: Any) -> None:
-    """Put the labels of one axes above the picture, each once.
-
-    `look` has arguments of `Figure.legend` that are to be others than here.
-    """
+    """Put the labels of one axes above the picture, each once; `look` is for `Figure.legend`."""
     found = {label: h for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     usual: dict[str, Any] = {"loc": "outside upper left", "fontsize": 8.5, "frameon": False}
     figure.legend([*found.values()], [*found], ncols=columns, **(usual | look))
+
+
+def decades(ax: Axes) -> None:
+    """Make the vertical axis logarithmic, with numbers at 1, 2 and 5 of every decade."""
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ax.yaxis.set_minor_formatter(NullFormatter())

@@ -1,22 +1,21 @@
 """Verdicts on what trainings show: does it fail, on what does that depend, and where from?
 
-`interventions` has those on what averts the failure, `code` those on the released code.
+At the end is what averts the failure (the paper's figure 4, and ours), beyond what the smallest
+change of the state does by itself. Training is chaotic: half an ulp in one step moves the step of
+divergence. So every seed has shams beside its arms, and an arm counts where it outlives the
+unchanged run and all shams of its seed. If the arm were one of them, it would be the last with
+probability 1 / (shams + 2) or less; so many wins over seeds have a binomial probability.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
-from roundscope.experiments.framework.counts import counted, diverged, share, signs
-from roundscope.experiments.framework.estimates import (
-    Estimate,
-    Values,
-    factor,
-    mean,
-    ratio,
-)
+from roundscope.experiments.framework.counts import LEVEL, at_least, counted, diverged, share, signs
+from roundscope.experiments.framework.estimates import Estimate, Values, factor, mean, ratio
 from roundscope.experiments.framework.verdicts import (
     LARGER,
     SAME,
@@ -26,10 +25,20 @@ from roundscope.experiments.framework.verdicts import (
     Word,
     interval,
     judge,
+    number,
+    verdict_on,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, Runs
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
+    FORWARD,
+    HYBRID,
+    PAPER,
+    SHAM,
+    Found,
+    Parted,
+    Runs,
+)
 from roundscope.experiments.train.mx import Site
-from roundscope.experiments.train.student.arms import EXACT, Arm
+from roundscope.experiments.train.student.arms import EXACT, UNCHANGED, Arm
 from roundscope.experiments.train.student.run import measures, paired
 from roundscope.tools.results.run import Run
 
@@ -49,37 +58,8 @@ RULES = (
 )
 
 
-def row(
-    figure: str,
-    claim: str,
-    case: str,
-    word: Word,
-    measured: str,
-    estimate: Estimate | None = None,
-    note: str = "",
-) -> Verdict:
-    """Return a verdict; the cells of this study have no sizes in common."""
-    return Verdict(
-        figure=figure,
-        claim=claim,
-        case=case,
-        sizes="",
-        word=word,
-        measured=measured,
-        estimate=estimate,
-        note=note,
-    )
-
-
 def training(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the divergence: of formats, as published, and in other settings."""
-    yield from _instability(found)
-    yield from _paper(found)
-    yield from _effects(found)
-
-
-def _instability(found: Found) -> Iterator[Verdict]:
-    """Yield verdicts: does a format diverge on rows on which FP32 does not?"""
     scale = found.scale
     exact, beside = found.of(scale.base.name, EXACT), found.base(EXACT)
     for name in scale.formats:
@@ -89,54 +69,26 @@ def _instability(found: Found) -> Iterator[Verdict]:
         claim, word = "diverges where FP32 on the same rows does not", _lone(at, beside)
         note = "at this rate and length; the published setting is a row of its own"
         if name == "bf16":
-            claim, word, note = "BF16 is smooth", _smooth(at), ""
+            low, high = share(diverged(at), len(at))
+            word = Word.CONTRADICTS if low > HALF else Word.UNDECIDED
+            claim, word, note = "BF16 is smooth", Word.AGREES if high <= HALF else word, ""
         case = f"{name}, lr {scale.rate:g}, {scale.base.config.steps} steps"
         measured = f"{counted(at)}; FP32 {counted(beside)}"
-        yield row("1", claim, case, word, measured, note=note)
+        yield verdict_on("1", claim, case, word, measured, note=note)
         if len(scale.base.rates) > 1:
             claim = f"{name} lowers the rate at which training diverges by 5 % or more"
             yield _limit("1", claim, "all rates", own, exact, SMALLER)
-
-
-def _smooth(own: Runs) -> Word:
-    """Return the word for runs that should not diverge.
-
-    It agrees if fewer than half would, by the interval of their share.
-    """
-    low, high = share(diverged(own), len(own))
-    return Word.AGREES if high <= HALF else Word.CONTRADICTS if low > HALF else Word.UNDECIDED
-
-
-def _lone(own: Runs, exact: Runs) -> Word:
-    """Return the word for runs that should diverge where FP32 does not.
-
-    It agrees by the test of signs; it contradicts if no run diverged and fewer than half would, by
-    the interval of their share.
-    """
-    word = signs(paired(own, exact)).word
-    is_rare = not diverged(own) and share(0, len(own))[1] < HALF
-    return Word.CONTRADICTS if word is Word.UNDECIDED and is_rare else word
-
-
-def _paper(found: Found) -> Iterator[Verdict]:
-    """Yield verdicts on the published setting, for as many steps as it was run."""
     claim = "the published setting: E4M3 diverges near step 5090, FP32 does not"
-    if found.scale.paper is None:
-        yield row("4", claim, "-", Word.NOT_TESTABLE, "not run at this scale")
-        return
-    setting, formats, _ = found.scale.paper
-    exact = found.paper.get(EXACT, ())
+    if scale.paper is None:
+        yield verdict_on("4", claim, "-", Word.NOT_TESTABLE, "not run at this scale")
+    exact, formats = found.paper.get(EXACT, ()), scale.paper[1] if scale.paper else ()
     for name in formats:
         own = found.paper.get(name, ())
-        if own and exact and name != EXACT:
-            case = f"{name}, lr {setting.config.lr:g}, {setting.config.steps} steps"
-            measured = f"{counted(own)}; FP32 {counted(exact)}"
-            yield row("4", claim, case, _lone(own, exact), measured)
-
-
-def _effects(found: Found) -> Iterator[Verdict]:
-    """Yield what each change of the student does to the rates at which FP32 and the format fail."""
-    scale = found.scale
+        if scale.paper and own and exact and name != EXACT:
+            config = scale.paper[0].config
+            case, measured = f"{name}, lr {config.lr:g}, {config.steps} steps", counted(own)
+            measured = f"{measured}; FP32 {counted(exact)}"
+            yield verdict_on("4", claim, case, _lone(own, exact), measured)
     for setting in scale.settings[1:]:
         for name in scale.few:
             own, base = found.of(setting.name, name), found.of(scale.base.name, name)
@@ -152,7 +104,14 @@ def _effects(found: Found) -> Iterator[Verdict]:
                 wins = signs(paired(own, exact))
                 count = f"earlier in {wins.earlier} runs, later in {wins.later}, of {len(own)}"
                 case = f"{setting.name}, {name}"
-                yield row("2", claim, case, wins.word, f"{count} at all rates")
+                yield verdict_on("2", claim, case, wins.word, f"{count} at all rates")
+
+
+def _lone(own: Runs, exact: Runs) -> Word:
+    """Return the word for runs that should diverge where FP32 does not: of signs, or none did."""
+    word = signs(paired(own, exact)).word
+    is_rare = not diverged(own) and share(0, len(own))[1] < HALF
+    return Word.CONTRADICTS if word is Word.UNDECIDED and is_rare else word
 
 
 EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
@@ -164,10 +123,7 @@ EFFECTS: dict[tuple[str, bool], tuple[str, Range]] = {
 
 
 def limits(runs: Runs) -> Values:
-    """Return the lowest rate at which each seed diverged.
-
-    Seeds that diverged at no rate, or at the lowest, are left out.
-    """
+    """Return the lowest rate at which each seed diverged, unless it is the lowest that was run."""
     lowest = min((r.condition.lr for r in runs), default=0.0)
     by_seed: dict[int, float] = {}
     for r in sorted(runs, key=lambda r: (r.seed, r.condition.lr)):
@@ -194,7 +150,7 @@ def _limit(
         f"limit {interval(e, 'x')}: {shown(limits(own))} against {shown(limits(base))};"
         f" {counted(own)} of all rates"
     )
-    return row(figure, claim, case, word, measured, e)
+    return verdict_on(figure, claim, case, word, measured, e)
 
 
 def runs_of(found: Found) -> Runs:
@@ -204,10 +160,7 @@ def runs_of(found: Found) -> Runs:
 
 
 def before(r: Run[Arm]) -> list[tuple[int, dict[str, float]]]:
-    """Return the looks at steps before divergence.
-
-    The first one, at step 0, is left out, since nothing is trained there.
-    """
+    """Return the looks before divergence, without that at step 0, where nothing is trained."""
     return [(step, dict(own)) for step, own in measures(r) if 0 < step < r.time]
 
 
@@ -222,17 +175,13 @@ def _at(found: Found, read: Callable[[list[dict[str, float]]], float]) -> Values
 
 
 def epsilon(found: Found) -> Iterator[Verdict]:
-    """Yield every verdict on the gradient's error epsilon; none before its runs are stored.
-
-    How large is it, how does it grow before a divergence, where does it come from, and what does
-    the released measure say?
-    """
+    """Yield every verdict on the gradient's error epsilon; none before its runs are stored."""
     if not runs_of(found):
         return
     case = f"{found.scale.mx}, lr {found.scale.rate:g}"
 
     def verdict(claim: str, e: Estimate, holds: Range, told: str, note: str = "") -> Verdict:
-        return row("epsilon", claim, case, judge(e, holds), told, e, note)
+        return verdict_on("epsilon", claim, case, judge(e, holds), told, e, note)
 
     def average(name: str, unit: float = 1.0) -> str:
         e = mean(middle(found, name))
@@ -279,13 +228,179 @@ def epsilon(found: Found) -> Iterator[Verdict]:
 
 
 def largest(found: Found) -> tuple[Site, Estimate, int]:
-    """Return the event whose own zeta is largest in the median, with two numbers.
-
-    They are its part of the whole, and in how many seeds it is the largest.
-    """
+    """Return the event of the largest zeta, its part of the whole, and in how many seeds."""
     firsts = [own for r in runs_of(found) for _, own in before(r)[:1]]
     there = [site for site in Site if all(f"zeta_{site}" in own for own in firsts)]
     by = {site: middle(found, f"zeta_{site}") for site in there}
     name = max(there, key=lambda s: float(np.median(list(by[s].values()))))
     sure = sum(max(there, key=lambda s: by[s][seed]) is name for seed in by[name])
     return name, ratio(by[name], middle(found, "zeta")), sure
+
+
+OF_ARMS = (
+    "Interventions. Shams leave the same state and differ in the rounding of one gradient in one"
+    " step. An arm has an effect if it outlives (or precedes) the unchanged run and every sham of"
+    " its seed in more seeds than chance, 1 / (shams + 2) each, allows at the 5 % level: averted if"
+    " it then never diverged, delayed if it did. Delays are against the median of the unchanged run"
+    " and shams, and lower bounds where a run lived to the last step."
+)
+# the interventions of which the paper's text says that they avert or delay
+STATED = ("LN in FP32", "activations BF16 forward", "activations BF16")
+HYBRIDS = (HYBRID, FORWARD)  # recipes of the paper's language models, where both were stable
+NOT_STATED = "the outcome is in a figure that we have not"
+
+
+class Effect(StrEnum):
+    """What an arm did."""
+
+    AVERTED = "averted"  # outlives its shams in more seeds than chance, and never diverged
+    DELAYED = "delayed"  # outlives its shams in more seeds than chance
+    HASTENED = "earlier"  # precedes its shams in more seeds than chance
+    NONE = "no effect seen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One arm at one lead.
+
+    runs      steps of divergence by seed, infinite without
+    outlived  seeds in which it diverged, if at all, after the unchanged run and all shams
+    preceded  seeds in which it diverged before all of them
+    delay     steps by which it outlives their median, over seeds; at least that where it lived
+    scatter   the standard deviation of their steps of divergence about that median
+    """
+
+    name: str
+    lead: int
+    runs: Mapping[int, float]
+    outlived: int
+    preceded: int
+    delay: Estimate
+    censored: bool
+    scatter: float
+    shams: int
+
+    @property
+    def effect(self) -> Effect:
+        """The word for the outcome."""
+        chance = 1.0 / (self.shams + 2)
+        if self.runs and at_least(self.outlived, len(self.runs), chance) <= LEVEL:
+            lived = all(math.isinf(x) for x in self.runs.values())
+            return Effect.AVERTED if lived else Effect.DELAYED
+        if self.runs and at_least(self.preceded, len(self.runs), chance) <= LEVEL:
+            return Effect.HASTENED
+        return Effect.NONE
+
+
+def outcome(found: Parted, lead: int, name: str) -> Outcome:
+    """Return the outcome over seeds whose unchanged run diverged; no end is the last step."""
+    own = {
+        seed: runs
+        for (seed, at), runs in found.items()
+        if at == lead and name in runs and math.isfinite(runs[UNCHANGED].time)
+    }
+    nulls = {
+        seed: [r.time for n, r in runs.items() if n == UNCHANGED or n.startswith(SHAM)]
+        for seed, runs in own.items()
+    }
+    steps = {seed: runs[name].time for seed, runs in own.items()}
+    last = {seed: float(runs[name].steps) for seed, runs in own.items()}
+    middle = {seed: float(np.median(np.minimum(null, last[seed]))) for seed, null in nulls.items()}
+    around = [min(x, last[seed]) - middle[seed] for seed, null in nulls.items() for x in null]
+    return Outcome(
+        name=name,
+        lead=lead,
+        runs=steps,
+        outlived=sum(steps[s] > max(nulls[s]) for s in own),
+        preceded=sum(steps[s] < min(nulls[s]) for s in own),
+        delay=mean({s: min(steps[s], last[s]) - middle[s] for s in own}),
+        censored=any(map(math.isinf, steps.values())),
+        scatter=float(np.sqrt(np.mean(np.square(around)))) if around else math.nan,
+        shams=min((len(null) - 1 for null in nulls.values()), default=0),
+    )
+
+
+def outcomes(found: Parted, lead: int) -> list[Outcome]:
+    """Return the outcomes of all arms but the unchanged run and the shams, in their order."""
+    names = dict.fromkeys(
+        n for runs in found.values() for n in runs if n != UNCHANGED and not n.startswith(SHAM)
+    )
+    return [outcome(found, lead, name) for name in names]
+
+
+def arms(found: Found) -> Iterator[Verdict]:
+    """Yield verdicts on recipes from the first step on, then on each lead's arms and shams."""
+    base, claim = found.base(found.scale.mx), "the hybrid recipe is stable from the first step on"
+    for name in HYBRIDS:
+        hybrid = found.base(f"{found.scale.mx}, {name}")
+        if hybrid and base:
+            wins, died = signs(paired(base, hybrid)), diverged(hybrid)
+            failed = share(died, len(hybrid))[0] >= 0.5 or died == len(hybrid)
+            stable = wins.word is Word.AGREES and not died
+            word = Word.AGREES if stable else Word.CONTRADICTS if failed else Word.UNDECIDED
+            measured = f"{counted(hybrid)}; {found.scale.mx} alone {counted(base)}; later in"
+            measured += f" {wins.earlier} of {len(hybrid)} seeds"
+            yield verdict_on("recipe", claim, name, word, measured)
+    for lead in found.leads:
+        moved = [
+            abs(r.time - runs[UNCHANGED].time)
+            for (_, at), runs in found.parted.items()
+            if at == lead
+            for name, r in runs.items()
+            if name.startswith(SHAM)
+        ]
+        lived = sum(map(math.isinf, moved))
+        steps = sorted(x for x in moved if math.isfinite(x))
+        distance = "none diverged"
+        if steps:
+            distance = f"median {number(steps[len(steps) // 2])}, largest {number(steps[-1])} steps"
+        claim = "ours: a change of half an ulp in one step moves the divergence"
+        word = Word.AGREES if any(moved) else Word.CONTRADICTS
+        measured = f"by {distance}; {lived} of {len(moved)} did not diverge"
+        yield verdict_on("4", claim, f"shams, {lead} steps before", word, measured)
+        yield from map(_arm, outcomes(found.parted, lead))
+    if not found.leads:
+        claim = "precision of LN or activations averts the divergence"
+        why = "no base run diverged where FP32 lived, or its arms are not there"
+        yield verdict_on("4", claim, "-", Word.NOT_TESTABLE, why)
+        return
+    there = {name for runs in found.parted.values() for name in runs}
+    why = f"not an arm of {found.scale.mx}: it is RCEIL for E4M3"
+    for own, ours in PAPER.items():
+        if ours not in there:
+            yield verdict_on("4", "averts or delays", f"{ours} ({own})", Word.NOT_TESTABLE, why)
+
+
+def _arm(o: Outcome) -> Verdict:
+    """Return the verdict on one arm at one lead."""
+    own = next((name for name, ours in PAPER.items() if ours == o.name), None)
+    lived = sum(map(math.isinf, o.runs.values()))
+    delay = "no seed"
+    if o.runs:
+        delay = f"delay {'at least ' if o.censored else ''}{interval(o.delay, ' steps')}"
+    measured = (
+        f"{o.effect}: {lived} of {len(o.runs)} never diverged; {delay}; shams scatter by"
+        f" {number(o.scatter)}; outlives all shams in {o.outlived} of {len(o.runs)}, precedes them"
+        f" in {o.preceded}"
+    )
+    case = f"{o.name}{f' ({own})' if own else ''}, {o.lead} steps before"
+    note = NOT_STATED if own and o.name not in STATED else ""
+    claim = "averts or delays" if own else "ours: averts or delays"
+    if o.name in STATED:
+        claim = "raising the precision of LN or activations averts or delays"
+    elif o.name in HYBRIDS:
+        claim = "the hybrid recipe is stable"
+    return verdict_on("4", claim, case, _word(o), measured, o.delay, note)
+
+
+def _word(o: Outcome) -> Word:
+    """Return the word for "averts or delays", or for "stable" for hybrids."""
+    if o.effect is Effect.HASTENED:
+        return Word.CONTRADICTS
+    if o.name in HYBRIDS and o.effect is Effect.AVERTED:
+        return Word.AGREES
+    if o.name in HYBRIDS:  # did more seeds diverge than a chance of one in two explains?
+        died = sum(map(math.isfinite, o.runs.values()))
+        failed = bool(o.runs) and at_least(died, len(o.runs), 0.5) <= LEVEL
+        return Word.CONTRADICTS if failed else Word.UNDECIDED
+    return Word.AGREES if o.effect in (Effect.AVERTED, Effect.DELAYED) else Word.UNDECIDED

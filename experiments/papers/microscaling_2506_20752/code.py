@@ -7,20 +7,13 @@ the paper and its released code change a conclusion; for each of them a run deci
 or nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from roundscope.emu import (
-    BLOCK_NAMED,
-    block_format,
-    block_stats,
-    from_blocks,
-    round_to,
-    to_blocks,
-)
+from roundscope.emu import BLOCK_NAMED, block_format, block_stats, from_blocks, round_to, to_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule
 from roundscope.emu.blocks.stats import BlockStats
 from roundscope.experiments.framework.counts import counted, signs
@@ -32,11 +25,15 @@ from roundscope.experiments.framework.verdicts import (
     Word,
     interval,
     judge,
+    verdict_on,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.claims import middle, row, runs_of
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import FROZEN
-from roundscope.experiments.papers.microscaling_2506_20752.interventions import Effect, outcome
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
+from roundscope.experiments.papers.microscaling_2506_20752.claims import (
+    Effect,
+    middle,
+    outcome,
+    runs_of,
+)
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import FROZEN, Found
 from roundscope.experiments.train.student.arms import EXACT
 from roundscope.experiments.train.student.run import paired
 
@@ -110,15 +107,18 @@ def example() -> Verdict:
         rule: from_blocks(to_blocks(x, E4M3, rule=rule))
         for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL)
     }
+    distinct = {
+        rule: ", ".join(f"{v:g}" for v in np.unique(y).tolist()) for rule, y in kept.items()
+    }
     alike = bool((kept[ScaleRule.FLOOR] == kept[ScaleRule.RCEIL]).all())
     claim = "five clustered scales of LayerNorm become one number because they exceed the largest"
     note = "with a scale that clips nothing they become the same: the grid does it, not the clamp"
-    return row(
+    return verdict_on(
         "3.3",
         f"{claim} element",
         "E4M3",
-        _agrees(not alike),
-        "; ".join(f"{rule} {_distinct(y)}" for rule, y in kept.items()),
+        not alike,
+        "; ".join(f"{rule} {distinct[rule]}" for rule in kept),
         note=note if alike else "",
     )
 
@@ -131,7 +131,7 @@ def clusters() -> Iterator[Verdict]:
         lost = draws.of(f, lambda s: 100 * s.relative_shrink)
         claim = f"computed: a cluster at {centre:.2f} has an rms error of {rms} %"
         told = f"rms {interval(e, ' %')}, shrink {interval(lost, ' %')}"
-        yield row("3.3", claim, f"E4M3 {rule}", judge(e, _about(rms)), told, e)
+        yield verdict_on("3.3", claim, f"E4M3 {rule}", judge(e, _about(rms)), told, e)
 
 
 def clipped() -> Iterator[Verdict]:
@@ -146,7 +146,7 @@ def clipped() -> Iterator[Verdict]:
         blocks, numbers = computed
         claim = f"computed: FLOOR clips {blocks} % of blocks of N(0, 1), {numbers} % of numbers"
         told = f"{interval(both[0], ' %')} of blocks, {interval(both[1], ' %')} of numbers"
-        yield row("3.3", claim, name, word, told, both[0])
+        yield verdict_on("3.3", claim, name, word, told, both[0])
 
 
 def harm() -> Verdict:
@@ -158,7 +158,7 @@ def harm() -> Verdict:
         f"{interval(e, ' %')} of them become the largest element anyway; {interval(more, ' %')}"
         " of the error is excess over RCEIL"
     )
-    return row("3.3", claim, "E4M3, N(0, 1)", judge(e, (0.0, 1.0)), told, e)
+    return verdict_on("3.3", claim, "E4M3, N(0, 1)", judge(e, (0.0, 1.0)), told, e)
 
 
 def bumped() -> Verdict:
@@ -166,11 +166,11 @@ def bumped() -> Verdict:
     x = (np.arange(1 << 23, dtype=np.int32) + (127 << 23)).view(np.float32).reshape(-1, 1)
     differ = {name: _differ(x, name) for name in (E4M3, E5M2, E3M2)}
     told = ", ".join(f"{name}: {n}" for name, n in differ.items())
-    return row(
+    return verdict_on(
         "3.5",
         "ours: the intervention `bump` is RCEIL, equality included",
         f"all {x.size} fractions of a maximum",
-        _agrees(not any(differ.values())),
+        not any(differ.values()),
         f"scales that differ, {told}",
     )
 
@@ -188,11 +188,11 @@ def meta() -> Verdict:
     f = BLOCK_NAMED[E3M2].element.format
     wrong, right = META["max"] / 2.0 ** META["emax"], f.max_finite / 2.0**f.emax
     cancel = "the two errors cancel in the threshold; " if wrong == right else ""
-    return row(
+    return verdict_on(
         "3.5 f",
         "wrong constants of E3M2 make its clip fraction wrong",
         E3M2,
-        _agrees(wrong != right),
+        wrong != right,
         f"code: emax {META['emax']}, largest {META['max']:g}; true: {f.emax}, {f.max_finite:g};"
         f" both clip above {wrong:g} 2^floor(log2 a)",
         note=f"{cancel}E2M3, which the code has not, is not judged",
@@ -200,10 +200,7 @@ def meta() -> Verdict:
 
 
 def ties() -> Iterator[Verdict]:
-    """Yield the verdicts on discrepancy g: ties away from zero against ties to even.
-
-    The numbers are BF16, as the emulator's are.
-    """
+    """Yield the verdicts on discrepancy g, of BF16 numbers: ties away from zero against to even."""
     claim = "ours: ties away from zero lengthen numbers that nearest even does not"
     for rule in (ScaleRule.FLOOR, ScaleRule.RCEIL):
         even, away = (
@@ -218,7 +215,7 @@ def ties() -> Iterator[Verdict]:
             f" {interval(mean(away))}"
         )
         word = judge(moved, (1e-3, np.inf))
-        yield row("3.5 g", claim, f"E4M3 {rule}, BF16 inputs", word, told, moved)
+        yield verdict_on("3.5 g", claim, f"E4M3 {rule}, BF16 inputs", word, told, moved)
 
 
 def blocks_of_16() -> Verdict:
@@ -227,7 +224,7 @@ def blocks_of_16() -> Verdict:
     e = ratio(*(NORMAL.each(f, lambda s: s.clipped / s.numbers) for f in sizes))
     claim = "the clip fraction of blocks of 16 is that of blocks of 32"
     word, told = judge(e, (1 - NEAR, 1 + NEAR)), f"{interval(e, 'x')} as large"
-    return row("3.5 i", claim, "E4M3, N(0, 1)", word, told, e)
+    return verdict_on("3.5 i", claim, "E4M3, N(0, 1)", word, told, e)
 
 
 def _about(computed: str) -> Range:
@@ -236,37 +233,29 @@ def _about(computed: str) -> Range:
     return (x - half) * (1 - NEAR), (x + half) * (1 + NEAR)
 
 
-def _agrees(holds: bool) -> Word:
-    return Word.AGREES if holds else Word.CONTRADICTS
-
-
-def _distinct(y: Sequence[float] | np.ndarray) -> str:
-    return ", ".join(f"{v:g}" for v in sorted(set(map(float, y))))
-
-
 def discrepancies(found: Found) -> Iterator[Verdict]:
     """Yield a verdict for each discrepancy: does it change a conclusion?"""
     claim = "LN's scales are never in MX: it matters"
-    yield row("3.5 a", claim, "run: gamma in MX", *_acts(found, "gamma in MX"))
+    yield verdict_on("3.5 a", claim, "run: gamma in MX", *_acts(found, "gamma in MX"))
     claim = "LN's shift is frozen in MX: it matters"
-    yield row("3.5 b", claim, "run: frozen from the first step", *_frozen(found))
+    yield verdict_on("3.5 b", claim, "run: frozen from the first step", *_frozen(found))
     claim = "the LN intervention also trains the shift: its effect is not LN's precision"
-    yield row("3.5 b'", claim, "run: both, from the first step", *_confounded(found))
+    yield verdict_on("3.5 b'", claim, "run: both, from the first step", *_confounded(found))
     claim = "GeLU is never rounded: it matters"
-    yield row("3.5 c", claim, "run: phi in FP32", *_acts(found, "phi in FP32"))
+    yield verdict_on("3.5 c", claim, "run: phi in FP32", *_acts(found, "phi in FP32"))
     claim = "FP32 and MX have other targets: the failure needs that"
-    yield row("3.5 d", claim, "run: same targets in both", *_targets(found))
+    yield verdict_on("3.5 d", claim, "run: same targets in both", *_targets(found))
     claim = "epsilon is of two states: it is not the formats' error"
-    yield row("3.5 e", claim, "run: both, same rows", *_states(found))
+    yield verdict_on("3.5 e", claim, "run: both, same rows", *_states(found))
     claim, own = "wrong constants of E3M2: its clip fraction is wrong", meta()
-    yield row("3.5 f", claim, "arithmetic", own.word, own.measured)
+    yield verdict_on("3.5 f", claim, "arithmetic", own.word, own.measured)
     claim = "ties go away from zero: that matters"
-    yield row("3.5 g", claim, "run: ties to away", *_acts(found, "ties to away"))
+    yield verdict_on("3.5 g", claim, "run: ties to away", *_acts(found, "ties to away"))
     claim, why = "the transformer's MX file is not used", "no run of the paper depends on it"
-    yield row("3.5 h", claim, "not decided", Word.NOT_TESTABLE, why)
+    yield verdict_on("3.5 h", claim, "not decided", Word.NOT_TESTABLE, why)
     claim, own = "clip fractions of blocks of 16: not those of the training", blocks_of_16()
     # the conclusion changes where the code's number is not the true one
-    yield row("3.5 i", claim, "arithmetic", REVERSE.get(own.word, own.word), own.measured)
+    yield verdict_on("3.5 i", claim, "arithmetic", REVERSE.get(own.word, own.word), own.measured)
 
 
 Decided = tuple[Word, str]  # and what was measured
@@ -274,8 +263,7 @@ Decided = tuple[Word, str]  # and what was measured
 
 def _acts(found: Found, name: str) -> Decided:
     """Decide whether an intervention did anything, at any lead."""
-    every = [outcome(found.parted, lead, name) for lead in found.scale.leads]
-    own = [o for o in every if o.runs]
+    own = [o for o in [outcome(found.parted, lead, name) for lead in found.scale.leads] if o.runs]
     if not own:
         return Word.NOT_TESTABLE, "no interventions were run"
     acted = any(o.effect is not Effect.NONE for o in own)
@@ -288,16 +276,12 @@ def _frozen(found: Found) -> Decided:
     own, base = found.base(f"{found.scale.mx}, {FROZEN}"), found.base(found.scale.mx)
     if not own or not base:
         return Word.NOT_TESTABLE, "was not run"
-    moved = signs(paired(own, base)).word is not Word.UNDECIDED
-    word = Word.AGREES if moved else Word.UNDECIDED
+    word = Word.AGREES if (signs(paired(own, base)).word is not Word.UNDECIDED) else Word.UNDECIDED
     return word, f"{counted(own)}; trained {counted(base)}"
 
 
 def _confounded(found: Found) -> Decided:
-    """Decide b': is LN's precision alone judged as precision and shift together are, as released?
-
-    The shift is trained in both.
-    """
+    """Decide b': is LN's precision alone judged as precision and a trained shift together are?"""
     mx = found.scale.mx
     base, ln, frozen = map(found.base, (mx, f"{mx}, LN in FP32", f"{mx}, {FROZEN}"))
     if not (ln and frozen and base):
@@ -309,8 +293,7 @@ def _confounded(found: Found) -> Decided:
     )
     if alone.word is not released.word:
         return Word.AGREES, measured
-    decided = alone.word is not Word.UNDECIDED
-    return (Word.CONTRADICTS if decided else Word.UNDECIDED), measured
+    return (Word.CONTRADICTS if (alone.word is not Word.UNDECIDED) else Word.UNDECIDED), measured
 
 
 def _targets(found: Found) -> Decided:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,235 @@ from jax.flatten_util import ravel_pytree
 from roundscope.experiments.framework import student
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
-    Scale,
-    Setting,
-    base_arm,
-    changed,
-    changes_of,
-    config_of,
-    parted,
-    trained,
-)
 from roundscope.experiments.train.mx import How
 from roundscope.experiments.train.student import model, run
-from roundscope.experiments.train.student.arms import EXACT, Arm, Changes, Config, groups, how_of
+from roundscope.experiments.train.student.arms import (
+    EXACT,
+    UNCHANGED,
+    Arm,
+    Changes,
+    Config,
+    Matrix,
+    groups,
+    how_of,
+)
+from roundscope.experiments.train.student.arms import interventions as texts_of
 from roundscope.experiments.train.student.measure import measure
 from roundscope.tools.results.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A student and its rates, ascending: the lowest trains, the highest fails in FP32 too."""
+
+    name: str
+    config: Config
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Which students, formats and seeds are trained.
+
+    mx       the format whose divergence is averted: at `rate` of `base`, where FP32 has none
+    settings the base first; others differ from it in one thing
+    formats  the formats of the base
+    few      the formats, beside FP32, of the other settings
+    seeds    all seeds
+    parted   the number of seeds that get interventions: the first ones that diverge
+    leads    steps before a run's divergence at which its interventions leave it
+    shams    runs per seed and lead whose arithmetic differs in one gradient of one step only
+    looks    steps between two measurements of epsilon
+    paper    (the published setting, formats, seeds), one run a launch; None: not run
+    arms     the largest number of arms in a launch
+    """
+
+    name: str
+    mx: str
+    rate: float
+    settings: tuple[Setting, ...]
+    formats: tuple[str, ...]
+    few: tuple[str, ...]
+    seeds: tuple[int, ...]
+    parted: int
+    leads: tuple[int, ...]
+    shams: int
+    looks: int
+    paper: tuple[Setting, tuple[str, ...], tuple[int, ...]] | None = None
+    arms: int = 64
+
+    @property
+    def base(self) -> Setting:
+        """The setting of everything but the effects."""
+        return self.settings[0]
+
+    @property
+    def at_rate(self) -> Setting:
+        """The base at the rate of the interventions alone."""
+        return replace(self.base, rates=(self.rate,))
+
+    @property
+    def few_seeds(self) -> tuple[int, ...]:
+        """The seeds that have measures of epsilon, and LN's changes from the first step on."""
+        return self.seeds[: self.parted]
+
+
+def varied(
+    base: Setting, **changes: tuple[dict[str, object], tuple[float, ...]]
+) -> tuple[Setting, ...]:
+    """Return the base and settings that differ from it in one change each, by name."""
+    return base, *(
+        Setting(name=name.replace("_", " "), config=replace(base.config, **own), rates=rates)  # type: ignore[arg-type]
+        for name, (own, rates) in changes.items()
+    )
+
+
+SMALL = Config(depth=4, width=64, batch=64, steps=650, lr=0.1, min_lr=0.1, warmup=100, phi="swiglu")
+QUICK = Scale(
+    name="quick",
+    mx="mxfp4",
+    rate=0.1,
+    formats=("fp32", "bf16", "mxfp8_e4m3", "mxfp4"),
+    few=("fp32", "mxfp4"),
+    settings=varied(
+        Setting(name="base", config=SMALL, rates=(0.1,)), no_LN=({"norm": False}, (0.0175,))
+    ),
+    seeds=tuple(range(6)),
+    parted=3,
+    leads=(200,),
+    shams=2,
+    looks=200,
+)
+ALL = (
+    "fp32",
+    "bf16",
+    "mxfp8_e4m3",
+    "mxfp8_e5m2",
+    "e4m3 / e5m2",
+    "mxfp6_e2m3",
+    "mxfp6_e3m2",
+    "mxfp4",
+    "mxfp4:rceil",
+)
+PUBLISHED = Setting(name="paper", config=Config(), rates=(Config().lr,))
+FULL = Scale(
+    name="full",
+    mx="mxfp4",
+    rate=0.1,
+    formats=ALL,
+    few=("fp32", "mxfp8_e4m3", "mxfp4"),
+    settings=varied(
+        Setting(name="base", config=SMALL, rates=(0.085, 0.09, 0.095, 0.1, 0.105, 0.11)),
+        no_LN=({"norm": False}, (0.008, 0.01, 0.0125, 0.015, 0.0175, 0.02)),
+        gelu=({"phi": "gelu"}, (0.05, 0.06, 0.07, 0.08, 0.09, 0.1)),
+        relu=({"phi": "relu"}, (0.05, 0.06, 0.07, 0.08, 0.09, 0.1)),
+        width_128=({"width": 128}, (0.07, 0.08, 0.09, 0.1, 0.11, 0.12)),
+        longer=({"steps": 1500}, (0.08, 0.09, 0.1)),
+        depth_2=({"depth": 2}, (0.1, 0.12, 0.14, 0.16, 0.18, 0.2)),
+        depth_8=({"depth": 8}, (0.04, 0.05, 0.06, 0.07, 0.08, 0.09)),
+    ),
+    seeds=tuple(range(12)),
+    parted=8,
+    leads=(400, 200, 50),
+    shams=6,
+    looks=25,
+    paper=(PUBLISHED, ("fp32", "mxfp8_e4m3"), (0, 1)),
+    arms=144,
+)
+
+MIXED = "e4m3 / e5m2"
+WORDS = {MIXED: "-> mx=mxfp8_e4m3; site=backward -> mxfp8_e5m2", "bf16": "-> bf16"}
+SHAM = "sham"
+FROZEN = "beta frozen"
+HYBRID, FORWARD = "activations BF16, LN in FP32", "backward BF16"
+LN = {
+    FROZEN: "-> beta=0",
+    "LN in FP32": "site=norm -> fp32",
+    f"LN in FP32, {FROZEN}": "site=norm -> fp32; -> beta=0",
+}
+ADDED = LN | {
+    HYBRID: "site=activations -> bf16; site=norm -> fp32",
+    FORWARD: "site=backward -> bf16",
+}
+"""From the first step on: LN's precision and its shift, each alone and both (frozen later, the
+shift keeps Adam's momentum); hybrids.
+"""
+PAPER = {  # the paper's arm -> ours
+    "no_mx_inject": "all FP32",
+    "bump_exp": "bump",
+    "no_ln_q": "LN in FP32",
+    "bf16_act": "activations BF16 forward",
+    "bf16_act_all": "activations BF16",
+    "no_bp_quant": "backward BF16",
+    "no_gelu_quant": "phi in FP32",
+    "bf16_weight": "weights BF16",
+}
+OURS = {"gamma in MX": "site=GAMMA -> {mx}"}
+
+
+def changes_of(format: str) -> Changes:
+    """Return what trains in a format from the first step on, alone or with one of ADDED."""
+    if format == EXACT:
+        return ()
+    name, _, more = format.partition(", ")
+    texts = [WORDS.get(name, f"-> mx={name}"), *([ADDED[more]] if more else [])]
+    return ((0, "; ".join(texts)),)
+
+
+def changed(mx: str) -> tuple[str, ...]:
+    """Return the format with every one of ADDED."""
+    return tuple(f"{mx}, {name}" for name in ADDED)
+
+
+def trained(setting: Setting, formats: Sequence[str], seeds: Sequence[int]) -> list[Arm]:
+    """Return the arms of formats x rates x seeds."""
+    return [
+        Arm(name=f, changes=changes_of(f), lr=rate, seed=seed)
+        for f in formats
+        for rate in setting.rates
+        for seed in seeds
+    ]
+
+
+def base_arm(scale: Scale, seed: int) -> Arm:
+    """Return the run that the interventions leave."""
+    return Arm(name=UNCHANGED, changes=changes_of(scale.mx), lr=scale.rate, seed=seed)
+
+
+def parted(scale: Scale, seed: int, first: int) -> list[Arm]:
+    """Return all arms that leave the base at `first`; the unchanged one is a run of its own."""
+    base = base_arm(scale, seed)
+    texts = {name: text for name, text in texts_of(scale.mx).items() if FROZEN not in name}
+    texts |= {name: text.format(mx=scale.mx) for name, text in OURS.items()}
+    texts[UNCHANGED] = "; ".join(text for _, text in base.changes)
+
+    def arm(name: str) -> Arm:
+        changes = [(first, t.strip()) for t in texts[name].split(";") if t.strip()]
+        return replace(base, name=name, changes=(*base.changes, *changes))
+
+    others = [arm(name) for name in texts if name != UNCHANGED]
+    return [arm(UNCHANGED), *shams(scale, base, first), *others]
+
+
+def shams(scale: Scale, base: Arm, first: int) -> list[Arm]:
+    """Return runs in which one matrix's gradient is half an ulp off in step `first` alone."""
+    places = product((Matrix.UP, Matrix.DOWN), range(scale.base.config.depth))
+    wheres = [f"layer={layer} matrix={matrix} site=DW" for matrix, layer in places]
+    return [
+        replace(
+            base,
+            name=f"{SHAM} {k}",
+            changes=(*base.changes, (first, f"{where} -> fp32"), (first + 1, f"{where} -> bf16")),
+        )
+        for k, where in enumerate(wheres[: scale.shams])
+    ]
+
+
+def config_of(setting: Setting, rate: float | None = None) -> Config:
+    """Return the setting's config, with its optimizer at a constant rate."""
+    lr = setting.config.lr if rate is None else rate
+    return replace(setting.config, lr=lr, min_lr=lr)
+
 
 Runs = Sequence[Run[Arm]]
 Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm -> run
@@ -47,10 +262,7 @@ Parted = Mapping[tuple[int, int], Mapping[str, Run[Arm]]]  # (seed, lead) -> arm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Arms of one executable.
-
-    first   the step at which they leave a run that they share; None if they share none
-    """
+    """Arms of one executable, and the step at which they leave a run that they share, if any."""
 
     config: Config
     arms: tuple[Arm, ...]
@@ -58,10 +270,7 @@ class Part:
 
 
 def planned(scale: Scale, store: Store) -> list[Launch]:
-    """Return all launches in their order.
-
-    The base comes first, since it says where interventions leave it.
-    """
+    """Return all launches; the base comes first, since it says where interventions leave it."""
 
     def launch(part: Part) -> Launch:
         title = "student" if part.first is None else f"student, from step {part.first}"
@@ -88,12 +297,9 @@ def ran(scale: Scale, part: Part, folder: Path, progress: Progress) -> list[Run[
 
 
 def base(scale: Scale) -> list[Part]:
-    """Return the base in all formats, which interventions need.
-
-    The runs that these leave are launched one by one, as beginnings are: other arms beside them
-    would be another executable, whose last bits move the divergence by tens of steps.
-    """
+    """Return the base in all formats; the runs that interventions leave are launched alone."""
     config, arms = config_of(scale.base), trained(scale.base, scale.formats, scale.seeds)
+    # beside others they would be another executable, whose last bits move the divergence
     alone = [arm for arm in arms if (arm.name, arm.lr) == (scale.mx, scale.rate)]
     beside = [arm for arm in arms if arm not in alone]
     return [*_split(config, beside, scale.arms), *(Part(config=config, arms=(a,)) for a in alone)]
@@ -137,10 +343,7 @@ def _split(config: Config, arms: Sequence[Arm], most: int, first: int | None = N
 
 
 def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
-    """Return where interventions leave the base, as `leaving` does.
-
-    It is empty before the base and FP32 are stored, at all rates.
-    """
+    """Return what `leaving` does; empty before the base and FP32 are stored at all rates."""
     whole = [
         student.whole(store, config_of(scale.base), trained(scale.base, [f], scale.seeds))
         for f in (scale.mx, EXACT)
@@ -150,10 +353,7 @@ def starts(scale: Scale, store: Store) -> list[tuple[int, int, int]]:
 
 
 def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
-    """Return (seed, lead, step at which arms leave) of the first seeds that are fit.
-
-    Their base run diverges, long enough after its start, and their FP32 run does not.
-    """
+    """Return (seed, lead, step at which arms leave) of runs that diverge late, unlike FP32's."""
     alive = {r.seed for r in exact if r.diverged is None}
     steps = {r.seed: r.diverged for r in own if r.diverged is not None and r.seed in alive}
     fit = [seed for seed, step in steps.items() if step > max(scale.leads)][: scale.parted]
@@ -163,12 +363,7 @@ def leaving(scale: Scale, own: Runs, exact: Runs) -> list[tuple[int, int, int]]:
 def pair_up(
     config: Config, arms: Sequence[Arm], exact: Sequence[Arm], other: Changes, progress: Progress
 ) -> list[Run[Arm]]:
-    """Return the results of arms and of their FP32 partners (same seeds, in the same order).
-
-    Those of the arms have what was measured every `config.measure_every` steps: the names of
-    `measure`, "zeta_apart" and "cosine_apart", and "zeta_rceil", the zeta of the changes `other` at
-    the arms' states.
-    """
+    """Return the runs of arms, with what `_look` measures, and of their FP32 partners."""
     bare, both, looks = replace(config, measure_every=0), [*arms, *exact], []
     begin = run.fresh(bare, both)
     for until in [*range(0, config.steps, config.measure_every), config.steps]:
@@ -201,10 +396,7 @@ def _look(
 
 @lru_cache(16)
 def _gradients(config: Config, how: How) -> Callable[..., Array]:
-    """Return the jitted function (state, arms, x, y, of) -> gradients (A, weights).
-
-    Each arm's gradient is at its own state and in its own arithmetic.
-    """
+    """Return the function (state, arms, x, y, of) -> gradients (A, weights), each arm's own."""
     config = model.numbers_only(config)
 
     def one(state: model.State, arm: model.Arms, x: Array, y: Array) -> Array:
@@ -253,10 +445,7 @@ class Found:
 
 
 def read(scale: Scale, store: Store) -> Found | None:
-    """Return what the store holds, None if that is nothing.
-
-    A format of a setting is there if all its rates and seeds are; a parting if all its arms are.
-    """
+    """Return what the store holds in whole: all of a format, or of a parting; else None."""
 
     def runs(setting: Setting, format: str, seeds: Sequence[int]) -> Runs:
         return student.whole(store, config_of(setting), trained(setting, [format], seeds))

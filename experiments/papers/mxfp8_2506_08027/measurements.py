@@ -13,8 +13,8 @@ format. Of an operand V and its rounded copy Q:
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -25,31 +25,178 @@ import numpy as np
 from jax import Array
 
 from roundscope.emu.blocks.format import ScaleRule, block_format
-from roundscope.emu.blocks.traced import ends_row, round_even, row_of
+from roundscope.emu.blocks.xla import ends_row, round_even, row_of
 from roundscope.experiments.framework import student
-from roundscope.experiments.framework.estimates import Estimate, Values, mean, ratio
+from roundscope.experiments.framework.estimates import Estimate, Values, grouped, mean, ratio
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Launch, Progress
-from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
-    BF16,
-    Scale,
-    Trial,
-    key,
-    proxy_arms,
-    settings_of,
-    trials,
-)
-from roundscope.experiments.train.config import Config
+from roundscope.experiments.train.config import Config, unusual
 from roundscope.experiments.train.gpt import model
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.gpt.interventions import BLOCK, MATRICES, Matrix
 from roundscope.experiments.train.gpt.linear import LinearPlans, formats_of, how_of
-from roundscope.experiments.train.groups import EVERY, Group, blocks, drawing
+from roundscope.experiments.train.groups import EVERY, Group, blocks, drawing, numbers
 from roundscope.experiments.train.mx import Site
+from roundscope.experiments.train.settings import Arm as TrainArm
+from roundscope.experiments.train.settings import Settings
 from roundscope.experiments.train.spikes import followed
-from roundscope.experiments.train.student.arms import Arm
+from roundscope.experiments.train.student.arms import Arm, groups
+from roundscope.experiments.train.student.arms import Config as Proxy
 from roundscope.experiments.train.student.run import before
-from roundscope.tools.results.run import Run
+from roundscope.tools.results.run import Run, key_of
+
+# attention stays FP32 (the paper keeps it in BF16 or more); products in FP32 where an arm does not
+# say otherwise
+GPT = {"plan": "jax", "matmul": "fp32", "data": "stdlib"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """A GPT and a proxy, each at some peak rates.
+
+    All arms of a model see the same batches of a seed.
+
+    looks   steps of the BF16 runs at which operands are audited, as parts of the run
+    """
+
+    name: str
+    gpt: Config
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    proxy: Proxy
+    proxy_rates: tuple[float, ...]
+    proxy_seeds: tuple[int, ...]
+    looks: tuple[float, ...] = (0.0, 0.1, 0.5, 0.95)
+
+    @property
+    def audited(self) -> tuple[int, ...]:
+        """The steps of `looks`."""
+        return tuple(int(part * self.gpt.steps) for part in self.looks)
+
+
+QUICK = Scale(
+    name="quick",
+    gpt=Config(layers=3, heads=2, width=32, context=32, batch=8, steps=300, warmup=50, **GPT),  # type: ignore[arg-type]
+    rates=(3e-3, 1e-2),
+    seeds=tuple(range(5)),
+    proxy=Proxy(depth=2, width=64, batch=64, steps=300, warmup=50, phi="swiglu", measure_every=50),
+    proxy_rates=(0.03, 0.1),
+    proxy_seeds=tuple(range(10)),
+)
+FULL = Scale(
+    name="full",
+    gpt=Config(layers=4, heads=4, width=128, context=128, batch=16, steps=2000, warmup=100, **GPT),  # type: ignore[arg-type]
+    rates=(1e-3, 1e-2),
+    seeds=tuple(range(5)),
+    proxy=Proxy(
+        depth=4, width=128, batch=256, steps=2000, warmup=100, phi="swiglu", measure_every=100
+    ),
+    proxy_rates=(6e-4, 1e-2, 5e-2),
+    proxy_seeds=tuple(range(10)),
+)
+
+FP32, BF16, FLOOR, RCEIL = "fp32", "bf16", "E4M3 floor", "E4M3 RCEIL"
+FLOOR_SR, RCEIL_SR = "E4M3 floor, stochastic", "E4M3 RCEIL, stochastic"
+E5M2 = {
+    "weights": "W in E5M2",
+    "activations": "A in E5M2",
+    "gradients": "G in E5M2",
+    "operands": "W, A, G in E5M2",
+}
+FIRST, LAST, ENDS = "first layer BF16", "last layer BF16", "first and last BF16"
+RECIPE = "-> mx=mxfp8_e4m3:rceil"
+PROXY = {
+    FP32: "-> fp32",
+    BF16: "-> bf16",
+    FLOOR: "-> mx=mxfp8_e4m3",
+    RCEIL: RECIPE,
+    FLOOR_SR: "-> mx=mxfp8_e4m3:stochastic",
+    RCEIL_SR: "-> mx=mxfp8_e4m3:rceil:stochastic",
+}
+WORDS = {  # for the report
+    FP32: "no rounding",
+    BF16: (
+        "every operand and result of a linear layer, LayerNorm and the activation function in BF16"
+    ),
+    FLOOR: "operands in MXFP8 E4M3, scale by the floor of OCP MX 1.0; the rest as BF16",
+    RCEIL: "the same with the scale rounded up, the paper's recipe",
+    FLOOR_SR: "floor, elements rounded stochastically",
+    RCEIL_SR: "RCEIL, elements rounded stochastically",
+    **{name: f"RCEIL; {what} in E5M2, the rest E4M3" for what, name in E5M2.items()},
+    FIRST: "RCEIL; the first layer's operands stay BF16",
+    LAST: "the last layer's",
+    ENDS: "both",
+}
+
+
+def gpt_arms(config: Config) -> dict[str, str]:
+    """Return name -> changes; one executable runs them all."""
+    last = config.layers - 1
+    kept = {FIRST: "0", LAST: f"{last}", ENDS: f"0,{last}"}
+    return {
+        FP32: "matrix=all -> fp32",
+        BF16: "matrix=all -> bf16",
+        FLOOR: "-> mx=mxfp8_e4m3",
+        RCEIL: RECIPE,
+        **{name: f"{RECIPE}; site={what} -> mxfp8_e5m2:rceil" for what, name in E5M2.items()},
+        **{name: f"{RECIPE}; layer={layers} matrix=all -> bf16" for name, layers in kept.items()},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One training of the GPT: arm, changes, peak rate, and the seed of weights and batches."""
+
+    name: str
+    changes: str
+    lr: float
+    seed: int
+
+
+def key(scale: Scale, t: Trial) -> str:
+    """Return the key of a run: of all that decides it but versions, device and the arm's name."""
+    return key_of(unusual(scale.gpt), t.changes, t.lr, t.seed, scale.audited)
+
+
+def trials(scale: Scale) -> list[list[Trial]]:
+    """Return all trials of the GPT by launch: one for each rate."""
+    return [
+        [
+            Trial(name=n, changes=text, lr=lr, seed=s)
+            for n, text in gpt_arms(scale.gpt).items()
+            for s in scale.seeds
+        ]
+        for lr in scale.rates
+    ]
+
+
+def settings_of(scale: Scale, own: list[Trial]) -> Settings:
+    """Return trials as arms of one run."""
+    arms = tuple(
+        TrainArm(
+            name=f"{t.name}/{t.seed}", changes=tuple(t.changes.split("; ")), lr=t.lr, seed=t.seed
+        )
+        for t in own
+    )
+    config = replace(scale.gpt, lr=1.0, min_lr=0.1)  # the cosine ends at a tenth of an arm's peak
+    settings = Settings(config=config, arms=arms)
+    assert len(numbers(settings)) == 1
+    return settings
+
+
+def proxy_arms(scale: Scale) -> list[list[Arm]]:
+    """Return all arms of the proxy by launch: one for each rate and executable."""
+    config = scale.proxy
+    own = [
+        [
+            Arm(name=n, changes=((0, text),), lr=lr, seed=s)
+            for n, text in PROXY.items()
+            for s in scale.proxy_seeds
+        ]
+        for lr in scale.proxy_rates
+    ]
+    return [group for arms in own for group in groups(config, arms)]
+
 
 RULES = (ScaleRule.FLOOR, ScaleRule.CEIL, ScaleRule.RCEIL, ScaleRule.EVEN)
 ELEMENTS = {"E4M3": "mxfp8_e4m3", "E5M2": "mxfp8_e5m2"}
@@ -86,11 +233,7 @@ def planned(scale: Scale, store: Store) -> list[Launch]:
 
 
 def launch(scale: Scale, own: list[Trial], progress: Progress) -> list[Run[Trial]]:
-    """Return the runs of trials, in their order. Same trials, same device: same bits.
-
-    curve           (steps done, mean loss since the last entry)
-    extra["audit"]  of a BF16 arm: `audit` at the steps of the scale, each row with its step
-    """
+    """Return the runs of trials; BF16 arms have extra["audit"] at the steps of the scale."""
     settings, steps = settings_of(scale, own), scale.gpt.steps
     state = one_step.start(
         settings.config, len(own), [settings.config.init_seed + t.seed for t in own]
@@ -130,10 +273,7 @@ def launch(scale: Scale, own: list[Trial], progress: Progress) -> list[Run[Trial
 
 
 def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
-    """Return a row per layer, matrix, operand (an event's name), element format and rule.
-
-    params are those of one arm, tokens are (B, T + 1).
-    """
+    """Return a row per layer, matrix, operand, format and rule of an arm; tokens are (B, T + 1)."""
     rows = []
     for matrix, tensors in operands(config)(params, tokens).items():
         for tensor, values in tensors.items():
@@ -157,10 +297,7 @@ def audit(config: Config, params: Any, tokens: np.ndarray) -> list[Row]:
 
 @lru_cache(8)
 def operands(config: Config) -> Any:
-    """Return a function (params, tokens) -> matrix -> X, W, G of shape (layers, rows, columns).
-
-    These are what the products of an FP32 step read.
-    """
+    """Return (params, tokens) -> matrix -> X, W, G (layers, rows, columns), as an FP32 step has."""
     formats = formats_of(config, ["matrix=all -> fp32"])
     assert formats is not None
     how, table = how_of([formats]), formats.table()
@@ -189,10 +326,7 @@ def operands(config: Config) -> Any:
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], Array]:
-    """Return NUMBERS (layers, cases, 2 copies) and apart (layers, cases) of a tensor.
-
-    The tensor is (layers, rows, columns).
-    """
+    """Return NUMBERS (layers, cases, 2) and apart (layers, cases) of (layers, rows, columns)."""
 
     def share(flags: Array, of: Array | float) -> Array:
         return flags.sum().astype(jnp.float32) / of
@@ -219,11 +353,7 @@ def _measured(values: Array, row: int, column: int) -> tuple[dict[str, Array], A
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Runs of both models.
-
-    gpt, proxy   (rate, arm) -> runs in the order of seeds
-    audit        the audit of the GPT's BF16 runs
-    """
+    """Runs of both models by (rate, arm), in the order of seeds; the audit of the BF16 runs."""
 
     gpt: Mapping[Place, Runs]
     proxy: Mapping[Place, Runs]
@@ -246,10 +376,7 @@ class Results:
                 yield name_of_model, lr, name, runs
 
     def gaps(self, lr: float, name: str, base: str) -> Values:
-        """Return the final loss above that of another arm of the GPT in nats, by seed.
-
-        Seeds count if neither run diverged.
-        """
+        """Return the final loss above another arm's of the GPT, in nats, where neither diverged."""
         over, under = (losses(self.gpt.get((lr, arm), ())) for arm in (name, base))
         return {seed: loss - under[seed] for seed, loss in over.items() if seed in under}
 
@@ -263,10 +390,7 @@ class Results:
         return mean({seed: 100.0 * math.expm1(gap) for seed, gap in gaps.items()})
 
     def over(self, lr: float, name: str, base: str) -> Estimate:
-        """Return by how many per cent an arm of the proxy ends with a higher loss than another.
-
-        It is a geometric mean over seeds.
-        """
+        """Return by how many per cent the proxy's loss is above another arm's, geometrically."""
         e = ratio(*(losses(self.proxy.get((lr, arm), ())) for arm in (name, base)))
         middle, low, high = (100.0 * (x - 1.0) for x in (e.mean, e.low, e.high))
         return Estimate(mean=middle, low=low, high=high, seeds=e.seeds)
@@ -276,30 +400,21 @@ class Results:
         return {r.seed: before(r, measure) for r in self.proxy.get((lr, name), ())}
 
     def audited(self, number: str, **where: Any) -> Values:
-        """Return the mean of an audited number over layers, matrices, steps and rates, by seed.
-
-        where   column -> value or a tuple of values
-        """
+        """Return an audited number's mean by seed, over rows whose columns are as `where`."""
         wanted = {column: v if isinstance(v, tuple) else (v,) for column, v in where.items()}
-        kept: dict[int, list[float]] = {}
-        for row in self.audit:
-            fits = all(row[column] in values for column, values in wanted.items())
-            if fits and math.isfinite(row[number]):
-                kept.setdefault(row["seed"], []).append(row[number])
+        kept = grouped(
+            (row["seed"], row[number])
+            for row in self.audit
+            if all(row[column] in v for column, v in wanted.items()) and math.isfinite(row[number])
+        )
         return {seed: sum(own) / len(own) for seed, own in kept.items()}
 
 
 def collected(gpt: Collection[Run[Trial]], proxy: Collection[Run[Arm]]) -> Results:
     """Return runs of both models in their places."""
-
-    def places(runs: Iterable[Run[Any]]) -> dict[Place, list[Run[Any]]]:
-        found: dict[Place, list[Run[Any]]] = {}
-        for r in runs:
-            found.setdefault((r.condition.lr, r.condition.name), []).append(r)
-        return found
-
     audit = [{"seed": r.seed, **row} for r in gpt for row in r.extra.get("audit", ())]
-    return Results(places(gpt), places(proxy), audit)
+    of_gpt = grouped(((r.condition.lr, r.condition.name), r) for r in gpt)
+    return Results(of_gpt, grouped(((r.condition.lr, r.condition.name), r) for r in proxy), audit)
 
 
 def read(scale: Scale, store: Store) -> Results | None:

@@ -1,7 +1,7 @@
 """The study: trainings on the preset qiu-yao beside trainings on the released code's arithmetic.
 
-The latter is what that code computes when it is compiled, as its training runs it: two arithmetics
-of one published algorithm, cases that may fail, and changes.
+The latter is what that code computes compiled, as its training runs it. The whole ablation table,
+on the preset, is in papers.failure_2510_04212; docs/findings/kernels.md says how it was matched.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,15 @@ from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import BF16
 from roundscope.experiments.framework import training
 from roundscope.experiments.framework.counts import counted, diverged, signs, times
-from roundscope.experiments.framework.figures.series import INK, SHARE, canvas
+from roundscope.experiments.framework.estimates import grouped
+from roundscope.experiments.framework.figures.series import SHARE
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word
+from roundscope.experiments.framework.verdicts import Verdict, Word, verdict_on
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.settings import Arm
+from roundscope.tools.report.pictures import INK, canvas
 from roundscope.tools.results.run import Run
 
 PRESET, COMPILED = "qiu-yao", "qiu-yao-compiled"
@@ -160,9 +162,8 @@ CAPTION = (
     "How many runs diverged, of how many, and the median step. qiu-yao: the preset, whose backward"
     " is FP32 and does not round its scores as the forward did. qiu-yao-compiled: what the released"
     " code computes as its training runs it, compiled and under autocast; on one tile it has every"
-    " bit of that code's output (docs/findings/kernels.md). Scores of the backward swapped:"
-    " in the preset"
-    " they are rounded as the forward did, in the compiled code they are not."
+    " bit of that code's output (docs/findings/kernels.md). Scores of the backward swapped: in the"
+    " preset they are rounded as the forward did, in the compiled code they are not."
 )
 RULES = (
     "Fails: a one-sided sign test over seeds against FP32 at the same rate, which diverges"
@@ -186,10 +187,8 @@ def asked(quick: bool) -> Study[Results]:
         figures=[Figure(title="What diverges, on which arithmetic?", draw=draw, caption=CAPTION)],
         tables=[TABLE],
         rules=(RULES,),
-        caveats=(
-            "Small models on Python's sources; the paper's own has 12 layers and trains for"
-            " thousands of steps. Sums are native."
-        ),
+        caveats="Small models on Python's sources; the paper's own has 12 layers and trains for"
+        " thousands of steps. Sums are native.",
         about={
             "model": (
                 f"{c.layers} layers, width {c.width}, {c.heads} heads, context {c.context}, batch"
@@ -220,11 +219,11 @@ def launches(scale: Scale, store: Store) -> list[Launch]:
 
 def results(scale: Scale, store: Store) -> Results | None:
     """Return the rows that are complete; None if there are none."""
-    by_row: Results = {}
-    for name in ARITHMETICS:
-        runs = training.read(store, config_of(scale, name), _arms(scale, name))
-        for c, run in runs.items():
-            by_row.setdefault((name, c.case, c.row), []).append(replace(run, condition=c))
+    by_row = grouped(
+        ((name, c.case, c.row), replace(run, condition=c))
+        for name in ARITHMETICS
+        for c, run in training.read(store, config_of(scale, name), _arms(scale, name)).items()
+    )
     wanted = {case: scale.fast if case == FAST else scale.seeds for case in ROWS}
     return {at: runs for at, runs in by_row.items() if len(runs) == wanted[at[1]]} or None
 
@@ -252,7 +251,7 @@ def fails(r: Results) -> Iterator[Verdict]:
         for name in ARITHMETICS:
             own, exact = r.get((name, case, ITSELF), []), _exact(r, name, case)
             measured = f"{counted(own)}; FP32 {times(exact)}"
-            yield _verdict("0", f"diverges: {case}", name, _earlier(own, exact), measured)
+            yield verdict_on("0", f"diverges: {case}", name, _earlier(own, exact), measured)
 
 
 def repairs(r: Results) -> Iterator[Verdict]:
@@ -263,7 +262,7 @@ def repairs(r: Results) -> Iterator[Verdict]:
         own = r.get((name, case, ITSELF), [])
         word = _earlier(own, runs) if _is_killed(r, name, case) else Word.NOT_TESTABLE
         measured = f"{counted(runs)}; the case itself {times(own)}"
-        yield _verdict("5 to 9", f"{row} cures: {case}", name, word, measured)
+        yield verdict_on("5 to 9", f"{row} cures: {case}", name, word, measured)
 
 
 def route(r: Results) -> Iterator[Verdict]:
@@ -274,11 +273,7 @@ def route(r: Results) -> Iterator[Verdict]:
         " repeats the scores"
     )
     measured = f"not repeated {times(apart)}; as released {times(alike)}"
-    yield _verdict("5", claim, COMPILED, _earlier(apart, alike), measured)
-
-
-def _verdict(figure: str, claim: str, case: str, word: Word, measured: str) -> Verdict:
-    return Verdict(figure=figure, claim=claim, case=case, sizes="", word=word, measured=measured)
+    yield verdict_on("5", claim, COMPILED, _earlier(apart, alike), measured)
 
 
 def answer(r: Results) -> str:
@@ -292,25 +287,21 @@ def answer(r: Results) -> str:
         ]
         which = f": {'; '.join(failed)}" if failed else ""
         parts.append(f"{name} fails in {len(failed)} of {len(ROWS)} cases{which}")
-    parts += [sentence for name in ARITHMETICS if (sentence := _best(r, name))]
+    for name in ARITHMETICS:  # which change averts most divergences at three times the rate?
+        tried = {
+            row: runs
+            for (own, case, row), runs in r.items()
+            if own == name and case == FAST and row not in (ITSELF, EXACT)
+        }
+        if tried and _is_killed(r, name, FAST):
+            lost = {row: diverged(runs) for row, runs in tried.items()}
+            best = min(lost, key=lost.__getitem__)
+            rest = [n for row, n in lost.items() if row != best]
+            parts.append(
+                f"At {FAST} {best} helps {name} most: {counted(tried[best])}; with every other"
+                f" change {min(rest, default=0)} or more diverged"
+            )
     return ". ".join(parts) + "."
-
-
-def _best(r: Results, name: str) -> str:
-    """Return in words which change averts most divergences at three times the rate."""
-    tried = {
-        row: runs
-        for (own, case, row), runs in r.items()
-        if own == name and case == FAST and row not in (ITSELF, EXACT)
-    }
-    if not tried or not _is_killed(r, name, FAST):
-        return ""
-    best = min(tried, key=lambda row: diverged(tried[row]))
-    rest = [diverged(runs) for row, runs in tried.items() if row != best]
-    return (
-        f"At {FAST} {best} helps {name} most: {counted(tried[best])}; with every other change"
-        f" {min(rest, default=0)} or more diverged"
-    )
 
 
 def _lines() -> list[tuple[str, str]]:

@@ -1,4 +1,8 @@
-"""What the measurements say of Fig. 3 to 6: formats, the factor of 10, lengths, and tiles."""
+"""What the measurements say of Fig. 3 to 6: formats, the factor of 10, lengths, and tiles.
+
+At the end is what the paper does not have: controls of the cause of the excess in BF16 with many
+key tiles, and the sign of the error, of which arXiv 2510.04212 speaks, beside its magnitude.
+"""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.experiments.framework.estimates import Estimate, exponent, mean
+from roundscope.experiments.framework.estimates import Estimate, Values, exponent, mean, ratio
 from roundscope.experiments.framework.verdicts import (
     FALLS,
     GROWS,
@@ -22,17 +26,24 @@ from roundscope.experiments.framework.verdicts import (
     judge,
     number,
     together,
+    verdict_on,
 )
-from roundscope.experiments.papers.stability_2405_02803.conditions import (
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
     BASELINE,
+    CONTROLS,
     FAMILIES,
     FORMATS,
+    ROW_SUM,
     TILED,
+    Column,
     Point,
+    Results,
     Scale,
     at,
+    biased,
+    narrow,
+    queries,
 )
-from roundscope.experiments.papers.stability_2405_02803.measuring import Column, Results, queries
 from roundscope.tools.sweep.measuring.metrics import METRICS
 
 OWN = "unfused in the same formats"
@@ -49,10 +60,7 @@ GROWTH = (  # of Fig. 5: emulation, input, relative to the output's size
 
 
 def unfused(point: Point, metric: str, baseline: str = OWN) -> Column:
-    """Return a deviation of unfused attention beside a point's: in its own formats, or PyTorch's.
-
-    PyTorch's BF16 attention has FP32 sums and softmax.
-    """
+    """Return a deviation of unfused attention, in a point's formats or PyTorch's (FP32 sums)."""
     if baseline == OWN:
         return point, f"unfused_{metric}"
     length = int(point["T"])
@@ -73,29 +81,29 @@ def figures_3_and_4(r: Results, scale: Scale) -> Iterator[Verdict]:
         ]
         steps = [r.ratio(finer, coarser) for coarser, finer in pairwise(columns)]
         means = [f"{mean(r.values(*column)).mean:.1e}" for column in columns]
-        yield Verdict(
-            figure="3",
-            claim="largest |tiled - unfused| falls with mantissa bits",
-            case=f"{kind}:FORMAT",
+        yield verdict_on(
+            "3",
+            "largest |tiled - unfused| falls with mantissa bits",
+            f"{kind}:FORMAT",
+            together([judge(step, SMALLER) for step in steps]),
+            ", ".join(" ".join(each) for each in zip(FORMATS, means, strict=True)),
+            max(steps, key=lambda step: step.mean),
+            "the estimate is the smallest fall from one format to the next",
             sizes=sizes,
-            word=together([judge(step, SMALLER) for step in steps]),
-            measured=", ".join(" ".join(each) for each in zip(FORMATS, means, strict=True)),
-            estimate=max(steps, key=lambda step: step.mean),
             queries=queries(*columns),
-            note="the estimate is the smallest fall from one format to the next",
         )
     for baseline in (OWN, BASELINE):
         for name in TILED:
             point = at(name, scale.bench, scale.tile)
             found, rms = (excess(r, point, metric, baseline) for metric in ("max_abs", "rms"))
-            yield Verdict(
-                figure="4",
-                claim=TENFOLD_CLAIM,
-                case=f"{name} / {baseline}",
+            yield verdict_on(
+                "4",
+                TENFOLD_CLAIM,
+                f"{name} / {baseline}",
+                TENFOLD,
+                f"{interval(found, 'x')} (rms {interval(rms, 'x')})",
+                found,
                 sizes=sizes,
-                word=judge(found, TENFOLD),
-                measured=f"{interval(found, 'x')} (rms {interval(rms, 'x')})",
-                estimate=found,
                 queries=queries((point, "max_abs"), unfused(point, "max_abs", baseline)),
             )
     yield anywhere(r, scale)
@@ -108,31 +116,24 @@ def anywhere(r: Results, scale: Scale) -> Verdict:
     known = [c for c in all_of_them if c[1].seeds > 1]
     best = max(known, key=lambda c: c[1].mean, default=None)
     names = list(dict.fromkeys(label for label, *_ in fits))
-    return Verdict(
-        figure="4",
-        claim=TENFOLD_CLAIM,
-        case=f"all {len(known)} in BF16 that were run",
+    return verdict_on(
+        "4",
+        TENFOLD_CLAIM,
+        f"all {len(known)} in BF16 that were run",
+        Word.UNDECIDED if not known else Word.DEPENDS if fits else Word.CONTRADICTS,
+        f"{len(fits)} within 5x to 20x; the largest is {interval(best[1], 'x')}: {best[0]}"
+        if best
+        else "-",
+        best[1] if best else None,
+        "on number of key tiles, input, what accumulates in BF16 and the baseline; about 10x:"
+        f" {'; '.join(names) or 'none'}",
         sizes="T, tiles and inputs as run",
-        word=Word.UNDECIDED if not known else Word.DEPENDS if fits else Word.CONTRADICTS,
-        measured=(
-            f"{len(fits)} within 5x to 20x; the largest is {interval(best[1], 'x')}: {best[0]}"
-            if best
-            else "-"
-        ),
-        estimate=best[1] if best else None,
         queries=best[2] if best else (),
-        note=(
-            "on number of key tiles, input, what accumulates in BF16 and the baseline; about 10x:"
-            f" {'; '.join(names) or 'none'}"
-        ),
     )
 
 
 def candidates(r: Results, scale: Scale) -> list[tuple[str, Estimate, tuple[str, ...]]]:
-    """Return (words, ratio of largest deviations, queries) of every tiled BF16 condition.
-
-    Each that was measured is compared with both baselines.
-    """
+    """Return (words, ratio of largest deviations, queries) of every tiled BF16 condition."""
     long = [(t, scale.heads(t)) for t in scale.lengths]
     sizes = {(*size, scale.tile) for size in (*long, scale.bench)} | {
         (*scale.many, k) for k in scale.tiles
@@ -152,10 +153,7 @@ def candidates(r: Results, scale: Scale) -> list[tuple[str, Estimate, tuple[str,
 
 
 def figure_5(r: Results, scale: Scale) -> Iterator[Verdict]:
-    """Yield: deviations grow with the sequence length at a fixed tile, and it is tiling.
-
-    5a is the largest deviation, 5b the mean and the spread of |deviation|.
-    """
+    """Yield: largest (5a), mean and spread of (5b) deviations grow with T, and it is tiling."""
 
     def verdict(figure: str, claim: str, line: tuple[str, str, bool], **more: Any) -> Verdict:
         name, family, relative = line
@@ -216,15 +214,15 @@ def by_tiling(r: Results, scale: Scale) -> Verdict:
     columns = [((a, "mean_abs"), (b, "mean_abs")) for a, b in zip(tiled, whole, strict=True)]
     found = exponent(scale.lengths, [r.ratios(over, under) for over, under in columns])
     alone = growth(r, scale, whole, "rel_mean_abs")
-    return Verdict(
-        figure="5",
-        claim="it grows because of tiling: over that of one key tile",
-        case="ops:bf16, gaussian",
+    return verdict_on(
+        "5",
+        "it grows because of tiling: over that of one key tile",
+        "ops:bf16, gaussian",
+        GROWS,
+        f"mean |deviation| over that of one key tile: T^{interval(found)}",
+        found,
+        f"with one key tile, relative to the output, T^{interval(alone)}",
         sizes=_span(scale),
-        word=judge(found, GROWS),
-        measured=f"mean |deviation| over that of one key tile: T^{interval(found)}",
-        estimate=found,
-        note=f"with one key tile, relative to the output, T^{interval(alone)}",
         queries=queries(*(column for pair in columns for column in pair)),
     )
 
@@ -236,7 +234,7 @@ def _span(scale: Scale) -> str:
 def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     """Yield: swapping the sides of a tile (a), square tiles (b), and larger ones (c)."""
     sizes = f"T {scale.many[0]}"
-    verdict = partial(Verdict, case="ops:bf16, gaussian", sizes=sizes)
+    verdict = partial(verdict_on, case="ops:bf16, gaussian", sizes=sizes)
 
     def largest(keys: int, queries: int = 64) -> Column:
         return at("ops:bf16", scale.many, keys, block_q=queries), "max_abs"
@@ -245,12 +243,12 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
         few, many = largest(b, a), largest(a, b)
         found, back = r.ratio(many, few), r.ratio(few, many)
         yield verdict(
-            figure="6a",
             claim="swapping the sides of a tile makes the deviation larger",
-            word=together([judge(found, LARGER), judge(back, LARGER)]),
+            holds=together([judge(found, LARGER), judge(back, LARGER)]),
             measured=f"{a}x{b} to {b}x{a} (queries x keys): {interval(found, 'x')}",
             estimate=found,
             note="on which side was the keys': swapped the other way it shrinks by as much",
+            figure="6a",
             queries=queries(many, few),
         )
     yield queries_only(r, scale)
@@ -259,17 +257,15 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
     wide = at("ops:bf16", scale.many, b), "max_abs"
     shape, side = r.ratio(large, wide), r.ratio(large, small)
     yield verdict(
-        figure="6b",
         claim="square tiles have no effect",
-        word=together(
+        holds=together(
             [Word.AGREES if shape.mean == 1.0 else judge(shape, SAME), judge(side, SAME)]
         ),
-        measured=(
-            f"{b}x{b} against 64x{b}: {interval(shape, 'x')}; {b}x{b} against {a}x{a}:"
-            f" {interval(side, 'x')}"
-        ),
+        measured=f"{b}x{b} against 64x{b}: {interval(shape, 'x')}; {b}x{b} against {a}x{a}:"
+        f" {interval(side, 'x')}",
         estimate=side,
         note="on what is held: being square does nothing, the number of keys per tile does",
+        figure="6b",
         queries=queries(large, wide, small),
     )
     for name in ("ops:bf16", "sums:bf16", "qiu-yao", "fa2-bf16", "ops:fp32"):
@@ -278,15 +274,15 @@ def figure_6(r: Results, scale: Scale) -> Iterator[Verdict]:
         found = exponent(sides, [r.values(*column) for column in columns])
         means = [mean(r.values(*column)).mean for column in columns]
         best = sides[int(np.argmin(np.nan_to_num(means, nan=math.inf)))]
-        yield Verdict(
-            figure="6c",
-            claim="larger tiles make the deviation smaller",
-            case=f"{name}, gaussian",
+        yield verdict_on(
+            "6c",
+            "larger tiles make the deviation smaller",
+            f"{name}, gaussian",
+            FALLS,
+            f"block_k^{interval(found)}",
+            found,
+            "" if best == sides[-1] else f"the smallest deviation is at block_k {best}",
             sizes=f"{sizes}, block_k {scale.tiles[0]} to {scale.tiles[-1]}",
-            word=judge(found, FALLS),
-            measured=f"block_k^{interval(found)}",
-            estimate=found,
-            note="" if best == sides[-1] else f"the smallest deviation is at block_k {best}",
             queries=queries(*columns),
         )
 
@@ -306,18 +302,15 @@ def queries_only(r: Results, scale: Scale) -> Verdict:
             if seed in right and any(row.get(m) is not None for m in METRICS):
                 count += 1
                 same += all(_same(row.get(m), right[seed].get(m)) for m in METRICS)
-    return Verdict(
-        figure="6a, b",
-        claim="only the keys per tile matter: queries per tile change no bit",
-        case="ops:bf16, gaussian",
+    return verdict_on(
+        "6a, b",
+        "only the keys per tile matter: queries per tile change no bit",
+        "ops:bf16, gaussian",
+        Word.UNDECIDED if not count else Word.AGREES if same == count else Word.CONTRADICTS,
+        f"{same} of {count} cells have all metrics equal to those with 64 queries per tile",
+        note="ours, not the paper's: rows are independent, so both panels are the effect of"
+        " block_k",
         sizes=f"T {scale.many[0]}",
-        word=Word.UNDECIDED if not count else Word.AGREES if same == count else Word.CONTRADICTS,
-        measured=(
-            f"{same} of {count} cells have all metrics equal to those with 64 queries per tile"
-        ),
-        note=(
-            "ours, not the paper's: rows are independent, so both panels are the effect of block_k"
-        ),
         queries=queries(*((p, "rms") for pair in pairs for p in pair)),
     )
 
@@ -325,4 +318,139 @@ def queries_only(r: Results, scale: Scale) -> Verdict:
 def _same(a: object, b: object) -> bool:
     return a == b or (
         isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
+    )
+
+
+CAUSES = {  # a control of CONTROLS -> what it says if the deviation falls
+    "rescale events in FP32": "the excess of tiling comes from the rescales",
+    "running output (AO, PV, O) in FP32": ("ours: it comes from the running output kept in BF16"),
+    "row sum (AL, ROWSUM, L) in FP32": "ours: it comes from the row sum kept in BF16",
+    "both in FP32": "ours: from one of the two",
+}
+FAMILY = "repeated-maximum"
+
+
+def cause(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Yield the verdicts on what removes the excess of tiling, and on where there is none."""
+    tiles = f"ops:bf16, T {scale.bench[0]}, {scale.bench[0] // scale.narrow} key tiles"
+    verdict = partial(verdict_on, "cause", sizes=tiles)
+    for what, claim in CAUSES.items():
+        for family in ("gaussian", "sink"):
+            base, changed = narrow(scale, family), narrow(scale, family, **CONTROLS[what])
+            found = r.ratio((changed, "rms"), (base, "rms"))
+            after = r.ratio((changed, "rms"), (base, "unfused_rms"))
+            alone = r.ratio((narrow(scale, family, **CONTROLS["O in FP32"]), "rms"), (base, "rms"))
+            hidden = (
+                "AO rounds in every tile, rescaled or not, and hides behind O as O behind AO: O"
+                f" alone in FP32 gives {interval(alone, 'x')}"
+            )
+            yield verdict(
+                claim=claim,
+                case=f"{what}, {family}",
+                holds=SMALLER,
+                measured=f"rms {interval(found, 'x')}: from {interval(excess(r, base, 'rms'), 'x')}"
+                f" to {interval(after, 'x')} of unfused's",
+                estimate=found,
+                note=hidden if what == "rescale events in FP32" else "",
+                queries=queries((changed, "rms"), (base, "rms"), (base, "unfused_rms")),
+            )
+    # the maximum of a sink is reached in the first tile
+    base = narrow(scale, "sink")
+    rescales, left = mean(r.values(base, "rescales")), excess(r, base, "rms")
+    words = {judge(rescales, (-1.0, 0.01)), judge(left, LARGER)}
+    yield verdict(
+        claim="no excess without rescales",
+        case="sink",
+        holds=Word.CONTRADICTS
+        if words == {Word.AGREES}
+        else Word.UNDECIDED
+        if Word.UNDECIDED in words
+        else Word.AGREES,
+        measured=f"{interval(rescales)} rescales per row, yet rms {interval(left, 'x')} of"
+        " unfused's",
+        estimate=left,
+        note="what each tile adds is rounded away against sums that are large from the first tile"
+        " on",
+        queries=queries(*((base, m) for m in ("rescales", "rms", "unfused_rms"))),
+    )
+    last = narrow(scale, "sink", key_order="descending")
+    found = r.ratio((last, "rms"), (base, "rms"))
+    yield verdict(
+        claim="ours: the sink met last, the excess is smaller",
+        case="key_order=descending",
+        holds=SMALLER,
+        measured=f"rms {interval(found, 'x')}",
+        estimate=found,
+        queries=queries((last, "rms"), (base, "rms")),
+    )
+
+
+def bias(r: Results, scale: Scale) -> Iterator[Verdict]:
+    """Yield verdicts on the bias without tiling, on what tiling changes, and on the stabilizer."""
+    verdict = partial(verdict_on, "tension", sizes=f"qiu-yao, {FAMILY}, T {scale.bench[0]}")
+    most = scale.counts[-1]
+    keys = {count: f"{count} key tile{'s' if count > 1 else ''}" for count in (1, most)}
+    plain = {count: biased(scale, FAMILY, count, "none") for count in (1, most)}
+    stabilized = {count: biased(scale, FAMILY, count, "2") for count in (1, most)}
+
+    def size(point: Point, metric: str) -> Values:
+        return {seed: abs(x) for seed, x in r.values(point, metric).items()}
+
+    def shown(point: Point, metric: str) -> str:
+        return interval(mean(r.values(point, metric)))
+
+    found = mean(r.values(plain[1], "mean_ulps"))
+    yield verdict(
+        claim="the bias is there without any tiling",
+        case=keys[1],
+        holds=Word.AGREES if found.low > 0.0 or found.high < 0.0 else Word.UNDECIDED,
+        measured=f"out {interval(found)} ulp, PV {shown(plain[1], 'PV.mean_ulps')} ulp",
+        estimate=found,
+        queries=queries((plain[1], "mean_ulps"), (plain[1], "PV.mean_ulps")),
+    )
+    grown = ratio(size(plain[most], "mean_ulps"), size(plain[1], "mean_ulps"))
+    yield verdict(
+        claim="tiling makes the bias larger",
+        case=keys[most],
+        holds=LARGER,
+        measured=f"out {shown(plain[most], 'mean_ulps')} ulp, {interval(grown, 'x')} that of one"
+        f" key tile; PV {shown(plain[most], 'PV.mean_ulps')} ulp",
+        estimate=grown,
+        note="ours: the two papers' effects are not independent on this input",
+        queries=queries(
+            (plain[most], "mean_ulps"), (plain[1], "mean_ulps"), (plain[most], "PV.mean_ulps")
+        ),
+    )
+    for count in (1, most):
+        after, before = points = stabilized[count], plain[count]
+        share = ratio(*(size(point, "PV.mean_ulps") for point in points))
+        yield verdict(
+            claim="the stabilizer removes the bias of PV",
+            case=keys[count],
+            holds=judge(share, (0.0, 0.25)),
+            measured=f"PV {shown(before, 'PV.mean_ulps')} to {shown(after, 'PV.mean_ulps')} ulp;"
+            f" out {shown(before, 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp",
+            estimate=mean(r.values(after, "PV.mean_ulps")),
+            queries=queries(*((p, m) for m in ("PV.mean_ulps", "mean_ulps") for p in points)),
+        )
+    after = biased(scale, FAMILY, most, "2", **ROW_SUM)
+    share = ratio(size(after, "mean_ulps"), size(stabilized[most], "mean_ulps"))
+    yield verdict(
+        claim="ours: what the stabilizer leaves comes from L kept in BF16",
+        case=keys[most],
+        holds=(0.0, 0.5),
+        measured=f"out {shown(stabilized[most], 'mean_ulps')} to {shown(after, 'mean_ulps')} ulp"
+        " with L in FP32",
+        estimate=share,
+        queries=queries((after, "mean_ulps"), (stabilized[most], "mean_ulps")),
+    )
+    points = stabilized[most], plain[most]
+    kept, without = (excess(r, point, "rms") for point in points)
+    yield verdict(
+        claim="the stabilizer leaves the excess of tiling",
+        case=keys[most],
+        holds=LARGER,
+        measured=f"rms {interval(kept, 'x')} of unfused's, without it {interval(without, 'x')}",
+        estimate=kept,
+        queries=queries(*((p, m) for p in points for m in ("rms", "unfused_rms"))),
     )

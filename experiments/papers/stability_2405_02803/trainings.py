@@ -9,20 +9,44 @@ difference.
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import jax
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
+from roundscope.experiments.framework.estimates import (
+    Values,
+    exponent,
+    factor,
+    grouped,
+    mean,
+    ratio,
+    slope,
+)
+from roundscope.experiments.framework.figures.series import legend
+from roundscope.experiments.framework.verdicts import (
+    GROWS,
+    LARGER,
+    Range,
+    Verdict,
+    Word,
+    interval,
+    judge,
+    verdict_on,
+)
 from roundscope.experiments.train.config import WORD, Config, deciding
 from roundscope.experiments.train.gpt import step as one_step
 from roundscope.experiments.train.groups import Group, batches_of
 from roundscope.experiments.train.settings import Arm, Settings
+from roundscope.tools.report.pictures import COLOURS, QUIET, canvas
 
 OTHER = 2**31  # added to the seed of weights, and to nothing else
 # what baseline-bf16 keeps in BF16
@@ -33,11 +57,7 @@ HALF = (f"site={OF_FORWARD} -> fp16", f"site={OF_BACKWARD} -> fp32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """A way to train.
-
-    It has attention's plan and its changes, in tiles or in one, the linear layers' operands, and
-    first weights.
-    """
+    """A way to train: attention's plan and changes, tiles, operands of linear layers, weights."""
 
     plan: str
     matmul: str
@@ -77,11 +97,7 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained.
-
-    It has a config (plan and matmul are the version's), rows and columns of a tile, the PAIRS, and
-    the number of looks after the first.
-    """
+    """What is trained: a config, rows and columns of a tile, PAIRS, and looks after the first."""
 
     config: Config
     tile: int
@@ -102,10 +118,9 @@ class Training:
     @property
     def key(self) -> str:
         """The key: of all that decides the result but versions and device."""
-        versions = {name: asdict(VERSIONS[name]) for name in self.versions}
         told = [
             asdict(self) | {"config": deciding(self.config)},
-            versions,
+            {name: asdict(VERSIONS[name]) for name in self.versions},
             {pair: PAIRS[pair] for pair in self.pairs},
         ]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
@@ -117,8 +132,7 @@ class Apart:
 
     max_difference   the largest over all weights
     wasserstein      of the tensors' distributions, the mean over all weights
-    loss, gap        mean loss of the first since the look before, nats, and by how much it is above
-                     the second's
+    loss, gap        mean loss of the first since the last look, nats, and above the second's
     """
 
     max_difference: np.ndarray
@@ -136,10 +150,8 @@ Look = dict[tuple[str, int], tuple[float, float, float, float]]
 
 def executables(t: Training) -> list[tuple[Settings, list[Place], list[int]]]:
     """Return settings, (version, seed) of the arms and their seeds of weights, by executable."""
-    alike: dict[tuple[str, str, bool], list[str]] = {}
-    for name in t.versions:
-        v = VERSIONS[name]
-        alike.setdefault((v.plan, v.matmul, v.tiled), []).append(name)
+    versions = [(VERSIONS[name], name) for name in t.versions]
+    alike = grouped(((v.plan, v.matmul, v.tiled), name) for v, name in versions)
     found = []
     for (plan, matmul, tiled), names in alike.items():
         config = replace(t.config, plan=plan, matmul=matmul, block=t.tile if tiled else None)
@@ -175,18 +187,19 @@ class Side:
 
 
 def run(t: Training, progress: Callable[[int], None]) -> Drifts:
-    """Return how far every pair of every seed is apart at `t.steps`.
-
-    The same seed of two versions sees the same batches, and the same device gives the same numbers.
-    `progress` is called with the number of steps done. Raises UsageError for data that is not
-    there.
-    """
+    """Return how far all pairs are apart at `t.steps`; seeds share batches. Raises UsageError."""
     found = executables(t)
     sides, batches = [Side(*each) for each in found], batches_of(found[0][0])
     looks, waiting = list[Look](), [side.taken() for side in sides]
     for first, last in pairwise(t.steps):
         for number in range(first, last):
-            _advance(sides, number, {seed: b.batch(number) for seed, b in batches.items()})
+            drawn = {seed: b.batch(number) for seed, b in batches.items()}
+            with ThreadPoolExecutor() if number == 0 else nullcontext() as pool:
+                list(
+                    (pool.map if pool else map)(
+                        partial(Side.advance, number=number, batches=drawn), sides
+                    )
+                )
         looks.append(_look(waiting, t))  # meanwhile the device works on the steps sent since
         waiting = [side.taken() for side in sides]
         progress(last)
@@ -199,12 +212,6 @@ def run(t: Training, progress: Callable[[int], None]) -> Drifts:
         }
         for pair in t.pairs
     }
-
-
-def _advance(sides: Sequence[Side], number: int, drawn: dict[int, np.ndarray]) -> None:
-    """Do one step of every side; the first step compiles, for all at the same time."""
-    with ThreadPoolExecutor() if number == 0 else nullcontext() as pool:
-        list((pool.map if pool else map)(lambda side: side.advance(number, drawn), sides))
 
 
 def _look(taken: Sequence[tuple[Sequence[Place], Any, list[Any]]], t: Training) -> Look:
@@ -239,10 +246,7 @@ class Distance:
 
 
 def distances(a: Any, b: Any) -> list[Distance]:
-    """Return the distances of every tensor of two trees of one structure, in the order of a's.
-
-    A tensor's name is its path, joined by dots. Raises ValueError naming what differs.
-    """
+    """Return the distances of tensors of two trees, named by path. Raises ValueError."""
     left, right = _leaves(a), _leaves(b)
     if left.keys() != right.keys():
         raise ValueError(
@@ -279,12 +283,7 @@ def max_difference(a: Any, b: Any) -> float:
 
 
 def wasserstein(a: Any, b: Any) -> float:
-    """Return the Wasserstein-1 distance of the distributions of the entries of two tensors.
-
-    The tensors have one size. It equals scipy.stats.wasserstein_distance: for equal numbers of
-    entries it is the mean distance of sorted ones. Which entry is where does not matter, so a
-    tensor and its permutation are at distance 0. It is NaN if an entry is not finite.
-    """
+    """Return the Wasserstein-1 distance of two tensors' entries, as scipy's; NaN if not finite."""
     a, b = _pair(a, b)
     return float(np.abs(np.sort(a) - np.sort(b)).mean())
 
@@ -299,3 +298,169 @@ def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     if not (np.isfinite(left).all() and np.isfinite(right).all()):
         return np.full_like(left, math.nan), np.full_like(right, math.nan)
     return left, right
+
+
+METRICS = {"wasserstein": "Wasserstein", "max_difference": "largest difference"}
+FEWER: Range = (2.0, 5.0)
+AT_MOST: Range = (0.0, 1.0)
+GROWING = {  # pair -> the claim of Fig. 7 on it
+    "flash": "weights drift apart and keep growing",
+    "order": "ours: so they do by nothing but the order of FP32 sums",
+    "qiu-yao": "ours: and with the FlashAttention of arXiv 2510.04212",
+}
+Compared = Callable[[Sequence[int], np.ndarray], float]  # of the steps and a column of `Apart`
+
+
+def end(steps: Sequence[int], y: np.ndarray) -> float:
+    """Return the distance at the end."""
+    return float(y[-1])
+
+
+def stray(steps: Sequence[int], y: np.ndarray) -> float:
+    """Return the root mean square of y about its least-squares line, over n - 2 points."""
+    x = np.array(steps) - np.mean(steps)
+    left = y - y.mean() - slope(steps, y) * x
+    return math.sqrt(float(left @ left) / (len(x) - 2))
+
+
+def relative_stray(steps: Sequence[int], y: np.ndarray) -> float:
+    """Return the same over the mean of y."""
+    return float(stray(steps, y) / y.mean())
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of Fig. 8 on two pairs' ratio; the first of `compared` is judged, all are shown."""
+
+    text: str
+    pairs: tuple[str, str]
+    compared: tuple[Compared, ...]
+    holds: Range
+    measured: str
+
+
+WEIGHTS, LESS = "other first weights", "FlashAttention drifts 2 to 5 times less than low precision"
+SLOPE = f"FlashAttention's slope is at most that of {WEIGHTS}"
+FP16, BF16 = "FP16 against FP32", "BF16 against FP32"
+SCATTER = "{} the scatter about its line; relative to its own size {}"
+END = "{} FlashAttention's at the end"
+LOW = ("precision", "weights")
+FIGURE_8 = (
+    Claim(SLOPE, ("flash", "weights"), (slope,), AT_MOST, "{} as steep"),
+    Claim(f"{FP16} lies above {WEIGHTS}", LOW, (end,), LARGER, "{} as far at the end"),
+    Claim(f"{FP16} varies more than {WEIGHTS}", LOW, (stray, relative_stray), LARGER, SCATTER),
+    Claim(LESS, ("precision", "flash"), (end,), FEWER, f"{FP16} is {END}"),
+    Claim(LESS, ("bf16", "flash"), (end,), FEWER, f"{BF16} is {END}"),
+)
+
+
+def judged(drifts: Drifts, t: Training) -> Iterator[Verdict]:
+    """Yield the verdicts on both figures, and ours."""
+    for metric in METRICS:
+        yield grows(drifts, t, "flash", metric)
+    for claim in FIGURE_8:
+        for metric in METRICS:
+            columns = [drifts.get(pair, {}) for pair in claim.pairs]
+            found = [
+                ratio(
+                    *({s: of(t.steps, getattr(a, metric)) for s, a in c.items()} for c in columns)
+                )
+                for of in claim.compared
+            ]
+            yield verdict_on(
+                "8",
+                claim.text,
+                METRICS[metric],
+                claim.holds,
+                claim.measured.format(*(interval(e, "x") for e in found)),
+                found[0],
+                sizes=_sizes(t),
+                queries=tuple(drift_query(t, pair, metric, t.steps[-1]) for pair in claim.pairs),
+            )
+    for pair in ("order", "qiu-yao"):
+        if pair in t.pairs:
+            for metric in METRICS:
+                yield grows(drifts, t, pair, metric)
+
+
+def grows(drifts: Drifts, t: Training, pair: str, metric: str) -> Verdict:
+    """Return the verdict on Fig. 7: does the distance grow, and still in the second half?"""
+    middle, end = t.steps[t.looks // 2], t.steps[-1]
+    power = exponent(t.steps[1:], [_at(drifts, t, pair, metric, step) for step in t.steps[1:]])
+    late = ratio(_at(drifts, t, pair, metric, end), _at(drifts, t, pair, metric, middle))
+    words = judge(power, GROWS), judge(late, LARGER)  # the claim fails with either
+    last, gap = factor(_at(drifts, t, pair, metric, end)), mean(_at(drifts, t, pair, "gap", end))
+    return verdict_on(
+        "7",
+        GROWING[pair],
+        f"{METRICS[metric]}, {' against '.join(PAIRS[pair])}",
+        next((w for w in (Word.CONTRADICTS, Word.UNDECIDED) if w in words), Word.AGREES),
+        f"steps^{interval(power)} to {interval(last)}; {interval(late, 'x')} from step"
+        f" {middle} to {end}",
+        late,
+        f"the loss differs by {interval(gap)} nats at the end",
+        sizes=_sizes(t),
+        queries=tuple(
+            drift_query(t, pair, name, step)
+            for name, step in ((metric, end), (metric, middle), ("gap", end))
+        ),
+    )
+
+
+def _sizes(t: Training) -> str:
+    c = t.config
+    return (
+        f"GPT of {c.layers} layers, width {c.width}, {c.steps} steps, lr {c.lr:g}, {t.seeds} seeds"
+    )
+
+
+def _at(drifts: Drifts, t: Training, pair: str, metric: str, step: int) -> Values:
+    """Return a column of `Apart` at a look, by seed; empty where nothing was trained."""
+    place = t.steps.index(step)
+    return {seed: float(getattr(a, metric)[place]) for seed, a in drifts.get(pair, {}).items()}
+
+
+LINES = {  # pair -> (color, line, label)
+    "weights": (QUIET, "-", "band: other first weights"),
+    "precision": (COLOURS[3], "-", "band: FP16 against FP32"),
+    "bf16": (COLOURS[4], "-", "BF16 against FP32"),
+    "flash": (COLOURS[0], "-", "fa2-bf16 against unfused BF16"),
+    "qiu-yao": (COLOURS[1], "--", "qiu-yao against unfused BF16"),
+    "order": (COLOURS[2], ":", "FP32 in tiles against FP32"),
+}
+
+
+def draw(drifts: Drifts, t: Training) -> Figure:
+    """Draw both metrics over steps: a thin line per seed, geometric means, intervals as bands."""
+    figure, (axes,) = canvas(4.4, 1, 2)
+    steps = np.array(t.steps)
+    pairs = {pair: look for pair, look in LINES.items() if pair in drifts}
+    for ax, (metric, name) in zip(axes, METRICS.items(), strict=True):
+        for pair, (colour, line, label) in pairs.items():
+            seeds = [getattr(a, metric) for a in drifts[pair].values()]
+            for own in seeds:
+                shown = own > 0
+                ax.plot(steps[shown], own[shown], line, color=colour, lw=0.6, alpha=0.35)
+            found = [factor(dict(enumerate(map(float, look)))) for look in zip(*seeds, strict=True)]
+            low, high = [e.low for e in found], [e.high for e in found]
+            ax.fill_between(steps, low, high, color=colour, alpha=0.1, lw=0)
+            ax.plot(steps, [e.mean for e in found], line, color=colour, lw=1.8, label=label)
+        ax.set_yscale("log")
+        ax.yaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("steps")
+        ax.set_xlim(0, steps[-1])
+        ax.set_title(
+            f"{name} of weights{' (mean over all)' if metric == 'wasserstein' else ''}",
+            fontsize=9.5,
+            loc="left",
+        )
+    legend(figure, axes[0], 3 if len(pairs) > 4 else 2, loc="outside upper center", fontsize=8.5)
+    return figure
+
+
+def drift_query(t: Training, pair: str, metric: str, step: int) -> str:
+    """Return SQL over golden.sqlite that gives a column at a look, by seed."""
+    return (
+        f"SELECT seed, {metric} FROM drift WHERE key = '{t.key}' AND pair = '{pair}' AND step ="
+        f" {step}"
+    )

@@ -5,18 +5,35 @@ KEY=VALUE words change either scale. Doses that share an executable are one laun
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache, partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from roundscope.attention import Record
+from roundscope.attention.engines import xla as engine
 from roundscope.attention.grammar.ranges import numbers
+from roundscope.attention.plans.traced import HeadPlans
 from roundscope.attention.sites import Site, site_named
+from roundscope.attention.tiles.loops import Setup
+from roundscope.attention.tiles.records import Inputs
 from roundscope.emu.roundings.modes import RoundingMode, mode_named
+from roundscope.experiments.framework.estimates import grouped
+from roundscope.experiments.framework.study import Progress
 from roundscope.experiments.framework.words import NAMED, pairs, seeds_of
 from roundscope.experiments.train import groups
-from roundscope.experiments.train.config import Config, deciding
-from roundscope.experiments.train.gpt.offset import BIAS
+from roundscope.experiments.train.config import WORD, Config, deciding
+from roundscope.experiments.train.gpt import model, monitor
+from roundscope.experiments.train.gpt import step as one_step
+from roundscope.experiments.train.gpt.offset import BIAS, WINDOW
+from roundscope.experiments.train.groups import Group, blocks, drawing
 from roundscope.experiments.train.settings import Arm, Settings, typed
+from roundscope.experiments.train.spikes import Follow
 from roundscope.tools.errors import UsageError, bad
-from roundscope.tools.results.run import key_of
+from roundscope.tools.results.run import Run, key_of
 
 EVEN = RoundingMode.TIES_TO_EVEN
 AWAY = RoundingMode.TIES_TO_AWAY
@@ -35,8 +52,7 @@ class Dose:
     bits     the precision p of the significand, the leading bit included
     words    settings of the model over the scale's, such as data=repeat; the exact arm has them too
     also     changes of its attention in the trainer's words, made before that of `site`
-    offset   (kind, c): the error of delta's operand, see `experiments.train.gpt.offset`; the exact
-             arm has c = 0
+    offset   (kind, c): the error of delta's operand (`train.gpt.offset`); 0 in the exact arm
     """
 
     site: Site | None = None
@@ -51,10 +67,7 @@ class Dose:
 
     @property
     def change(self) -> tuple[str, ...]:
-        """The dose in the trainer's words: one format at one event, with the exponents of BF16.
-
-        BF16 and binary32 have the same exponents.
-        """
+        """The dose in the trainer's words: one format at one event, BF16's exponents."""
         if self.site is None:
             return self.also
         return (*self.also, f"site={self.site} -> e8m{self.bits - 1}:{self.mode}")
@@ -85,10 +98,7 @@ def key(config: Config, dose: Dose) -> str:
 
 
 def settings_of(config: Config, wanted: Sequence[Dose]) -> Settings:
-    """Return doses of equally many steps and the same words as arms of one run.
-
-    The rate stays at its peak after the warm-up, so that it does not depend on the number of steps.
-    """
+    """Return doses of equal steps and words as arms of one run, at a constant peak rate."""
     steps, config = wanted[0].steps, config_of(config, wanted[0])
     one = replace(config, steps=max(steps, config.warmup), lr=1.0, min_lr=1.0, decay_steps=None)
     arms = []
@@ -110,27 +120,17 @@ def with_words(config: Config, given: Mapping[str, str]) -> Config:
 
 
 def launches(config: Config, wanted: Sequence[Dose]) -> list[list[Dose]]:
-    """Return doses by executable: equally many steps, the same words and one structure of plans.
-
-    Plans with stochastic roundings or with an offset have another structure. Raises UsageError for
-    an event that the plan does not have.
-    """
-    alike: dict[tuple[int, tuple[str, ...]], list[Dose]] = {}
-    for dose in wanted:
-        alike.setdefault((dose.steps, dose.words), []).append(dose)
+    """Return doses by executable: equal steps, words and structure. Raises UsageError."""
     return [
         [own[i] for i in arms]
-        for own in alike.values()
+        for own in grouped(((dose.steps, dose.words), dose) for dose in wanted).values()
         for arms in groups.numbers(settings_of(config, own))
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """All combinations of events, modes, significand bits (p) and peak rates.
-
-    Each of them runs for `steps` steps, and so does the exact arm of each rate.
-    """
+    """Combinations of events, modes, significand bits and peak rates, for `steps` steps each."""
 
     sites: tuple[Site, ...]
     modes: tuple[RoundingMode, ...]
@@ -141,10 +141,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """A model in which everything but one event is FP32, linear layers too; and what is varied.
-
-    Its sums are native.
-    """
+    """A model in which all but one event is FP32, with native sums; and what is varied."""
 
     name: str
     config: Config
@@ -210,12 +207,10 @@ MODEL = tuple(f.name for f in fields(Config) if f.name not in OWN)
 
 
 def scale(words: Sequence[str], *, quick: bool, seeds: str | None) -> Scale:
-    """Return the scale that was asked for.
+    """Return the scale that was asked for. Raises UsageError.
 
-    words   for every axis, such as  site=OD,O mode=toward-zero p=2-4 lr=1e-2,1e-3 steps=2000;
-            or for the model, such as  width=64
-
-    Raises UsageError naming key, value and repair.
+    words   of axes, such as  site=OD,O mode=toward-zero p=2-4 lr=1e-2,1e-3 steps=2000; or of the
+            model, such as  width=64
     """
     found = QUICK if quick else FULL
     given = pairs(words, (*AXES, *MODEL))
@@ -270,3 +265,110 @@ AXES: dict[str, tuple[str, Callable[[str, str], Any]]] = {  # word -> field of A
     "lr": ("rates", _each(_rate)),
     "steps": ("steps", steps_of),
 }
+
+
+TIES_EVERY = 100  # steps between two counts of rows with several P = 1
+
+
+def launch(
+    config: Config, doses: Sequence[Dose], progress: Progress, ties: bool = False
+) -> list[Run[Dose]]:
+    """Return the results of doses of one structure; with `ties` they have their `shares`."""
+    settings, steps = settings_of(config, doses), doses[0].steps
+    seeds = [(config.init_seed + dose.seed) % WORD for dose in doses]
+    state = one_step.start(settings.config, len(doses), seeds)
+    group, drawn = Group(settings, list(range(len(doses))), state), drawing(settings)
+    follow = Follow(len(doses))
+    looks = [(0, np.full(len(doses), np.nan), np.asarray(largest(group.state.params)))]
+    counted: list[tuple[int, np.ndarray]] = []
+
+    def look(done: int) -> Any:
+        if ties and (done % TIES_EVERY == 0 or done == steps):
+            plans = group.plans(0)[0]
+            assert isinstance(plans, HeadPlans)  # doses change all layers alike
+            found = shares(settings.config, group.state.params, group.own(drawn(done)), plans)
+            counted.append((done, np.stack([found.mean((1, 2)), found.max((1, 2))], axis=1)))
+        return largest(group.state.params)
+
+    for block in blocks(lambda n: group.advance(n, drawn(n)), 0, steps, look=look):
+        follow.add(block.done, block.losses)
+        looks.append((block.done, np.mean(block.losses, axis=0), block.look))
+        progress(block.done)
+    diverged, final = follow.diverged(), follow.final()
+    return [
+        Run(
+            condition=dose,
+            steps=steps,
+            diverged=diverged[a],
+            loss=float(final[a]),
+            curve=tuple((n, float(loss[a]), float(norm[a])) for n, loss, norm in looks),
+            extra={"shares": tuple((n, float(x[a, 0]), float(x[a, 1])) for n, x in counted)},
+        )
+        for a, dose in enumerate(doses)
+    ]
+
+
+@jax.jit
+def largest(params: Any) -> Array:
+    """Return the largest ||W_Q,h||_2 of all layers and heads, (arms,)."""
+    return jnp.max(monitor.query_norms(params["layers"]["qkv"]), axis=(1, 2))
+
+
+def shares(config: Config, params: Any, tokens: np.ndarray, plans: HeadPlans) -> np.ndarray:
+    """Return the share of rows with several scores within 1.955e-3 of the largest.
+
+    There P rounds to 1 in BF16. The result is (arms, layers, heads). params and plans are those of
+    arms; tokens are (B, T + 1) or (A, B, T + 1), of which the first sequence is read. Scores are as
+    the plan rounds them (SCALED).
+    """
+    one = tokens[..., :1, :].astype(np.int32)
+    q, k = _reading(one_step.numbers_only(config))(params, one, plans)
+    with jax.enable_x64(True):
+        return np.asarray(_shares(_setup(config, plans), jnp.asarray(plans.table), q, k))
+
+
+@lru_cache(8)
+def _reading(config: Config) -> Any:
+    """Return the jitted function that gives q and k, (A, L, 1, T, N, H)."""
+
+    def one(params: Any, tokens: Array, plans: HeadPlans) -> tuple[Array, Array]:
+        return model.attention_inputs(params, tokens, plans, config)[:2]
+
+    def all_arms(params: Any, tokens: Array, plans: HeadPlans) -> tuple[Array, Array]:
+        return jax.vmap(one, in_axes=(0, 0 if tokens.ndim == 3 else None, 0))(params, tokens, plans)
+
+    return jax.jit(all_arms)
+
+
+def _setup(config: Config, plans: HeadPlans) -> Setup:
+    t, scale = config.context, config.head_width**-0.5
+    return Setup(
+        plan=plans.like,
+        queries=t,
+        keys=t,
+        block_q=t,
+        block_k=t,
+        heads=1,
+        key_heads=1,
+        scale=scale,
+        whole_scale=scale,
+        is_causal=True,
+        record=Record(events=(Site.SCALED,)),
+    )
+
+
+@partial(jax.jit, static_argnums=0)
+def _shares(setup: Setup, table: Array, q: Array, k: Array) -> Array:
+    """Return the shares; every (arm, layer, head) is a batch entry, K in place of V."""
+    t = setup.queries
+    entries = [x[:, :, 0].swapaxes(2, 3).reshape(-1, t, 1, x.shape[5]) for x in (q, k)]
+    each = engine.Each(table.reshape(-1, *table.shape[3:]), np.arange(entries[0].shape[0]))
+    own_q, own_k = [
+        engine.round_inputs(setup, s, engine.enter(x, t), each)[0]
+        for s, x in zip((Site.Q, Site.K), entries, strict=True)
+    ]
+    _, seen = engine.forward(setup, Inputs(own_q, own_k, own_k), each)
+    scores = seen["tiles"]["SCALED.events"][1].reshape(-1, t, t)
+    scores = jnp.where(jnp.tril(jnp.ones((t, t), bool)), scores, -jnp.inf)
+    ones = (scores >= scores.max(-1, keepdims=True) - WINDOW).sum(-1)
+    return (ones > 1).mean(1).reshape(q.shape[0], q.shape[1], q.shape[4])

@@ -1,8 +1,6 @@
 """`roundscope dose` as a study: doses of one rounded event, or the cases of one of four topics.
 
-`asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and what is
-reported. Then follow the answer of a scale, and the probes' statements with the rules that judge
-them.
+`asked` reads the words of the command line; `of_scale` and `of_topic` say what is run and reported.
 """
 
 import math
@@ -16,29 +14,15 @@ from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments.catalogue import DOSE
 from roundscope.experiments.framework import command
-from roundscope.experiments.framework.counts import Time, time_of
-from roundscope.experiments.framework.estimates import Estimate, factor
+from roundscope.experiments.framework.counts import time_of
+from roundscope.experiments.framework.estimates import factor
 from roundscope.experiments.framework.store import Store
 from roundscope.experiments.framework.study import Figure, Launch, Progress, Study, Table
-from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.framework.words import NAMED, seeds_of
 from roundscope.experiments.options import DoseOptions
-from roundscope.experiments.questions.dose import results, training
-from roundscope.experiments.questions.dose.doses import (
-    EVEN,
-    FULL,
-    OUTWARD,
-    RANDOM,
-    ZERO,
-    Dose,
-    Scale,
-    doses_of,
-    key,
-    launches,
-    scale,
-)
-from roundscope.experiments.questions.dose.pictures import PICTURES
-from roundscope.experiments.questions.dose.results import Found, Results, Runs, Topic
+from roundscope.experiments.questions.dose import doses, results
+from roundscope.experiments.questions.dose.results import PICTURES, Found, Results, Runs, Topic
 from roundscope.experiments.questions.dose.topics import TOPICS
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.spikes import RULE
@@ -69,14 +53,9 @@ def run(options: DoseOptions) -> int:
 def asked(
     given: Sequence[str], *, name: str | None, quick: bool, seeds: str | None
 ) -> Study[Results] | Study[Found]:
-    """Return the study that words and options ask for.
-
-    name   the name of a topic; None for doses of one event
-
-    Raises UsageError naming the word and the repair.
-    """
+    """Return the study of a topic, or of doses if there is none. Raises UsageError."""
     if name is None:
-        return of_scale(scale(given, quick=quick, seeds=seeds))
+        return of_scale(doses.scale(given, quick=quick, seeds=seeds))
     return of_topic(name, topic(name, given, quick=quick, seeds=seeds_of(seeds)))
 
 
@@ -87,10 +66,10 @@ def topic(name: str, given: Sequence[str], *, quick: bool, seeds: tuple[int, ...
     return TOPICS[name](quick).given(given, seeds)
 
 
-def of_scale(asked: Scale) -> Study[Results]:
+def of_scale(asked: doses.Scale) -> Study[Results]:
     """Return the study of every dose of a scale."""
     c, sizes = asked.config, ""
-    if c != FULL.config:
+    if c != doses.FULL.config:
         sizes = (
             f"not the probe's model: {c.layers} layers, width {c.width}, context {c.context}, batch"
             f" {c.batch}"
@@ -98,7 +77,7 @@ def of_scale(asked: Scale) -> Study[Results]:
     return Study(
         name=DOSE.name,
         question=DOSE.question,
-        launches=partial(_launches, c, doses_of(asked), False),
+        launches=partial(_launches, c, doses.doses_of(asked), False),
         results=lambda store: _results(asked, store),
         answer=lambda r: f"{answer(r)} {others(r)}".strip(),
         claims=lambda r: [replace(verdict, sizes=sizes) for verdict in judged(r)],
@@ -152,28 +131,30 @@ def of_topic(name: str, asked: Topic) -> Study[Found]:
     )
 
 
-def _launches(config: Config, wanted: Sequence[Dose], ties: bool, store: Store) -> list[Launch]:
+def _launches(
+    config: Config, wanted: Sequence[doses.Dose], ties: bool, store: Store
+) -> list[Launch]:
     """Return a launch for each executable; doses that are stored are not trained again."""
 
-    def launch(group: Sequence[Dose]) -> Launch:
-        keys = {dose: key(config, dose) for dose in group}
+    def launch(group: Sequence[doses.Dose]) -> Launch:
+        keys = {dose: doses.key(config, dose) for dose in group}
 
         def run(progress: Progress) -> Mapping[str, Run[Any]]:
             there = store.keys()
             missing = [dose for dose in group if keys[dose] not in there]
-            return {keys[r.condition]: r for r in training.launch(config, missing, progress, ties)}
+            return {keys[r.condition]: r for r in doses.launch(config, missing, progress, ties)}
 
         title, steps = f"{len(group)} arms", group[0].steps
         names = tuple(keys.values())
         return Launch(title=title, steps=steps, config=asdict(config), keys=names, run=run)
 
-    return [launch(group) for group in launches(config, wanted)]
+    return [launch(group) for group in doses.launches(config, wanted)]
 
 
-def _results(asked: Scale, store: Store) -> Results | None:
+def _results(asked: doses.Scale, store: Store) -> Results | None:
     """Return the points that are stored with all seeds and their exact arms."""
-    wanted = doses_of(asked)
-    found = store.read({dose: key(asked.config, dose) for dose in wanted})
+    wanted = doses.doses_of(asked)
+    found = store.read({dose: doses.key(asked.config, dose) for dose in wanted})
     missing = {point for d in wanted if d not in found for point in (d.point, d.exact.point)}
     whole = [r for d, r in found.items() if not {d.point, d.exact.point} & missing]
     return Results(whole) if any(r.condition.site for r in whole) else None
@@ -181,7 +162,7 @@ def _results(asked: Scale, store: Store) -> Results | None:
 
 def _found(asked: Topic, store: Store) -> Found | None:
     """Return all cases, since an answer compares them; None if one is missing."""
-    found = store.read({dose: key(asked.config, dose) for dose in asked.doses})
+    found = store.read({dose: doses.key(asked.config, dose) for dose in asked.doses})
     return Found(asked, found.values()) if len(found) == len(asked.doses) else None
 
 
@@ -199,7 +180,16 @@ def _shown(c: Config) -> dict[str, Any]:
 
 def answer(r: Results) -> str:
     """Return the answer in one sentence, from the rate at which toward zero killed most."""
-    chosen = _strongest(r)
+    chosen = max(
+        [
+            (rate, p, time_of(zero), time_of(even))
+            for site, rate in r.panels()
+            if site is Site.OD
+            for p, zero, even in same_size(r, rate)
+        ],
+        key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
+        default=None,
+    )
     if chosen is None:
         return (
             "Toward zero at p bits and nearest-even at p - 1 were not both run at OD: the question"
@@ -210,17 +200,20 @@ def answer(r: Results) -> str:
         f"O rounded toward zero to {p} significand bits before delta reads it made training diverge"
         f" in {zero.words}"
     )
-    excess = interval(r.excess(r.series(Site.OD, EVEN, rate)[p - 1]), " nats")
+    excess = interval(r.excess(r.series(Site.OD, doses.EVEN, rate)[p - 1]), " nats")
     of_even = (
         f"to nearest-even with {p - 1} bits, an error of the same RMS, in {even.count}"
         f" (final loss above exact: {excess})"
     )
-    where = f"{of_zero}, {of_even}{_also(r, rate, p)} (lr {rate:g})"
+    for mode, word in ((doses.RANDOM, "stochastically"), (doses.OUTWARD, "away from zero")):
+        if own := r.series(Site.OD, mode, rate).get(p):
+            of_even += f", {word} to {p} bits in {time_of(own).count}"
+    where = f"{of_zero}, {of_even} (lr {rate:g})"
     if 2 * zero.diverged > zero.runs and not even.diverged:
         return f"The sign: {where}."
     if even.diverged * zero.runs >= zero.diverged * even.runs and even.diverged:
         return f"Here not the sign alone: {where}."
-    series = r.series(Site.OD, ZERO, rate)
+    series = r.series(Site.OD, doses.ZERO, rate)
     least = min(series)
     return (
         f"Not decided by these runs: {where}; ||W_Q|| grew 2^{interval(r.growth(series[least]))}"
@@ -228,45 +221,11 @@ def answer(r: Results) -> str:
     )
 
 
-def _strongest(r: Results) -> tuple[float, int, Time, Time] | None:
-    """Return (rate, p, toward zero at p, nearest-even at p - 1) with the largest difference.
-
-    The difference is that of the shares of runs that diverged; of equal ones the most bits count.
-    """
-    found = [
-        (rate, p, time_of(zero), time_of(even))
-        for site, rate in r.panels()
-        if site is Site.OD
-        for p, zero, even in same_size(r, rate)
-    ]
-    return max(
-        found,
-        key=lambda x: (x[2].diverged / x[2].runs - x[3].diverged / x[3].runs, x[1]),
-        default=None,
-    )
-
-
-def _also(r: Results, rate: float, p: int) -> str:
-    """Return how many runs diverged with stochastic and with outward rounding to as many bits.
-
-    Empty if none was run.
-    """
-    found = ""
-    for mode, word in ((RANDOM, "stochastically"), (OUTWARD, "away from zero")):
-        if own := r.series(Site.OD, mode, rate).get(p):
-            t = time_of(own)
-            found += f", {word} to {p} bits in {t.count}"
-    return found
-
-
 def others(r: Results) -> str:
-    """Return what toward zero does at the other events, at the fewest bits each, in a sentence.
-
-    Empty if none was run.
-    """
+    """Return what toward zero does at other events at the fewest bits, or ""."""
     found = []
     for site, rate in r.panels():
-        series = r.series(site, ZERO, rate)
+        series = r.series(site, doses.ZERO, rate)
         if site is not Site.OD and series:
             t = time_of(series[min(series)])
             found.append(f"{site} at {min(series)} bits {t.count}")
@@ -275,6 +234,7 @@ def others(r: Results) -> str:
 
 # nats above the exact arm's final loss, below which an arm is harmless; the probe's lay within 0.02
 HARMLESS = 0.05
+_verdict = partial(verdict_on, "probe 2")
 RULES = (
     "Harmless: no run diverged and the 95 % interval of the excess loss over the exact arm of the"
     f" same seed ends below {HARMLESS} nats; it is not where more than half of the runs of a point"
@@ -292,21 +252,17 @@ SLOW = "and from p = 4 down at lr 1e-3, after 3,000 to 9,000 steps"
 def judged(r: Results) -> list[Verdict]:
     """Return a verdict for every statement, at every rate where it was measured."""
     rates = [rate for site, rate in r.panels() if site is Site.OD]
-    away = "away from zero diverges already at p = 8"
     return [
         *(judge_at(r, rate) for rate in rates for judge_at in (_sign, _harmless, _norms)),
-        _diverges(r, ZERO, 1e-2, range(7), 2000, FAST),
-        _diverges(r, ZERO, 1e-3, range(5), 9000, SLOW),
-        _diverges(r, OUTWARD, 1e-2, (8,), 2000, away),
+        _diverges(r, doses.ZERO, 1e-2, range(7), 2000, FAST),
+        _diverges(r, doses.ZERO, 1e-3, range(5), 9000, SLOW),
+        _diverges(r, doses.OUTWARD, 1e-2, (8,), 2000, "away from zero diverges already at p = 8"),
     ]
 
 
 def same_size(r: Results, rate: float) -> list[tuple[int, Runs, Runs]]:
-    """Return (p, toward zero at p, nearest-even at p - 1) where both were run.
-
-    Both errors are uniform in an ulp and have the same size: their rms is 2^-p x sqrt(1/3).
-    """
-    zero, even = r.series(Site.OD, ZERO, rate), r.series(Site.OD, EVEN, rate)
+    """Return (p, toward zero at p, nearest at p - 1): both errors have the rms 2^-p sqrt(1/3)."""
+    zero, even = r.series(Site.OD, doses.ZERO, rate), r.series(Site.OD, doses.EVEN, rate)
     return [(p, own, even[p - 1]) for p, own in zero.items() if p - 1 in even]
 
 
@@ -326,14 +282,14 @@ def _sign(r: Results, rate: float) -> Verdict:
     words = "; ".join(
         f"p = {p}: {z.words}, nearest-even p = {p - 1}: {e.count}" for p, z, e in pairs
     )
-    return _verdict(claim, case, word, f"toward zero {words}", _others(r, rate))
+    return _verdict(claim, case, word, f"toward zero {words}", note=_others(r, rate))
 
 
 def _others(r: Results, rate: float) -> str:
     """What errors without a bias did, and those of the other sign, which may kill less."""
     named = {
-        "stochastic (1.4 times nearest's RMS, no bias)": RANDOM,
-        "away from zero (the RMS of toward zero, the other sign)": OUTWARD,
+        "stochastic (1.4 times nearest's RMS, no bias)": doses.RANDOM,
+        "away from zero (the RMS of toward zero, the other sign)": doses.OUTWARD,
     }
     told = []
     for name, mode in named.items():
@@ -346,7 +302,7 @@ def _others(r: Results, rate: float) -> str:
 def _harmless(r: Results, rate: float) -> Verdict:
     claim = "nearest-even is harmless down to p = 2"
     case = f"OD, lr {rate:g}"
-    series = r.series(Site.OD, EVEN, rate)
+    series = r.series(Site.OD, doses.EVEN, rate)
     if not series:
         return _verdict(claim, case, Word.NOT_TESTABLE, "nearest-even was not run")
     times = [time_of(own) for own in series.values()]
@@ -365,7 +321,7 @@ def _harmless(r: Results, rate: float) -> Verdict:
 
 def _norms(r: Results, rate: float) -> Verdict:
     claim, case = "||W_Q|| grows without limit first", f"OD toward zero, lr {rate:g}"
-    runs = (run for own in r.series(Site.OD, ZERO, rate).values() for run in own)
+    runs = (run for own in r.series(Site.OD, doses.ZERO, rate).values() for run in own)
     ratios = [at for run in runs if (at := ahead(r, run)) is not None]
     if not ratios:
         return _verdict(claim, case, Word.UNDECIDED, "no run diverged")
@@ -375,14 +331,11 @@ def _norms(r: Results, rate: float) -> Verdict:
         f" {interval(found, 'x')}, {len(ratios)} runs"
     )
     word, note = judge(found, (2.0, math.inf)), "agrees if the interval is above 2"
-    return _verdict(claim, case, word, measured, note, estimate=found)
+    return _verdict(claim, case, word, measured, note=note, estimate=found)
 
 
-def ahead(r: Results, run: Run[Dose]) -> float | None:
-    """Return ||W_Q|| over that of the exact arm at the last look before the run diverged.
-
-    None if it did not diverge, or before the first look.
-    """
+def ahead(r: Results, run: Run[doses.Dose]) -> float | None:
+    """Return ||W_Q|| over the exact arm's at the last look before divergence, or None."""
     if run.diverged is None:
         return None
     exact = {step: norm for step, _, norm in r.exact(run).curve}
@@ -396,8 +349,7 @@ def _diverges(
     series = {p: own for p, own in r.series(Site.OD, mode, rate).items() if p in bits}
     case = f"OD, lr {rate:g}"
     if not series:
-        lacks = f"lr {rate:g} with these p was not run"
-        return _verdict(claim, case, Word.NOT_TESTABLE, lacks)
+        return _verdict(claim, case, Word.NOT_TESTABLE, f"lr {rate:g} with these p was not run")
     done = [[run.time <= within for run in own] for own in series.values()]
     steps = min(run.condition.steps for own in series.values() for run in own)
     word = Word.UNDECIDED
@@ -407,24 +359,4 @@ def _diverges(
         word = Word.CONTRADICTS
     measured = "; ".join(f"p = {p}: {time_of(own).words}" for p, own in series.items())
     note = "" if steps >= within else f"runs of {steps} steps, the probe's had {within}"
-    return _verdict(claim, case, word, measured, note)
-
-
-def _verdict(
-    claim: str,
-    case: str,
-    word: Word,
-    measured: str,
-    note: str = "",
-    estimate: Estimate | None = None,
-) -> Verdict:
-    return Verdict(
-        figure="probe 2",
-        claim=claim,
-        case=case,
-        sizes="",
-        word=word,
-        measured=measured,
-        note=note,
-        estimate=estimate,
-    )
+    return _verdict(claim, case, word, measured, note=note)

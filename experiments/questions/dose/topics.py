@@ -12,10 +12,18 @@ from roundscope.attention.sites import Site
 from roundscope.emu.roundings.modes import RoundingMode
 from roundscope.experiments import catalogue
 from roundscope.experiments.framework.verdicts import interval, number
-from roundscope.experiments.questions.dose import pictures
+from roundscope.experiments.questions.dose import results
 from roundscope.experiments.questions.dose.doses import EVEN, FULL, MOST_BITS, QUICK, ZERO, Dose
-from roundscope.experiments.questions.dose.pictures import EXACT, KINDS, Column
-from roundscope.experiments.questions.dose.results import Case, Found, Runs, Topic, ties
+from roundscope.experiments.questions.dose.results import (
+    EXACT,
+    KINDS,
+    Case,
+    Column,
+    Found,
+    Runs,
+    Topic,
+    ties,
+)
 from roundscope.experiments.train.gpt.offset import BIAS, FIXED, NOISE
 
 SEEDS, QUICK_SEEDS = (0, 1, 2, 3, 4), (0, 1, 2)
@@ -47,30 +55,21 @@ def bias(quick: bool) -> Topic:
         config=(QUICK if quick else FULL).config,
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
-        answer=bias_answer,
-        draw=pictures.offsets,
-        caption=(
-            "c is the size in half ulps (BF16) of the mean |V| of the keys with P = 1. Dots: seeds;"
-            " marker: their median, hollow where it is not reached; bar: smallest to largest; an"
-            " arrow: runs that ended without divergence, all of them or as many as its number."
-        ),
-        notes=(
-            "Everything is FP32. What delta reads as O is off by c x half an ulp on rows in which"
-            " the scores of several keys lie within 1.955e-3 of the largest, so that their P would"
-            " round to 1 in BF16; the output itself is untouched. The three kinds hit the same rows"
-            " with the same |e|; the error of delta, rowsum(dO e), is larger where e and dO go"
-            " together over the features. c = 1 is the largest error that one rounding of such a"
-            " sum can make if the sum has V's exponent. The share of these rows is counted every"
-            " 100 steps, in one sequence, before the run diverges."
-        ),
+        answer=lambda found: " ".join(_of_data(found, *each) for each in found.groups().items()),
+        draw=results.offsets,
+        caption="c is the size in half ulps (BF16) of the mean |V| of the keys with P = 1. Dots:"
+        " seeds; marker: their median, hollow where it is not reached; bar: smallest to largest; an"
+        " arrow: runs that ended without divergence, all of them or as many as its number.",
+        notes="Everything is FP32. What delta reads as O is off by c x half an ulp on rows in which"
+        " the scores of several keys lie within 1.955e-3 of the largest, so that their P would"
+        " round to 1 in BF16; the output itself is untouched. The three kinds hit the same rows"
+        " with the same |e|; the error of delta, rowsum(dO e), is larger where e and dO go"
+        " together over the features. c = 1 is the largest error that one rounding of such a"
+        " sum can make if the sum has V's exponent. The share of these rows is counted every"
+        " 100 steps, in one sequence, before the run diverges.",
         about="an error injected into what delta reads as O; the exact arm has none",
         ties=True,
     )
-
-
-def bias_answer(found: Found) -> str:
-    """Return for each kind of data the least c that kills, and what other errors did there."""
-    return " ".join(_of_data(found, group, own) for group, own in found.groups().items())
 
 
 def _of_data(found: Found, group: str, own: dict[Case, Runs]) -> str:
@@ -116,13 +115,12 @@ def scaling(quick: bool) -> Topic:
     cases = []
     for column in columns:
         name = "layers" if column.factor == "depth" else column.factor
-        words = () if column.usual or name == "lr" else (f"{name}={column.value:g}",)
         own = Dose(
             site=Site.OD,
             mode=ZERO,
             rate=column.value if name == "lr" else rate,
             steps=400 if quick else 1000,
-            words=words,
+            words=() if column.usual or name == "lr" else (f"{name}={column.value:g}",),
         )
         cases.append(Case(group=column.group, name=EXACT, dose=own.exact))
         for p in (6, 4, 2) if quick else (8, 7, 6, 5, 4):
@@ -133,18 +131,14 @@ def scaling(quick: bool) -> Topic:
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=lambda found: scaling_answer(found, columns),
-        draw=lambda found: pictures.thresholds(found, columns),
-        caption=(
-            "Runs that diverged of all seeds, by p and by one factor at a time; the frame is p*,"
-            " the most significand bits at which more than half did. The value in bold is the same"
-            " model in every panel. Top: nothing rounded but to FP32."
-        ),
-        notes=(
-            "Toward zero at O as delta reads it (OD), all else FP32; the other sizes stay as they"
-            " are (heads too: a wider model has wider heads). A smaller rate is slower, so part of"
-            " its higher threshold is that a run of as many steps gets less far; runs are of"
-            " equally many steps."
-        ),
+        draw=lambda found: results.thresholds(found, columns),
+        caption="Runs that diverged of all seeds, by p and by one factor at a time; the frame is"
+        " p*, the most significand bits at which more than half did. The value in bold is the same"
+        " model in every panel. Top: nothing rounded but to FP32.",
+        notes="Toward zero at O as delta reads it (OD), all else FP32; the other sizes stay as they"
+        " are (heads too: a wider model has wider heads). A smaller rate is slower, so part of"
+        " its higher threshold is that a run of as many steps gets less far; runs are of"
+        " equally many steps.",
         about="one factor at a time around this model",
         alone=True,
     )
@@ -163,9 +157,8 @@ def scaling_answer(found: Found, columns: Sequence[Column]) -> str:
     exact = {case.dose: found.time(case) for case in found.cases if case.name == EXACT}
     lost, runs = sum(t.diverged for t in exact.values()), sum(t.runs for t in exact.values())
     return (
-        "p*, the most bits at which toward zero made more than half of"
-        f" {len(found.topic.seeds)} seeds diverge, is for {'; '.join(parts)}. In FP32 {lost} of"
-        f" {runs} diverged."
+        f"p*, the most bits at which toward zero made more than half of {len(found.topic.seeds)}"
+        f" seeds diverge, is for {'; '.join(parts)}. In FP32 {lost} of {runs} diverged."
     )
 
 
@@ -209,26 +202,23 @@ def conditions(quick: bool) -> Topic:
         cases=tuple(cases),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=conditions_answer,
-        draw=pictures.strips,
+        draw=results.strips,
         caption="A dot for each seed at the step where it diverged; hollow at the end: it did not.",
-        notes=(
-            "Attention as the preset qiu-yao has it (all its BF16 events) with the device's own"
-            " sums, one tile; linear layers read BF16 operands (matmul=bf16 in every arm). The"
-            " exact arm of each seed has FP32 attention and is otherwise the same, its condition"
-            " included. At p bits: all BF16 events of the preset round to p significand bits with"
-            " BF16's exponents. Rows with several P = 1: scores as the plan rounds them within"
-            " 1.955e-3 of the row's largest, every 100 steps in one sequence, before the run"
-            " diverges; at FP32 the same window."
-        ),
+        notes="Attention as the preset qiu-yao has it (all its BF16 events) with the device's own"
+        " sums, one tile; linear layers read BF16 operands (matmul=bf16 in every arm). The"
+        " exact arm of each seed has FP32 attention and is otherwise the same, its condition"
+        " included. At p bits: all BF16 events of the preset round to p significand bits with"
+        " BF16's exponents. Rows with several P = 1: scores as the plan rounds them within"
+        " 1.955e-3 of the row's largest, every 100 steps in one sequence, before the run"
+        " diverges; at FP32 the same window.",
         about="all of qiu-yao's events against FP32 attention",
         ties=True,
     )
 
 
 def _pair(group: str, dose: Dose) -> list[Case]:
-    low = replace(dose, also=(QIU_YAO,))
     return [
-        Case(group=group, name="BF16 attention, 8 bits", dose=low),
+        Case(group=group, name="BF16 attention, 8 bits", dose=replace(dose, also=(QIU_YAO,))),
         Case(group=group, name="FP32 attention", dose=dose),
     ]
 
@@ -291,21 +281,17 @@ def identity(quick: bool) -> Topic:
         ),
         seeds=QUICK_SEEDS if quick else SEEDS,
         answer=identity_answer,
-        draw=pictures.strips,
-        caption=(
-            "A dot for each seed at the step where it diverged; hollow at the end: it did not."
-            " Above and below, the same events err by as much."
-        ),
-        notes=(
-            "dS = P (dP - delta) and sum P = 1, so a row of dS sums to rowsum(P dP) - delta = 0 in"
-            " exact arithmetic. Everything is FP32 but the events named, which round to p"
-            " significand bits. Scores rounded in the forward alone: P of the backward no longer"
-            " sums to 1; rounded in the backward as well: it does, with as large an error. dP"
-            " toward zero: delta = rowsum(dO O) does not know of it, delta = rowsum(P dP) reads the"
-            " same rounded dP. P of the backward toward zero: with delta = rowsum(P dP) the row"
-            " sums to delta (1 - sum P), with rowsum(P dP) / sum P to 0. Growth of ||W_Q|| is over"
-            " the FP32 arm of the same seed."
-        ),
+        draw=results.strips,
+        caption="A dot for each seed at the step where it diverged; hollow at the end: it did not."
+        " Above and below, the same events err by as much.",
+        notes="dS = P (dP - delta) and sum P = 1, so a row of dS sums to rowsum(P dP) - delta = 0"
+        " in exact arithmetic. Everything is FP32 but the events named, which round to p"
+        " significand bits. Scores rounded in the forward alone: P of the backward no longer sums"
+        " to 1; rounded in the backward as well: it does, with as large an error. dP toward zero:"
+        " delta = rowsum(dO O) does not know of it, delta = rowsum(P dP) reads the same rounded dP."
+        " P of the backward toward zero: with delta = rowsum(P dP) the row sums to delta (1 - sum"
+        " P), with rowsum(P dP) / sum P to 0. Growth of ||W_Q|| is over the FP32 arm of the same"
+        " seed.",
         about="FP32 but for the events named",
     )
 

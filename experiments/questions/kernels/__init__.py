@@ -1,5 +1,1 @@
-"""Which real kernels are biased: errors, gains and row sums of dS of every kernel that runs here,
-on named inputs.
-
-Not here: how a kernel is called (kernels.adapters), and which arithmetic it has (kernels.identify).
-"""
+"""Which real kernels are biased, on named inputs?"""

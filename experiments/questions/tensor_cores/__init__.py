@@ -1,4 +1,1 @@
-"""How tensor cores bias long sums, and in which order this machine adds.
-
-The command is `roundscope accumulators`.
-"""
+"""How tensor cores bias long sums, and in which order this machine adds."""

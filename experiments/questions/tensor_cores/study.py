@@ -1,27 +1,37 @@
 """`roundscope accumulators`: how sums of products are biased on tensor cores, against K.
 
 They stand beside sums in binary32 rounded to nearest even. The error of a sum is (|c| - |exact|) /
-sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32 at 1; below 0 it is toward zero. For
-products of one sign it is the relative error; for others it is what a backward error analysis
-bounds. Everything is computed, and no results file is kept.
+sum |a_k b_k| in units of u = 2^-24, half an ulp of binary32 at 1; below 0 it is toward zero.
+Everything is computed, and no results file is kept.
+
+Behind it is --order, which finds the tree of a sum, by the idea of FPRev (arXiv 2411.00442). Of n
+terms that are all a small u, replace term i by M and term j by -M, where M is so large that any sum
+of u's vanishes beside it. What is added to M before -M arrives is lost, so the result is u times
+the number of terms outside of the smallest subtree that contains i and j. These sizes determine the
+tree: two terms are in different children of a node exactly if no smaller subtree contains both. A
+node with more than two children adds them at once, as tensor cores do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import combinations, groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure as Picture
 
-from roundscope.emu import Accumulator, dot, round_to
+from roundscope.emu import Accumulator, Order, dot, round_to
 from roundscope.experiments.catalogue import ACCUMULATORS
 from roundscope.experiments.framework import command
+from roundscope.experiments.framework.command import computed
 from roundscope.experiments.framework.estimates import Estimate, mean
-from roundscope.experiments.framework.loop import computed
+from roundscope.experiments.framework.figures.series import legend
 from roundscope.experiments.framework.study import Figure, Study, Table
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
-from roundscope.tools.report.terminal import plain
+from roundscope.tools.report.progress import bar
+from roundscope.tools.report.terminal import console, plain, print_json
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 SEEDS = range(8)
@@ -101,13 +111,12 @@ def measured(lengths: Sequence[int]) -> Iterator[Point]:
         for model in MODELS:
             for k in lengths:
                 found = {seed: errors(model, seed, k, inputs) for seed in SEEDS}
-                rms = float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()])))
                 yield Point(
                     model=model.name,
                     inputs=inputs,
                     k=k,
                     lean=mean({s: float(e.mean()) for s, e in found.items()}),
-                    rms=rms,
+                    rms=float(np.sqrt(np.mean([np.square(e).mean() for e in found.values()]))),
                 )
 
 
@@ -120,11 +129,7 @@ CAPTION = (
 
 
 def run(*, out: Path, as_json: bool) -> int:
-    """Write report.html and accumulators.json to `out`; return the exit code.
-
-    It is 0, or 130 after Ctrl-C, when nothing is written. Raises UsageError for a file in the
-    folder's place.
-    """
+    """Write report.html and accumulators.json; return 0, or 130 after Ctrl-C. Raises UsageError."""
     line = f"roundscope {ACCUMULATORS.command}"
     return command.run(study(), out=out, command=line, as_json=as_json)
 
@@ -160,17 +165,13 @@ def answer(points: Points) -> str:
     longest = {(p.model, p.inputs): p for p in points if p.k == LENGTHS[-1]}
     bias = {name: longest[name, POSITIVE].lean.mean for name in (HOPPER, HOPPER_FP8, NEAREST)}
     part = {name: f"{abs(x) * UNIT:.1e}" for name, x in bias.items()}
-    signed = longest[HOPPER_FP8, SIGNED]
+    signed, e = longest[HOPPER_FP8, SIGNED], longest[HOPPER_FP8, SIGNED].lean
     return (
         f"Toward zero: sums of {LENGTHS[-1]:,} products above 0 are {part[HOPPER]} of themselves "
         f"too small on Hopper in BF16 and {part[HOPPER_FP8]} in E4M3, where binary32 to nearest is "
         f"off by {part[NEAREST]} on average. With products of either sign E4M3's mean error is "
-        f"{_shown(signed.lean)} u at an rms of {signed.rms:.3g} u."
+        f"{e.mean:.2g} [{e.low:.2g}, {e.high:.2g}] u at an rms of {signed.rms:.3g} u."
     )
-
-
-def _shown(e: Estimate) -> str:
-    return f"{e.mean:.2g} [{e.low:.2g}, {e.high:.2g}]"
 
 
 def _rows(points: Points) -> list[list[str]]:
@@ -197,6 +198,139 @@ def picture(points: Points) -> Picture:
         ax.set_xlabel("K, products in a sum")
         ax.set_title(inputs, fontsize=10, loc="left", color=INK)
     axes[0, 0].set_ylabel("mean error in u = 2^-24; below 0: toward zero")
-    lines = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*lines, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    legend(figure, axes[0, 0], 3, loc="outside lower center", fontsize=8)
     return figure
+
+
+TERMS = 64
+# M and u: FP16 and every wider type has both; SMALL times TERMS is below half an ulp of MASK in
+# binary32
+MASK = 2.0**14
+SMALL = 2.0**-20
+CHUNKS = (4, 8, 16, 32)  # of the orders that are known
+# (rows, TERMS), (TERMS, columns) -> (rows, columns)
+Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# a term, or the children of a node, each of them a Tree, ordered by their first terms
+Tree = int | tuple[Any, ...]
+
+
+def sizes(product: Product, terms: int = TERMS) -> np.ndarray:
+    """Return (terms, terms), the sizes of the smallest common subtrees. Raises ValueError."""
+    first, second = np.triu_indices(terms, 1)
+    a = np.full((first.size, terms), SMALL, np.float32)
+    pairs = np.arange(first.size)
+    a[pairs, first], a[pairs, second] = MASK, -MASK
+    left = np.asarray(product(a, np.ones((terms, TERMS), np.float32)), np.float64)[:, 0] / SMALL
+    if not np.array_equal(left, np.round(left)) or left.min() < 0 or left.max() > terms - 2:
+        raise ValueError(
+            "product: what is left of the small terms is no whole number of them; its sums do not"
+            " vanish beside the large one"
+        )
+    size = np.zeros((terms, terms), int)
+    size[first, second] = size[second, first] = terms - left
+    return size
+
+
+def tree_of(size: np.ndarray, terms: tuple[int, ...] | None = None) -> Tree:
+    """Return the tree whose subtrees have these sizes. Raises ValueError where there is none."""
+    terms = tuple(range(len(size))) if terms is None else terms
+    if len(terms) == 1:
+        return terms[0]
+    children: list[list[int]] = []
+    for term in terms:
+        child = next((c for c in children if size[c[0], term] < len(terms)), None)
+        if child is None:
+            children.append([term])
+        else:
+            child.append(term)
+    across = (size[a, b] for x, y in combinations(children, 2) for a in x for b in y)
+    if len(children) < 2 or any(n != len(terms) for n in across):
+        raise ValueError("product: the sizes of its subtrees are those of no tree")
+    return tuple(tree_of(size, tuple(child)) for child in children)
+
+
+def told(product: Product) -> str:
+    """Return the order in words: an accumulator of `emu` with this tree, or the tree's outline."""
+    try:
+        tree = tree_of(sizes(product))
+    except ValueError as error:
+        return f"not found: {error}"
+    known = (name for name, own in _known().items() if own == tree)
+    return next(known, f"another tree: {outline(tree)}")
+
+
+@cache
+def _known() -> dict[str, Tree]:
+    sums = {
+        "ascending": Accumulator(),
+        "pairwise": Accumulator(order=Order.PAIRWISE),
+        "halves": Accumulator(order=Order.HALVES),
+    }
+    for c in CHUNKS:
+        sums[f"chunks of {c}, each ascending"] = Accumulator(order=Order.CHUNKED, chunk=c)
+    trees = {name: tree_of(sizes(partial(dot, accumulator=acc))) for name, acc in sums.items()}
+    for c in CHUNKS:
+        tree: Tree = tuple(range(c))
+        for lo in range(c, TERMS, c):
+            tree = (tree, *range(lo, lo + c))
+        trees[f"{c} and the sum so far at once, ascending: a tensor core"] = tree
+    return trees
+
+
+def outline(tree: Tree, depth: int = 3) -> str:
+    """Return a tree's upper nodes as text: 16..31 is a run, () a node, ... what is deeper."""
+    if isinstance(tree, int):
+        return str(tree)
+    if depth == 0:
+        return "(...)"
+    parts: list[str] = []
+
+    def start(at: tuple[int, Tree]) -> int | None:
+        return at[1] - at[0] if isinstance(at[1], int) else None
+
+    for _, run in groupby(enumerate(tree), start):
+        children = [child for _, child in run]
+        if isinstance(children[0], int) and len(children) > 2:
+            parts.append(f"{children[0]}..{children[-1]}")
+        else:
+            parts += [outline(child, depth - 1) for child in children]
+    return f"({' '.join(parts)})"
+
+
+def _products() -> dict[str, Product]:
+    import jax
+    import jax.numpy as jnp
+
+    def on_jax(dtype: Any, precision: Any) -> Product:
+        multiply = jax.jit(
+            lambda a, b: jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
+        )
+        return lambda a, b: np.asarray(multiply(jnp.asarray(a, dtype), jnp.asarray(b, dtype)))
+
+    device = jax.devices()[0].device_kind
+    highest, default = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
+    return {
+        "NumPy, float32": np.matmul,
+        f"JAX on {device}, float32, highest precision": on_jax(jnp.float32, highest),
+        f"JAX on {device}, float32, default precision": on_jax(jnp.float32, default),
+        f"JAX on {device}, bfloat16": on_jax(jnp.bfloat16, default),
+        f"JAX on {device}, float16": on_jax(jnp.float16, default),
+    }
+
+
+def show(*, as_json: bool) -> None:
+    """Print in which order NumPy's and JAX's products add on this machine."""
+    from rich.table import Table
+
+    with bar("orders", 1):
+        ways = {name: told(product) for name, product in _products().items()}
+    if as_json:
+        records = [{"name": name, "order": order} for name, order in ways.items()]
+        print_json({"terms": TERMS, "ways": records})
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("product", overflow="fold")
+    table.add_column(f"order of {TERMS} terms", overflow="fold")
+    for name, order in ways.items():
+        table.add_row(name, order)
+    console().print(table)

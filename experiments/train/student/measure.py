@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
-from roundscope.emu.blocks.traced import ends_row, round_row, row_of
+from roundscope.emu.blocks.xla import ends_row, round_row, row_of
 from roundscope.emu.roundings.modes import BINARY32
 from roundscope.experiments.train.mx import INDEX, How, Site, reseeded
 from roundscope.experiments.train.student import model

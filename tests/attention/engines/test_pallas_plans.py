@@ -18,7 +18,7 @@ from roundscope.attention import (
     attend,
     examine,
 )
-from roundscope.attention.engines.kernels.several import key_heads
+from roundscope.attention.engines.kernels.engine import key_heads
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.traced import head_plans, plan_in, structure, table_of
 from tests.checks.engines import bits, differences, normal

@@ -9,8 +9,8 @@ import pytest
 
 from roundscope.attention import Record
 from roundscope.attention.engines.kernels.by_row import Written, summarized_by_row
+from roundscope.attention.engines.kernels.call import Work
 from roundscope.attention.engines.kernels.record import recorder
-from roundscope.attention.engines.kernels.work import Work
 from roundscope.attention.settings import Options, setup_of
 from roundscope.attention.tiles import sample
 from roundscope.emu import round_to

@@ -10,7 +10,7 @@ import pytest
 from flax import linen, nnx
 
 from roundscope import Plan, attend
-from roundscope.attention.flax.layers import attention_layers
+from roundscope.attention.flax import attention_layers
 from roundscope.flax import attention_fn, tap, use
 from roundscope.jax import capture, corrected, watch
 from roundscope.tools.tensors.layers import read_layers

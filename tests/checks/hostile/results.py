@@ -23,7 +23,7 @@ import numpy as np
 from roundscope.attention.models import log
 from roundscope.attention.models.drift import HeadNumbers
 from roundscope.attention.models.selection import Layer
-from roundscope.experiments.questions.kernels import measure
+from roundscope.experiments.questions.kernels import study as measure
 from tests.checks.hostile.scene import run, scene
 from tests.checks.hostile.verdict import ALL, Asked, Verdict, fault_of_message
 

@@ -9,7 +9,7 @@ import pytest
 from roundscope.emu.api import round_to
 from roundscope.emu.blocks.api import round_blocks
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
-from roundscope.emu.blocks.traced import ends_row, is_even, round_even, round_row, row_of
+from roundscope.emu.blocks.xla import ends_row, is_even, round_even, round_row, row_of
 from roundscope.emu.formats.format import Format
 from roundscope.emu.roundings.modes import RoundingMode, rounding
 

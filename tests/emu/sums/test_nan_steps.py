@@ -167,7 +167,7 @@ def test_a_block_with_a_nan_is_nan(name: str, nan: str) -> None:
     """
     import jax.numpy as jnp
 
-    from roundscope.emu.blocks.traced import is_even, round_even, round_row, row_of
+    from roundscope.emu.blocks.xla import is_even, round_even, round_row, row_of
 
     base = emu.block_format(name)
     f = emu.BlockFormat(
@@ -198,7 +198,7 @@ def test_a_rounding_without_blocks_as_a_row(nan: str) -> None:
     """`round_row` of a `Rounding`, whose NaN is no block's."""
     import jax.numpy as jnp
 
-    from roundscope.emu.blocks.traced import round_row, row_of
+    from roundscope.emu.blocks.xla import round_row, row_of
 
     r = rounding("e2m1fn", nan=nan)
     x = np.array([[NAN, -NAN, -math.inf, -0.0, -1e-9, 1.0, 7.0, -2.5]], np.float32)

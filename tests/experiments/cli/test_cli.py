@@ -58,7 +58,7 @@ def test_a_process_does_not_look_for_garbage_at_its_end():
 
 @pytest.mark.parametrize(
     "module",
-    ["importlib", "typing", "enum", "atexit", "typer", "roundscope.experiments.cli.verbs"],
+    ["importlib", "typing", "enum", "atexit", "typer", "roundscope.tools.cli.verbs"],
 )
 def test_ctrl_c_during_the_imports_prints_nothing(module, tmp_path):
     """A traceback of an import, since somebody thought better of it at once."""

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from roundscope import emu
 from roundscope.emu.blocks.format import BLOCK_NAMED
-from roundscope.experiments.framework.page import verdict_table
+from roundscope.experiments.framework.command import verdict_table
 from roundscope.experiments.framework.verdicts import Verdict, Word
 from roundscope.experiments.train import bench_step as step
 from roundscope.tools.bench import attention, dot, sweep

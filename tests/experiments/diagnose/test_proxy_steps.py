@@ -26,7 +26,7 @@ from roundscope.experiments.diagnose.student.units import (
     words,
 )
 from roundscope.experiments.framework.store import opened
-from roundscope.experiments.papers.mxfp8_2506_08027.conditions import Trial
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import Trial
 from roundscope.experiments.train.mx import GROUPS, INDEX, How, Site, kept
 from roundscope.experiments.train.student import model, run
 from roundscope.experiments.train.student.arms import Arm, Config, key, plan_of

@@ -114,11 +114,9 @@ def _row_sum_fits(call: Call) -> bool:
 
 
 def gradients_fit(call: Call, q: Any, k: Any, v: Any, *, by_scores: bool) -> bool:
-    """Return whether dQ, dK and dV have these kernels.
+    """Return whether dQ, dK and dV have these kernels; by_scores: whether dQ reads dS from memory.
 
     dK and dV are then sums over all queries in their order, whatever the tiles are.
-
-    by_scores: whether dQ reads dS from memory.
     """
     setup, width, features = call.setup, q.shape[2], v.shape[2]
     plan = setup.plan
@@ -126,7 +124,8 @@ def gradients_fit(call: Call, q: Any, k: Any, v: Any, *, by_scores: bool) -> boo
     return (
         _is_here(call, q, k)
         and _are_sixteen(call, BACKWARD)
-        and (setup.block_q == ROWS or (_only_adds(plan) and not by_key))
+        # or the event of dK and dV rounds nothing that the tensor core has not rounded
+        and (setup.block_q == ROWS or (plan[Site.DK] == plan[Site.DV] == BINARY32 and not by_key))
         and (plan.gradient_scale is not ScaleOfGradient.OPERAND or call.format(Site.SDS) in SIXTEEN)
         and q.shape[1] % OWNED == 0
         and k.shape[1] % OWNED == 0
@@ -144,11 +143,6 @@ def ahead_of_scores(call: Call, features: int) -> int:
     result = OWNED * 2 * features
     tile = call.setup.block_k * 2 * (OWNED + features)
     return min(4, (SHARED - result) // tile)
-
-
-def _only_adds(plan: Plan) -> bool:
-    """Return whether the event of dK and dV rounds nothing that the tensor core has not rounded."""
-    return plan[Site.DK] == plan[Site.DV] == BINARY32
 
 
 def wants_scores(plan: Plan, features: int) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,8 +40,7 @@ class Given:
         return GROUPS if self.of_scores else 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """The shared memory of a program, and its barriers.
 
     own      what each warp group reads of its rows: (GROUPS, 64, features) or (GROUPS, 64)

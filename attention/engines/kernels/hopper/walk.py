@@ -165,18 +165,7 @@ def _program(
             _copy(walk, memory, theirs)
 
     pl.run_scoped(
-        lambda own, walked, results, streams, arrived, ready, free, turn: with_memory(
-            Memory(
-                own=own,
-                walked=walked,
-                results=results,
-                streams=streams,
-                arrived=arrived,
-                ready=ready,
-                free=free,
-                turn=turn,
-            )
-        ),
+        lambda *memory: with_memory(Memory(*memory)),
         [shared((GROUPS, ROWS), x) for _, x in mine],
         [of_tiles(walk.ahead, walk.size, given, x) for given, x in theirs],
         [shared((GROUPS, ROWS), x) for x in results if is_sixteen(x)],
@@ -361,13 +350,8 @@ def _parts(
     """Return (what is done, first position, last position + 1) of the parts of a walk, in order."""
     (first, last), own = _whole_span(walk), walk.span(row)
     ends = [first, *map(_int32, (own.first, own.whole_first, own.whole_last, own.last)), last]
-    does: list[Callable[..., Any]] = [
-        idle,
-        partial(tile, False),
-        partial(tile, True),
-        partial(tile, False),
-        idle,
-    ]
+    before, whole, after = (partial(tile, is_whole) for is_whole in (False, True, False))
+    does: list[Callable[..., Any]] = [idle, before, whole, after, idle]
     parts = [(f, a, b) for f, a, b in zip(does, ends, ends[1:], strict=False)]
     if not walk.is_cut:
         parts = parts[2:3]

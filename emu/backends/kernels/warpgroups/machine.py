@@ -196,12 +196,9 @@ def _made(x: Any) -> Any:
 
 
 def warpgroup_machine(place: Placement, zero: Array, exps_at_once: int = AT_ONCE) -> Machine:
-    """Return the machine of a warp group.
+    """Return the machine of a warp group, whose vectors lie in the registers as `place` says.
 
-    Args:
-        place: how vectors lie in the registers.
-        zero: an int32 0 whose value no compiler knows.
-        exps_at_once: how many exps a thread computes at the same time.
+    zero: an int32 0 whose value no compiler knows; exps_at_once: of a thread.
     """
     matched = partial(_matched, place)
 
@@ -278,10 +275,8 @@ def _total(
 def _row_sum(machine: Machine, acc: Accumulator, x: Array, init: Held) -> Held:
     if acc.order in (Order.HALVES, Order.STRIDED):
         lanes = acc.chunk if acc.order is Order.STRIDED else None
-        total = Held(array=by_halves(x, lanes), format=FP32)
-        return narrowing.rounded(
-            machine, narrowing.promised(machine, "add", (computed(machine, init), total)), acc.step
-        )
+        parts = computed(machine, init), Held(array=by_halves(x, lanes), format=FP32)
+        return narrowing.rounded(machine, narrowing.promised(machine, "add", parts), acc.step)
     if init.made is not None and init.made[0] == "mul":
         start = tuple(held_as(machine, y, FP32) for y in init.made[1])
     else:

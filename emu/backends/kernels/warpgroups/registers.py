@@ -60,17 +60,14 @@ class Placement:
         result = plgpu.ShapeDtypeStruct(shape, dtype, layout=own)
 
         def run(_: Any, *arrays: Any) -> Any:
-            registers = f(*(x.registers for x in arrays))
+            registers, signed = f(*(x.registers for x in arrays)), mgpu.utils.is_signed(dtype)
             return mgpu.FragmentedArray(
-                _registers=registers,
-                _layout=own.to_mgpu(),
-                _is_signed=mgpu.utils.is_signed(dtype),
+                _registers=registers, _layout=own.to_mgpu(), _is_signed=signed
             )
 
         types = tuple(self.layout(x.ndim) for x in args)
-        array: Array = plgpu.inline_mgpu(arg_types=types, return_type=result)(run)(
-            *map(self.placed, args)
-        )
+        inline = plgpu.inline_mgpu(arg_types=types, return_type=result)
+        array: Array = inline(run)(*map(self.placed, args))
         return array
 
 

@@ -9,14 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from roundscope.experiments.framework.study import Progress, Static
-from roundscope.experiments.papers.failure_2510_04212.static import (
-    bias,
-    clamp,
-    order,
-    shifts,
-    sums,
-    ties,
-)
+from roundscope.experiments.papers.failure_2510_04212.static import bias, clamp, ties
 
 T = TypeVar("T")
 PARTS = 6  # closed form, ties, production order, rows of dS, clamp, tied rows of trainings
@@ -55,10 +48,7 @@ WORDS = (
 
 
 def static(progress: Progress = lambda done: None) -> Static:
-    """Return every verdict in the order of the paper, and a picture of each part.
-
-    `progress` is told how many of PARTS are done.
-    """
+    """Return every verdict and a picture of each part; `progress` is told how many are done."""
     done = itertools.count()
 
     def part(measure: Callable[[], T]) -> T:
@@ -67,24 +57,24 @@ def static(progress: Progress = lambda done: None) -> Static:
 
     inputs = ties.inputs()
     closed, tied = part(bias.measure), part(lambda: ties.measure(inputs))
-    ordered, summed = part(order.measure), part(sums.measure)
-    clamped, shifted = part(clamp.outcomes), part(shifts.measure)
+    ordered, summed = part(bias.measure_order), part(ties.measure_sums)
+    clamped, shifted = part(clamp.outcomes), part(clamp.tied)
     figures = (
         bias.picture(closed),
         ties.picture(inputs, tied),
-        order.picture(ordered),
-        shifts.picture(shifted),
-        sums.picture(summed),
+        bias.picture_order(ordered),
+        clamp.picture(shifted),
+        ties.picture_sums(summed),
     )
     return Static(
         verdicts=[
             *bias.example(),
             *bias.judged(closed),
             *ties.judged(tied),
-            *order.judged(ordered),
+            *bias.judged_order(ordered),
             *clamp.judged(clamped),
-            *shifts.judged(shifted),
-            *sums.judged(summed),
+            *clamp.judged_shifts(shifted),
+            *ties.judged_sums(summed),
         ],
         title="Without training: bits, ties, the clamp",
         figures=[

@@ -7,9 +7,16 @@ format. V are p-bit numbers drawn from [1, 2), u = ulp(V), and the residual r is
 2^j sums is a tie, all others cancel in pairs; r sends every tie away from zero, so
 
     mean error = u / 2 - mean r          whatever k and whatever the format (PAPERS 1.8)
+
+Behind it is the output's sign where two keys share the maximum, so both P are 1, and a third has
+P = e^-8 to e^-10 and a V of c x the mean of the first two; all V are negative:
+
+    qiu-yao     rounds V1 + V2 + P3 V3: the residual has V's sign, and O is too low
+    fa2-bf16    rounds (V1 + V2 + P3 V3) / (2 + P3): beside (V1 + V2) / 2 it lies by
+                P3 (V3 - mean) / 2, so the sign of c - 1 decides
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -19,6 +26,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from roundscope import emu
+from roundscope.attention import Plan, attend
 from roundscope.emu.api import round_to, ulp_of
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import RoundingMode
@@ -30,6 +38,7 @@ from roundscope.experiments.framework.verdicts import (
     interval,
     judge,
     together,
+    verdict_on,
 )
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, canvas
 
@@ -50,52 +59,39 @@ def nearest(x: Fraction, bits: int, *, even: bool = True) -> Fraction:
     return (whole + up) * ulp * (1 if x > 0 else -1)
 
 
-def example() -> list[Verdict]:
-    """Return verdicts on both versions of the example, and on the tie rule."""
-    verdict = partial(Verdict, figure="3.3, bits", case="BF16", sizes="")
+def example() -> Iterator[Verdict]:
+    """Yield verdicts on both versions of the example, and on the tie rule."""
+    verdict = partial(verdict_on, "3.3, bits", case="BF16", sizes="")
     total = float(emu.sum(np.array([[*V, RESIDUAL]]))[0])
     rounded = float(emu.round_to(total, "bf16"))
     by_fractions = nearest(Fraction(total), BITS)
     error = by_fractions - Fraction(total)
     found = (total, rounded, Fraction(rounded), error)
-    with_residual = verdict(
-        claim=(
-            "two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875:"
-            " error -0.0147595"
-        ),
-        word=_agrees(found == (SUM, ROUNDED, by_fractions, Fraction(ERROR))),
-        measured=(
-            f"sum {total!r}, rounded {rounded!r}, error {float(error)!r}; the same in rational"
-            " numbers"
-        ),
+    yield verdict(
+        claim="two tied terms and a small residual sum to -4.70399 in FP32 and round to -4.71875:"
+        " error -0.0147595",
+        holds=found == (SUM, ROUNDED, by_fractions, Fraction(ERROR)),
+        measured=f"sum {total!r}, rounded {rounded!r}, error {float(error)!r}; the same in rational"
+        " numbers",
     )
     tie = sum(map(Fraction, V), Fraction(0))
     even, away = nearest(tie, BITS), nearest(tie, BITS, even=False)
     assert float(emu.round_to(float(tie), "bf16")) == float(even)
     assert float(emu.round_to(float(tie), "bf16", "ties-to-away")) == float(away)
-    without = verdict(
+    yield verdict(
         claim="v1: without a residual the sum rounds to -4.71875 too",
-        word=_agrees(even == Fraction(ROUNDED)),
-        measured=(
-            f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r} by"
-            " ties away from zero"
-        ),
+        holds=even == Fraction(ROUNDED),
+        measured=f"{float(tie)!r} is an exact tie: {float(even)!r} by ties to even, {float(away)!r}"
+        " by ties away from zero",
         note="v2 of the paper added the residual (issue 1 of its repository)",
     )
     same, opposite = (nearest(tie + s * Fraction(RESIDUAL), BITS) - tie for s in (1, -1))
-    tie_rule = verdict(
+    yield verdict(
         claim="the residual's sign decides the tie (the sticky bit)",
-        word=_agrees(same < 0 < opposite and -same == opposite == Fraction(1, 64)),
-        measured=(
-            f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp of the"
-            " result each"
-        ),
+        holds=same < 0 < opposite and -same == opposite == Fraction(1, 64),
+        measured=f"same sign: {float(same):+g}, opposite sign: {float(opposite):+g}, half an ulp of"
+        " the result each",
     )
-    return [with_residual, without, tie_rule]
-
-
-def _agrees(holds: bool) -> Word:
-    return Word.AGREES if holds else Word.CONTRADICTS
 
 
 FORMATS = ("bf16", "fp16", "e4m3fn", "e5m2")
@@ -137,16 +133,12 @@ def fractions(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
     p = format_named(f).precision
     u = 2.0 ** (1 - p)
     w = np.minimum(round_to(rng.uniform(2.0**-6, 1.0, (DRAWS, k)), f), 1.0 - u / 2)
-    v = 1.0 + u * rng.integers(0, 2 ** (p - 1), (DRAWS, k))
-    total = (w * v).sum(1)
+    total = (w * (1.0 + u * rng.integers(0, 2 ** (p - 1), (DRAWS, k)))).sum(1)
     return _ulps(total + rng.uniform(0.0, TINY, DRAWS) * ulp_of(total, f), f)
 
 
 def normalised(times: float) -> Error:
-    """Return the errors in the order of production kernels: divided by the row sum, then rounded.
-
-    The residual's V is `times` the mean of the others.
-    """
+    """Return the errors of a sum divided, then rounded; the residual's V is `times` the mean."""
 
     def error(f: str, k: int, rng: np.random.Generator) -> np.ndarray:
         total, w, _ = units(f, k, rng)  # w: the residual's weight
@@ -271,24 +263,24 @@ def measure() -> dict[Line, Means]:
     return {line: line.measured() for line in (*LINES, *NORMALISED)}
 
 
-def judged(found: dict[Line, Means]) -> list[Verdict]:
-    """Return one verdict for each case; the last three cases are one claim."""
+def judged(found: dict[Line, Means]) -> Iterator[Verdict]:
+    """Yield one verdict for each case; the last three cases are one claim."""
+    yield from (verdict(line, found[line]) for line in LINES)
     several = {line: found[line] for line in NORMALISED}
     shown = "; ".join(
         f"{line.words.split('= ')[1]} {interval(own['bf16', 2])}" for line, own in several.items()
     )
     formula = ", ".join(f"{line.formula:+.3f}" for line in several)
-    normalized = Verdict(
-        figure=FIGURE,
-        claim=NORMALISED[0].claim,
-        case="k = 2, all V > 0",
+    yield verdict_on(
+        FIGURE,
+        NORMALISED[0].claim,
+        "k = 2, all V > 0",
+        together([w for line, own in several.items() for w in line.judged(own)]),
+        f"ulp in BF16, residual V = {shown}; formula {formula}",
+        found[NORMALISED[1]]["bf16", 2],
+        "the bias survives the order of production kernels, the paper's sign rule does not",
         sizes=f"{SEEDS} x {DRAWS} draws",
-        word=together([w for line, own in several.items() for w in line.judged(own)]),
-        measured=f"ulp in BF16, residual V = {shown}; formula {formula}",
-        estimate=found[NORMALISED[1]]["bf16", 2],
-        note="the bias survives the order of production kernels, the paper's sign rule does not",
     )
-    return [*(verdict(line, found[line]) for line in LINES), normalized]
 
 
 def verdict(line: Line, found: Means) -> Verdict:
@@ -299,15 +291,15 @@ def verdict(line: Line, found: Means) -> Verdict:
     )
     half = max(e.high - e.mean for e in found.values())
     said = "" if line.claimed is not None else f"; formula {line.formula:+.3f}"
-    return Verdict(
-        figure=FIGURE,
-        claim=line.claim,
-        case=line.case,
+    return verdict_on(
+        FIGURE,
+        line.claim,
+        line.case,
+        together(line.judged(found)),
+        f"{unit}: {shown} (each +- {half:.3f} or less){said}",
+        found["bf16", line.terms[0]],
+        line.note,
         sizes=f"{SEEDS} x {DRAWS} draws",
-        word=together(line.judged(found)),
-        measured=f"{unit}: {shown} (each +- {half:.3f} or less){said}",
-        estimate=found["bf16", line.terms[0]],
-        note=line.note,
     )
 
 
@@ -336,3 +328,97 @@ def picture(found: dict[Line, Means]) -> Figure:
 def bars(found: list[Estimate]) -> list[list[float]]:
     """Return how far the intervals reach below and above the means, for `errorbar`."""
     return [[e.mean - e.low for e in found], [e.high - e.mean for e in found]]
+
+
+PLANS = {"qiu-yao": "rounded, then divided", "fa2-bf16": "divided, then rounded"}
+TIMES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0)  # values of c
+HEADS, ROWS, FEATURES = 32, 16, 64  # heads are the repeats; V is drawn for each
+NEAREST, FARTHEST = 8.0, 10.0  # gaps of the third key below the other two
+QUARTER = 0.25  # ulps: half of the sums are ties, and each of those moves by half an ulp
+
+
+# the mean of OUT - exact output in ulps of BF16, by plan and c; all V are negative, so below 0 is
+# away from zero
+Order = dict[tuple[str, float], Estimate]
+
+
+def inputs(times: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return q, k, v (1, T, N, H) of BF16 numbers, with scores of 0, 0 and -gap (scale 1)."""
+    rng = np.random.Generator(np.random.Philox(key=5))
+    q = np.zeros((1, ROWS, HEADS, FEATURES))
+    q[..., 0] = -round_to(rng.uniform(NEAREST, FARTHEST, (1, ROWS, HEADS)), "bf16")
+    k = np.zeros((1, 3, HEADS, FEATURES))
+    k[:, 2, :, 0] = 1.0
+    v = np.empty((1, 3, HEADS, FEATURES))
+    v[:, :2] = -1.0 - rng.integers(0, 128, (1, 2, HEADS, FEATURES)) / 128.0
+    v[:, 2] = round_to(times * v[:, :2].mean(1), "bf16")
+    return q, k, v
+
+
+def measure_order() -> Order:
+    """Measure every plan and c; the exact output is computed from the same numbers."""
+    found: Order = {}
+    for times in TIMES:
+        qkv = inputs(times)
+        exact = attend(*qkv, plan="exact", scale=1.0)
+        for name in PLANS:
+            error = (attend(*qkv, plan=Plan.preset(name), scale=1.0) - exact) / np.asarray(
+                ulp_of(exact, "bf16")
+            )
+            found[name, times] = mean(dict(enumerate(error.mean((0, 1, 3)).tolist())))
+    return found
+
+
+def judged_order(o: Order) -> Iterator[Verdict]:
+    """Yield verdicts on the paper's argument under both orders, and on what replaces it."""
+    sizes = f"{HEADS} heads x {FEATURES} features x {ROWS} rows"
+    signs = {at: 1 if e.low > 0.0 else -1 if e.high < 0.0 else 0 for at, e in o.items()}
+    shown = {
+        plan: "ulp: "
+        + ", ".join(f"c = {t:g}: {interval(o[plan, t])}" for t in TIMES if t in (0.25, 1.0, 2.0))
+        for plan in PLANS
+    }
+    for plan, words in PLANS.items():
+        found = {signs[plan, t] for t in TIMES if t > 0.0}  # a residual of 0 is none
+        agrees = found == {-1}
+        note = "on residual V against main V: the argument holds for round-before-normalize only"
+        yield verdict_on(
+            FIGURE,
+            "V < 0 makes the output's error negative",
+            f"{plan}: {words}",
+            Word.AGREES if agrees else Word.DEPENDS if -1 in found else Word.CONTRADICTS,
+            shown[plan],
+            o[plan, 2.0],
+            "" if agrees else note,
+            sizes=sizes,
+        )
+    yield verdict_on(
+        FIGURE,
+        "ours: in production order the sign is that of residual V minus main V",
+        "fa2-bf16",
+        all(signs["fa2-bf16", t] == -np.sign(t - 1.0) for t in TIMES),
+        shown["fa2-bf16"],
+        o["fa2-bf16", 0.25],
+        "its size, a quarter of an ulp where half of the sums are ties, is the same: production"
+        " kernels are not safe by their order",
+        sizes=sizes,
+    )
+
+
+def picture_order(o: Order) -> Figure:
+    """Draw the bias against c, for both orders."""
+    figure, ((ax,),) = canvas(3.2)
+    for (name, words), colour, marker in zip(PLANS.items(), COLOURS, MARKERS, strict=False):
+        own = [o[name, t] for t in TIMES]
+        x, label = range(len(TIMES)), f"{name}: {words}"
+        look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 5, "capsize": 2.5}
+        ax.errorbar(x, [e.mean for e in own], bars(own), lw=1.4, label=label, **look)
+    for y in (-QUARTER, QUARTER):
+        ax.axhline(y, color=INK, lw=0.7, ls=":")
+    ax.axhline(0.0, color=INK, lw=0.7)
+    ax.set_xticks(range(len(TIMES)), [f"{t:g}" for t in TIMES])
+    ax.set_xlabel("V of the small term over the mean V of the two terms with P = 1 (all V < 0)")
+    ax.set_ylabel("mean error of the output, ulps")
+    ax.set_ylim(-0.32, 0.44)
+    ax.legend(fontsize=9, frameon=False, loc="upper right")
+    return figure

@@ -4,11 +4,15 @@ It is measured on real and on constructed tensors. P = exp(S - m) rounds to 1 up
 2^-(p+1)) below the maximum (PAPERS 1.5, edge case 4), which is 16 times as wide in E4M3 as in BF16.
 The plans are qiu-yao with P in the format and one key tile, and the same with FP32 scores, as
 production kernels have them.
+
+Rows 5 and 6: rowsum(dO O) = rowsum(P dP) needs one P, and rowsum(P) = 1. A kernel recomputes
+P_B = exp(S_B - L); if its S_B are not the forward's scores, a row of dS = P_B (dP - delta) with
+delta = rowsum(P_B dP) sums to delta (1 - rowsum P_B), not to 0.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,15 +20,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from roundscope import emu
-from roundscope.attention import Plan, Record, Site, examine
+from roundscope.attention import DeltaFrom, Plan, Record, Site, examine
 from roundscope.attention.testing.families import FAMILIES, Source
 from roundscope.emu.api import ulp_of
 from roundscope.emu.formats.format import format_named
-from roundscope.experiments.framework.estimates import Estimate, mean
-from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge
+from roundscope.experiments.framework.estimates import Estimate, factor, mean
+from roundscope.experiments.framework.figures.series import legend
+from roundscope.experiments.framework.verdicts import Verdict, Word, interval, judge, verdict_on
 from roundscope.experiments.papers.failure_2510_04212.static.bias import FORMATS, bars
 from roundscope.tools.report.pictures import COLOURS, INK, MARKERS, QUIET, canvas
-from roundscope.tools.tensors.layers import read_layers, sample_path
+from roundscope.tools.tensors.layers import Layer, read_layers, sample_path
 
 SIXTEEN = (8.0, 32.0)  # "16 times": within a factor of 2
 BIASED = (0.05, 0.5)  # ulps: the range of a bias; a tie in every other sum gives 0.25
@@ -51,8 +56,7 @@ class Ties:
 
     share           the share of such rows, over heads
     rows            how many of them there are
-    tied, others    mean error of P V away from zero in ulps of BF16, PV's format, over heads: in
-                    such rows, and in the rest
+    tied, others    mean error of P V away from zero in ulps of BF16, in such rows and others
     """
 
     share: Estimate
@@ -97,10 +101,9 @@ def plan(f: str, scores: str) -> Plan:
 
 def measure(found: list[Input]) -> Found:
     """Return the ties by (kind of input, format of P, format of scores)."""
-    names = list(dict.fromkeys(x.name for x in found))
     return {
         (name, f, scores): _ties([x for x in found if x.name == name], plan(f, scores))
-        for name in names
+        for name in list(dict.fromkeys(x.name for x in found))
         for f in FORMATS
         for scores in SCORES
     }
@@ -158,16 +161,15 @@ def ratio_of(many: Ties, few: Ties) -> Estimate:
 
 def judged(found: Found) -> Iterator[Verdict]:
     """Yield verdicts on the windows, on the shares of rows, and on the bias there."""
-    verdict = partial(Verdict, figure="Alg. 1, ties")
+    verdict = partial(verdict_on, "Alg. 1, ties")
     sample = partial(verdict, sizes="2 layers x 12 heads x 512 rows")
     far = max(abs(window(f) / formula(f) - 1.0) for f in FORMATS)
     shown = ", ".join(f"{f} {window(f):.5g}" for f in FORMATS)
     yield verdict(
-        claim="ours: P rounds to 1 up to a gap of -ln(1 - 2^-(p+1))",
-        case="bisection through exp",
-        sizes="",
-        word=Word.AGREES if far < 1e-12 else Word.CONTRADICTS,
-        measured=f"{shown}; formula within {far:.1g}",
+        "ours: P rounds to 1 up to a gap of -ln(1 - 2^-(p+1))",
+        "bisection through exp",
+        far < 1e-12,
+        f"{shown}; formula within {far:.1g}",
         note="the paper's v4 counts gaps up to 1e-3 as ties: of BF16's window it misses the upper"
         " half",
     )
@@ -178,17 +180,17 @@ def judged(found: Found) -> Iterator[Verdict]:
         yield sample(
             claim="ours: several P = 1 are 16 times as frequent with P in E4M3 as in BF16",
             case=f"{SAMPLE}, {scores} scores",
-            word=judge(e, SIXTEEN),
+            holds=SIXTEEN,
             measured=f"{interval(e, 'x')}; rows: {rows}",
-            note=tie if scores == "BF16" else "rows counted as independent",
             estimate=e,
+            note=tie if scores == "BF16" else "rows counted as independent",
         )
     low, high = (found[SAMPLE, "bf16", scores] for scores in ("BF16", "FP32"))
     e = ratio_of(low, high)
     yield sample(
         claim="ours: BF16 scores make ties common, FP32 scores rare",
         case=f"{SAMPLE}, P in BF16",
-        word=judge(e, (2.0, math.inf)),
+        holds=(2.0, math.inf),
         measured=f"{low.rows} rows against {high.rows}: {interval(e, 'x')}",
         estimate=e,
     )
@@ -196,14 +198,13 @@ def judged(found: Found) -> Iterator[Verdict]:
         [found[name, f, scores].share.mean for f in FORMATS for scores in SCORES]
         for name in (SINK, PAIRS)
     )
-    without_one = Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS
     yield verdict(
-        claim="sinks raise the chance of several P = 1 (App. D)",
-        case="a sink key 10 above the rest; two 12 above",
-        sizes="all formats",
-        word=Word.AGREES if min(one) > 0.0 else without_one,
-        measured=f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
+        "sinks raise the chance of several P = 1 (App. D)",
+        "a sink key 10 above the rest; two 12 above",
+        Word.AGREES if min(one) > 0.0 else (Word.DEPENDS if min(two) > 0.0 else Word.CONTRADICTS),
+        f"one sink: {max(one):.0%} of rows, two equal ones: {min(two):.0%}",
         note="one sink is one P = 1: no tie",
+        sizes="all formats",
     )
     lost = (
         "P of the other keys, near e^-12, is below half the smallest E4M3 number: no residual,"
@@ -212,24 +213,23 @@ def judged(found: Found) -> Iterator[Verdict]:
     for f in FORMATS:
         e = found[PAIRS, f, "BF16"].tied
         yield verdict(
-            claim="several P = 1 and V of one sign: P V is biased away from zero",
-            case=f"two equal sink keys, P in {f}",
+            "several P = 1 and V of one sign: P V is biased away from zero",
+            f"two equal sink keys, P in {f}",
+            BIASED,
+            f"{interval(e)} ulp of BF16; half of the sums tie: 0.25 less the residual",
+            e,
+            lost if f == "e4m3fn" else "",
             sizes="V < 0, 64 keys",
-            word=judge(e, BIASED),
-            measured=f"{interval(e)} ulp of BF16; half of the sums tie: 0.25 less the residual",
-            note=lost if f == "e4m3fn" else "",
-            estimate=e,
         )
     tied, others = found[SAMPLE, "bf16", "BF16"].tied, found[SAMPLE, "bf16", "BF16"].others
     yield sample(
         claim="several P = 1 are enough for a bias of P V",
         case=f"{SAMPLE}, qiu-yao",
-        word=Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, BIASED),
-        measured=(
-            f"{interval(tied)} ulp away from zero in such rows, {interval(others)} in the rest"
-        ),
-        note="there other P are not small and V has both signs: P = 1 alone does not make the bias",
+        holds=Word.CONTRADICTS if tied.inside(*NONE) else judge(tied, BIASED),
+        measured=f"{interval(tied)} ulp away from zero in such rows, {interval(others)} in the"
+        " rest",
         estimate=tied,
+        note="there other P are not small and V has both signs: P = 1 alone does not make the bias",
     )
 
 
@@ -268,4 +268,127 @@ def picture(inputs: list[Input], found: Found) -> Figure:
     right.set_ylabel("mean error of P V away from zero, ulps")
     right.set_title("rows with several P = 1", fontsize=9.5, loc="left")
     right.legend(fontsize=8.5, frameon=False, loc="upper right")
+    return figure
+
+
+PLANS = {
+    "qiu-yao": "BF16 scores forward, FP32 backward",
+    "qiu-yao, FP32 scores": "FP32 scores both ways",
+    "fa2-bf16": "FP32 scores both ways",
+    "baseline-bf16": "BF16 scores both ways",
+}
+OF_SCORES = (Site.S, Site.SCALED, Site.M, Site.X, Site.DM, Site.L)
+QUERIES, EVERY = 128, 2  # of the sample's 512 queries, with all of its keys; and every other head
+OPERANDS = (DeltaFrom.OUT, DeltaFrom.P_DP, DeltaFrom.CENTRED)
+ONE = 1e-5  # a sum of FP32 numbers within this of 1 is 1
+BINS = np.logspace(-9, 0, 91)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What rows sum to.
+
+    lost     by preset: rowsum(P_B) - 1, over layers, heads, rows
+    rest     by preset and operand of delta: rms of rowsum(dS) / rowsum |dS|, over heads
+    """
+
+    lost: dict[str, np.ndarray]
+    rest: dict[tuple[str, DeltaFrom], Estimate]
+
+
+def measure_sums() -> Sums:
+    """Measure both layers of the shipped sample, as one key tile."""
+    layers, lost, rest = read_layers(sample_path()), {}, {}
+    for name in PLANS:
+        for operand in OPERANDS:
+            seen = [_rows(layer, replace(_plan(name), delta_from=operand)) for layer in layers]
+            lost[name] = np.concatenate([p.ravel() for p, _ in seen])
+            by_head = np.concatenate([np.sqrt((r**2).mean(-1)).ravel() for _, r in seen])
+            rest[name, operand] = factor(dict(enumerate(by_head.tolist())))
+    return Sums(lost=lost, rest=rest)
+
+
+def _plan(name: str) -> Plan:
+    made = Plan.preset(name.partition(",")[0])
+    for site in OF_SCORES if "," in name else ():
+        made = made.at(site, "fp32")
+    return made
+
+
+def _rows(x: Layer, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return (rowsum(P_B) - 1, rowsum(dS) / rowsum |dS|) of every row, (B, N, T)."""
+    s = x.k.shape[1]
+    record = Record(events=(Site.EXP_B, Site.DS))
+    assert x.do is not None
+    q, do = (y[:, :QUERIES, ::EVERY] for y in (x.q, x.do))
+    k, v = (y[:, :, ::EVERY] for y in (x.k, x.v))
+    trace = examine(
+        q, k, v, do, plan=plan, block_q=s, block_k=s, scale=x.scale, record=record
+    ).trace
+    p, ds = (np.asarray(trace.events[site][1]) for site in ("EXP_B", "DS"))
+    size = np.abs(ds).sum(-1)
+    return p.sum(-1) - 1.0, ds.sum(-1) / np.where(size > 0.0, size, np.inf)
+
+
+def judged_sums(m: Sums) -> Iterator[Verdict]:
+    """Yield verdicts on the identity of row 5, preset by preset, and on what CENTRED does."""
+    sizes = f"MiniLM, 2 layers x {12 // EVERY} heads x {QUERIES} rows"
+    verdict = partial(verdict_on, "rows 5, 6", sizes=sizes)
+    for name, words in PLANS.items():
+        x = m.lost[name]
+        rms, most = float(np.sqrt((x**2).mean())), float(np.abs(x).max())
+        yield verdict(
+            "rowsum(P) = 1 in the backward",
+            f"{name}: {words}",
+            most < ONE,
+            f"rms of rowsum(P_B) - 1: {rms:.2g}, largest {most:.2g}",
+        )
+    for name in PLANS:
+        out, p_dp = (m.rest[name, operand] for operand in (DeltaFrom.OUT, DeltaFrom.P_DP))
+        agrees = p_dp.high < out.low
+        otherwise = Word.CONTRADICTS if p_dp.low > out.high else Word.UNDECIDED
+        note = "both P must be one: with two, P_DP trades the error of O for 1 - rowsum(P_B)"
+        yield verdict(
+            "row 5: delta = rowsum(P dP) leaves less in rowsum(dS) than rowsum(dO O)",
+            name,
+            Word.AGREES if agrees else otherwise,
+            f"rowsum(dS) / rowsum |dS|: P_DP {interval(p_dp)}, OUT {interval(out)}",
+            p_dp,
+            "" if agrees else note,
+        )
+    centred = {name: m.rest[name, DeltaFrom.CENTRED] for name in PLANS}
+    exact = [e for name, e in centred.items() if _plan(name)[Site.DS].format.precision == 24]
+    yield verdict(
+        "ours: delta = rowsum(P dP) / rowsum(P) leaves nothing, whatever P sums to",
+        "all four",
+        all(e.high < ONE for e in exact),
+        "; ".join(f"{name} {interval(e)}" for name, e in centred.items()),
+        centred["qiu-yao"],
+        "in fa2-bf16 and baseline-bf16 dS is rounded to BF16: that is what is left",
+    )
+
+
+def picture_sums(m: Sums) -> Figure:
+    """Draw how far rowsum(P_B) is from 1, and what is left of rowsum(dS)."""
+    figure, ((left, right),) = canvas(3.6, 1, 2, width_ratios=[1, 1.5])
+    for (name, x), colour in zip(m.lost.items(), COLOURS, strict=False):
+        look: dict[str, Any] = {"histtype": "step", "lw": 1.5}
+        if "," in name:  # the same rows as fa2-bf16's, so it is drawn below them
+            look = {"histtype": "stepfilled", "alpha": 0.45, "lw": 0}
+        left.hist(np.maximum(np.abs(x), BINS[0]), BINS, color=colour, label=name, **look)
+    left.set_xscale("log")
+    left.set_xlabel("|rowsum(P) - 1| in the backward")
+    left.set_ylabel("rows")
+    for n, (operand, hatch) in enumerate(zip(OPERANDS, ("", "//", ".."), strict=True)):
+        for i, (name, colour) in enumerate(zip(PLANS, COLOURS, strict=False)):
+            e = m.rest[name, operand]
+            at, look = i + 0.27 * (n - 1), {"hatch": hatch, "edgecolor": "white", "lw": 0}
+            right.bar(at, e.mean, 0.25, color=colour, alpha=0.9 - 0.25 * n, **look)
+            words = {"ha": "center", "va": "bottom", "fontsize": 7.5, "color": INK}
+            right.text(at, e.mean * 1.25, operand.name, rotation=90, **words)
+    right.set_yscale("log")
+    right.set_ylim(1e-8, 0.2)
+    right.set_xticks(range(len(PLANS)), [name.replace(", ", ",\n") for name in PLANS])
+    right.set_ylabel("rms of rowsum(dS) / rowsum |dS|")
+    legend(figure, left, 4)
     return figure

@@ -7,8 +7,7 @@ import pytest
 from roundscope import emu
 from roundscope.attention.grammar.roundings import event_of
 from roundscope.emu.testing.casts import Status, examine_cast
-from roundscope.emu.testing.casts.elements import classes_of
-from roundscope.emu.testing.casts.probes import finite_probes, magnitudes, midpoints
+from roundscope.emu.testing.casts.elements import classes_of, finite_probes, magnitudes, midpoints
 from tests.emu.testing.casts.cast_planted import CASTS, Planted
 
 GOOD = {

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from roundscope.experiments.papers.failure_2510_04212.conditions import FULL
-from roundscope.experiments.papers.failure_2510_04212.trials import Entry, Results, Trial
+from roundscope.experiments.papers.failure_2510_04212.trials import FULL, Entry, Results, Trial
 from roundscope.tools.results.run import Run
 
 

@@ -8,13 +8,14 @@ import pytest
 from roundscope.experiments.framework.counts import times
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.failure_2510_04212.claims import above, identity, judged, within
-from roundscope.experiments.papers.failure_2510_04212.conditions import FULL, cell
 from roundscope.experiments.papers.failure_2510_04212.study import answer
 from roundscope.experiments.papers.failure_2510_04212.trials import (
+    FULL,
     LARGEST,
     RANDOM,
     SMALLEST,
     Results,
+    cell,
     chosen,
     ranked,
 )

@@ -12,34 +12,36 @@ import pytest
 
 from roundscope.experiments import reproduce
 from roundscope.experiments.cli.main import main
-from roundscope.experiments.framework import page as pages
+from roundscope.experiments.framework import command
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.study import Static
 from roundscope.experiments.options import ReproduceOptions
 from roundscope.experiments.papers.failure_2510_04212 import (
-    conditions,
-    figures,
     static,
-    training,
     trials,
 )
 from roundscope.experiments.papers.failure_2510_04212.claims import judged
-from roundscope.experiments.papers.failure_2510_04212.conditions import (
+from roundscope.experiments.papers.failure_2510_04212.study import (
+    LINES,
+    answer,
+    line,
+    opening,
+    records,
+    study,
+)
+from roundscope.experiments.papers.failure_2510_04212.study import rows as lines
+from roundscope.experiments.papers.failure_2510_04212.trials import (
     FAILS,
     FP32,
     FULL,
     QUICK,
-    rows,
-)
-from roundscope.experiments.papers.failure_2510_04212.study import answer, records, study
-from roundscope.experiments.papers.failure_2510_04212.study import rows as lines
-from roundscope.experiments.papers.failure_2510_04212.trials import (
     Results,
     Trial,
     chosen_rows,
     entries,
     executables,
     key,
+    rows,
     split,
     whole,
 )
@@ -68,7 +70,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rows of two cases, of a model that trains in no time, and whose steps end before the
     looks at dS begin.
     """
-    monkeypatch.setattr(conditions, "QUICK", TINY)
+    monkeypatch.setattr(trials, "QUICK", TINY)
     monkeypatch.setattr(static, "static", lambda progress: Static())
     monkeypatch.setattr(
         trials,
@@ -115,7 +117,7 @@ def test_killed_run_keeps_whole_launches_and_tells_them(
     next, a page of the launches done that speaks of others or does not say what is missing, and one
     that stays when they are there.
     """
-    monkeypatch.setattr(conditions, "QUICK", SPLIT)
+    monkeypatch.setattr(trials, "QUICK", SPLIT)
     calls: list[int] = []
 
     def dying(scale, group, progress):
@@ -124,7 +126,7 @@ def test_killed_run_keeps_whole_launches_and_tells_them(
             raise KeyboardInterrupt
         return [made(trial) for trial in group]
 
-    monkeypatch.setattr(training, "launch", dying)
+    monkeypatch.setattr(trials, "launch", dying)
     assert reproduced(tmp_path) == INTERRUPTED
     with database(tmp_path / "qiu-yao.sqlite") as file:
         [(kept,)] = file.execute("SELECT count(*) FROM runs")
@@ -247,8 +249,8 @@ def test_record_that_is_not_complete_draws_and_trains_nothing(
     """Catches --draw that goes on, a page that does not say what is missing, and one that tells
     half of a case.
     """
-    monkeypatch.setattr(conditions, "QUICK", SPLIT)
-    monkeypatch.setattr(training, "launch", refused)
+    monkeypatch.setattr(trials, "QUICK", SPLIT)
+    monkeypatch.setattr(trials, "launch", refused)
     monkeypatch.setattr(static, "static", refused)
     first, *_, last = executables(SPLIT, [e.trial for e in entries(SPLIT)])
     keep(tmp_path, first)
@@ -310,7 +312,7 @@ def test_run_that_rows_share_is_counted_once(tiny: None, tmp_path) -> None:
 @pytest.mark.pictures
 def test_record_draws(tmp_path, monkeypatch, capsys) -> None:
     """Catches docs/runs/README.md promising a page that would take days of training."""
-    monkeypatch.setattr(training, "launch", refused)
+    monkeypatch.setattr(trials, "launch", refused)
     monkeypatch.setattr(static, "static", refused)
     shutil.copy(RECORD, tmp_path)
     assert reproduced(tmp_path, quick=False, draw=True) == 0
@@ -331,7 +333,7 @@ def test_arm_is_described_up_to_its_divergence() -> None:
     fast = replace(TINY, rate=1e4)  # diverges at once
     trial = Trial(changes=("-> fp32",), tiles=1, steps=5000, seed=0)
     done: list[int] = []
-    [found, again] = training.launch(fast, [trial, replace(trial, seed=1)], done.append)
+    [found, again] = trials.launch(fast, [trial, replace(trial, seed=1)], done.append)
     assert found.diverged is not None and again.diverged is not None
     assert max(done) < 5000
     assert math.isnan(found.loss)
@@ -354,12 +356,12 @@ def test_every_picture_draws_every_row() -> None:
     ]
     r = gathered(runs)
     named = {
-        figures.line(row.name, case.bits)
+        line(row.name, case.bits)
         for case in FULL.cases
         for row in chosen_rows(FULL, case)
         if row.name[0] not in "348" and "cell" not in row.name
     }
-    assert named <= set(figures.LINES)
+    assert named <= set(LINES)
     about = {
         "command": "",
         "launches": 1,
@@ -371,12 +373,12 @@ def test_every_picture_draws_every_row() -> None:
     }
     data = {"answer": "", "config": {}, "run": about}
     still = Static(title="Without training", figures=[("A question", None, "Its answer")])
-    page = html.page(pages.report(study(FULL), r, judged(r), still, data))
+    page = html.page(command.report(study(FULL), r, judged(r), still, data))
     assert page.count("<svg") == 5 and "Its answer" in page
     assert len(lines(r)) == len(places)
     assert np.isfinite([row["runs"] for row in records(r)]).all()
-    opening = figures.opening(r)
-    boxes = [label.get_window_extent() for label in drawn_heads(opening)]
+    first = opening(r)
+    boxes = [label.get_window_extent() for label in drawn_heads(first)]
     assert all(
         left.x1 < right.x0 for left, right in itertools.pairwise(boxes)
     )  # heads of columns do not touch

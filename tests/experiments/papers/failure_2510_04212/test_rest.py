@@ -7,8 +7,7 @@ import pytest
 
 from roundscope.attention import attend
 from roundscope.attention.plans.traced import HeadPlans
-from roundscope.experiments.papers.failure_2510_04212.training import Rest
-from roundscope.experiments.papers.failure_2510_04212.trials import drift, share, steady
+from roundscope.experiments.papers.failure_2510_04212.trials import Rest, drift, share, steady
 from roundscope.experiments.train.config import Config
 from roundscope.experiments.train.gpt.interventions import plans_of
 from roundscope.experiments.train.gpt.plans import by_layer

@@ -7,7 +7,7 @@ import pytest
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
-from roundscope.experiments.papers.failure_2510_04212.conditions import (
+from roundscope.experiments.papers.failure_2510_04212.trials import (
     AMPLIFIED,
     FASTER,
     FEWER,
@@ -16,18 +16,16 @@ from roundscope.experiments.papers.failure_2510_04212.conditions import (
     PUBLISHED,
     QUICK,
     Scale,
-    cell,
-    factorial,
-    fewer,
-    isolated,
-    rows,
-)
-from roundscope.experiments.papers.failure_2510_04212.trials import (
     Trial,
+    cell,
     config_of,
     entries,
     executables,
+    factorial,
+    fewer,
+    isolated,
     key,
+    rows,
     settings_of,
 )
 from roundscope.experiments.train.gpt.interventions import plans_of

@@ -13,8 +13,6 @@ from roundscope.attention import DeltaFrom
 from roundscope.experiments.framework.estimates import Estimate
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.failure_2510_04212.static import bias as static_bias
-from roundscope.experiments.papers.failure_2510_04212.static import order as static_order
-from roundscope.experiments.papers.failure_2510_04212.static import sums as static_sums
 from roundscope.experiments.papers.failure_2510_04212.static import ties as static_ties
 from roundscope.experiments.papers.failure_2510_04212.static.bias import nearest
 
@@ -152,7 +150,7 @@ def test_order_inputs_and_verdicts():
     """Scores that BF16 moves, V of both signs; and a verdict that does not see that the sign
     turns.
     """
-    q, k, v = static_order.inputs(2.0)
+    q, k, v = static_bias.inputs(2.0)
     s = np.einsum("btnh,bsnh->bnts", q, k)
     assert (
         (s[..., :2] == 0.0).all()
@@ -164,11 +162,11 @@ def test_order_inputs_and_verdicts():
     def e(mean):
         return Estimate(mean=mean, low=mean - 0.01, high=mean + 0.01, seeds=9)
 
-    sides = {t: e(0.0 if t == 1.0 else math.copysign(0.25, 1.0 - t)) for t in static_order.TIMES}
+    sides = {t: e(0.0 if t == 1.0 else math.copysign(0.25, 1.0 - t)) for t in static_bias.TIMES}
     o = {("qiu-yao", t): e(-0.25) for t in sides} | {("fa2-bf16", t): x for t, x in sides.items()}
-    assert [v.word for v in static_order.judged(o)] == [Word.AGREES, Word.DEPENDS, Word.AGREES]
+    assert [v.word for v in static_bias.judged_order(o)] == [Word.AGREES, Word.DEPENDS, Word.AGREES]
     same = {at: e(-0.25) for at in o}
-    assert [v.word for v in static_order.judged(same)] == [
+    assert [v.word for v in static_bias.judged_order(same)] == [
         Word.AGREES,
         Word.AGREES,
         Word.CONTRADICTS,
@@ -179,8 +177,8 @@ def test_the_order_as_measured(monkeypatch):
     """The bias by hand: half of the sums of two are ties, and each goes half an ulp: a quarter of
     an ulp.
     """
-    monkeypatch.setattr(static_order, "TIMES", (0.25, 2.0))
-    o = static_order.measure()
+    monkeypatch.setattr(static_bias, "TIMES", (0.25, 2.0))
+    o = static_bias.measure_order()
     for at, wanted in (
         (("qiu-yao", 0.25), -0.25),
         (("qiu-yao", 2.0), -0.25),
@@ -198,8 +196,8 @@ def test_rows_of_ds_sum_to_the_identity():
 
     layer = read_layers(sample_path())[0]
     seen = {
-        operand: static_sums._rows(
-            layer, static_sums.replace(static_sums._plan("qiu-yao"), delta_from=operand)
+        operand: static_ties._rows(
+            layer, static_ties.replace(static_ties._plan("qiu-yao"), delta_from=operand)
         )
         for operand in DeltaFrom
     }
@@ -208,7 +206,7 @@ def test_rows_of_ds_sum_to_the_identity():
     assert (
         np.abs(seen[DeltaFrom.CENTRED][1]).max() < 1e-4 < 1e-2 < np.abs(rest).max()
     )  # what is left is FP32's: dS is far below P dP in some rows
-    heads, queries = static_sums.EVERY, static_sums.QUERIES
+    heads, queries = static_ties.EVERY, static_ties.QUERIES
     q, do = (x[:, :queries, ::heads].astype(float) for x in (layer.q, layer.do))
     k, v = (x[:, :, ::heads].astype(float) for x in (layer.k, layer.v))
     p = np.exp(s := layer.scale * np.einsum("btnh,bsnh->bnts", q, k))

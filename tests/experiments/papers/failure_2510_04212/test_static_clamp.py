@@ -7,14 +7,13 @@ import pytest
 
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.failure_2510_04212.static import clamp as static_clamp
-from roundscope.experiments.papers.failure_2510_04212.static import shifts as static_shifts
 from roundscope.experiments.papers.failure_2510_04212.static.clamp import (
     LIMIT,
     TIED,
+    Tied,
     released,
     softmax,
 )
-from roundscope.experiments.papers.failure_2510_04212.static.shifts import Tied
 
 
 def scores(top, t=8, rest=-1.0):
@@ -59,7 +58,7 @@ def test_what_the_clamp_leaves(shift, left):
     assert left == pytest.approx(own / (max(own, 1e-10) + 1e-10), rel=1e-4)
     assert static_clamp.left_of(np.array([shift]))[0] == pytest.approx(left, rel=1e-4)
     for beta in (2.0, 7.0):
-        assert static_shifts.left_over(shift, beta) == pytest.approx(left, rel=1e-3)
+        assert static_clamp.left_over(shift, beta) == pytest.approx(left, rel=1e-3)
 
 
 def test_masked_tiles_tie():
@@ -112,7 +111,7 @@ def test_tied_rows_by_hand():
     q, k = np.zeros((1, 4, 1, 2)), np.zeros((1, 4, 1, 2))
     q[0, :, 0, 0] = [1.0, 8.0, 16.0, -16.0]
     k[0, :, 0, 0] = [1.0, 1.0, 0.5, 1.0]
-    found = static_shifts.tied_rows("x", q, k, scale=0.5, causal=True)
+    found = static_clamp.tied_rows("x", q, k, scale=0.5, causal=True)
     # row 0 sees one key; rows 1, 2 tie at 4 and 8; row 3 has its largest score, -4, once
     assert found.rows == 4 and list(found.r_m) == [4.0, 8.0] and found.share == 0.5
     assert (
@@ -131,10 +130,10 @@ def test_tied_rows_by_hand():
 def test_scores_tie_by_rounding_to_bf16():
     """8.01 and 8.02 are one BF16 number, 8; without that rounding they would be two."""
     q, k = np.full((1, 2, 1, 1), 1.0), np.array([8.0, 8.02]).reshape(1, 2, 1, 1)
-    assert static_shifts.tied_rows("x", q, k, scale=1.0, causal=True).r_m.tolist() == [8.0]
-    assert static_shifts.tied_rows("x", q, k + 0.1, scale=1.0, causal=True).r_m.tolist() == [8.125]
+    assert static_clamp.tied_rows("x", q, k, scale=1.0, causal=True).r_m.tolist() == [8.0]
+    assert static_clamp.tied_rows("x", q, k + 0.1, scale=1.0, causal=True).r_m.tolist() == [8.125]
     assert (
-        static_shifts.tied_rows(
+        static_clamp.tied_rows(
             "x", q, k * np.array([1.0, 1.1]).reshape(1, 2, 1, 1), scale=1.0, causal=True
         ).r_m.size
         == 0
@@ -147,7 +146,7 @@ def test_verdicts_on_the_clamp():
     near = Tied(name="near", rows=9, r_m=np.array([5.0, 1e-4]))
 
     def word(found):
-        return [v.word for v in static_shifts.judged(found)]
+        return [v.word for v in static_clamp.judged_shifts(found)]
 
     assert word([near]) == [Word.CONTRADICTS, Word.DEPENDS, Word.DEPENDS, Word.DEPENDS]
     assert word([near, far])[0] is Word.DEPENDS and word([far])[3] is Word.CONTRADICTS
@@ -163,10 +162,10 @@ def test_a_short_training_has_tied_rows(monkeypatch):
     """Arms read in the wrong order or with the wrong axes: equal tokens without positions have
     equal keys.
     """
-    short = static_shifts.replace(
-        static_shifts.SMALL, steps=60, layers=1, heads=1, width=8, context=16, batch=2
+    short = static_clamp.replace(
+        static_clamp.SMALL, steps=60, layers=1, heads=1, width=8, context=16, batch=2
     )
-    monkeypatch.setattr(static_shifts, "SMALL", short)
-    found = static_shifts.trained("repeat")
+    monkeypatch.setattr(static_clamp, "SMALL", short)
+    found = static_clamp.trained("repeat")
     assert [x.name for x in found] == ["repeat, lr 0.003", "repeat, lr 0.01"]
     assert all(x.rows == 2 * 16 and x.share > 0.5 for x in found)

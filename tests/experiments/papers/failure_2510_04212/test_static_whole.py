@@ -8,8 +8,6 @@ import pytest
 from roundscope.experiments.papers.failure_2510_04212 import static
 from roundscope.experiments.papers.failure_2510_04212.static import bias as static_bias
 from roundscope.experiments.papers.failure_2510_04212.static import clamp as static_clamp
-from roundscope.experiments.papers.failure_2510_04212.static import shifts as static_shifts
-from roundscope.experiments.papers.failure_2510_04212.static import sums as static_sums
 from roundscope.experiments.papers.failure_2510_04212.static import ties as static_ties
 from roundscope.tools.report.pictures import png
 
@@ -26,10 +24,10 @@ def test_claims_and_pictures(monkeypatch):
     ]
     monkeypatch.setattr(static_bias, "DRAWS", 400)
     monkeypatch.setattr(static_ties, "inputs", lambda: some)
-    monkeypatch.setattr(static_sums, "QUERIES", 8)
+    monkeypatch.setattr(static_ties, "QUERIES", 8)
     monkeypatch.setattr(static_clamp, "T", 520)
-    made = [static_shifts.Tied(name=name, rows=9, r_m=np.array([1.0, 5.0])) for name in ("a", "b")]
-    monkeypatch.setattr(static_shifts, "measure", lambda: made)
+    made = [static_clamp.Tied(name=name, rows=9, r_m=np.array([1.0, 5.0])) for name in ("a", "b")]
+    monkeypatch.setattr(static_clamp, "tied", lambda: made)
     heard: list[int] = []
     found = static.static(heard.append)
     assert heard == list(range(static.PARTS))

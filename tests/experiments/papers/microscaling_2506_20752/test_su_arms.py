@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
 from roundscope.experiments.papers.microscaling_2506_20752 import measurements
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import (
+from roundscope.experiments.papers.microscaling_2506_20752 import measurements as arms
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
     FULL,
     QUICK,
     Setting,

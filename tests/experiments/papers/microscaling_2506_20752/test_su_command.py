@@ -11,8 +11,12 @@ from roundscope.experiments import reproduce
 from roundscope.experiments.cli.main import main
 from roundscope.experiments.options import ReproduceOptions
 from roundscope.experiments.papers.microscaling_2506_20752 import code, study
-from roundscope.experiments.papers.microscaling_2506_20752 import conditions as arms
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK, Setting, varied
+from roundscope.experiments.papers.microscaling_2506_20752 import measurements as arms
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import (
+    QUICK,
+    Setting,
+    varied,
+)
 from roundscope.experiments.train.student.arms import UNCHANGED, Config
 from roundscope.tools.signals import INTERRUPTED
 from tests.experiments.papers.microscaling_2506_20752.made import looks, of_arm

@@ -10,8 +10,7 @@ import pytest
 
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.microscaling_2506_20752 import claims
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found, pair_up
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import QUICK, Found, pair_up
 from roundscope.experiments.train.mx import Site
 from roundscope.experiments.train.student.arms import UNCHANGED, Arm, Config
 from roundscope.experiments.train.student.run import measures

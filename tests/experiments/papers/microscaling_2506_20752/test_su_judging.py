@@ -12,15 +12,14 @@ from roundscope.experiments.framework import counts
 from roundscope.experiments.framework.counts import at_least, counted, share
 from roundscope.experiments.framework.estimates import ratio
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.microscaling_2506_20752 import claims, interventions
-from roundscope.experiments.papers.microscaling_2506_20752.claims import limits
-from roundscope.experiments.papers.microscaling_2506_20752.conditions import QUICK
-from roundscope.experiments.papers.microscaling_2506_20752.interventions import (
+from roundscope.experiments.papers.microscaling_2506_20752 import claims
+from roundscope.experiments.papers.microscaling_2506_20752.claims import (
     Effect,
+    limits,
     outcome,
     outcomes,
 )
-from roundscope.experiments.papers.microscaling_2506_20752.measurements import Found
+from roundscope.experiments.papers.microscaling_2506_20752.measurements import QUICK, Found
 from roundscope.experiments.train.student.arms import UNCHANGED
 from roundscope.experiments.train.student.run import paired
 from tests.experiments.papers.microscaling_2506_20752.made import run
@@ -172,11 +171,8 @@ def test_verdicts_on_arms():
         "backward BF16": [400] * 5,
     }
     found = Found(scale=replace(QUICK, leads=(100, 20)), parted=parting(table))
-    rows = {
-        v.case.partition(",")[0] if "," in v.case else v.case: v
-        for v in interventions.judged(found)
-    }
-    words = {v.case: v.word for v in interventions.judged(found)}
+    rows = {v.case.partition(",")[0] if "," in v.case else v.case: v for v in claims.arms(found)}
+    words = {v.case: v.word for v in claims.arms(found)}
     assert words["LN in FP32 (no_ln_q), 20 steps before"] is Word.AGREES
     assert words["activations BF16, LN in FP32, 20 steps before"] is Word.CONTRADICTS
     assert (
@@ -184,4 +180,4 @@ def test_verdicts_on_arms():
         and words["backward BF16 (no_bp_quant), 20 steps before"] is Word.CONTRADICTS
     )
     assert rows["shams"].word is Word.AGREES and "20 of 20" not in rows["shams"].measured
-    assert [v.word for v in interventions.judged(Found(scale=QUICK))] == [Word.NOT_TESTABLE]
+    assert [v.word for v in claims.arms(Found(scale=QUICK))] == [Word.NOT_TESTABLE]

@@ -13,11 +13,11 @@ import pytest
 
 from roundscope import emu
 from roundscope.experiments.framework import command
-from roundscope.experiments.framework.loop import measure
+from roundscope.experiments.framework.command import measure
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.mxfp8_2506_08027 import claims, measurements, study
-from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
+from roundscope.experiments.papers.mxfp8_2506_08027 import measurements, study
+from roundscope.experiments.papers.mxfp8_2506_08027.measurements import (
     BF16,
     E5M2,
     ENDS,
@@ -29,13 +29,13 @@ from roundscope.experiments.papers.mxfp8_2506_08027.conditions import (
     QUICK,
     RCEIL,
     Trial,
+    collected,
     gpt_arms,
     key,
     proxy_arms,
     settings_of,
     trials,
 )
-from roundscope.experiments.papers.mxfp8_2506_08027.measurements import collected
 from roundscope.experiments.train.gpt.linear import formats_of
 from roundscope.experiments.train.groups import formats_at, numbers
 from roundscope.experiments.train.mx import INDEX
@@ -83,7 +83,7 @@ def proxy(along):
 def verdicts(made, start, end=""):
     """The words of claims that begin and end so."""
     found = [
-        v.word for v in claims.judged(made) if v.claim.startswith(start) and v.claim.endswith(end)
+        v.word for v in study.judged(made) if v.claim.startswith(start) and v.claim.endswith(end)
     ]
     assert found
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from roundscope.attention import Site
 from roundscope.emu.roundings.modes import BF16, BINARY32
-from roundscope.experiments.framework.loop import missing
+from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.papers.released_2510_04212 import study as s

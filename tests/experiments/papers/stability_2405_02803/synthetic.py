@@ -2,8 +2,12 @@
 
 import numpy as np
 
-from roundscope.experiments.papers.stability_2405_02803.conditions import Scale
-from roundscope.experiments.papers.stability_2405_02803.measuring import AXES, gathered, place_of
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
+    AXES,
+    Scale,
+    gathered,
+    place_of,
+)
 from roundscope.experiments.papers.stability_2405_02803.trainings import NUMBERS, Apart, Training
 from roundscope.experiments.train.config import Config
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.stability_2405_02803 import claims, controls
-from roundscope.experiments.papers.stability_2405_02803.conditions import (
+from roundscope.experiments.papers.stability_2405_02803 import claims
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
     BASELINE,
     CONTROLS,
     FORMATS,
@@ -18,9 +18,9 @@ from roundscope.experiments.papers.stability_2405_02803.conditions import (
     QUICK,
     at,
     biased,
+    gathered,
     narrow,
 )
-from roundscope.experiments.papers.stability_2405_02803.measuring import gathered
 from roundscope.experiments.papers.stability_2405_02803.study import answer, judged
 from tests.experiments.papers.stability_2405_02803.synthetic import results, rows
 
@@ -183,14 +183,14 @@ def test_larger_tiles(power, word):
 def test_the_cause_is_what_removes_it():
     """Catches a control compared with the wrong base, and an effect of 2 % taken for the cause."""
     parts = [rows(narrow(S, "sink"), rms=12.0, unfused_rms=1.0, rescales=0.0)]
-    for what, rms in zip(controls.CLAIMS, (11.8, 11.9, 1.1, 0.8), strict=True):
+    for what, rms in zip(claims.CAUSES, (11.8, 11.9, 1.1, 0.8), strict=True):
         parts.append(rows(narrow(S, "sink", **CONTROLS[what]), rms=rms, unfused_rms=0.1))
-    verdicts = list(controls.cause(results(*parts), S))
-    found = [one(verdicts, claim, f"{what}, sink") for what, claim in controls.CLAIMS.items()]
+    verdicts = list(claims.cause(results(*parts), S))
+    found = [one(verdicts, claim, f"{what}, sink") for what, claim in claims.CAUSES.items()]
     assert [v.word for v in found] == [NO, NO, YES, YES]
     assert one(verdicts, "no excess without rescales").word is NO
     alone = results(rows(narrow(S, "sink"), rms=1.0, unfused_rms=1.0, rescales=0.0))
-    assert one(controls.cause(alone, S), "no excess without rescales").word is YES
+    assert one(claims.cause(alone, S), "no excess without rescales").word is YES
 
 
 def test_bias_and_magnitude_are_told_apart():
@@ -216,7 +216,7 @@ def test_bias_and_magnitude_are_told_apart():
         ),
     ]
     r = results(*parts)
-    found, untiled = list(controls.bias(r, S)), "the bias is there without any tiling"
+    found, untiled = list(claims.bias(r, S)), "the bias is there without any tiling"
     assert one(found, untiled).word is YES and "-0.1" in one(found, untiled).measured
     assert one(found, "tiling makes the bias larger").estimate.mean == pytest.approx(4.0)
     removed = [v.word for v in found if v.claim == "the stabilizer removes the bias of PV"]
@@ -224,7 +224,7 @@ def test_bias_and_magnitude_are_told_apart():
     cells, _ = rows(biased(S, name, 1, "none"), mean_ulps=1.0)
     for row, x in zip(cells, (-1.0, 1.0, -1.1, 1.1), strict=True):
         row["mean_ulps"] = x
-    assert one(controls.bias(gathered(cells), S), untiled).word is OPEN
+    assert one(claims.bias(gathered(cells), S), untiled).word is OPEN
 
 
 @pytest.mark.parametrize("scale", [QUICK, FULL, replace(QUICK, seeds=1, fewer=1)])

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from roundscope.experiments.papers.stability_2405_02803 import study, trainings
-from roundscope.experiments.papers.stability_2405_02803.conditions import at, biased, cells, narrow
-from roundscope.experiments.papers.stability_2405_02803.measuring import DERIVED, gathered, query
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
+    DERIVED,
+    at,
+    biased,
+    cells,
+    gathered,
+    narrow,
+    query,
+)
 from roundscope.tools.sweep.conditions.cell import Result
 from roundscope.tools.sweep.running import run as loop
 from roundscope.tools.sweep.running.run import Outcome

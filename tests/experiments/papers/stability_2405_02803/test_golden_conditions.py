@@ -2,7 +2,7 @@
 
 import pytest
 
-from roundscope.experiments.papers.stability_2405_02803.conditions import (
+from roundscope.experiments.papers.stability_2405_02803.measuring import (
     EVENTS,
     FORMATS,
     FULL,
@@ -11,8 +11,8 @@ from roundscope.experiments.papers.stability_2405_02803.conditions import (
     STUDIES,
     cells,
     emulation,
+    place_of,
 )
-from roundscope.experiments.papers.stability_2405_02803.measuring import place_of
 from roundscope.tools.sweep.conditions.condition import cell_of
 from roundscope.tools.sweep.measuring.measure import group
 from roundscope.tools.sweep.running.dry_run import work

@@ -11,18 +11,16 @@ import pytest
 
 from roundscope.attention.sites import Site
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.papers.stability_2405_02803 import drift as claims
 from roundscope.experiments.papers.stability_2405_02803 import measuring as kept
 from roundscope.experiments.papers.stability_2405_02803 import trainings
-from roundscope.experiments.papers.stability_2405_02803.conditions import FULL, QUICK
-from roundscope.experiments.papers.stability_2405_02803.drift import draw
-from roundscope.experiments.papers.stability_2405_02803.measuring import Results
+from roundscope.experiments.papers.stability_2405_02803.measuring import FULL, QUICK, Results
 from roundscope.experiments.papers.stability_2405_02803.trainings import (
     OTHER,
     PAIRS,
     VERSIONS,
     Apart,
     distances,
+    draw,
     executables,
 )
 from roundscope.experiments.train.gpt import model
@@ -156,7 +154,9 @@ def test_what_is_kept_comes_back(tmp_path):
 
 def test_verdicts_on_made_up_distances():
     """Ratios the wrong way round, a band taken for the other, a growth judged by its first half."""
-    found = list(claims.judged(results(flash=1.0, weights=2.0, precision=3.0, bf16=9.0), S))
+    found = list(
+        trainings.judged(results(flash=1.0, weights=2.0, precision=3.0, bf16=9.0).drifts, T)
+    )
     for metric in ("Wasserstein", "largest"):
         assert words(found, "keep growing", metric) == [YES] and words(
             found, "slope is at most", metric
@@ -164,30 +164,32 @@ def test_verdicts_on_made_up_distances():
         assert words(found, "lies above", metric) == [YES] and words(
             found, "2 to 5 times", metric
         ) == [YES, NO]
-    found = list(claims.judged(results(flash=3.0, weights=2.0, precision=1.0, bf16=1.0), S))
+    found = list(
+        trainings.judged(results(flash=3.0, weights=2.0, precision=1.0, bf16=1.0).drifts, T)
+    )
     assert words(found, "slope is at most", "W") == words(found, "lies above", "W") == [NO]
     assert words(found, "2 to 5 times", "W") == [NO, NO]
     still = straight(T, {"flash": 1.0})
     for apart in still["flash"].values():
         apart.wasserstein[2:] = apart.wasserstein[2]  # no growth after half of the steps
-    found = list(claims.judged(Results(cells={}, sites={}, drifts=still), S))
+    found = list(trainings.judged(Results(cells={}, sites={}, drifts=still).drifts, T))
     assert words(found, "keep growing", "Wasserstein") == [NO]
     assert words(found, "keep growing", "largest") == [YES]
-    assert {v.word for v in list(claims.judged(Results(cells={}, sites={}), S))} == {OPEN}
+    assert {v.word for v in list(trainings.judged(Results(cells={}, sites={}).drifts, T))} == {OPEN}
 
 
 def test_scatter_is_about_the_line():
     """A slope that counts as scatter, or the wrong number of freedoms."""
     steps, line = [0, 10, 20, 30], np.array([1.0, 3.0, 5.0, 7.0])
-    assert claims.stray(steps, line) == pytest.approx(0.0, abs=1e-12)
+    assert trainings.stray(steps, line) == pytest.approx(0.0, abs=1e-12)
     # residuals 1, -1, -1, 1 are orthogonal to a constant and to the steps: sqrt(4 / 2)
-    assert claims.stray(steps, line + np.array([1.0, -1.0, -1.0, 1.0])) == pytest.approx(
+    assert trainings.stray(steps, line + np.array([1.0, -1.0, -1.0, 1.0])) == pytest.approx(
         math.sqrt(2.0)
     )
 
 
 def test_the_picture_draws_pairs_that_are_there():
     """A picture that needs every pair, or draws seeds under another's name."""
-    figure = draw(results(flash=1.0, weights=2.0), S)
+    figure = draw(results(flash=1.0, weights=2.0).drifts, T)
     assert [len(ax.lines) for ax in figure.axes] == [2 * (T.seeds + 1)] * 2
-    assert not draw(Results(cells={}, sites={}), S).axes[0].lines
+    assert not draw(Results(cells={}, sites={}).drifts, T).axes[0].lines

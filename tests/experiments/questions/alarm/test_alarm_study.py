@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roundscope.experiments.framework.loop import missing
+from roundscope.experiments.framework.command import missing
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
-from roundscope.experiments.questions.alarm import runs as c
 from roundscope.experiments.questions.alarm import study as s
-from roundscope.experiments.questions.alarm.runs import COLUMNS, looking
 from roundscope.experiments.questions.alarm.study import (
+    COLUMNS,
     alarm,
     highest,
     is_early,
     is_warned,
+    looking,
     moves,
     right,
 )
@@ -27,7 +27,7 @@ from roundscope.experiments.train.settings import Arm, Settings
 from roundscope.tools.results.run import Run
 
 RECORD = Path(__file__).parents[4] / "docs" / "runs" / "alarm.sqlite"
-CASE = c.Case(part=c.TEST, preset=c.FLASH, name="made up")
+CASE = s.Case(part=s.TEST, preset=s.FLASH, name="made up")
 
 
 def run(shares, diverged=None, seed=0, losses=None):
@@ -37,7 +37,7 @@ def run(shares, diverged=None, seed=0, losses=None):
         (25.0 * n, loss, *(point | {"made": share, "whole": 1.0}).values())
         for n, (share, loss) in enumerate(zip(shares, losses or [1.0] * len(shares), strict=True))
     ]
-    condition = c.Condition(case=CASE, seed=seed)
+    condition = s.Condition(case=CASE, seed=seed)
     return Run(condition=condition, steps=100, diverged=diverged, loss=1.0, curve=tuple(curve))
 
 
@@ -79,14 +79,14 @@ def test_claims_count_the_runs_that_test():
 
 def test_parts_share_nothing():
     """A threshold that is tested on the runs that chose it."""
-    parts = {part: [x for x in c.conditions(c.FULL) if x.case.part == part] for part in s.NAMES}
+    parts = {part: [x for x in s.conditions(s.FULL) if x.case.part == part] for part in s.NAMES}
     arms = {part: {x.case.changes for x in own} for part, own in parts.items()}
-    assert arms[c.CHOOSE] & arms[c.TEST] <= {
+    assert arms[s.CHOOSE] & arms[s.TEST] <= {
         (),
         ("-> fp32",),
-        *(c.rounded("OD", p) for p in (4, 6)),
+        *(s.rounded("OD", p) for p in (4, 6)),
     }
-    assert not {x.seed for x in parts[c.CHOOSE]} & {x.seed for x in parts[c.TEST]}
+    assert not {x.seed for x in parts[s.CHOOSE]} & {x.seed for x in parts[s.TEST]}
 
 
 def test_a_look_sees_a_biased_delta():
@@ -95,7 +95,7 @@ def test_a_look_sees_a_biased_delta():
                     plan="fa2-bf16", matmul="fp32")  # fmt: skip
     arms = tuple(
         Arm(name=name, changes=changes, lr=1e-2, seed=0)
-        for name, changes in (("exact", ("-> fp32",)), ("biased", c.rounded("OD", 2)))
+        for name, changes in (("exact", ("-> fp32",)), ("biased", s.rounded("OD", 2)))
     )
     state = one_step.start(config, 2, [0, 0])
     group = Group(Settings(config=config, arms=arms), [0, 1], state)
@@ -115,5 +115,5 @@ def test_the_run_of_record_is_whole(tmp_path):
     with opened(tmp_path, "alarm") as store:
         assert not missing(study, store)
         results = study.results(store)
-    assert right(s.runs_of(results, c.CHOOSE)) == s.THRESHOLD
-    assert s.counts(s.runs_of(results, c.TEST)).lost == 45
+    assert right(s.runs_of(results, s.CHOOSE)) == s.THRESHOLD
+    assert s.counts(s.runs_of(results, s.TEST)).lost == 45

@@ -16,7 +16,7 @@ from roundscope.experiments.framework.counts import time_of
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.verdicts import Word
 from roundscope.experiments.questions.dose import doses as scales
-from roundscope.experiments.questions.dose import pictures, results, study, training
+from roundscope.experiments.questions.dose import results, study
 from roundscope.experiments.train.gpt.plans import base
 from roundscope.experiments.train.groups import plans_at
 from roundscope.experiments.train.spikes import Follow
@@ -256,7 +256,7 @@ def test_norms_are_read_before_divergence():
 def test_pictures_of_censored_and_of_lost_runs():
     """A picture that fails where nothing diverged or where a loss is not finite."""
     found = exact() + outcomes(ZERO, 2, [9, 8, None], loss=math.nan) + outcomes(EVEN, 2, [None] * 3)
-    for _, draw, _ in pictures.PICTURES:
+    for _, draw, _ in results.PICTURES:
         assert len(draw(results.Results(found)).axes) == 1
 
 
@@ -288,8 +288,8 @@ def test_an_arm_that_is_lost_spoils_no_other():
     """
     config = scales.scale(TINY, quick=True, seeds="0").config
     calm, wild = dose(bits=2, rate=1e-3, steps=30), dose(bits=3, rate=1e30, steps=30)
-    with_wild = training.launch(config, [calm, wild], lambda done: None)
-    without = training.launch(config, [calm, dose(bits=3, rate=1e-3, steps=30)], lambda done: None)
+    with_wild = scales.launch(config, [calm, wild], lambda done: None)
+    without = scales.launch(config, [calm, dose(bits=3, rate=1e-3, steps=30)], lambda done: None)
     assert with_wild[1].diverged is not None and math.isnan(with_wild[1].loss)
     assert repr(with_wild[0]) == repr(without[0])
     assert [step for step, _, _ in without[0].curve] == [0, 25, 30]
@@ -324,7 +324,7 @@ def test_the_command_resumes_by_launch(tmp_path, capsys, monkeypatch):
     """
     ran = []
     monkeypatch.setattr(
-        training, "launch", lambda config, doses, progress, ties: ran.append(doses) or fake(doses)
+        scales, "launch", lambda config, doses, progress, ties: ran.append(doses) or fake(doses)
     )
     out = tmp_path / "d"
     asked = ["dose", "--quick", "--out", str(out), "--seeds", "0-1", *TINY, "p=2,3", "--json"]
@@ -355,7 +355,7 @@ def test_an_interrupt_keeps_the_launches_before(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return fake(doses)
 
-    monkeypatch.setattr(training, "launch", launch)
+    monkeypatch.setattr(scales, "launch", launch)
     with pytest.raises(SystemExit) as end:
         main(["dose", "--quick", "--out", str(tmp_path), *TINY, "p=2,3"])
     assert end.value.code == 130

@@ -16,7 +16,7 @@ from roundscope.experiments.cli.main import main
 from roundscope.experiments.framework.store import opened
 from roundscope.experiments.framework.words import NAMED
 from roundscope.experiments.questions.dose import doses as scales
-from roundscope.experiments.questions.dose import results, study, topics, training
+from roundscope.experiments.questions.dose import results, study, topics
 from roundscope.experiments.questions.dose.doses import Dose
 from roundscope.experiments.train.gpt import step
 from roundscope.experiments.train.gpt.interventions import plans_of
@@ -170,7 +170,7 @@ def test_shares_of_rows_by_hand():
     params["layers"]["qkv"] = 30 * params["layers"]["qkv"]
     plans = by_arm([uniform(config), by_layer(plans_of(config, ("site=SCALED -> e8m2",)))])
     tokens = np.random.default_rng(0).integers(0, 4, (2, 11))
-    found = training.shares(config, params, tokens, plans)
+    found = scales.shares(config, params, tokens, plans)
     for arm in range(2):
         x = np.asarray(params["embedding"][arm], float)[tokens[0, :-1]]
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -294,7 +294,7 @@ def test_the_command(name, tmp_path, capsys, monkeypatch):
             for d in doses
         ]
 
-    monkeypatch.setattr(training, "launch", launch)
+    monkeypatch.setattr(scales, "launch", launch)
     for json_too in (True, False):
         with pytest.raises(SystemExit) as end:
             main(

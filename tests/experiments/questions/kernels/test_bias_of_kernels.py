@@ -11,8 +11,8 @@ import pytest
 
 from roundscope.attention.testing.calls import Outputs
 from roundscope.attention.testing.exact import RESULTS
-from roundscope.experiments.questions.kernels import measure, study
-from roundscope.experiments.questions.kernels.measure import (
+from roundscope.experiments.questions.kernels import study
+from roundscope.experiments.questions.kernels.study import (
     Mean,
     exact_of,
     mean_of,
@@ -26,7 +26,7 @@ RECORD = Path(__file__).parents[4] / "docs" / "runs" / "kernels-h200.json"
 
 @pytest.fixture(scope="module")
 def given():
-    x, heads = measure.inputs("Gaussian", HEADS, TOKENS)
+    x, heads = study.inputs("Gaussian", HEADS, TOKENS)
     return x, heads, exact_of(x, heads)
 
 
@@ -124,9 +124,9 @@ def test_the_record_is_read_and_drawn(tmp_path, roundscope):
     """A record that a later version cannot draw, or a number that changes on the way through
     JSON.
     """
-    rows = measure.read(RECORD)
-    measure.write(tmp_path / measure.RECORD, rows)
-    again = measure.read(tmp_path / measure.RECORD)
+    rows = study.read(RECORD)
+    study.write(tmp_path / study.RECORD, rows)
+    again = study.read(tmp_path / study.RECORD)
     assert repr(again) == repr(rows) and len(rows) > 90
     assert study.picture(rows) is not None and "kernels" in study.answer(rows)
     code, out, _ = roundscope("kernels", "--draw", "--out", tmp_path)
@@ -149,4 +149,4 @@ def test_bad_input_ends_in_one_line(tmp_path, roundscope):
         code, _, err = roundscope("kernels", *words, "--out", tmp_path / "none")
         assert code == 2 and told in err and err.count("\n") == 1, err
     with pytest.raises(ValueError, match="family=gauss"):
-        measure.inputs("gauss", 1)
+        study.inputs("gauss", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from roundscope.emu import Accumulator, Order, dot
 from roundscope.experiments.cli import main as cli
-from roundscope.experiments.questions.tensor_cores import order
+from roundscope.experiments.questions.tensor_cores import study as order
 
 
 def by(acc):
