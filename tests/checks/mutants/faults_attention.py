@@ -347,8 +347,8 @@ OF_GRADIENTS = (
         kind="gradients",
         imitates="dQ is multiplied by the scale and dK is not.",
         file="attention/tiles/backward.py",
-        old="dk = algorithm.register(at, Site.SDK, at.ops.multiply(dk, setup.factor))",
-        new="dk = algorithm.register(at, Site.SDK, dk)",
+        old="dk = algorithm.register(at, site, at.ops.multiply(dk, setup.factor))",
+        new="dk = algorithm.register(at, site, dk)",
         tests=JUDGE,
     ),
     Fault(
@@ -365,8 +365,8 @@ OF_GRADIENTS = (
         kind="gradients",
         imitates="dV takes P before its cast, while the kernel's tensor core takes it after.",
         file=ALGORITHM,
-        old="p = at(Site.P_B, again.p)\n    dp =",
-        new="p = again.p\n    dp =",
+        old="p = at(Site.P_B, again.p * 2.0**at.plan.offset if at.plan.offset_again else again.p)",
+        new="p = again.p",
         tests=JUDGE,
     ),
     Fault(
