@@ -34,12 +34,13 @@ def run(twin, *arrays, plan=None, block_q=16, record=None, **options):
 
 
 def assert_close(twin, got, want):
-    """Within BF16's errors of attention."""
+    """Within BF16's errors of attention; within 1/4 in FP8, less than a factor of ln 2 makes."""
+    bound = 0.04 if TWINS[twin].plan[Site.P].format.precision > 4 else 0.25
     base = np.log(2.0) if TWINS[twin].plan.lse_base2 else 1.0
     for name in RESULTS:
         x, y = (np.asarray(getattr(z, name), np.float64) for z in (got, want))
         x = x * base if name == "lse" else x
-        assert np.abs(x - y).max() <= 0.04 * np.abs(y).max(), name
+        assert np.abs(x - y).max() <= bound * np.abs(y).max(), name
 
 
 @twins
@@ -117,10 +118,11 @@ def test_grouped_heads_are_those_of_repeated_keys(twin):
     both = run(twin, q, np.repeat(k, 2, 2), np.repeat(v, 2, 2), do, is_causal=True)
     for name in ("out", "lse", "dq"):
         assert np.array_equal(getattr(grouped, name), getattr(both, name)), name
+    bound = 2.0 ** (1 - TWINS[twin].plan[Site.DK_OUT].format.precision)
     for name in ("dk", "dv"):
         added, whole = getattr(both, name).sum(axis=2), getattr(grouped, name)[:, :, 0]
         assert whole.shape == added.shape
-        assert np.abs(added - whole).max() <= 2.0**-7 * np.abs(whole).max(), name
+        assert np.abs(added - whole).max() <= bound * np.abs(whole).max(), name
 
 
 @twins
