@@ -216,8 +216,20 @@ class PlanRecord(TileChoices):
         return all(a.order != "native" for a in self.accumulators)
 
     def in_full(self) -> str:
-        """Return all fields with their values, 30 kB of text, of which keys of results are made."""
-        return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in STORED)})"
+        """Return all fields with their values, 30 kB of text, of which keys of results are made.
+
+        Fields and events that came later are left out of plans that do not have them, so keys that
+        were made before stay.
+        """
+        absent = {site for site, name in LATER.items() if not getattr(self, name)}
+        told = {name: getattr(self, name) for name in STORED}
+        told["roundings"] = tuple(
+            r for site, r in zip(Site, self.roundings, strict=True) if site not in absent
+        )
+        for name, own in CHOICES.items():
+            if own.number > KEYED and told[name] == own.default:
+                del told[name]
+        return f"Plan({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     def describe(self) -> dict[str, object]:
         """Return the plan as plain data for JSON, the form in which results store it.
@@ -284,6 +296,10 @@ OF_KERNEL = STORED[_NUMBERS["blocks"] + 1 :]
 
 `Plan.describe` leaves them out of such plans.
 """
+KEYED = 43
+"""The number of the last field that every key has (`PlanRecord.in_full`)."""
+LATER = {Site.KM: "smoothed_keys"}
+"""The events that only some keys have, each with the field of the plans that have it."""
 _ORDINAL = {site: i for i, site in enumerate(Site)}
 
 

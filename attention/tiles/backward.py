@@ -33,7 +33,6 @@ from roundscope.attention.tiles.loops import (
 from roundscope.attention.tiles.orders import Pass, merged, passes
 from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.instructions.polynomials import LN_2
 
 _OPERANDS = Operands(  # the events whose results a tile reads
     (Site.Q, Site.QS), (Site.K, Site.KS, Site.KC), Site.V, Site.DO, Site.LSE, Site.DELTA
@@ -217,9 +216,7 @@ def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     at: the hook of the whole head.
     """
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dq = algorithm.register(
-            at, Site.SDQ, at.ops.multiply(dq, LN_2 if setup.plan.scaled_keys else setup.factor)
-        )
+        dq = algorithm.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor_of_queries))
     return at(Site.DQ_OUT, dq)
 
 
@@ -245,7 +242,7 @@ def _of_keys(at: Events, setup: Setup, sums: tuple[Array, ...]) -> tuple[Array, 
 def rounded_key_gradients(at: Events, setup: Setup, dk: Array, dv: Array) -> tuple[Array, Array]:
     """Return the final dK and dV, (S, features): dK multiplied by its factor, both rounded."""
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = algorithm.register(at, Site.SDK, at.ops.multiply(dk, setup.factor))
+        dk = algorithm.register(at, Site.SDK, at.ops.multiply(dk, setup.factor_of_keys))
     return at(Site.DK_OUT, dk), at(Site.DV_OUT, dv)
 
 
