@@ -3,6 +3,8 @@ one head of each family.
 
 python -m tests.checks.kernel_outputs FOLDER   writes the stored files from what
                                         tests.checks.gpu_kernels recorded
+python -m tests.checks.kernel_outputs FILE     writes the files of `OWN` from a file of tensors
+                                        NAME.q, .k, .v and .out, (B, N, T, H), of one causal call
 """
 
 import json
@@ -18,6 +20,7 @@ import numpy as np
 
 from roundscope.attention.models.capture_file import save_tensors
 from roundscope.attention.testing.calls import Inputs
+from roundscope.tools.tensors.files import open_tensors
 from tests.checks.engines import normal, shipped
 
 TOKENS = 512
@@ -39,6 +42,7 @@ GROUPS = {
     ),
 }
 STORED = ("layer4", "gaussian64")
+OWN = {"sage-int8": "sage-int8-h128"}  # kernels whose stored files have q, k, v too -> their NAME
 
 
 @cache
@@ -116,9 +120,23 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, str]
     save_tensors(path, {n: np.ascontiguousarray(stored(x)) for n, x in arrays.items()}, about)
 
 
+def write_own(path: Path) -> None:
+    """Write q, k, v and out, (B, T, N, H), of each kernel of `OWN`, with what the file says."""
+    with open_tensors(path) as file:
+        for kernel, name in OWN.items():
+            arrays = {
+                part: file[f"{name}.{part}"].swapaxes(1, 2) for part in ("q", "k", "v", "out")
+            }
+            about = {"kernel": kernel, "versions": file.metadata["about"]}
+            about |= {"layout": "BTNH", "is_causal": "true"}
+            write(GOLDEN / f"{kernel}.safetensors", arrays, about)
+
+
 def main() -> None:
     """Head 0 of the stored families, a file for each kernel."""
     folder = Path(sys.argv[1])
+    if folder.is_file():
+        return write_own(folder)
     GOLDEN.mkdir(exist_ok=True)
     about = json.loads((folder / "log.txt").read_text().splitlines()[0])
     for group, names in GROUPS.items():
