@@ -35,7 +35,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import Site
+from roundscope.attention.sites import BLOCK_AXIS, Site
 from roundscope.attention.softmax.exponents import (
     base2_scale,
     exponential,
@@ -66,7 +66,8 @@ from roundscope.attention.tiles.records import (
     Sums,
     state_of,
 )
-from roundscope.emu.backends.ops import Array
+from roundscope.emu.backends.ops import Array, Ops
+from roundscope.emu.roundings.modes import RoundingMode
 
 
 def start(
@@ -91,7 +92,13 @@ def start(
 
 
 def forward_tile(
-    at: Events, scale: float, state: AnyState, q: Array, k: Array, v: Array
+    at: Events,
+    scale: float,
+    state: AnyState,
+    q: Array,
+    k: Array,
+    v: Array,
+    of_keys: Array | None = None,
 ) -> AnyState:
     """Return the state after one key tile: arXiv 2307.08691, Algorithm 1, lines 8 to 10.
 
@@ -103,12 +110,14 @@ def forward_tile(
 
     A masked score has P = 0 and still takes part in P V, where 0 times an infinite V is NaN. A row
     without a visible key so far keeps m = -inf, l = 0 and O = 0, unless V is infinite.
+
+    of_keys: `key_scales` of the tile, (bk,), or None
     """
     ops, plan = at.ops, at.plan
     mul = ops.multiply
     m_old, l, o, *kept = state
 
-    s, c = capped(at, scale, at.product(Site.S, q, k.T))
+    s, c = capped(at, *_scores(at, scale, q, k, of_keys))
     m, x, dm = exponents(at, c, m_old, s)
     e = at(Site.EXP, exponential_of_tile(at, x))
 
@@ -128,6 +137,38 @@ def forward_tile(
         pv = at.product(Site.PV, p, v)
         o = at(Site.O, rescaled_sum(at, ao, pv, (Site.AO, Site.O)))
     return state_of(m, l, o, *kept)
+
+
+def key_scales(ops: Ops, plan: Plan, k: Array) -> Array | None:
+    """Return the scale of each key, (S,), in plans with `key_scales` whose K is in blocks.
+
+    K is in blocks already, so rounding it once more gives the scales that it has: in formats with
+    scales fp32:nearest and elements to nearest the largest element of a block is the largest of its
+    format. In others the scale may be another one, and the product with the elements is the same up
+    to binary64.
+
+    k: K of a head, (S, H)
+    """
+    block = plan.block(Site.K) if plan.key_scales else None
+    if block is None:
+        return None
+    nearest = replace(block, element=replace(block.element, mode=RoundingMode.TIES_TO_EVEN))
+    _, unit = ops.round_blocks(k, nearest, BLOCK_AXIS[Site.K], None)
+    return unit[:, 0]
+
+
+def _scores(
+    at: Events, scale: float, q: Array, k: Array, of_keys: Array | None
+) -> tuple[Array | float, Array]:
+    """Return the factor of the scores and S.
+
+    of_keys: `key_scales` of the tile, (bk,), which are then in the factor, (1, bk), and not in S
+    """
+    if of_keys is None:
+        return scale, at.product(Site.S, q, k.T)
+    unit = at.ops.xp.broadcast_to(of_keys[:, None], k.shape)
+    s = at.product(Site.S, q, at.ops.divide(k, unit).T)
+    return at.ops.multiply(of_keys, scale)[None, :], s
 
 
 def _unfused(at: Events, m: Array, al: Array, e: Array, v: Array) -> State:
@@ -274,7 +315,7 @@ def saved_probabilities(at: Events, scale: float, q: Array, k: Array) -> Again:
     Its events are not recorded here, since the forward recorded them.
     """
     at = replace(at, recorder=None)
-    s, c = capped(at, scale, at.product(Site.S, q, k.T))
+    s, c = capped(at, *_scores(at, scale, q, k, key_scales(at.ops, at.plan, k)))
     sink = sink_logit(at, c, q.shape[0])
     m_old = at.ops.xp.full((q.shape[0],), -math.inf) if sink is None else sink
     _, x, dm = exponents(at, c, m_old, s)

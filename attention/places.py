@@ -141,6 +141,7 @@ def _of_kernel(plan: Plan) -> dict[Site, bool]:
         Site.DSM: plan.maximum_gradient,
         Site.QS: plan.scale_roots,
         Site.KS: plan.scale_roots,
+        Site.KM: plan.smoothed_keys,
         Site.KC: plan.scaled_keys,
         **dict.fromkeys((Site.BETA, Site.OA, Site.OT), plan.flushed_tiles > 0),
         Site.SW: bool(plan.split_tiles),

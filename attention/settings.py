@@ -121,6 +121,7 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: 
                 " inf after a negative scale: its kernel returns NaN; give -q and a positive scale,"
                 " or a plan with log2_e=scale"
             )
+    _check_key_scales(setup, features[0])
     sizes = Sizes(
         batch,
         setup.queries,
@@ -139,6 +140,19 @@ def _check_asked(setup: Setup, batch: int, features: tuple[int, int], has_mask: 
             raise ValueError(f"inject {error}") from None
     if setup.record is not None:
         check_record(setup.record, setup.plan)
+
+
+def _check_key_scales(setup: Setup, features: int) -> None:
+    """Raise ValueError where a key has not one scale for all its features."""
+    block = setup.plan.block(Site.K)
+    if not setup.plan.key_scales or block is None:
+        return
+    if block.size < features:
+        raise ValueError(
+            f"plan: {setup.plan.name} multiplies scores by the scales of K (key_scales=True), and K"
+            f" in {block} has several for the {features} features of a key; give blocks of"
+            f" {features} features or more"
+        )
 
 
 def _engine_of(setup: Setup, q: Any, k: Any, v: Any, mask: Any, engine: Name | None) -> Name:

@@ -89,6 +89,7 @@ class Site(StrEnum):
 
     QS = "QS", "q sqrt(scale)", Axes.TH, "forward", 56, "Q"
     KS = "KS", "k sqrt(scale)", Axes.SH, "forward", 57, "K"
+    KM = "KM", "k less its mean over the keys", Axes.SH, "forward", 103, "K"
     S = "S", "sum_h q k", Axes.TS, "forward", 4
     SS = "SS", "scale S, before a softcap", Axes.TS, "forward", 70, "SCALED"
     CAP = "CAP", "SS / softcap", Axes.TS, "forward", 71, "SCALED"
@@ -232,7 +233,7 @@ OF_QUOTIENT = _named("LL INV2 DPL2 DPL")
 OF_KERNELS = frozenset(s for s in Site if s.instead)
 
 # events that belong to key heads, which several query heads may share
-KEY_SITES = _named("K V KS KC SDK DK_OUT DV_OUT")
+KEY_SITES = _named("K V KS KM KC SDK DK_OUT DV_OUT")
 
 # events that only a call with a backward has: those of the backward, and its input dO
 BACKWARD = frozenset(s for s in Site if s.stage == "backward") | {Site.DO}
@@ -242,13 +243,13 @@ ONCE = (
     frozenset(s for s in Site if s.stage == "inputs")
     | OF_SINKS
     | _named(
-        "QS KS KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK SDKH DKH DVH DQ_OUT"
+        "QS KS KM KC SW SO OT LANES INV OI OUT MS LN LSE OD DOO DELTA SDQ SDK SDKH DKH DVH DQ_OUT"
         " DK_OUT DV_OUT"
     )
 )
 
 # events with as many features as q and k; other events with features have as many as v
-QUERY_FEATURES = _named("Q K QS KS KC DQP DKP DQ DK SDQ SDK SDKH DKH DQ_OUT DK_OUT")
+QUERY_FEATURES = _named("Q K QS KS KM KC DQP DKP DQ DK SDQ SDK SDKH DKH DQ_OUT DK_OUT")
 
 PRODUCTS = (Site.S, Site.ROWSUM, Site.PV, Site.DELTA, Site.S_B, Site.DV, Site.DP, Site.DQ, Site.DK)
 """The sites that are sums of products; a plan has an accumulator for each, in this order.

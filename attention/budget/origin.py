@@ -40,7 +40,9 @@ INPUTS = ("q", "k", "v", "do", "sinks")
 # the scores, of which -inf is no loss: its P is 0
 SCORES = frozenset({Site.S, Site.SS, Site.SCALED, Site.LS, Site.X})
 SCORES |= {Site.S_B, Site.SS_B, Site.SCALED_B, Site.LS_B, Site.X_B}
-FIRST = frozenset({Site.QS, Site.KS, Site.KC, Site.SINK})  # events that precede the first tile
+FIRST = frozenset(
+    {Site.QS, Site.KS, Site.KM, Site.KC, Site.SINK}
+)  # events that precede the first tile
 OF_DELTA = frozenset({Site.OD, Site.DOO, Site.DELTA})
 # the events that round a sum of products which is another site's
 SUMS = {Site.DPQ: Site.DP, Site.DQP: Site.DQ, Site.DKP: Site.DK, Site.DVP: Site.DV}

@@ -7,6 +7,7 @@ hook come the errors that injections make, and the random bits of events.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 from roundscope.attention.events.recorder import Recorder, Seen
@@ -20,11 +21,16 @@ from roundscope.attention.injection import (
     SetTo,
     Where,
 )
+from roundscope.attention.plans.choices import Reciprocal
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BLOCK_AXIS, RESCALES, Axes, Site
 from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import ANY_PRODUCT, Array, Ops
+from roundscope.emu.blocks.by_reciprocal import (
+    divides_in_binary32,
+    round_blocks_by_reciprocal,
+)
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.formats.codes import decode, encode
 from roundscope.emu.formats.format import Format
@@ -139,7 +145,11 @@ class Events:
         """
         xp = self.ops.xp
         there = xp.where(self.tile.valid(site), value, 0.0)
-        after, unit = self.ops.round_blocks(there, block, BLOCK_AXIS[site], random)
+        is_product = self.plan.block_reciprocal is Reciprocal.RCP and divides_in_binary32(block)
+        round_blocks = (
+            partial(round_blocks_by_reciprocal, self.ops) if is_product else self.ops.round_blocks
+        )
+        after, unit = round_blocks(there, block, BLOCK_AXIS[site], random)
         return after, xp.where(xp.isnan(unit), 1.0, unit)
 
     def sum(

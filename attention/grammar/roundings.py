@@ -1,7 +1,7 @@
 """Roundings and accumulators in words.
 
 A rounding is FORMAT[:MODE][:OVERFLOW], such as bf16:stochastic or e4m3fn:toward-zero:inf, or in
-blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil.
+blocks FORMAT[:RULE][:MODE], such as mxfp8_e4m3:rceil or int8[128x64]:ties-to-away.
 
 An accumulator is one of ascending, pairwise, halves, chunkedN, stridedN, octetsN, octet-pairsN,
 warpsN and exact, followed by :FORMAT[:MODE], the rounding of its steps, which is fp32 by default.
@@ -14,7 +14,13 @@ from dataclasses import replace
 
 from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
+from roundscope.emu.blocks.format import (
+    BLOCK_NAMED,
+    BlockFormat,
+    block_format,
+    in_words,
+    is_of_blocks,
+)
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.roundings.words import parted
@@ -37,7 +43,7 @@ def event_of(text: str) -> Event:
     """
     name, words = parted(text)
     mode, overflow = words.get("mode"), words.get("overflow")
-    if name in BLOCK_NAMED:
+    if is_of_blocks(name):
         return block_format(name, mode, rule=words.get("rule"), overflow=overflow)
     event = event_to(name, mode, overflow=overflow)
     assert isinstance(event, Rounding)
@@ -76,17 +82,7 @@ def spelled(event: Event) -> str:
     """Return a rounding or block format in words that `event_of` reads, without its seed."""
     if isinstance(event, Rounding):
         return str(event)
-    for name, known in BLOCK_NAMED.items():
-        if _shape(event) == _shape(known):
-            rule = [] if event.rule is known.rule else [str(event.rule)]
-            mode = [] if event.element.mode is known.element.mode else [str(event.element.mode)]
-            return ":".join([name, *rule, *mode])
-    return str(event)
-
-
-def _shape(f: BlockFormat) -> tuple[object, ...]:
-    """Return what only the name of a block format decides, without what further words set."""
-    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
+    return in_words(event)
 
 
 def accumulator_of(text: str) -> Accumulator:

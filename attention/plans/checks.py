@@ -51,7 +51,8 @@ def _check_lengths(plan: "PlanRecord") -> None:
 def _check_random(plan: "PlanRecord") -> None:
     """Raise ValueError for a stochastic event that rounds more numbers than it has random bits for.
 
-    The event LANES also rounds the sums of pairs of lanes, and MS both maxima in alpha.
+    The event LANES also rounds the sums of pairs of lanes, MS both maxima in alpha, and KM the mean
+    of k.
     """
     reasons = {
         Site.LANES: (plan.row_sum is not RowSum.PLAIN, f"row_sum={plan.row_sum} adds up lanes"),
@@ -59,6 +60,7 @@ def _check_random(plan: "PlanRecord") -> None:
             plan.kept_state and plan.log2_e is not Log2E.MAXIMUM,
             "kept_state=True rounds both maxima in alpha",
         ),
+        Site.KM: (plan.smoothed_keys, "smoothed_keys=True rounds the mean too"),
     }
     for site, (rounds_more, why) in reasons.items():
         if rounds_more and plan[site].mode is RoundingMode.STOCHASTIC:

@@ -1,6 +1,6 @@
 """How an event rounds: `Event`, a rounding of single numbers or of blocks, read from names."""
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format, is_of_blocks
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import Rounding, RoundingMode, rounding
 
@@ -28,7 +28,7 @@ def event_to(
     Raises:
         ValueError: A name is unknown, or the words contradict each other.
     """
-    if isinstance(format, BlockFormat) or (isinstance(format, str) and format in BLOCK_NAMED):
+    if isinstance(format, BlockFormat) or (isinstance(format, str) and is_of_blocks(format)):
         return block_format(format, mode, overflow=overflow, seed=seed)
     return rounding(
         _format(format) if isinstance(format, str) else format, mode, overflow=overflow, seed=seed

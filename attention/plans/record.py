@@ -218,17 +218,18 @@ class PlanRecord(TileChoices):
     def in_full(self) -> str:
         """Return all fields with their values, 30 kB of text, of which keys of results are made.
 
-        A plan in which every field after the number `KEYED` has its default is without these
-        fields, and without the events that came with them, as before they existed.
+        Fields and events that came later are left out of plans that do not have them, so keys that
+        were made before stay.
         """
-        added = {n: own.default for n, own in CHOICES.items() if own.number > KEYED}
-        is_old = all(getattr(self, n) == default for n, default in added.items())
-        names = [name for name in STORED if not (is_old and name in added)]
-        values = {name: getattr(self, name) for name in names}
-        if is_old:
-            pairs = zip(Site, self.roundings, strict=True)
-            values["roundings"] = tuple(r for site, r in pairs if site.stream <= KEYED_STREAM)
-        return f"Plan({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+        absent = {site for site, name in LATER.items() if not getattr(self, name)}
+        told = {name: getattr(self, name) for name in STORED}
+        told["roundings"] = tuple(
+            r for site, r in zip(Site, self.roundings, strict=True) if site not in absent
+        )
+        for name, own in CHOICES.items():
+            if own.number > KEYED and told[name] == own.default:
+                del told[name]
+        return f"Plan({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     def describe(self) -> dict[str, object]:
         """Return the plan as plain data for JSON, the form in which results store it.
@@ -290,13 +291,19 @@ _NUMBERS = {"name": 0, "roundings": 1, "accumulators": 2, "blocks": 10} | {
 }
 STORED = tuple(sorted(_NUMBERS, key=lambda name: _NUMBERS[name]))
 """The names of all fields in the order of the text of which the keys of stored results are made."""
-KEYED, KEYED_STREAM = 43, 98
-"""The last field and the last random stream of an event that the keys of every plan contain."""
 OF_KERNEL = STORED[_NUMBERS["blocks"] + 1 :]
 """Names of the fields that have their defaults in plans without steps of real kernels.
 
 `Plan.describe` leaves them out of such plans.
 """
+KEYED = 43
+"""The number of the last field that every key has (`PlanRecord.in_full`)."""
+LATER = {
+    Site.KM: "smoothed_keys",
+    **dict.fromkeys((Site.SDKH, Site.DKH, Site.DVH), "rounded_heads"),
+    Site.DSR: "ds_apart",
+}
+"""The events that only some keys have, each with the field of the plans that have it."""
 _ORDINAL = {site: i for i, site in enumerate(Site)}
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roundscope.attention.plans.backward import BackwardChoices
 from roundscope.attention.plans.choice import choice
 from roundscope.attention.plans.choices import (
     CappedBy,
@@ -21,6 +20,7 @@ from roundscope.attention.plans.choices import (
     Sinks,
     Tanh,
 )
+from roundscope.attention.plans.operands import OperandChoices
 from roundscope.attention.sites import Site
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 UNCAPPED = {  # fields of plans whose kernel has no softcap, and what it has instead
     "dp_from_delta": "a second dS",
     "scaled_keys": "keys that contain scale log2 e already",
+    "scaled_queries": "queries that contain the scale already",
+    "smoothed_keys": "keys less their mean, which moves all scores of a row",
     "maximum_gradient": "a sum of dS that is taken away behind the tanh",
 }
 
@@ -65,7 +67,7 @@ def _uncapped(p: "PlanRecord") -> str:
 
 
 def _sinks(p: "PlanRecord") -> str:
-    for name in ("split_tiles", "kept_state", "lse_base2"):
+    for name in ("split_tiles", "kept_state", "lse_base2", "smoothed_keys"):
         if getattr(p, name):
             return f"{p.name} has {name}={getattr(p, name)}, which knows no sinks; change it"
     if p.score_gradient is ScoreGradient.QUOTIENT:
@@ -95,7 +97,7 @@ def _sinks(p: "PlanRecord") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedChoices(BackwardChoices):
+class ServedChoices(OperandChoices):
     """Windows, softcaps and sinks."""
 
     window: int = choice(

@@ -39,7 +39,16 @@ from roundscope.attention.plans.hopper import (
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
-from roundscope.emu.roundings.modes import BF16, BINARY32, BINARY64, E4M3, FP16
+from roundscope.emu.blocks.format import INT8, BlockFormat, ScaleRule
+from roundscope.emu.roundings.modes import (
+    BF16,
+    BINARY32,
+    BINARY64,
+    E4M3,
+    FP16,
+    Rounding,
+    RoundingMode,
+)
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import tensor_core
 
@@ -525,8 +534,7 @@ def _tiles_of_fa4(width: int) -> tuple[int, int]:
     return (128, 112 if width <= 192 else 80)
 
 
-# compared with one causal call of 128 features: every bit, dQ too, although thread blocks add it in
-# the order in which they arrive
+# dQ, and dK and dV of grouped heads, are added as thread blocks arrive
 @twin(
     "fa4-hopper",
     tiles=_tiles_of_fa4,
@@ -558,6 +566,47 @@ def fa4_hopper() -> Plan:
         log=Logarithm.LG2_SUM,
         key_order=KeyOrder.DESCENDING,
         query_order=QueryOrder.FROM_DIAGONAL,
+    )
+
+
+@twin(
+    "sage-int8",
+    tiles=lambda width: (128, 64),
+    source="SageAttention 1.0.6, torch 2.11.0 (CUDA 13.0), one H100",
+    kernels=("sage-int8",),
+    outputs=("sage-int8",),
+)
+def sage_int8() -> Plan:
+    """Return the forward of SageAttention 1 (arXiv 2410.02367), which Triton compiles.
+
+    K loses its mean over the tokens, q is multiplied by c, and both become INT8 in blocks of 128
+    queries and of 64 keys, by Triton's division and with ties away from zero. (The kernel adds 0.5
+    in binary32, so of all quotients 0.5 - 2^-25 becomes 1, here 0.) The products of INT8 are added
+    exactly and multiplied by the scale of Q and then by that of K. P and V are FP16, and the tensor
+    core keeps the sum of a tile in FP16. The kernel has no backward; the plan's is that of
+    fa2-bf16.
+    """
+    element = Rounding(format=INT8, mode=RoundingMode.TIES_TO_AWAY)
+    q = BlockFormat(
+        element=element, size=128, rows=128, scale=BINARY32.format, rule=ScaleRule.NEAREST
+    )
+    plan = fa2_bf16().rounded({Site.Q: q, Site.K: replace(q, rows=64)})
+    plan = rounding_to(rounding_to(plan, FP16, "V P PV"), BINARY64, "AL AO").at(Site.KM, BF16)
+    plan = plan.adding(Site.S, Accumulator(step=BINARY64))  # exact, as integers are
+    return replace(
+        plan.adding(Site.PV, tensor_core("hopper", "fp16", "fp16")),
+        exp=Exponential.EX2,
+        log2_e=Log2E.SCALE,
+        fused_exponent=True,
+        unfused_if_cut=True,
+        pv_into_o=False,
+        row_sum=RowSum.TILES,
+        reciprocal=Reciprocal.RCP,
+        registers=True,
+        scaled_queries=True,
+        smoothed_keys=True,
+        key_scales=True,
+        block_reciprocal=Reciprocal.RCP,
     )
 
 

@@ -116,8 +116,14 @@ def _scaled(
 def base2_scale(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
     """Return the factor of the scores: scale, or c = binary32(scale log2 e).
 
-    It is an array where plans are data (`attention.plans.traced`).
+    It is an array where plans are data (`attention.plans.traced`). In plans with `scaled_queries`
+    it is what is left for the scores, `scale` itself.
     """
+    return scale if plan.scaled_queries else in_base2(ops, plan, scale)
+
+
+def in_base2(ops: Ops, plan: Plan, scale: Array | float) -> Array | float:
+    """Return c in plans with log2_e=scale or maximum, which multiply by c, else scale."""
     if plan.log2_e not in (Log2E.SCALE, Log2E.MAXIMUM):
         return scale
     if isinstance(scale, (int, float)):

@@ -33,7 +33,6 @@ from roundscope.attention.tiles.loops import (
 from roundscope.attention.tiles.orders import Pass, merged, passes
 from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
-from roundscope.emu.instructions.polynomials import LN_2
 from roundscope.emu.roundings.modes import BINARY32
 
 _OPERANDS = Operands(  # the events whose results a tile reads
@@ -226,9 +225,7 @@ def round_query_gradients(at: Events, setup: Setup, dq: Array) -> Array:
     at: the hook of the whole head.
     """
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dq = algorithm.register(
-            at, Site.SDQ, at.ops.multiply(dq, LN_2 if setup.plan.scaled_keys else setup.factor)
-        )
+        dq = algorithm.register(at, Site.SDQ, at.ops.multiply(dq, setup.factor_of_queries))
     return at(Site.DQ_OUT, dq)
 
 
@@ -286,7 +283,7 @@ def _times_factors(
     site: SDK or SDKH
     """
     if setup.plan.gradient_scale is ScaleOfGradient.RESULT:
-        dk = algorithm.register(at, site, at.ops.multiply(dk, setup.factor))
+        dk = algorithm.register(at, site, at.ops.multiply(dk, setup.factor_of_keys))
     return dk, dv * 2.0**-setup.plan.offset if setup.plan.offset_again else dv
 
 

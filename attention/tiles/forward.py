@@ -52,11 +52,12 @@ class _Queries(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """Tiles of keys, or one of them: k, v, and its part of a query tile's mask."""
+    """Tiles of keys, or one of them: k, v, its part of a query tile's mask, and the scales of k."""
 
     k: Array
     v: Array
     mask: Array | None
+    scales: Array | None
 
 
 def forward(
@@ -76,7 +77,13 @@ def forward(
     """
     xp, mask, sink = ops.xp, inputs.mask, inputs.sink
     features = inputs.v.shape[1]
-    keys = _Keys(in_tiles(inputs.k, setup.block_k), in_tiles(inputs.v, setup.block_k), None)
+    scales = algorithm.key_scales(ops, setup.plan, inputs.k)
+    keys = _Keys(
+        in_tiles(inputs.k, setup.block_k),
+        in_tiles(inputs.v, setup.block_k),
+        None,
+        None if scales is None else in_tiles(scales, setup.block_k),
+    )
     masks = mask_tiles(setup, mask)
 
     descending = setup.plan.key_order is KeyOrder.DESCENDING
@@ -104,7 +111,7 @@ def forward(
                     tile = replace(tile, is_flushed=is_due(setup.plan, state.kept))
 
                 def compute() -> tuple[AnyState, Seen]:
-                    given = state, (x.q, y.k, y.v)
+                    given = state, (x.q, y.k, y.v, *(() if y.scales is None else (y.scales,)))
                     return computed(ops, setup, tile, _step, given, (_STATE, _OPERANDS))
 
                 return if_any(ops, setup, tile, masks, compute, state)
@@ -140,7 +147,7 @@ def forward(
 
 
 def _step(at: Events, setup: Setup, state: AnyState, operands: tuple[Array, ...]) -> AnyState:
-    """Return the state after a key tile; operands: q, k and v of the tile."""
+    """Return the state after a key tile; operands: q, k and v of the tile, and scales of k."""
     return algorithm.forward_tile(at, setup.of_scores, state, *operands)
 
 

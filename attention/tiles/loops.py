@@ -17,16 +17,18 @@ import numpy as np
 from roundscope.attention.events.hook import Events
 from roundscope.attention.events.recorder import Record, Recorder, Seen
 from roundscope.attention.injection import Injection
-from roundscope.attention.plans.choices import Sinks
+from roundscope.attention.plans.choices import Log2E, Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import KEY_SITES, Site
-from roundscope.attention.softmax.exponents import base2_scale
+from roundscope.attention.softmax.exponents import in_base2
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.orders import Bounds, Flag, cut_by
 from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops, mapped
-from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.instructions.polynomials import LN_2
+from roundscope.emu.roundings.modes import BINARY32, BINARY64
+from roundscope.emu.sums.accumulator import Accumulator, accumulate
 
 # what the setups of calls in this context have
 PROGRAMS_FROM: ContextVar[float] = ContextVar("programs_from", default=2**18)
@@ -94,8 +96,8 @@ class Setup:
 
     @property
     def of_scores(self) -> float:
-        """The factor of the scores: the scale, or 1 if q and k are multiplied by its root."""
-        return 1.0 if self.plan.scale_roots else self.scale
+        """The factor of the scores: the scale, or 1 if q or k contain it."""
+        return 1.0 if self.plan.scale_roots or self.plan.scaled_queries else self.scale
 
     @property
     def factor(self) -> float:
@@ -106,6 +108,18 @@ class Setup:
         return (
             float(np.float32(math.sqrt(self.whole_scale))) if self.plan.scale_roots else self.scale
         )
+
+    @property
+    def factor_of_queries(self) -> float:
+        """The factor of the final dQ: `factor`, or ln 2 if the keys contain scale log2 e."""
+        return LN_2 if self.plan.scaled_keys else self.factor
+
+    @property
+    def factor_of_keys(self) -> float:
+        """The factor of the final dK: `factor`, or ln 2 or 1 if the queries contain c or scale."""
+        if not self.plan.scaled_queries:
+            return self.factor
+        return LN_2 if self.plan.log2_e is Log2E.SCALE else 1.0
 
     @property
     def has_structure(self) -> bool:
@@ -355,7 +369,9 @@ def backwards(x: Any) -> Any:
 def round_inputs(ops: Ops, setup: Setup, head: Index, site: Site, x: Array) -> tuple[Array, Seen]:
     """Return one input tensor of a head after its event, and what was recorded.
 
-    In plans that multiply q and k by the root of the scale, the event QS or KS follows.
+    In plans that multiply q and k by the root of the scale, the event QS or KS follows. In plans
+    with `scaled_queries` q is multiplied before its event, and with `smoothed_keys` k loses its
+    mean.
 
     site  Q, K, V or DO; or KC, the scaled keys of the backward, for which x is K after its event
     x     (rows, features), padded to whole tiles
@@ -370,13 +386,32 @@ def _rounds(site: Site) -> Step:
     """Return the step of an input's events, which is the same function for each site."""
 
     def step(at: Events, setup: Setup, inputs: tuple[Array, ...]) -> Array:
-        (x,), ops = inputs, at.ops
-        if site is Site.KC:  # KC rounds a product that is in binary32
-            factor = base2_scale(ops, setup.plan, setup.scale)
+        (x,), ops, plan = inputs, at.ops, setup.plan
+        if site is Site.KC or (site is Site.Q and plan.scaled_queries):  # a product in binary32
+            factor = in_base2(ops, plan, setup.scale)
             x = ops.round(ops.multiply(x, factor), BINARY32, None)
+        if site is Site.K and plan.smoothed_keys:
+            x = _smoothed(at, setup, x)
         rounded = at(site, x)
-        if setup.plan.scale_roots and site in ROOTED:
+        if plan.scale_roots and site in ROOTED:
             rounded = at(ROOTED[site], ops.multiply(rounded, setup.factor))
         return rounded
 
     return step
+
+
+def _smoothed(at: Events, setup: Setup, k: Array) -> Array:
+    """Return k less its mean over the keys, rounded as the mean is; rows of padding are 0.
+
+    The keys are added up in ascending order in binary64. The mean is rounded to binary32 and then
+    as by the event KM. A GPU adds in binary32, in an order of its own, so a mean near the middle of
+    two numbers of KM may become the other one there.
+
+    k: (rows, features), padded to whole tiles
+    """
+    xp, ops = at.ops.xp, at.ops
+    ones, zeros = xp.ones((setup.keys, 1)), xp.zeros((1, k.shape[1]))
+    total = accumulate(ops, Accumulator(step=BINARY64), ones, k[: setup.keys], zeros)
+    mean = ops.round(ops.divide(total, xp.full_like(total, setup.keys)), BINARY32, None)
+    less = k - ops.round(mean, setup.plan[Site.KM], None)
+    return at(Site.KM, xp.where(at.tile.keys[:, None], less, 0.0))

@@ -17,6 +17,7 @@ the smallest scale. In float32 arrays X P_i is infinite where it is beyond binar
 """
 
 import math
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -78,6 +79,12 @@ INT8 = Format(
 
 The code -128 stands for -2. It is decoded, but no rounding gives it.
 """
+
+INT4 = Format(
+    name="int4", precision=3, emin=0, max_finite=7 / 4, inf=False, nan=False, negative_zero=False
+)
+"""The numbers k / 4 with |k| <= 7: the elements of symmetric INT4, but for a factor of 4."""
+INTEGERS = {f.name: f for f in (INT8, INT4)}
 
 E8M0 = format_named("e8m0fnu")
 # the largest numbers of significand bits; with them X P_i is exact in binary64
@@ -213,6 +220,70 @@ BLOCK_NAMED: dict[str, BlockFormat] = {
 }
 
 
+_SHAPE = re.compile(r"(\w+)\[(?:([0-9]+)x)?([0-9]+)\](?:\*(\w+))?")
+
+
+def is_of_blocks(name: str) -> bool:
+    """Return whether a text names a block format, by a name or by element and block, as int8[64].
+
+    The text may still be wrong behind the bracket; `block_format` says then what is.
+    """
+    return name in BLOCK_NAMED or "[" in name
+
+
+def _shaped(name: str) -> BlockFormat:
+    """Return the block format of ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], with *SCALE or fp32 scales.
+
+    The rule is NEAREST, or with scales e8m0fnu FLOOR.
+    """
+    parts = _SHAPE.fullmatch(name)
+    if parts is None:
+        raise ValueError(
+            f"block format={shown(name)}: write ELEMENT[SIZE] or ELEMENT[ROWSxSIZE], and *SCALE for"
+            " scales other than fp32, as int8[128x64] or e2m1fn[16]*e4m3fn"
+        )
+    element, rows, size, scale = parts.groups(default="")
+    f = INTEGERS[element] if element in INTEGERS else format_named(element)
+    scale_format = format_named(scale or "fp32")
+    rule = ScaleRule.FLOOR if scale_format == E8M0 else ScaleRule.NEAREST
+    return BlockFormat(
+        element=Rounding(format=f),
+        size=int(size),
+        rows=int(rows or 1),
+        scale=scale_format,
+        rule=rule,
+    )
+
+
+def in_words(f: BlockFormat) -> str:
+    """Return a block format in words that `block_format` reads, without its seed.
+
+    Known formats have their names. An unknown one with a scale of the whole tensor has no words,
+    and the result is then its text.
+
+    Example:
+        >>> from roundscope.emu.blocks.format import block_format, in_words
+        >>> in_words(block_format("int8[128x64]", "ties-to-away"))
+        'int8[128x64]:ties-to-away'
+    """
+    known = next((name for name, other in BLOCK_NAMED.items() if _shape(f) == _shape(other)), None)
+    if known is None and f.tensor:
+        return str(f)
+    tile = f"{f.rows}x{f.size}" if f.rows > 1 else f"{f.size}"
+    scale = "" if f.scale == format_named("fp32") else f"*{f.scale.name}"
+    name = known or f"{f.element.format.name}[{tile}]{scale}"
+    base = block_format(name)
+    rule = "" if f.rule is base.rule else f":{f.rule}"
+    mode = "" if f.element.mode is base.element.mode else f":{f.element.mode}"
+    kept = f.element.overflow is base.element.overflow
+    return f"{name}{rule}{mode}{'' if kept else f':{f.element.overflow}'}"
+
+
+def _shape(f: BlockFormat) -> tuple[object, ...]:
+    """Return what only the name of a block format decides, without what further words set."""
+    return f.element.format, f.element.overflow, f.size, f.rows, f.scale, f.tensor
+
+
 @tidy_errors
 def block_format(
     format: str | BlockFormat,
@@ -225,9 +296,10 @@ def block_format(
     """Return a `BlockFormat` by name, with changes.
 
     Args:
-        format: one of the names in `BLOCK_NAMED`, a `BlockFormat`, or a block format in words,
-            FORMAT[:RULE][:MODE][:OVERFLOW], such as "mxfp8_e4m3:rceil:stochastic". The other
-            arguments replace its words.
+        format: one of the names in `BLOCK_NAMED`; an element and a block, ELEMENT[SIZE] or
+            ELEMENT[ROWSxSIZE], such as "int8[128x64]" (see below); a `BlockFormat`; or a block
+            format in words, FORMAT[:RULE][:MODE][:OVERFLOW], such as
+            "mxfp8_e4m3:rceil:stochastic". The other arguments replace its words.
         mode: the `RoundingMode` of the elements or its name; that of the format by default.
         rule: the `ScaleRule` or its name; that of the format by default.
         overflow: what elements beyond the largest one become, an `Overflow` or its name; that of
@@ -237,6 +309,10 @@ def block_format(
 
     Returns:
         The block format with these changes.
+
+    The element of ELEMENT[SIZE] is a format of numbers, or int8 or int4, whose numbers are k / 64
+    and k / 4 (the scale has the other factor, a power of two). Scales are fp32, to nearest; with
+    `*SCALE` they are of another format, as in "e2m1fn[16]*e4m3fn".
 
     Raises:
         ValueError: for an unknown name, and as `BlockFormat` does.
@@ -255,13 +331,16 @@ def block_format(
             name, words.get("mode"), rule=words.get("rule"), overflow=words.get("overflow")
         )
         return block_format(named, mode, rule=rule, overflow=overflow, seed=seed)
-    if isinstance(format, str) and format not in BLOCK_NAMED:
+    if isinstance(format, str) and not is_of_blocks(format):
         raise ValueError(unknown("block format", format, BLOCK_NAMED))
     if not isinstance(format, (str, BlockFormat)):
         raise TypeError(
             f"format={shown(format)}: give a name such as 'mxfp8_e4m3', or a BlockFormat"
         )
-    base = BLOCK_NAMED[format] if isinstance(format, str) else format
+    base = format
+    if isinstance(format, str):
+        base = BLOCK_NAMED[format] if format in BLOCK_NAMED else _shaped(format)
+    assert isinstance(base, BlockFormat)
     element = rounding(base.element, mode, overflow=overflow, seed=seed)
     rule = base.rule if rule is None else member(ScaleRule, "scale rule", rule)
     return replace(base, element=element, rule=rule)

@@ -6,7 +6,7 @@ read them here.
 
 from collections.abc import Mapping
 
-from roundscope.emu.blocks.format import BLOCK_NAMED, ScaleRule
+from roundscope.emu.blocks.format import ScaleRule, is_of_blocks
 from roundscope.emu.errors import unknown
 from roundscope.emu.roundings.modes import Overflow, RoundingMode
 
@@ -19,7 +19,7 @@ def parted(text: str) -> tuple[str, dict[str, str]]:
     Raises ValueError for an unknown word, and for two words of one kind.
     """
     name, *rest = text.strip().split(":")
-    known = _WORDS if name in BLOCK_NAMED else {k: v for k, v in _WORDS.items() if k != "rule"}
+    known = _WORDS if is_of_blocks(name) else {k: v for k, v in _WORDS.items() if k != "rule"}
     found: dict[str, str] = {}
     for word in rest:
         kind, plain = _kind(word, known)

@@ -40,10 +40,10 @@ ARGUMENTS = {
     },
 }
 REFUSED = {  # the kernels of these plans have no such feature, or cannot take the argument
-    "softcap": {"triton-tutorial", "gpt-oss", "pallas-mha"},
+    "softcap": {"triton-tutorial", "gpt-oss", "pallas-mha", "sage-int8"},
     "sinks": {
         *("fa2-split", "flex", "triton-tutorial", "pallas-mha"),
-        *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla"),
+        *("qiu-yao-eager", "qiu-yao-compiled", "jax-xla", "sage-int8"),
     },
     "negative": {"sdpa-math"},
 }
@@ -84,6 +84,10 @@ TOGETHER = [
     "fp32 softcap=2 capped_by=chain gradient_scale=probability",
     "fp32 exponent_again=natural delta_from=CENTRED",
     "fp32 scale_roots=true",
+    "fp32 scaled_queries=true",
+    "fp32 exp=base2 log2_e=scale scaled_queries=true fused_exponent=true lse_base2=true",
+    "fp32 exp=base2 log2_e=scores scaled_queries=true unfused=true saved_p=true",
+    "fp32 smoothed_keys=true unfused=true",
 ]
 
 
@@ -95,7 +99,7 @@ def test_words_compute_attention_together(words):
     plan, told = plan_of(iter(words.split(" ", 1)))
     assert told == words
     calls = [PLAIN, replace(PLAIN, scale=0.3, is_causal=True)]
-    if "CENTRED" not in words:
+    if "CENTRED" not in words and "lse_base2" not in words and "smoothed" not in words:
         calls.append(replace(PLAIN, scale=1.7, sinks=np.array([0.7, -0.9])))
     assert [x for call in calls for x in wrong(plan, call)] == []
 
@@ -127,6 +131,13 @@ WORDS_REFUSED = [
     ("triton-tutorial", "softcap=2", "softcap=2.*scaled_keys=True.*no softcap"),
     ("triton-tutorial", "scale_roots=true", "scaled_keys=True.*scale_roots"),
     ("triton-tutorial", "unfused=true saved_p=true", "scaled_keys=True.*saved_p"),
+    ("triton-tutorial", "scaled_queries=true", "scaled_queries=True.*scaled_keys"),
+    ("cudnn", "scaled_queries=true", "scaled_queries=True.*exponent_again=forward, here after"),
+    ("fa2", "scaled_queries=true", "scaled_queries=True.*log2_e=none, scale or scores"),
+    ("pallas-mha", "scaled_queries=true", "scaled_queries=True.*gradient_scale=result"),
+    ("fp32", "key_scales=true", "key_scales=True.*scaled_queries"),
+    ("sage-int8", "softcap=2", "softcap=2.*True.*no softcap"),
+    ("sage-int8", "sinks=last", "sinks=last.*smoothed_keys=True.*no sinks"),
     ("gpt-oss", "gradient_scale=register", "sinks=key.*gradient_scale|sinks=key.*not register"),
     ("fp32", "softcap=1e39", "softcap=1e[+]39.*binary32"),
     ("fp32", "softcap=1e-46", "softcap=1e-46.*binary32"),

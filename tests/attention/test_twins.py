@@ -60,6 +60,14 @@ def test_it_gives_the_bits_of_its_kernel(twin, kernel, family, causal):
         ("cudnn-fp8", "cudnn-fp8", "backward_keys=64"),
         ("cudnn-fp8-s256", "cudnn-fp8-s256", "offset_again=false"),
         ("cudnn-fp8-s256", "cudnn-fp8-s256", "offset=7"),
+        ("sage-int8", "sage-int8", "smoothed_keys=false"),
+        ("sage-int8", "sage-int8", "key_scales=false scaled_queries=false"),
+        ("sage-int8", "sage-int8", "key_scales=false"),
+        ("sage-int8", "sage-int8", "block_reciprocal=correct"),
+        ("sage-int8", "sage-int8", "K=int8[64x128]"),
+        ("sage-int8", "sage-int8", "fused_exponent=false unfused_if_cut=false"),
+        ("sage-int8", "sage-int8", "PV.sum=hopper:fp16"),
+        ("sage-int8", "sage-int8", "PV.sum=exact:fp16"),
     ],
 )
 def test_each_choice_of_a_twin_shows_in_its_bits(twin, kernel, change):

@@ -143,12 +143,15 @@ def correct(plan: Plan) -> Plan:
 def reference(x: Call, plan: Plan) -> dict[str, np.ndarray]:
     """Return the results of exact attention in binary64, by hand; L is in the plan's base.
 
-    plan: its window, softcap and base of L are read, and whether its delta is a quotient.
+    plan: its window, softcap and base of L are read, and whether its keys lose their mean and its
+    delta is a quotient.
     """
     (b, t, n, h), (s, g) = x.q.shape, x.k.shape[1:3]
     scale = 1.0 / np.sqrt(h) if x.scale is None else x.scale
     cap, window = x.softcap or plan.softcap, x.window or plan.window
     k, v = (np.repeat(a, n // g, axis=2) for a in (x.k, x.v))
+    if plan.smoothed_keys:  # gradients stay, since dS adds up to 0
+        k = k - k.mean(axis=1, keepdims=True)
     logits = scale * np.einsum("btnh,bsnh->bnts", x.q, k)
     slope = np.ones_like(logits)
     if cap:

@@ -12,6 +12,7 @@ import pytest
 from roundscope import attend, examine
 from roundscope.attention.engines import fused
 from roundscope.attention.engines.fused import Heads, arrays
+from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
 from roundscope.emu.backends.fused.graph import I64, Graph
@@ -22,7 +23,7 @@ ALL = [
     pytest.param(name, marks=() if name in USUAL else (pytest.mark.thorough,))
     for name in (*PRESETS, *TWINS)
 ]
-UNCOVERED = ("mxfp8-attention", "gpt-oss")  # block formats, and the gradient of a maximum
+UNCOVERED = ("mxfp8-attention", "gpt-oss", "sage-int8")  # blocks, the gradient of a maximum
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def test_presets(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert not differences(case | more, kind)
     of_tiles = [is_made for name, is_made in made if name == "_step"]
     assert all(of_tiles) or plan in UNCOVERED
-    assert of_tiles
+    assert of_tiles or Plan.preset(plan).key_scales  # for which no program is asked
 
 
 @pytest.mark.parametrize(
