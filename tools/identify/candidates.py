@@ -1,6 +1,6 @@
 """The plans that `identify` tries, structures and changes of one event, and what each gives."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -222,6 +222,26 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
                 block_k=size,
                 change=f"key tiles of {size}, {order}",
             )
+
+
+def on_seen_tiles(
+    forms: Iterable[Candidate], seen: Sequence[tuple[int, KeyOrder | None]], keys: int
+) -> Iterator[Candidate]:
+    """Yield candidates on tiles that were seen: (keys of a tile, their order).
+
+    An order of None is the plan's own.
+    """
+    for size, order in seen:
+        for c in forms:
+            if not c.plan.normalise_first:
+                plan = replace(c.plan, key_order=order or c.plan.key_order)
+                yield replace(
+                    c,
+                    plan=plan,
+                    block_q=rows_of(plan, size, c.block_q),
+                    block_k=min(size, keys),
+                    change=f"key tiles of {size}, {plan.key_order}",
+                )
 
 
 def rows_of(plan: Plan, size: int, usual: int) -> int:
