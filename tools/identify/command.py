@@ -54,11 +54,10 @@ def run(options: IdentifyOptions) -> None:
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
         call = read(options)
-        probes = (
-            []
-            if call.kernel is None or not options.probe
-            else probed(call.kernel, call.given, tell)
-        )
+        probes = []
+        if call.kernel is not None and options.probe:
+            has_gradients = call.returned.dq is not None
+            probes = probed(call.kernel, call.given, tell, gradients=has_gradients)
         found = identify(call.given, call.returned, tell, options.budget, call.head, probes)
     digest = _digest(options.source, call)
     word = as_word(f"{call.name}-causal" if call.x.is_causal else call.name)

@@ -40,6 +40,7 @@ NAMES = {
     Order.WARPS: "in warps whose threads add {} neighbors",
 }
 
+NAMELESS = "in no order that has a name here"
 TURNS = {
     KeyOrder.ASCENDING: "from the first to the last",
     KeyOrder.DESCENDING: "from the last to the first",
@@ -73,7 +74,8 @@ class SumOrder:
     order        the order of the tiles; None if it is neither ascending nor descending
     tiles        the numbers of the tiles in the order in which they are added
     apart        whether the sum of each tile is made apart and then added
-    accumulator  how the terms of a tile, or all, are added; None if no accumulator adds so
+    accumulator  how the terms of a tile, or of a sum without tiles, are added; None if no
+                 accumulator adds so
     """
 
     words: str
@@ -101,33 +103,50 @@ def named_order(tree: Tree | None, terms: str = "terms") -> SumOrder:
         exact = Accumulator(order=Order.EXACT)
         return SumOrder(words="exact, with one rounding at its end", accumulator=exact)
     count = len(leaves(tree))
-    if (acc := accumulator_of(tree)) is not None:
-        return SumOrder(words=_inside(acc), accumulator=acc)
-    mirrored = part_of(tree, range(count - 1, -1, -1))
-    if (acc := accumulator_of(mirrored)) is not None and acc.order is Order.ASCENDING:
-        return SumOrder(words=f"{_inside(acc)}, from the last to the first")
+    if (known := _known(tree)) is not None:
+        return SumOrder(words=known[0], accumulator=known[1])
     block, tiles, apart = _tiles(tree, count)
     if not block:
         first = " and ".join(str(k) for k in sorted(leaves(steps_of(tree)[0]))[:2])
-        words = f"in no order that has a name here: of {count} {terms}, first {first}"
-        return SumOrder(words=words)
+        return SumOrder(words=f"{NAMELESS}: of {count} {terms}, first {first}")
     inner = {part_of(tree, range(lo, lo + block)) for lo in range(0, count - block + 1, block)}
-    acc = accumulator_of(next(iter(inner))) if len(inner) == 1 else None
+    inside, acc = (_known(inner.pop()) if len(inner) == 1 else None) or (NAMELESS, None)
     order = _order(tiles)
     how = TURNS[order] if order else ""
     if not how:
         shown = ", ".join(map(str, tiles[:12])) + (", ..." if len(tiles) > 12 else "")
         how = f"in the order {shown}" if tiles else "combined at the end"
     kind = "each summed apart" if apart else "into one running sum"
-    inside = "in no order that has a name here" if acc is None else _inside(acc)
     words = f"tiles of {block} {terms}, {how}, {kind}; inside a tile {inside}"
+    if apart and order is KeyOrder.ASCENDING and acc == Accumulator():
+        words += f"; as one sum this is chunked{block}"
     return SumOrder(
         words=words, block=block, order=order, tiles=tiles, apart=apart, accumulator=acc
     )
 
 
-def _inside(acc: Accumulator) -> str:
-    return NAMES[acc.order].format(acc.chunk)
+def _known(tree: Tree) -> tuple[str, Accumulator | None] | None:
+    """Return the words and the accumulator of a tree without tiles; None if it has no name."""
+    if (acc := accumulator_of(tree)) is not None:
+        return _words(acc), acc
+    count = len(leaves(tree))
+    turned = {"from the last to the first": range(count - 1, -1, -1)}
+    if count % 2 == 0:
+        pairs = "the second of each pair first, as the instruction vdpbf16ps adds"
+        turned[pairs] = [k ^ 1 for k in range(count)]
+    for words, kept in turned.items():
+        acc = accumulator_of(part_of(tree, kept))
+        if acc is not None and acc.order in (Order.ASCENDING, Order.CHUNKED):
+            return f"{NAMES[acc.order].format(acc.chunk)}, {words}", None
+    return None
+
+
+def _words(acc: Accumulator) -> str:
+    """Return what an accumulator does, with its word in the grammar of changes if it has one."""
+    words = NAMES[acc.order].format(acc.chunk)
+    if acc.order in (Order.ASCENDING, Order.ALIGNED):
+        return words
+    return f"{words} ({acc.order}{acc.chunk if acc.order.has_chunk else ''})"
 
 
 def _order(tiles: tuple[int, ...]) -> KeyOrder | None:

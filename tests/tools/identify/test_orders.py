@@ -196,6 +196,19 @@ def test_a_tree_gets_its_accumulator_back(name):
     assert named_order(plant(list(range(128)))).accumulator == accumulator
 
 
+@pytest.mark.parametrize("size", [64, 96])
+def test_chunks_and_pairs_that_a_cpu_adds(size):
+    """vdpbf16ps adds the second of two products first; libraries add chunks of keys apart."""
+    swapped = [k ^ 1 for k in range(192)]
+    found = named_order(one_by_one(swapped))
+    assert found.words.startswith("one after the other, the second of each pair first")
+    chunks = [swapped[lo : lo + size] for lo in range(0, 192, size)]
+    found = named_order(one_by_one([one_by_one(chunk) for chunk in chunks]))
+    assert "the second of each pair first" in found.words and str(size) in found.words
+    plain_chunks = one_by_one([one_by_one(chunk) for chunk in tiles_of(192, 48)])
+    assert "as one sum this is chunked48" in named_order(plain_chunks, "keys").words
+
+
 # kernels
 
 
@@ -294,6 +307,21 @@ def test_another_sum_over_keys_is_another_tree():
     tree = products.tree_of_product(products.pv, run, WIDE)
     assert tree == one_by_one([one_by_one(part) for part in tiles_of(256, 64)])
     assert named_order(tree).accumulator == Accumulator(order=Order.CHUNKED, chunk=64)
+
+
+def test_random_numbers_confirm_a_tree():
+    """The planted order gives every bit, another order does not, nor do steps in BF16."""
+    x = zeros(8, 256)
+    run = calls(emulated("sdpa-math", 256), x)
+    chain = one_by_one(list(range(256)))
+    assert products.confirmed(products.pv, run, WIDE, chain) == (256, 256)
+    equal, of = products.confirmed(products.pv, run, WIDE, in_pairs(list(range(256))))
+    assert equal < of / 2
+    assert products.confirmed(products.pv, run, WIDE, at_once(list(range(256)), 16)) is None
+    run = calls(emulated(Plan.preset("sdpa-math").changed("PV.sum=ascending:bf16"), 256), x)
+    assert products.tree_of_product(products.pv, run, WIDE) == chain
+    equal, of = products.confirmed(products.pv, run, WIDE, chain)
+    assert equal < of / 2
 
 
 @pytest.mark.parametrize(
@@ -407,6 +435,7 @@ def test_a_kernel_of_numpy_with_tiles_in_mixed_order():
     assert sorted(found.tiles[:2]) == [0, 2] and found.tiles[2] == 1  # of the first two either
     seen = softmax.tiles(run, WIDE)
     assert (seen.block, seen.order) == (SIZE, None) and "neither" in seen.words
+    assert products.confirmed(products.pv, run, WIDE, tree) == (128, 128)
 
 
 def test_a_kernel_that_fails_loses_its_probes_alone():
@@ -422,6 +451,16 @@ def test_a_kernel_that_fails_loses_its_probes_alone():
     assert found["Q K^T"].tree == at_once(list(range(32)), 16)
     assert "no gradients" in found["dV"].words and "v is negative" in found["dQ"].words
     assert tilings(list(found.values())) == [(32, KeyOrder.DESCENDING)]  # of the softmax
+
+
+def test_a_kernel_that_always_fails_is_one_line():
+    def kernel(x):
+        raise ValueError("no such shape")
+
+    [found] = probed(kernel, zeros(16, 64))
+    assert (
+        found.words == "probe of every sum over 64 keys: not found: the kernel fails: no such shape"
+    )
 
 
 def test_the_search_begins_with_the_tiles_that_were_seen():

@@ -7,7 +7,7 @@ sum. What is found is the order of the probes' calls, which have no mask.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from roundscope.attention.plans.choices import KeyOrder
@@ -22,6 +22,7 @@ from roundscope.tools.identify.probes.calls import NARROW, WIDE, Calls, Range, T
 
 Reader = Callable[[Calls, Range], tuple[Tree | None, SumOrder]]
 SOFTMAX, PV = "the softmax", "P V"
+FAILURES = (ForeignError, Unavailable, ImportError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,9 @@ class Probed:
         return f"probe of {self.name} over {self.terms}: {found}"
 
 
-def probed(kernel: Kernel, x: Inputs, tell: Told = lambda text: None) -> list[Probed]:
+def probed(
+    kernel: Kernel, x: Inputs, tell: Told = lambda text: None, *, gradients: bool = True
+) -> list[Probed]:
     """Return what probes find of the sums of a kernel.
 
     A probe under which the kernel fails, or gives numbers that do not count, is lost, and no other.
@@ -57,6 +60,7 @@ def probed(kernel: Kernel, x: Inputs, tell: Told = lambda text: None) -> list[Pr
         kernel: the kernel; it is called up to a few hundred times.
         x: a call of it, whose shapes and scale the probes have.
         tell: is told in words what runs.
+        gradients: whether the sums of gradients are probed too.
 
     Example:
         >>> from roundscope.attention.testing.foreign.user import kernel_of
@@ -66,40 +70,56 @@ def probed(kernel: Kernel, x: Inputs, tell: Told = lambda text: None) -> list[Pr
         ...     s = np.float32(scale) * np.einsum("btnh,bsnh->bnts", q, k)
         ...     p = np.exp(s - s.max(-1, keepdims=True))
         ...     return np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), v)
-        >>> found = probed(kernel_of(attention, library="numpy"), draw("gaussian", tokens=16))
+        >>> x = draw("gaussian", tokens=16)
+        >>> found = probed(kernel_of(attention, library="numpy"), x, gradients=False)
         >>> found[0].words
         'probe of the softmax over 16 keys: whole rows, or one tile of 16 keys or more'
-        >>> found[-1].words
-        'probe of dQ over 16 keys: not found: the kernel returns no gradients'
     """
     x = plain(x)
+    try:
+        kernel(x)
+    except FAILURES as error:
+        return [Probed(name="every sum", terms=f"{x.k.shape[1]} keys", why=_failure(error))]
     queries, keys, features = f"{x.q.shape[1]} queries", f"{x.k.shape[1]} keys", x.q.shape[3]
     readers: list[tuple[str, str, Reader]] = [
         (SOFTMAX, keys, lambda run, r: (None, softmax.tiles(run, r))),
         (PV, keys, partial(_product, products.pv, "keys")),
         ("Q K^T", f"{features} features", partial(_product, products.scores, "features")),
         ("the row sum", keys, softmax.row_sum),
+    ]
+    of_gradients: list[tuple[str, str, Reader]] = [
         ("dV", queries, partial(_product, products.dv, "queries")),
         ("dK", queries, partial(_product, products.dk, "queries")),
         ("dQ", keys, partial(_product, products.dq, "keys")),
     ]
-    return [_found(name, terms, reader, kernel, x, tell) for name, terms, reader in readers]
+    every = [*readers, *(of_gradients if gradients else [])]
+    return [_found(name, terms, reader, kernel, x, tell) for name, terms, reader in every]
 
 
 def tilings(found: Sequence[Probed]) -> list[tuple[int, KeyOrder | None]]:
-    """Return (keys of a tile, order of the tiles) of the forward: of the softmax, or else of P V.
+    """Return (keys of a tile, order of the tiles) of the softmax, or of P V if that was not found.
 
-    The order is None where it is neither ascending nor descending, or not known.
+    The order is None where it is neither ascending nor descending, or not known; nothing is
+    returned for whole rows.
     """
-    orders = [p.order for p in found if p.name in (SOFTMAX, PV) and p.order is not None]
-    return [(o.block, o.order) for o in orders if o.block][:1]
+    orders = [p.order for p in found if p.name in (SOFTMAX, PV) and p.order is not None][:1]
+    return [(o.block, o.order) for o in orders if o.block]
 
 
 def _product(
     product: products.Product, terms: str, run: Calls, r: Range
 ) -> tuple[Tree | None, SumOrder]:
     tree = products.tree_of_product(product, run, r)
-    return tree, named_order(tree, terms)
+    order = named_order(tree, terms)
+    counts = None
+    if tree is not None and product is not products.scores:  # whose numbers are not read exactly
+        counts = products.confirmed(product, run, r, tree)
+    if counts is None:
+        return tree, order
+    equal, of = counts
+    given = f"all {of:,}" if equal == of else f"{equal:,} of {of:,}"
+    said = f"{order.words}; additions in binary32 give {given} numbers of a random call"
+    return tree, replace(order, words=said if equal == of else f"{said}: some round otherwise")
 
 
 def _found(name: str, terms: str, reader: Reader, kernel: Kernel, x: Inputs, tell: Told) -> Probed:
@@ -111,16 +131,13 @@ def _found(name: str, terms: str, reader: Reader, kernel: Kernel, x: Inputs, tel
             tree, order = reader(run, r)
         except Unprobed as error:
             why = why or one_line(error)
-        except (
-            ForeignError,
-            Unavailable,
-            ImportError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
-            said = error.words if isinstance(error, ForeignError) else one_line(error)
-            why = why or f"the kernel fails: {said[:200]}"
+        except FAILURES as error:
+            why = why or _failure(error)
         else:
             return Probed(name=name, terms=terms, order=order, tree=tree)
     return Probed(name=name, terms=terms, why=why)
+
+
+def _failure(error: BaseException) -> str:
+    said = error.words if isinstance(error, ForeignError) else one_line(error)
+    return f"the kernel fails: {said[:200]}"

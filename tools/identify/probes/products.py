@@ -15,7 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from roundscope.attention.testing.calls import Inputs
-from roundscope.tools.identify.orders import Probe, Tree, tree_of
+from roundscope.emu import round_to
+from roundscope.tools.identify.candidates import narrowest
+from roundscope.tools.identify.orders import Probe, Tree, folded, tree_of
 from roundscope.tools.identify.probes.calls import WIDE, Calls, Range, in_calls
 
 Product = Callable[[Calls, Range], tuple[Probe, int, int]]
@@ -26,6 +28,27 @@ def tree_of_product(product: Product, run: Calls, r: Range) -> Tree | None:
     """Return the tree of one of the sums below, as `orders.tree_of` does."""
     ask, capacity, n = product(run, r)
     return tree_of(in_calls(ask, capacity), n, large=r.large, most=r.most)
+
+
+def confirmed(product: Product, run: Calls, r: Range, tree: Tree) -> tuple[int, int] | None:
+    """Return how many random sums of one call a tree gives, added in binary32, and of how many.
+
+    The terms are numbers of BF16 of many magnitudes and their negatives, in random places, so that
+    a sum is nothing but the roundings of its additions. They are compared in the format of the
+    results, bit for bit. None for trees whose additions are of several terms at once, which round
+    in their own way, and for FP16, which has no such terms.
+    """
+    ask, capacity, n = product(run, r)
+    is_fused = folded(tree, lambda _: False, lambda parts: len(parts) > 2 or any(parts))
+    if r is not WIDE or is_fused or n < 2:
+        return None
+    draw = np.random.default_rng(0)
+    half = np.asarray(round_to(draw.standard_normal((capacity, n // 2), np.float32), "bf16"))
+    half = np.ldexp(half, draw.integers(-12, 13, half.shape))
+    rows = draw.permuted(np.concatenate([half, -half], axis=1), axis=1)
+    got = np.asarray(ask(rows), np.float32)
+    want = folded(tree, lambda k: rows[:, k], lambda parts: parts[0] + parts[1])
+    return int((np.asarray(round_to(want, narrowest(got))) == got).sum()), len(got)
 
 
 def pv(run: Calls, r: Range) -> tuple[Probe, int, int]:
