@@ -115,6 +115,7 @@ def named_order(tree: Tree | None, terms: str = "terms") -> SumOrder:
     how = TURNS[order] if order else ""
     if not how:
         shown = ", ".join(map(str, tiles[:12])) + (", ..." if len(tiles) > 12 else "")
+        shown = shown.replace(", ", " and ", 1) if apart else shown  # either may come first
         how = f"in the order {shown}" if tiles else "combined at the end"
     kind = "each summed apart" if apart else "into one running sum"
     words = f"tiles of {block} {terms}, {how}, {kind}; inside a tile {inside}"

@@ -435,6 +435,7 @@ def test_a_kernel_of_numpy_with_tiles_in_mixed_order():
     assert sorted(found.tiles[:2]) == [0, 2] and found.tiles[2] == 1  # of the first two either
     seen = softmax.tiles(run, WIDE)
     assert (seen.block, seen.order) == (SIZE, None) and "neither" in seen.words
+    assert "in the order 0 and 2, 1, each summed apart" in found.words
     assert products.confirmed(products.pv, run, WIDE, tree) == (128, 128)
 
 

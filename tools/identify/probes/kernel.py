@@ -119,7 +119,9 @@ def _product(
     equal, of = counts
     given = f"all {of:,}" if equal == of else f"{equal:,} of {of:,}"
     said = f"{order.words}; additions in binary32 give {given} numbers of a random call"
-    return tree, replace(order, words=said if equal == of else f"{said}: some round otherwise")
+    return tree, replace(
+        order, words=said if equal == of else f"{said}: some are rounded otherwise"
+    )
 
 
 def _found(name: str, terms: str, reader: Reader, kernel: Kernel, x: Inputs, tell: Told) -> Probed:
