@@ -131,7 +131,7 @@ def _known(tree: Tree) -> tuple[str, Accumulator | None] | None:
     if (acc := accumulator_of(tree)) is not None:
         return _words(acc), acc
     count = len(leaves(tree))
-    turned = {"from the last to the first": range(count - 1, -1, -1)}
+    turned = {"from the last to the first": list(range(count - 1, -1, -1))}
     if count % 2 == 0:
         pairs = "the second of each pair first, as the instruction vdpbf16ps adds"
         turned[pairs] = [k ^ 1 for k in range(count)]

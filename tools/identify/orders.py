@@ -168,7 +168,7 @@ def _counted(sums: np.ndarray) -> np.ndarray:
     if (np.abs(sums - whole) > AWAY).any():
         far = sums[np.argmax(np.abs(sums - whole))]
         raise Unprobed(f"its probes give {far:.4g}, where they must give a whole number")
-    return whole.astype(int)
+    return np.asarray(whole, int)
 
 
 def _survivors(

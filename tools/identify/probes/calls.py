@@ -90,8 +90,8 @@ def plain(x: Inputs) -> Inputs:
         tokens = 1 << min(a.shape[1], TOKENS).bit_length() - 1
         return np.zeros((a.shape[0], tokens, *a.shape[2:]), np.float32)
 
-    arrays = {n: cut(getattr(x, n)) for n in ("q", "k", "v", "do")}
-    return Inputs(**arrays, scale=float(2.0 ** round(np.log2(abs(x.scale)))), is_causal=False)
+    scale = float(2.0 ** round(np.log2(abs(x.scale) or 1.0)))
+    return Inputs(q=cut(x.q), k=cut(x.k), v=cut(x.v), do=cut(x.do), scale=scale, is_causal=False)
 
 
 def in_calls(ask: Probe, capacity: int) -> Probe:

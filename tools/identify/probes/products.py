@@ -48,7 +48,8 @@ def confirmed(product: Product, run: Calls, r: Range, tree: Tree) -> tuple[int, 
     rows = draw.permuted(np.concatenate([half, -half], axis=1), axis=1)
     got = np.asarray(ask(rows), np.float32)
     want = folded(tree, lambda k: rows[:, k], lambda parts: parts[0] + parts[1])
-    return int((np.asarray(round_to(want, narrowest(got))) == got).sum()), len(got)
+    equal = np.equal(np.asarray(round_to(want, narrowest(got))), got)
+    return int(equal.sum()), len(got)
 
 
 def pv(run: Calls, r: Range) -> tuple[Probe, int, int]:
@@ -57,7 +58,7 @@ def pv(run: Calls, r: Range) -> tuple[Probe, int, int]:
 
     def ask(rows: np.ndarray) -> np.ndarray:
         out = run(replace(x, v=run.columns(rows * r.unit, x.v))).out
-        return run.read(out, -1) * (keys / r.unit)
+        return np.asarray(run.read(out, -1) * (keys / r.unit))
 
     return ask, _cells(x.v), keys
 
@@ -87,7 +88,7 @@ def dv(run: Calls, r: Range) -> tuple[Probe, int, int]:
 
     def ask(rows: np.ndarray) -> np.ndarray:
         got = run(replace(x, do=run.columns(rows * r.unit, x.do))).dv
-        return run.read(got, 0) * (keys / r.unit)
+        return np.asarray(run.read(got, 0) * (keys / r.unit))
 
     return ask, _cells(x.v), x.q.shape[1]
 
@@ -116,7 +117,7 @@ def dq(run: Calls, r: Range) -> tuple[Probe, int, int]:
 
 def _cells(a: np.ndarray) -> int:
     """Return how many probes the tokens of v or k carry."""
-    return a.shape[0] * a.shape[2] * a.shape[3]
+    return int(a.shape[0] * a.shape[2] * a.shape[3])
 
 
 def _signed(run: Calls) -> tuple[Inputs, np.ndarray]:

@@ -112,7 +112,7 @@ def tiles_between(seen: dict[int, list[bool]], keys: int) -> SumOrder:
         >>> tiles_between({2: [False, False], 3: [False, False], 4: [True, False]}, 6).words
         'tiles of 4 keys, from the first to the last'
     """
-    edges = {edge: tuple(way) for edge, way in seen.items() if any(way)}
+    edges = {edge: (up, down) for edge, (up, down) in seen.items() if up or down}
     if not edges:
         return SumOrder(words=f"whole rows, or one tile of {keys} keys or more")
     if len(edges) == len(seen):
@@ -157,7 +157,7 @@ def row_sum(run: Calls, r: Range) -> tuple[Tree, SumOrder]:
             given = [(chosen, [{**low, i: 0.0} for i, low in own]) for own in each]
             out = _out(run, given, v)
             found += [out[n, t, i] for n, own in enumerate(each) for t, (i, _) in enumerate(own)]
-        return np.array(found) != 1.0
+        return np.asarray(np.array(found) != 1.0)
 
     if not sees([(0, {1: SEEN}), (1, {0: SEEN})]).all():
         raise Unprobed("out has too few bits to show the last bit of a row sum in binary32")
