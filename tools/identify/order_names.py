@@ -112,13 +112,16 @@ def named_order(tree: Tree | None, terms: str = "terms") -> SumOrder:
     inner = {part_of(tree, range(lo, lo + block)) for lo in range(0, count - block + 1, block)}
     inside, acc = (_known(inner.pop()) if len(inner) == 1 else None) or (NAMELESS, None)
     order = _order(tiles)
-    how = TURNS[order] if order else ""
-    if not how:
+    kind = "each summed apart" if apart else "into one running sum"
+    if order:
+        how = f"{TURNS[order]}, {kind}"
+    elif tiles:
         shown = ", ".join(map(str, tiles[:12])) + (", ..." if len(tiles) > 12 else "")
         shown = shown.replace(", ", " and ", 1) if apart else shown  # either may come first
-        how = f"in the order {shown}" if tiles else "combined at the end"
-    kind = "each summed apart" if apart else "into one running sum"
-    words = f"tiles of {block} {terms}, {how}, {kind}; inside a tile {inside}"
+        how = f"in the order {shown}, {kind}"
+    else:
+        how = f"{kind}, then combined"
+    words = f"tiles of {block} {terms}, {how}; inside a tile {inside}"
     if apart and order is KeyOrder.ASCENDING and acc == Accumulator():
         words += f"; as one sum this is chunked{block}"
     return SumOrder(

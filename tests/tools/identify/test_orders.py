@@ -138,6 +138,42 @@ def test_the_order_of_the_device_has_every_term_once():
     assert sorted(leaves(tree)) == list(range(33))
 
 
+def drawn(draw, terms, most):
+    """A random tree whose nodes have two to `most` children."""
+    if len(terms) == 1:
+        return terms[0]
+    cuts = draw.permutation(np.arange(1, len(terms)))[: draw.integers(1, most)]
+    return added(*(drawn(draw, list(p), most) for p in np.split(terms, np.sort(cuts)) if len(p)))
+
+
+def summed(rows, tree):
+    """Rows added up by a tree, where M swallows all that is added at once with it."""
+    if not isinstance(tree, tuple):
+        return rows[:, tree]
+    parts = np.stack([summed(rows, child) for child in tree])
+    is_large = np.abs(parts) > 2.0**50
+    return np.where(is_large.any(0), np.where(is_large, parts, 0.0), parts).sum(0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_trees_are_found(seed):
+    draw = np.random.default_rng(seed)
+    n, most = int(draw.integers(2, 90)), int(draw.integers(2, 20))
+    tree = drawn(draw, [int(k) for k in draw.permutation(n)], most)
+    found = tree_of(lambda rows: summed(np.asarray(rows, np.float64), tree), n, most=11)
+    assert found == tree
+
+
+def test_deep_chains_are_found_and_named():
+    """A chain of 512 terms nests as deep; in random order it has no name."""
+    order = [int(k) for k in np.random.default_rng(0).permutation(512)]
+    tree = tree_of(lambda rows: sums(rows[:, order], Accumulator()), 512)
+    assert tree == one_by_one(order)
+    assert "no order that has a name" in named_order(tree).words
+    last_first = named_order(one_by_one(list(range(511, -1, -1))))
+    assert last_first.words == "one after the other, from the last to the first"
+
+
 def test_chains_from_either_end_need_few_probes():
     """A chain of n terms takes about 2 n pairs from the first or the last term on."""
     for order in (slice(None), slice(None, None, -1)):
