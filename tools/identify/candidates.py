@@ -244,6 +244,22 @@ def on_seen_tiles(
                 )
 
 
+def with_sums(c: Candidate, sums: Mapping[Site, Accumulator]) -> Candidate:
+    """Return the candidate with sums in the orders of these, and steps and tensor cores its own."""
+    plan = c.plan
+    for site, seen in sums.items():
+        own = plan.accumulator(site)
+        if seen.alignment is not None:
+            plan = plan.adding(
+                site, seen if own.alignment is None else replace(own, chunk=seen.chunk)
+            )
+        elif own.alignment is not None or seen.order is Order.EXACT:
+            plan = plan.adding(site, seen)
+        else:
+            plan = plan.adding(site, replace(seen, step=own.step))
+    return _changed(c, "sums as probes saw them", _readable(plan))
+
+
 def rows_of(plan: Plan, size: int, usual: int) -> int:
     """Return the queries of a tile: as many as keys in the released code, which has square ones."""
     return size if plan.kept_state else usual

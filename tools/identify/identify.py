@@ -27,7 +27,7 @@ from roundscope.tools.identify.compare import (
     where_rows_differ,
 )
 from roundscope.tools.identify.meanings import exact_rows
-from roundscope.tools.identify.probes.kernel import Probed, tilings
+from roundscope.tools.identify.probes.kernel import Probed, sums_of, tilings
 from roundscope.tools.identify.reading import of_key_head
 from roundscope.tools.identify.search import Found, Told
 from roundscope.tools.identify.trial import Meant
@@ -150,7 +150,7 @@ def identify(
         budget: the number of plans that the search of the forward tries; that of the backward
             begins only if the forward was found, and tries a sixteenth of them, which cost more.
         head: the number of the key head, in the first entry of the batch.
-        probes: what probes of the kernel found; their tiles are tried first.
+        probes: what probes of the kernel found; their tiles and sums are tried first.
     """
     start = time.perf_counter()
     tell("meanings of the call")
@@ -158,7 +158,7 @@ def identify(
     notes = _notes_of_rows(x, outputs, meant)
     part, kept, _ = of_key_head(meant.x, meant.outputs, 0, head)
     with from_scores(COMPILED):
-        found = search.forward(part, kept.out, tell, budget, tilings(probes))
+        found = search.forward(part, kept.out, tell, budget, tilings(probes), sums_of(probes))
     has_gradients = any(n in GRADIENTS for n, _ in kept.named())
     best, back = found.best, None
     if found.stopped:

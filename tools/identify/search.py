@@ -5,18 +5,20 @@ searched for on the last rows, which see all keys; then the backward on all rows
 plan kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.emu.roundings.modes import E4M3, FP16
+from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.errors import bad
 from roundscope.tools.identify import candidates
 from roundscope.tools.identify.candidates import Candidate, emulated, narrowest
@@ -127,14 +129,17 @@ def forward(
     tell: Told,
     most: int = MOST,
     seen: Sequence[tuple[int, KeyOrder | None]] = (),
+    sums: Mapping[Site, Accumulator] = MappingProxyType({}),
 ) -> Found:
     """Find the plan whose output is nearest to `out` (B, T, N, H).
 
     most   the number of plans after which no further one is tried
     seen   tiles that probes of the kernel saw, keys of a tile and their order, which are tried
            before all others; an order of None is that of each plan
+    sums   orders of sums that probes saw; every structure is tried with them, too
     """
     forms = list(structures(x, {"out": out}))
+    forms += [candidates.with_sums(c, sums) for c in forms if sums]
     tries = Tries(most + len(forms), tell)  # structures are always tried
     judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
     tries.stage = "structures"

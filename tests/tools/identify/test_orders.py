@@ -11,6 +11,7 @@ import pytest
 from roundscope import emu
 from roundscope.attention import Plan, examine
 from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.sites import Site
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.foreign.user import kernel_of
 from roundscope.emu.sums.accumulator import Accumulator, Order
@@ -19,7 +20,7 @@ from roundscope.tools.identify.order_names import named_order
 from roundscope.tools.identify.orders import Unprobed, leaves, part_of, tree_of
 from roundscope.tools.identify.probes import products, softmax
 from roundscope.tools.identify.probes.calls import NARROW, WIDE, Calls, plain
-from roundscope.tools.identify.probes.kernel import Probed, probed, tilings
+from roundscope.tools.identify.probes.kernel import Probed, probed, sums_of, tilings
 
 HOPPER = Accumulator.tensor_core("hopper", "bf16")
 COUNTS = (1, 2, 7, 16, 33, 64)
@@ -517,3 +518,22 @@ def test_the_search_begins_with_the_tiles_that_were_seen():
     assert found.best.plan.name == plain_search.best.plan.name
     assert (found.best.block_k, found.best.plan.key_order) == (80, KeyOrder.ASCENDING)
     assert 4 * found.tried < plain_search.tried
+
+
+def test_the_search_takes_sums_that_it_would_not_try():
+    """Chunks of 48 keys are none of those that the search knows."""
+    draw = np.random.default_rng(5).standard_normal((4, 1, 256, 1, 32), np.float32)
+    q, k, v, do = (np.asarray(emu.round_to(a, "bf16")) for a in draw)
+    x = Inputs(q=q, k=k, v=v, do=do, scale=0.25, is_causal=False)
+    plan = Plan.preset("sdpa-math").changed("PV.sum=chunked48 OUT=fp32")
+    kernel = emulated(plan, 256)
+    found = probed(kernel, x, gradients=False)
+    sums = sums_of(found)
+    assert tilings(found) == [] and sums == {
+        Site.PV: Accumulator(order=Order.CHUNKED, chunk=48),
+        Site.S: Accumulator(),
+    }
+    out = kernel(x).out
+    best = search.forward(x, out, lambda text: None, 200, tilings(found), sums)
+    assert best.near.equal == 1.0 and best.best.plan.accumulator("PV") == sums[Site.PV]
+    assert search.forward(x, out, lambda text: None, 200).near.equal < 1.0

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from roundscope.attention.plans.choices import KeyOrder
+from roundscope.attention.sites import Site
 from roundscope.attention.testing.calls import Inputs
 from roundscope.attention.testing.foreign.user import Kernel, Unavailable
+from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.testing.foreign import ForeignError
 from roundscope.tools.errors import one_line
 from roundscope.tools.identify.order_names import SumOrder, named_order
@@ -21,7 +23,7 @@ from roundscope.tools.identify.probes import products, softmax
 from roundscope.tools.identify.probes.calls import NARROW, WIDE, Calls, Range, Told, plain
 
 Reader = Callable[[Calls, Range], tuple[Tree | None, SumOrder]]
-SOFTMAX, PV = "the softmax", "P V"
+SOFTMAX, PV, SCORES = "the softmax", "P V", "Q K^T"
 FAILURES = (ForeignError, Unavailable, ImportError, RuntimeError, TypeError, ValueError)
 
 
@@ -84,7 +86,7 @@ def probed(
     readers: list[tuple[str, str, Reader]] = [
         (SOFTMAX, keys, lambda run, r: (None, softmax.tiles(run, r))),
         (PV, keys, partial(_product, products.pv, "keys")),
-        ("Q K^T", f"{features} features", partial(_product, products.scores, "features")),
+        (SCORES, f"{features} features", partial(_product, products.scores, "features")),
         ("the row sum", keys, softmax.row_sum),
     ]
     of_gradients: list[tuple[str, str, Reader]] = [
@@ -104,6 +106,27 @@ def tilings(found: Sequence[Probed]) -> list[tuple[int, KeyOrder | None]]:
     """
     orders = [p.order for p in found if p.name in (SOFTMAX, PV) and p.order is not None][:1]
     return [(o.block, o.order) for o in orders if o.block]
+
+
+def sums_of(found: Sequence[Probed]) -> dict[Site, Accumulator]:
+    """Return the accumulators that P V, in a tile, and Q K^T have; those without one are left out.
+
+    Where the softmax has no tiles, neighboring terms that are added apart are chunks.
+    """
+    orders = {p.name: p.order for p in found if p.order is not None}
+    is_tiled = SOFTMAX not in orders or orders[SOFTMAX].block is not None
+    sums = {}
+    for name, site in ((PV, Site.PV), (SCORES, Site.S)):
+        order = orders.get(name)
+        if order is None or order.accumulator is None:
+            continue
+        acc = order.accumulator
+        if order.block is not None and (site is Site.S or not is_tiled):
+            if not order.apart or order.order is not KeyOrder.ASCENDING or acc != Accumulator():
+                continue
+            acc = Accumulator(order=Order.CHUNKED, chunk=order.block)
+        sums[site] = acc
+    return sums
 
 
 def _product(
