@@ -405,6 +405,52 @@ def test_gradients_of_whole_rows():
         assert products.tree_of_product(product, run, WIDE) == one_by_one(list(range(count)))
 
 
+def test_query_heads_that_share_a_key_head():
+    """With two batch entries, two query heads to a key head, and wider values."""
+    q, k, v = (
+        np.zeros((2, n, heads, width), np.float32)
+        for n, heads, width in ((64, 4, 16), (128, 2, 16), (128, 2, 32))
+    )
+    do = np.zeros((2, 64, 4, 32), np.float32)
+    x = Inputs(q=q, k=k, v=v, do=do, scale=0.25, is_causal=False)
+    run = calls(emulated("fa2", 32, 32, backward=True), x)
+    over_keys, over_queries = (running(tiles_of(n, 32)[::-1]) for n in (128, 64))
+    assert products.tree_of_product(products.pv, run, WIDE) == over_keys
+    assert products.tree_of_product(products.scores, run, WIDE) == at_once(list(range(16)), 16)
+    for product in (products.dv, products.dk):
+        assert products.tree_of_product(product, run, WIDE) == over_queries
+    tree = products.tree_of_product(products.dq, run, WIDE)
+    assert tree == one_by_one([at_once(part, 16) for part in tiles_of(128, 32)])
+    assert softmax.tiles(run, WIDE).order is KeyOrder.DESCENDING
+
+
+def wide(q, k, v, *, scale, is_causal):
+    """Attention in float64, keys from the last to the first."""
+    s = scale * np.einsum("btnh,bsnh->btns", q.astype(float), k)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    o = np.zeros((*s.shape[:3], v.shape[-1]))
+    for key in range(k.shape[1] - 1, -1, -1):
+        o = o + p[..., key, None] * v[:, None, key]
+    return o / p.sum(-1, keepdims=True)
+
+
+def test_a_kernel_in_binary64():
+    """Its order is found, and that it does not round to binary32; its exp does not underflow."""
+    found = probed(kernel_of(wide, library="numpy"), zeros(64, 64, features=32), gradients=False)
+    lines = {p.name: p.words for p in found}
+    assert "one after the other, from the last to the first" in lines["P V"]
+    assert lines["P V"].endswith("some are rounded otherwise")
+    assert "not found: exp of -110 is not 0 there" in lines["the softmax"]
+    assert "not found: it has more bits than binary32" in lines["the row sum"]
+
+
+def test_calls_too_small_for_a_probe_lose_it():
+    """One query, one key."""
+    found = probed(emulated("fa2", 16, backward=True), zeros(1, 1, features=16))
+    assert found[1].name == "P V" and found[1].tree == 0
+    assert "it needs" in found[0].words and all(p.order is not None or p.why for p in found)
+
+
 def lanes(count, number, width=2):
     own = [[k for k in range(31) if k // width % number == n] for n in range(number)]
     return [one_by_one(part) for part in own][:count]
