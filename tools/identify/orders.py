@@ -27,6 +27,7 @@ Group: TypeAlias = tuple[int, ...]
 LARGE = 2.0**90  # M, by default
 MOST = 255  # ones in a probe, which a result of 8 bits can count
 FEW = 17  # leaves of which every pair is asked for at once
+INFINITE = "its probes give infinite or NaN numbers"
 AWAY = 0.25  # how far a result may be from a whole number
 
 
@@ -163,7 +164,7 @@ def _counted(sums: np.ndarray) -> np.ndarray:
     """Return results as whole numbers."""
     sums = np.asarray(sums, np.float64)
     if not np.isfinite(sums).all():
-        raise Unprobed("its probes give infinite or NaN numbers")
+        raise Unprobed(INFINITE)
     whole = np.rint(sums)
     if (np.abs(sums - whole) > AWAY).any():
         far = sums[np.argmax(np.abs(sums - whole))]

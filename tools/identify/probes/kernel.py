@@ -18,7 +18,7 @@ from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.testing.foreign import ForeignError
 from roundscope.tools.errors import one_line
 from roundscope.tools.identify.order_names import SumOrder, named_order
-from roundscope.tools.identify.orders import Tree, Unprobed
+from roundscope.tools.identify.orders import INFINITE, Tree, Unprobed
 from roundscope.tools.identify.probes import products, softmax
 from roundscope.tools.identify.probes.calls import NARROW, WIDE, Calls, Range, Told, plain
 
@@ -155,7 +155,8 @@ def _found(name: str, terms: str, reader: Reader, kernel: Kernel, x: Inputs, tel
         try:
             tree, order = reader(run, r)
         except Unprobed as error:
-            why = why or one_line(error)
+            # in FP16 the wide range is infinite, which says nothing
+            why = one_line(error) if not why or INFINITE in why else why
         except FAILURES as error:
             why = why or _failure(error)
         else:

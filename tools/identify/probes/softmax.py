@@ -22,7 +22,7 @@ import numpy as np
 
 from roundscope.attention.plans.choices import KeyOrder
 from roundscope.tools.identify.order_names import TURNS, SumOrder, named_order
-from roundscope.tools.identify.orders import Tree, Unprobed, tree_from
+from roundscope.tools.identify.orders import INFINITE, Tree, Unprobed, tree_from
 from roundscope.tools.identify.probes.calls import WIDE, Calls, Range
 
 NEAR = 31  # keys of which the order in a row sum is probed
@@ -92,7 +92,7 @@ def tiles(run: Calls, r: Range) -> SumOrder:
             for row, (a, _, b) in enumerate(each):
                 value, edge = out[own, row, a % 3], b + (a > b)
                 if not np.isfinite(value):
-                    raise Unprobed("its probes give infinite or NaN numbers")
+                    raise Unprobed(INFINITE)
                 seen.setdefault(edge, [False, False])[a > b] |= bool(value)
     return tiles_between(seen, keys)
 
