@@ -399,10 +399,13 @@ def test_gradients_of_fa2():
 
 
 def test_gradients_of_whole_rows():
-    x = zeros(64, 128, features=32)
+    """The scale, 1 / 8, is no power of 4, and this kernel multiplies q and k by its root."""
+    x = zeros(64, 128, heads=2, features=64)
     run = calls(emulated("sdpa-math", 128, backward=True), x)
     for product, count in ((products.dv, 64), (products.dk, 64), (products.dq, 128)):
-        assert products.tree_of_product(product, run, WIDE) == one_by_one(list(range(count)))
+        chain = one_by_one(list(range(count)))
+        assert products.tree_of_product(product, run, WIDE) == chain
+        assert products.confirmed(product, run, WIDE, chain) == (128, 128)
 
 
 def test_query_heads_that_share_a_key_head():
@@ -439,7 +442,7 @@ def test_a_kernel_in_binary64():
     found = probed(kernel_of(wide, library="numpy"), zeros(64, 64, features=32), gradients=False)
     lines = {p.name: p.words for p in found}
     assert "one after the other, from the last to the first" in lines["P V"]
-    assert lines["P V"].endswith("some are rounded otherwise")
+    assert lines["P V"].endswith("some numbers are rounded otherwise")
     assert "not found: exp of -110 is not 0 there" in lines["the softmax"]
     assert "not found: it has more bits than binary32" in lines["the row sum"]
 

@@ -3,7 +3,8 @@
 Every feature, head and batch entry, or every query, carries a probe of its own. Calls have the
 shape of the call that is examined, since kernels choose tiles by shape, cut to a power of two of at
 most `TOKENS` queries and keys, so that 1 / S is exact. They have no mask, and their scale is a
-power of two near the call's.
+power of 4 near the call's, since some kernels multiply q and k by its root. So a kernel that takes
+no scale loses the probes of Q K^T, dK and dQ at most widths.
 """
 
 from collections.abc import Callable
@@ -84,13 +85,13 @@ class Calls:
 
 
 def plain(x: Inputs) -> Inputs:
-    """Return the plain call for a call: zeros, no mask, and a power of two as the scale."""
+    """Return the plain call for a call: zeros, no mask, and a power of 4 as the scale."""
 
     def cut(a: np.ndarray) -> np.ndarray:
         tokens = 1 << min(a.shape[1], TOKENS).bit_length() - 1
         return np.zeros((a.shape[0], tokens, *a.shape[2:]), np.float32)
 
-    scale = float(2.0 ** round(np.log2(abs(x.scale) or 1.0)))
+    scale = float(4.0 ** round(np.log2(abs(x.scale) or 1.0) / 2))
     return Inputs(q=cut(x.q), k=cut(x.k), v=cut(x.v), do=cut(x.do), scale=scale, is_causal=False)
 
 

@@ -133,6 +133,7 @@ def _product(
     product: products.Product, terms: str, run: Calls, r: Range
 ) -> tuple[Tree | None, SumOrder]:
     tree = products.tree_of_product(product, run, r)
+    run.tell("looking for its name")
     order = named_order(tree, terms)
     counts = None
     if tree is not None and product is not products.scores:  # whose numbers are not read exactly
@@ -143,7 +144,7 @@ def _product(
     given = f"all {of:,}" if equal == of else f"{equal:,} of {of:,}"
     said = f"{order.words}; additions in binary32 give {given} numbers of a random call"
     return tree, replace(
-        order, words=said if equal == of else f"{said}: some are rounded otherwise"
+        order, words=said if equal == of else f"{said}: some numbers are rounded otherwise"
     )
 
 

@@ -66,9 +66,8 @@ def pv(run: Calls, r: Range) -> tuple[Probe, int, int]:
 def scores(run: Calls, r: Range) -> tuple[Probe, int, int]:
     """Return the probe of Q K^T."""
     step = 2.0**-4  # a one in the exponent of the softmax
-    # a power of 4, since some kernels multiply q and k by its root
-    scale = 4.0 ** round(np.log2(run.x.scale) / 2) if r is WIDE else step / r.unit
-    unit, x = step / scale, replace(run.x, scale=scale)
+    unit = step / run.x.scale if r is WIDE else r.unit
+    x = replace(run.x, scale=step / unit)
     k, v = np.zeros_like(x.k), np.zeros_like(x.v)
     k[:, ::2], v[:, 1::2] = 1.0, 1.0
 
