@@ -1,6 +1,6 @@
 """The plans that `identify` tries, structures and changes of one event, and what each gives."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -227,6 +227,42 @@ def tilings(best: Candidate, keys: int) -> Iterator[Candidate]:
                 block_k=size,
                 change=f"key tiles of {size}, {order}",
             )
+
+
+def on_seen_tiles(
+    forms: Iterable[Candidate], seen: Sequence[tuple[int, KeyOrder | None]], keys: int
+) -> Iterator[Candidate]:
+    """Yield candidates on tiles that were seen: (keys of a tile, their order).
+
+    An order of None is the plan's own.
+    """
+    for size, order in seen:
+        for c in forms:
+            if not c.plan.normalise_first:
+                plan = replace(c.plan, key_order=order or c.plan.key_order)
+                yield replace(
+                    c,
+                    plan=plan,
+                    block_q=rows_of(plan, size, c.block_q),
+                    block_k=min(size, keys),
+                    change=f"key tiles of {size}, {plan.key_order}",
+                )
+
+
+def with_sums(c: Candidate, sums: Mapping[Site, Accumulator]) -> Candidate:
+    """Return the candidate with sums in the orders of these, and steps and tensor cores its own."""
+    plan = c.plan
+    for site, seen in sums.items():
+        own = plan.accumulator(site)
+        if seen.alignment is not None:
+            plan = plan.adding(
+                site, seen if own.alignment is None else replace(own, chunk=seen.chunk)
+            )
+        elif own.alignment is not None or seen.order is Order.EXACT:
+            plan = plan.adding(site, seen)
+        else:
+            plan = plan.adding(site, replace(seen, step=own.step))
+    return _changed(c, "sums as probes saw them", _readable(plan))
 
 
 def rows_of(plan: Plan, size: int, usual: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from roundscope.tools.identify.compare import Counted, Nearness
 from roundscope.tools.identify.identify import ROWS, Identified, Kind, Part, identify
 from roundscope.tools.identify.options import IdentifyOptions
+from roundscope.tools.identify.probes.kernel import Probed, probed
 from roundscope.tools.identify.reading import Call, read
 from roundscope.tools.identify.search import Found, check_budget
 from roundscope.tools.report.progress import telling
@@ -53,7 +54,11 @@ def run(options: IdentifyOptions) -> None:
     with telling("identify") as tell, np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         tell("reading")
         call = read(options)
-        found = identify(call.given, call.returned, tell, options.budget, call.head)
+        probes = []
+        if call.kernel is not None and options.probe:
+            has_gradients = call.returned.dq is not None
+            probes = probed(call.kernel, call.given, tell, gradients=has_gradients)
+        found = identify(call.given, call.returned, tell, options.budget, call.head, probes)
     digest = _digest(options.source, call)
     word = as_word(f"{call.name}-causal" if call.x.is_causal else call.name)
     folder = options.out or free_folder(f"identify-{word}", digest, RECORD)
@@ -106,7 +111,23 @@ def document(call: Call, found: Identified) -> dict[str, Any]:
         "forward": _search(found.forward),
         "backward": None if found.backward is None else _search(found.backward),
         "notes": found.notes,
+        "probes": [_probe(p) for p in found.probes],
         "seconds": round(found.seconds, 1),
+    }
+
+
+def _probe(p: Probed) -> dict[str, Any]:
+    order = p.order
+    return {
+        "sum": p.name,
+        "terms": p.terms,
+        "words": p.words,
+        "block": None if order is None else order.block,
+        "order": None if order is None else order.order,
+        "accumulator": None
+        if order is None or order.accumulator is None
+        else str(order.accumulator),
+        "tiles": [] if order is None else order.tiles,
     }
 
 
@@ -196,6 +217,7 @@ def show(call: Call, found: Identified, screen: Any) -> None:
             f" {found.errors.plan:.3g}; the kernel from the plan {found.errors.between:.3g}"
         ),
         *found.notes,
+        *(p.words for p in found.probes),
     ]
     for line in lines:
         screen.print(Text(line))

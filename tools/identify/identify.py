@@ -1,6 +1,7 @@
 """Which arithmetic gave these numbers: the search, its verdict, and how far the verdict holds."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -26,6 +27,7 @@ from roundscope.tools.identify.compare import (
     where_rows_differ,
 )
 from roundscope.tools.identify.meanings import exact_rows
+from roundscope.tools.identify.probes.kernel import Probed, sums_of, tilings
 from roundscope.tools.identify.reading import of_key_head
 from roundscope.tools.identify.search import Found, Told
 from roundscope.tools.identify.trial import Meant
@@ -106,6 +108,7 @@ class Identified:
     meant      the trial of what the call means
     seconds    how long it all took
     notes      what the reader must know of the search
+    probes     what probes of the kernel found
     """
 
     kind: Kind
@@ -122,6 +125,7 @@ class Identified:
     meant: Meant
     seconds: float
     notes: list[str] = field(default_factory=list)
+    probes: Sequence[Probed] = ()
 
     @property
     def plan(self) -> str:
@@ -130,7 +134,12 @@ class Identified:
 
 
 def identify(
-    x: Inputs, outputs: Outputs, tell: Told, budget: int = search.MOST, head: int = 0
+    x: Inputs,
+    outputs: Outputs,
+    tell: Told,
+    budget: int = search.MOST,
+    head: int = 0,
+    probes: Sequence[Probed] = (),
 ) -> Identified:
     """Find the plan that gives the outputs of a call: on one key head, then compared in all heads.
 
@@ -141,6 +150,7 @@ def identify(
         budget: the number of plans that the search of the forward tries; that of the backward
             begins only if the forward was found, and tries a sixteenth of them, which cost more.
         head: the number of the key head, in the first entry of the batch.
+        probes: what probes of the kernel found; their tiles and sums are tried first.
     """
     start = time.perf_counter()
     tell("meanings of the call")
@@ -148,7 +158,7 @@ def identify(
     notes = _notes_of_rows(x, outputs, meant)
     part, kept, _ = of_key_head(meant.x, meant.outputs, 0, head)
     with from_scores(COMPILED):
-        found = search.forward(part, kept.out, tell, budget)
+        found = search.forward(part, kept.out, tell, budget, tilings(probes), sums_of(probes))
     has_gradients = any(n in GRADIENTS for n, _ in kept.named())
     best, back = found.best, None
     if found.stopped:
@@ -213,6 +223,7 @@ def identify(
         meant=meant,
         seconds=time.perf_counter() - start,
         notes=notes,
+        probes=probes,
     )
 
 

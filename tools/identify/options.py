@@ -30,6 +30,10 @@ class IdentifyOptions:
             help="Plans that the search of the forward tries; that of the backward a sixteenth.",
         ),
     ] = 8000
+    probe: Annotated[
+        bool,
+        typer.Option(help="Find the order of a kernel's sums first, in some hundred calls of it."),
+    ] = True
     out: Annotated[
         Path | None,
         typer.Option(

@@ -11,7 +11,7 @@ import numpy as np
 
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
-from roundscope.attention.testing.foreign.user import Unavailable, in_time
+from roundscope.attention.testing.foreign.user import Kernel, Unavailable, in_time
 from roundscope.emu.errors import unknown
 from roundscope.emu.testing.foreign import ForeignError, check_timeout
 from roundscope.tools.errors import UsageError, bad, one_line, why
@@ -34,6 +34,7 @@ class Call:
     x, outputs      the inputs and the outputs of this head, without queries that see no key
     given, returned the inputs and the outputs of all heads and batch entries
     head            the number of the key head
+    kernel          the kernel; None for a file
     """
 
     name: str
@@ -43,6 +44,7 @@ class Call:
     given: Inputs
     returned: Outputs
     head: int
+    kernel: Kernel | None = None
 
 
 def read(options: IdentifyOptions) -> Call:
@@ -93,7 +95,8 @@ def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
     x = _inputs(layer, bool(overrides.is_causal))
     try:
         check_timeout(options.timeout)
-        outputs = in_time(kernel(name), options.timeout)(x)
+        called = in_time(kernel(name), options.timeout)
+        outputs = called(x)
     except Unavailable as error:
         raise bad("KERNEL", name, why(error)) from None
     except ForeignError as error:
@@ -113,7 +116,8 @@ def _of_kernel(options: IdentifyOptions, overrides: Overrides) -> Call:
             " what it returned"
         )
         raise bad("KERNEL", name, repair) from None
-    return one_head(plain_name(name), f"{SAMPLE} of the shipped tensors", x, outputs, options.head)
+    about = f"{SAMPLE} of the shipped tensors"
+    return replace(one_head(plain_name(name), about, x, outputs, options.head), kernel=called)
 
 
 def whole_of_file(

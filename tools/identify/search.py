@@ -5,18 +5,20 @@ searched for on the last rows, which see all keys; then the backward on all rows
 plan kept.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from roundscope.attention.plans.choices import GradientsApart, KeyOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.record import CHOICES
-from roundscope.attention.sites import PRODUCTS
+from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.exact import visible
 from roundscope.emu.roundings.modes import E4M3, FP16
+from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.errors import bad
 from roundscope.tools.identify import candidates
 from roundscope.tools.identify.candidates import Candidate, emulated, narrowest
@@ -121,12 +123,23 @@ def structures(x: Inputs, results: dict[str, np.ndarray]) -> Iterator[Candidate]
                 yield candidates.leaving(narrow, results)
 
 
-def forward(x: Inputs, out: np.ndarray, tell: Told, most: int = MOST) -> Found:
+def forward(
+    x: Inputs,
+    out: np.ndarray,
+    tell: Told,
+    most: int = MOST,
+    seen: Sequence[tuple[int, KeyOrder | None]] = (),
+    sums: Mapping[Site, Accumulator] = MappingProxyType({}),
+) -> Found:
     """Find the plan whose output is nearest to `out` (B, T, N, H).
 
     most   the number of plans after which no further one is tried
+    seen   tiles that probes of the kernel saw, keys of a tile and their order, which are tried
+           before all others; an order of None is that of each plan
+    sums   orders of sums that probes saw; every structure is tried with them, too
     """
     forms = list(structures(x, {"out": out}))
+    forms += [candidates.with_sums(c, sums) for c in forms if sums]
     tries = Tries(most + len(forms), tell)  # structures are always tried
     judge, quick = _forward_judge(x, out, ROWS), _forward_judge(x, out, FEW_ROWS)
     tries.stage = "structures"
@@ -139,7 +152,7 @@ def forward(x: Inputs, out: np.ndarray, tell: Told, most: int = MOST) -> Found:
         more = (_on_tiles(c, size) for size in sizes for c in forms if not _is_whole(c))
         result.ties = _ties([*ranked, *_ranked(judge, more, tries, known=ranked)])
     else:
-        result, forms = _tiled(x, result, [c for c, _ in ranked], judge, quick, tries)
+        result, forms = _tiled(x, result, [c for c, _ in ranked], judge, quick, tries, seen)
     if result.near.equal < 1.0:
         result = _widely(x, result, forms, judge, quick, tries)
     result.tried = tries.done
@@ -162,16 +175,28 @@ def _ties(ranked: Ranked) -> list[Candidate]:
 
 
 def _tiled(
-    x: Inputs, nearest: Found, forms: list[Candidate], judge: Judge, quick: Judge, tries: Tries
+    x: Inputs,
+    nearest: Found,
+    forms: list[Candidate],
+    judge: Judge,
+    quick: Judge,
+    tries: Tries,
+    seen: Sequence[tuple[int, KeyOrder | None]] = (),
 ) -> tuple[Found, list[Candidate]]:
     """Try all structures on other tiles; also return every structure on its best tiles.
 
-    All are tried on a few rows, the nearest of them then on more.
+    All are tried on a few rows, the nearest of them then on more. If tiles that were seen give
+    every bit, no others are tried.
     """
     tries.stage = "tiles"
     keys = x.k.shape[1]
-    screened = _ranked(quick, (t for c in forms for t in candidates.tilings(c, keys)), tries)
+    screened = _ranked(quick, candidates.on_seen_tiles(forms, seen, keys), tries)
     ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
+    if not ranked or ranked[0][1].equal < 1.0:
+        every = (t for c in forms for t in candidates.tilings(c, keys))
+        more = _ranked(quick, every, tries, known=screened)
+        screened = sorted((*screened, *more), key=lambda pair: pair[1], reverse=True)
+        ranked = _ranked(judge, (c for c, _ in screened[:CONFIRMED]), tries)
     if ranked and ranked[0][1] > nearest.near:
         nearest.best, nearest.near = ranked[0]
         nearest.changes.append((f"{nearest.best.plan.name}, {nearest.best.change}", nearest.near))

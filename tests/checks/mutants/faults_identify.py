@@ -3,6 +3,7 @@
 from tests.checks.mutants.faults import Fault
 
 TESTS = ("tests/tools/identify/test_meanings.py",)
+ORDERS = ("tests/tools/identify/test_orders.py",)
 
 FAULTS = (
     Fault(
@@ -40,5 +41,32 @@ FAULTS = (
         old="    yield from unlocked\n",
         new="    yield from unlocked[:0]\n",
         tests=TESTS,
+    ),
+    Fault(
+        name="order-of-tiles-turned",
+        kind="order",
+        imitates="A probe takes the tile that comes last for the one that comes first.",
+        file="tools/identify/probes/softmax.py",
+        old="seen.setdefault(edge, [False, False])[a > b]",
+        new="seen.setdefault(edge, [False, False])[a < b]",
+        tests=ORDERS,
+    ),
+    Fault(
+        name="ones-beyond-the-first-part",
+        kind="order",
+        imitates="A probe counts more ones than a result of 8 bits can tell, and loses the rest.",
+        file="tools/identify/orders.py",
+        old="for lo in range(0, max(len(ones), 1), most):",
+        new="for lo in range(0, 1, most):",
+        tests=ORDERS,
+    ),
+    Fault(
+        name="tiles-that-were-seen-are-forgotten",
+        kind="search",
+        imitates="A search tries every tile, though probes have seen those of the kernel.",
+        file="tools/identify/search.py",
+        old="candidates.on_seen_tiles(forms, seen, keys)",
+        new="candidates.on_seen_tiles(forms, seen[:0], keys)",
+        tests=ORDERS,
     ),
 )

@@ -3,6 +3,7 @@ apart; bad input is one line.
 """
 
 import json
+import sys
 from functools import cache
 
 import ml_dtypes
@@ -296,6 +297,36 @@ def test_another_call_has_a_folder_of_its_own(run, file, tmp_path):
     file({"q": x.q, "k": x.k, "v": x.v, "out": returned(TWINS["eager"].plan).out})
     code, out, _ = run(tmp_path / "mine.safetensors")
     assert "numbers of eager" in out and (tmp_path / "identify-mine-2" / "identify.json").exists()
+
+
+def test_probes_of_a_kernel_are_told(run, tmp_path, monkeypatch):
+    """A kernel that fails at its second call loses its probes, and nothing else."""
+    (tmp_path / "once.py").write_text(ONCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, out, err = run("once:attention", "--full", "--budget", "0", "--out", "found")
+    said = "probe of every sum over 512 keys: not found: the kernel fails: raised RuntimeError"
+    assert code == 0 and said in " ".join(out.split()), err
+    data = json.loads((tmp_path / "found" / "identify.json").read_text())
+    [probe] = data["probes"]
+    assert (probe["sum"], probe["block"]) == ("every sum", None) and data["verdict"]
+    del sys.modules["once"]
+    out = run("once:attention", "--full", "--budget", "0", "--no-probe")[1]
+    assert "probe of" not in out
+
+
+ONCE = """
+import numpy as np
+
+calls = []
+
+def attention(q, k, v, *, scale, is_causal):
+    calls.append(q.shape)
+    if len(calls) > 1:
+        raise RuntimeError("once is enough")
+    s = np.float32(scale) * np.einsum("btnh,bsnh->bnts", q, k)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), v)
+"""
 
 
 def test_bad_input_is_one_line(run, file, tmp_path):

@@ -1,0 +1,1 @@
+"""Probes of an attention kernel: inputs whose outputs show the order in which it adds."""
