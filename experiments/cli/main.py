@@ -220,6 +220,8 @@ def bench(
 
 
 DEBUG = "--debug"
+EXTRAS = {"optax": "train", "torch": "torch", "flax": "flax"}
+"""The extra of `pip install` that brings a library, of those that some verbs import."""
 MESSAGE = 300  # characters of an error that is not ours, at most
 
 app = typer.Typer(
@@ -295,6 +297,9 @@ def main(args: list[str] | None = None) -> None:
             traceback.print_exc()
         if (line := usage_line(error, words)) is not None:
             _fail(f"{printable(line)}; see  roundscope -h", 2)
+        if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+            extra = EXTRAS[error.name]
+            _fail(f"{words[0]} needs {error.name}: run  pip install 'roundscope[{extra}]'", 2)
         if isinstance(error, ArithmeticError | StorageError | ExecutorError):
             # a check of ours failed, or the place that we write to or compute on
             _fail(one_line(error), 1)

@@ -36,6 +36,20 @@ def test_an_unexpected_error_is_one_line(words):
     assert ("Traceback (most recent call last):" in before) is ("--debug" in words)
 
 
+def test_a_library_of_an_extra_is_named_with_its_extra(tmp_path):
+    """A fault of Roundscope where nothing but a library is missing."""
+    code = (
+        "import sys; sys.modules['optax'] = None\n"
+        "from roundscope.experiments.cli.main import main\n"
+        f"main(['train', 'steps=1', '--out', '{tmp_path}/run'])"
+    )
+    done = of(code)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "roundscope: train needs optax: run  pip install 'roundscope[train]'"
+    )
+
+
 def test_tests_fail_where_one_is_caught(monkeypatch):
     """A fault that tests do not see since the net prints a line about it."""
 
