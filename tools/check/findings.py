@@ -163,6 +163,7 @@ def of_search(found: Identified) -> Case:
         Kind.SAME: Answer.PASS,
         Kind.NEAR: Answer.NOTE,
         Kind.NOT_FOUND: Answer.NOTE,
+        Kind.LOW_BITS: Answer.FAIL,
         Kind.NO_ROUNDING: Answer.FAIL,
         Kind.MEANING: Answer.FAIL,
     }[found.kind]

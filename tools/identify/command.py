@@ -36,6 +36,7 @@ PLACE = ("batch", "head", "token")
 COLOURS = {
     Kind.SAME: "bold green",
     Kind.NEAR: "bold yellow",
+    Kind.LOW_BITS: "bold yellow",
     Kind.NO_ROUNDING: "bold red",
     Kind.NOT_FOUND: "bold red",
     Kind.MEANING: "bold yellow",

@@ -15,7 +15,7 @@ from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.emu import round_to
 from roundscope.emu.roundings.modes import BF16
 from roundscope.emu.stats.comparison import relative_rms
-from roundscope.tools.identify import search, trial
+from roundscope.tools.identify import low_bits, search, trial
 from roundscope.tools.identify.candidates import PRESETS, Candidate, emulated
 from roundscope.tools.identify.compare import (
     GRADIENTS,
@@ -26,6 +26,7 @@ from roundscope.tools.identify.compare import (
     ulps,
     where_rows_differ,
 )
+from roundscope.tools.identify.low_bits import Sized
 from roundscope.tools.identify.meanings import exact_rows
 from roundscope.tools.identify.probes.kernel import Probed, sums_of, tilings
 from roundscope.tools.identify.reading import of_key_head
@@ -45,6 +46,7 @@ class Kind(StrEnum):
 
     SAME = "same"
     NEAR = "near"
+    LOW_BITS = "low-bits"
     NO_ROUNDING = "no-rounding"
     NOT_FOUND = "not-found"
     MEANING = "another-meaning"
@@ -207,7 +209,15 @@ def identify(
     sentence = _verdict(kind, plan, tied, parts, every, errors, found, back, head)
     if kind is Kind.NEAR and parts["out"].near.equal == 1.0:
         notes += _of_other_heads(meant, every, head, budget, tell)
-    kind, sentence = _meant_so(kind, sentence, meant)
+    sizes: list[Sized] = []
+    is_far = trial.ROUNDED * errors.cast < errors.kernel < np.inf
+    if is_far and kind in (Kind.NO_ROUNDING, Kind.NOT_FOUND):
+        tell("errors of low-bit formats")
+        alike, sizes = low_bits.of_low_bits(part, kept.out)
+        if alike is not None:
+            share = parts["out"].near.equal
+            kind, sentence = Kind.LOW_BITS, _of_low_bits(alike, errors, plan, share)
+    kind, sentence = _meant_so(kind, sentence, meant, sizes)
     return Identified(
         kind=kind,
         verdict=f"{_strange(every)}{sentence}",
@@ -319,7 +329,15 @@ def _verdict(
     return sentence
 
 
-def _meant_so(kind: Kind, sentence: str, meant: Meant) -> tuple[Kind, str]:
+def _of_low_bits(alike: Sized, errors: Errors, plan: str, share: float) -> str:
+    return (
+        f"Not found, but its error is of the size that {alike.words} make: {errors.kernel:.3g} from"
+        f" the exact result, and theirs is {alike.error:.3g}. The nearest plan, {plan}, gives"
+        f" {share:.4f} of out; a format, a scale or a sum of a low-bit kernel is missing."
+    )
+
+
+def _meant_so(kind: Kind, sentence: str, meant: Meant, sizes: list[Sized]) -> tuple[Kind, str]:
     """Return the verdict with what the call means, where the call's own words do not explain it."""
     if meant.is_rounded or not meant.tried:
         return kind, sentence
@@ -333,6 +351,16 @@ def _meant_so(kind: Kind, sentence: str, meant: Meant) -> tuple[Kind, str]:
         return Kind.MEANING, f"{said} Then: {sentence}"
     if kind is Kind.NO_ROUNDING:
         words, error = meant.nearest
+        alike = next((s for s in sizes if s.is_like(error)), None)
+        if alike is not None and error * trial.FALLS <= meant.given:
+            return Kind.MEANING, (
+                f"Explained if {words}, but for an error of the size that {alike.words} make: the"
+                f" error from exact attention falls from {meant.given:.3g} to {error:.3g}, and"
+                f" theirs is {alike.error:.3g}. Roundings were not looked for under this meaning."
+            )
+        if sizes:
+            formats = "; ".join(f"{s.words}, {s.error:.2g}" for s in sizes)
+            sentence += f" It is not the error of a low-bit format either: tried were {formats}."
         more = (
             f" Nor does another meaning: {meant.tried} were tried (causality, window, softcap,"
             f" sinks, scale, a factor, missing keys, other heads); the nearest, {words}, leaves an"

@@ -36,6 +36,7 @@ from roundscope.tools.identify.reading import of_key_head
 ROUNDED = 4.0  # an error of at most so many casts to BF16 is a rounding's
 FALLS = 3.0  # a meaning explains if the error is so many times smaller than that of the call
 BETTER = 1.5  # a meaning with which the error falls so much is tried together with others
+AS_WELL = 1.05  # two meanings explain equally well if their errors differ by no more
 EVEN, WORST, FIT_ROWS = 48, 16, 12  # rows: at even distances, those that differ most, of a fit
 
 
@@ -111,15 +112,16 @@ def trial(x: Inputs, outputs: Outputs, head: int = 0) -> Meant:
                 if CALLED in (first.how, second.how)
             ]
             tried += [(m, _error(m, x, outputs, head, rows)) for m in both]
-    best, error = min(tried, key=lambda pair: pair[1], default=(None, np.inf))
     meant = replace(meant, tried=len(tried))
-    if best is None:
+    if not tried:
         return meant
+    # the first of those that explain it as well: what has a name comes before what was fitted, and
+    # one meaning before two
+    least = min(error for _, error in tried)
+    best, error = next(pair for pair in tried if pair[1] <= AS_WELL * least)
     meant = replace(meant, nearest=(best.words, error))
-    if error > bar:
+    if least > bar:
         return meant
-    # the first of those that explain it as well: what has a name comes before what was fitted
-    best, error = next(pair for pair in tried if pair[1] <= max(1.05 * error, 0.0))
     moved, theirs = best.of(x, outputs)
     is_call = (
         best.how in (CALLED, How(factor=best.how.factor)) and np.frexp(best.how.factor)[0] == 0.5
