@@ -44,6 +44,7 @@ from roundscope.tools.sweep.running.executors import local
 from roundscope.tools.tensors.layers import read_layers, sample_path
 
 TOKENS, FEATURES = 512, 64
+FEATURES_OF = {"cudnn-fp8": 128, "cudnn-fp8-s256": 128}  # kernels that run with others alone
 SAMPLE = "real tensors"
 NAMES = {  # family -> its generator in sweeps
     "Gaussian": "gaussian",
@@ -58,7 +59,9 @@ LAYERS = ("layer1", "layer4")
 COPIES = 4
 
 
-def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:
+def inputs(
+    family: str, heads: int, tokens: int = TOKENS, features: int = FEATURES
+) -> tuple[Inputs, int]:
     """Return the arguments of a causal call, (B, T, N, H), and how many heads are different.
 
     Those are the first ones. The last feature is 0 in q, v and dO and 1 in k: it changes no score,
@@ -75,7 +78,7 @@ def inputs(family: str, heads: int, tokens: int = TOKENS) -> tuple[Inputs, int]:
         x = {role: np.concatenate([array] * COPIES) for role, array in x.items()}
     elif family in NAMES:
         name = NAMES[family]
-        sizes = {"queries": tokens, "keys": tokens, "heads": heads, "features": FEATURES}
+        sizes = {"queries": tokens, "keys": tokens, "heads": heads, "features": features}
         drawn = FAMILIES[name](Source(family=name, seed=0, **sizes))
         x = {role: array[None] for role, array in drawn.items()}
         different = heads
@@ -439,17 +442,24 @@ def _rows(todo: Mapping[str, Sequence[str]], timeout: float | None) -> Iterator[
     """Yield rows family by family; twins run on the processor's cores beside the kernels."""
     with local(cpu_count() or 1) as crew:
         pool = crew.executor
-        given = {family: inputs(family, HEADS[has_gpu()]) for family in todo}
-        twins = {
-            (family, twin): pool.submit(twin_outputs, twin, given[family][0])
+        calls = {(f, FEATURES_OF.get(n, FEATURES)) for f, missing in todo.items() for n in missing}
+        given = {call: inputs(call[0], HEADS[has_gpu()], features=call[1]) for call in calls}
+        wanted = {
+            (family, TWIN_OF.get(plain_name(name), ""), FEATURES_OF.get(name, FEATURES))
             for family, missing in todo.items()
-            for twin in sorted({TWIN_OF.get(plain_name(n), "") for n in missing} & set(TWINS))
+            for name in missing
         }
-        exacts = {family: pool.submit(exact_of, *x) for family, x in given.items()}
+        twins = {
+            (family, twin): pool.submit(twin_outputs, twin, given[family, features][0])
+            for family, twin, features in sorted(wanted)
+            if twin in TWINS
+        }
+        exacts = {call: pool.submit(exact_of, *x) for call, x in given.items()}
         for family, missing in todo.items():
             for name in missing:
                 label = plain_name(name)
-                twin, exact = TWIN_OF.get(label, ""), exacts[family].result()
+                call = family, FEATURES_OF.get(name, FEATURES)
+                twin, exact = TWIN_OF.get(label, ""), exacts[call].result()
                 beside = (twin, twins[family, twin].result()) if (family, twin) in twins else ()
                 try:
                     run = in_time(kernel(name), timeout)
@@ -457,7 +467,7 @@ def _rows(todo: Mapping[str, Sequence[str]], timeout: float | None) -> Iterator[
                     failed = f"{type(error).__name__}: {error}"
                     yield Row(kernel=label, family=family, failed=failed)
                 else:
-                    yield measured(label, family, run, given[family][0], exact, *beside)
+                    yield measured(label, family, run, given[call][0], exact, *beside)
 
 
 def answer(rows: Rows) -> str:
