@@ -74,6 +74,8 @@ def setup_of(
     block_k = block_given("block_k", options.block_k)
     if plan.fused_without_mask and mask is None and not options.is_causal and not plan.window:
         plan = replace(plan, fused_exponent=True)
+    if plan.rounded_heads and q.shape[2] == k.shape[2]:
+        plan = replace(plan, rounded_heads=False)  # no key head is shared
     if plan.normalise_first:
         block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
     inject, record = injections_given(options.inject), record_given(options.record)

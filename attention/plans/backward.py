@@ -226,9 +226,8 @@ class BackwardChoices(RowChoices):
         number=44,
         doc="True rounds dK and dV of each query head (events DKH and DVH) before those of the"
         " query heads that share a key head are added in FP32 in ascending order and rounded again"
-        " (DK_OUT and DV_OUT). False"
-        " (default) adds them before any rounding. The two are the same where no key head is"
-        " shared, if both events of a gradient have one format.",
+        " (DK_OUT and DV_OUT). False (default) adds them before any rounding. It has no effect in"
+        " calls in which no key head is shared.",
         source="kernels that are given a key head for each query head, as torch's SDPA does for"
         " FlashAttention-2 and cuDNN with enable_gqa",
         moves=Moves(backward=13, follows=True),

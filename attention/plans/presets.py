@@ -36,7 +36,7 @@ from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
-ENDS = "Q K V DO DKH DVH DQ_OUT DK_OUT DV_OUT"  # the sites of inputs and results
+ENDS = "Q K V DO DQ_OUT DK_OUT DV_OUT"  # the sites of inputs and results
 ALL = 2**30  # a block's size beyond every tensor's
 HEAD_FP8 = BlockFormat(
     element=E4M3, size=ALL, rows=ALL, scale=format_named("fp32"), rule=ScaleRule.NEAREST

@@ -172,7 +172,8 @@ def fa2() -> Plan:
     SDPA aligns causal calls at the top left; FlashAttention's own package aligns them at the bottom
     right since version 2.1, for which the argument `alignment` of a call stands.
     """
-    plan = replace(_fused(), log2_e=Log2E.MAXIMUM, rounded_heads=True)
+    plan = rounding_to(_fused(), BF16, "DKH DVH")
+    plan = replace(plan, log2_e=Log2E.MAXIMUM, rounded_heads=True)
     return replace(plan, key_order=KeyOrder.DESCENDING, query_order=QueryOrder.DESCENDING)
 
 
@@ -205,7 +206,7 @@ def cudnn() -> Plan:
     numbers of the output have the kernel's bits, and a causal call has NaN there.
     """
     return replace(
-        _fused(lanes=16),
+        rounding_to(_fused(lanes=16), BF16, "DKH DVH"),
         log2_e=Log2E.SCALE,
         row_sum=RowSum.TILE_LANES,
         reciprocal=Reciprocal.RCP,
@@ -227,12 +228,13 @@ def cudnn_fp8() -> Plan:
 
     The operands of all products, the output and the gradients are E4M3, and alpha l is rounded
     before a row sum is added to it. dS for dK is cast from FP32; dS for dQ is cast to FP16 first,
-    so that it is rounded twice. A scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
+    so that it is rounded twice. The query heads of a key head are added before they are rounded. A
+    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
     """
-    ends = "Q K V P OUT DO P_B DS DSQ DKH DVH DQ_OUT DK_OUT DV_OUT"
+    ends = "Q K V P OUT DO P_B DS DSQ DQ_OUT DK_OUT DV_OUT"
     plan = on_hopper(cudnn().at(Site.AL, BINARY32), tensor_core("hopper", "e4m3fn"))
     plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
-    return replace(plan, ds_apart=True, backward_keys=128, offset_again=True)
+    return replace(plan, ds_apart=True, backward_keys=128, offset_again=True, rounded_heads=False)
 
 
 @twin(
@@ -458,7 +460,6 @@ def sdpa_math() -> Plan:
     DQ, DK and DV.
     """
     plan = rounding_to(fp32(), BF16, f"{ENDS} OUT").at(Site.INV, BINARY64)
-    plan = rounding_to(plan, BINARY32, "DKH DVH")
     return replace(
         plan.adding(Site.ROWSUM, WARP).adding(Site.DELTA, WARP),
         normalise_first=True,

@@ -34,7 +34,7 @@ def sites_in(plan, format):
     return {s for s in Site if plan[s].format.name == format}
 
 
-ENDS = ("Q", "K", "V", "DO", "DKH", "DVH", "DQ_OUT", "DK_OUT", "DV_OUT")
+ENDS = ("Q", "K", "V", "DO", "DQ_OUT", "DK_OUT", "DV_OUT")
 INPUTS_AND_GRADIENTS = {Site[name] for name in ENDS}
 
 
