@@ -6,6 +6,7 @@ what to use instead.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from roundscope.attention.events.recorder import Record
@@ -250,6 +251,12 @@ def limits(site: Site, sizes: Sizes) -> dict[str, int]:
         "features": sizes.features if site in QUERY_FEATURES else sizes.value_features,
         "tiles": 1 if site in ONCE else -(-walked // block),
     }
+
+
+def of_groups(plan: Plan, heads: int, key_heads: int) -> Plan:
+    """Return the plan of a call with so many heads: nothing is added where none are shared."""
+    is_shared = heads != key_heads
+    return plan if is_shared or not plan.rounded_heads else replace(plan, rounded_heads=False)
 
 
 def in_traces(plan: Plan, site: Site) -> bool:

@@ -33,7 +33,13 @@ from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Name
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import FlipBit, Injection
-from roundscope.attention.places import Sizes, check_injection, check_place, check_record
+from roundscope.attention.places import (
+    Sizes,
+    check_injection,
+    check_place,
+    check_record,
+    of_groups,
+)
 from roundscope.attention.plans.choices import DeltaFrom, Log2E
 from roundscope.attention.plans.half import note_on_types
 from roundscope.attention.plans.plan import Plan
@@ -74,8 +80,7 @@ def setup_of(
     block_k = block_given("block_k", options.block_k)
     if plan.fused_without_mask and mask is None and not options.is_causal and not plan.window:
         plan = replace(plan, fused_exponent=True)
-    if plan.rounded_heads and q.shape[2] == k.shape[2]:
-        plan = replace(plan, rounded_heads=False)  # no key head is shared
+    plan = of_groups(plan, q.shape[2], k.shape[2])
     if plan.normalise_first:
         block_k = max(block_k, k.shape[1])  # softmax before P V needs the whole row
     inject, record = injections_given(options.inject), record_given(options.record)

@@ -21,7 +21,7 @@ from roundscope.attention.budget.not_finite import AXES, NotFinite, Origin
 from roundscope.attention.budget.parts import event_part, exactly, promotion
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
-from roundscope.attention.places import OF_SPLITS, in_traces
+from roundscope.attention.places import OF_SPLITS, in_traces, of_groups
 from roundscope.attention.plans.choices import KeyOrder, QueryOrder
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import (
@@ -259,10 +259,11 @@ def origin(part: Call, plan: Plan, gone: dict[str, Lost]) -> Origin | None:
         return None
     forward = name in ("out", "lse")
     part = replace(part, do=None) if forward and not _needs_backward(part) else part
+    of_call = of_groups(plan, part.q.shape[2], part.k.shape[2])
     sites = [
         s
         for s in Site
-        if in_traces(plan, s)
+        if in_traces(of_call, s)
         and not (plan.split_tiles and s in OF_SPLITS)
         and not (s in BACKWARD and (forward or part.do is None))
     ]
