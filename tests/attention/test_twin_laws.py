@@ -190,7 +190,8 @@ def test_a_trace_has_the_sites_of_the_plan_and_changes_nothing(twin):
     plan = TWINS[twin].plan
     steps = tuple(s for s in PRODUCTS if plan.accumulator(s).order is not Order.NATIVE)
     plain, got = (
-        run(twin, *inputs(key_heads=1), is_causal=True, record=r) for r in (None, Record(steps=steps))
+        run(twin, *inputs(key_heads=1), is_causal=True, record=r)
+        for r in (None, Record(steps=steps))
     )
     for name in RESULTS:
         assert np.array_equal(getattr(plain, name), getattr(got, name)), name
