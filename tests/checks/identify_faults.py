@@ -209,19 +209,20 @@ def main() -> None:
 
 
 def stored() -> Iterator[tuple[str, Inputs, Outputs]]:
-    """Yield the calls whose outputs are stored: one head of layer 4, causal."""
+    """Yield the calls whose outputs are stored: a head of layer 4, or of what a kernel runs on."""
     from roundscope.tools.tensors.files import open_tensors
-    from tests.checks.kernel_outputs import GOLDEN, inputs, of_one_head
+    from tests.checks.kernel_outputs import GOLDEN, STORED_OF, inputs, of_one_head
 
     for path in sorted(GOLDEN.glob("*.safetensors")):
+        calls = [(f, m) for f in STORED_OF.get(path.stem, ("layer4",)) for m in ("causal", "full")]
         with open_tensors(path) as file:
-            for mode in ("causal", "full"):
-                prefix = f"layer4/{mode}/"
+            for family, mode in calls:
+                prefix = f"{family}/{mode}/"
                 names = [n.removeprefix(prefix) for n in file.names if n.startswith(prefix)]
                 arrays = {n: file[prefix + n] for n in names if n != "lse"}
                 if "out" in arrays:
-                    x = of_one_head(inputs("layer4", causal=mode == "causal", kernel=path.stem))
-                    yield f"{path.stem} {mode}", x, Outputs(**arrays)
+                    x = of_one_head(inputs(family, causal=mode == "causal", kernel=path.stem))
+                    yield f"{path.stem} {family} {mode}", x, Outputs(**arrays)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,13 @@ def leaving(best: Candidate, results: Mapping[str, np.ndarray]) -> Candidate:
     In a plan that is not fused, P V is rounded to the format of the output if its own lacks numbers
     of that.
     """
-    events = {site: narrowest(x) for name, x in results.items() for site in RESULTS[name]}
+    events = {
+        site: narrowest(x)
+        for name, x in results.items()
+        for site in RESULTS[name]
+        # gradients of heads that a plan keeps wider than those of the group stay so
+        if not best.plan.rounded_heads or best.plan[site] == best.plan[RESULTS[name][-1]]
+    }
     if (
         Site.OUT in events
         and best.plan.normalise_first
