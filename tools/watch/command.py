@@ -206,6 +206,8 @@ def draw(looks: Sequence[Look]) -> Figure:
     sizes.set_ylabel("rms of row sums\nover that of rowsum |dS|")
     sizes.set_xlabel("step")
     for ax in (shares, sizes):
+        if not np.isfinite(ax.dataLim.intervaly).all():
+            ax.set_ylim(LEAST, 1.0)  # a logarithmic axis has no limits of its own without a number
         ax.set_yscale("log")
         ax.grid(axis="y", color=QUIET, alpha=0.25, linewidth=0.6)
     shares.margins(y=0.12)

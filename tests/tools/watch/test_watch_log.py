@@ -1,5 +1,6 @@
 """`roundscope watch`: what it prints and draws of a log, and how it refuses other files."""
 
+import io
 import json
 
 import numpy as np
@@ -195,3 +196,15 @@ def test_the_picture_of_another_program_is_kept(tmp_path, capsys):
     (tmp_path / "w.png").unlink()
     for _ in range(2):  # it replaces its own
         main_of("watch", path)
+
+
+@pytest.mark.parametrize("threshold", [0.05, None])
+def test_a_log_without_a_number_is_drawn(tmp_path, threshold):
+    """matplotlib's error of an axis whose values are all missing, in place of a picture."""
+    watcher = Watcher(log=tmp_path / "log", threshold=threshold, on_alarm=lambda alarm: None)
+    for step in range(3):
+        nothing = HeadNumbers(*[np.full(2, np.nan)] * 6)
+        watcher.look(step, {Layer(name="a", number=0): ([0, 3], nothing)})
+    figure = draw(log.read(tmp_path / "log"))
+    figure.savefig(io.BytesIO(), format="png")  # limits are computed where it is drawn
+    assert all(np.isfinite(ax.get_ylim()).all() for ax in figure.axes)
