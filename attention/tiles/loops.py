@@ -74,6 +74,7 @@ class Setup:
                       and `key_heads` count only the heads of the kernel's arrays
     programs_from     the least scores of a call whose tiles the NumPy engine computes by programs
                       (`engines.fused`)
+    key_rows          rows of k with padding, where the tiles are not those that it was padded for
     only_triton       whether the kernels for Hopper are left out, which have the same bits
     """
 
@@ -91,6 +92,7 @@ class Setup:
     inject: tuple[Injection, ...] = ()
     record: Record | None = None
     some: SomeHeads | None = None
+    key_rows: int = 0
     programs_from: float = field(default_factory=lambda: PROGRAMS_FROM.get())
     only_triton: bool = field(default_factory=lambda: ONLY_TRITON.get())
 
@@ -134,7 +136,7 @@ class Setup:
     @property
     def key_tiles(self) -> int:
         """How many key tiles a head has; the last one is padded if necessary."""
-        return -(-self.keys // self.block_k)
+        return -(-(self.key_rows or self.keys) // self.block_k)
 
     @property
     def every(self) -> int:
@@ -333,7 +335,9 @@ def computed(
 def of_backward(setup: Setup) -> Setup:
     """Return the setup of the backward, with key tiles of the plan's `backward_keys`."""
     keys = setup.plan.backward_keys
-    return replace(setup, block_k=keys) if 0 < keys < setup.block_k else setup
+    if not 0 < keys < setup.block_k:
+        return setup
+    return replace(setup, block_k=keys, key_rows=setup.key_tiles * setup.block_k)
 
 
 def bounds(setup: Setup, i: Index, j: Index) -> tuple[Bounds, Bounds]:
