@@ -1,1 +1,1 @@
-"""What every study shares: verdicts, statistics, tables and figures."""
+"""The parts that every study calls: its command, store, verdicts, estimates and figures."""

@@ -18,7 +18,7 @@ CASES = [(twin.name, kernel) for twin in TWINS.values() for kernel in twin.outpu
 
 
 def is_long(kernel, family, causal):
-    """Whether the call is left to the thorough tests: of most kernels one call of each family."""
+    """Return whether a call is left to the thorough tests; one call of each family is not."""
     return kernel not in STORED_OF and (family == "layer4") != causal
 
 

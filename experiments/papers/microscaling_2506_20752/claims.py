@@ -251,7 +251,7 @@ NOT_STATED = "the outcome is in a figure that we have not"
 
 
 class Effect(StrEnum):
-    """What an arm did."""
+    """The effect of an arm on when its runs diverge, compared with its shams."""
 
     AVERTED = "averted"  # outlives its shams in more seeds than chance, and never diverged
     DELAYED = "delayed"  # outlives its shams in more seeds than chance

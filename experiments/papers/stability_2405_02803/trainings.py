@@ -97,7 +97,14 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What is trained: a config, rows and columns of a tile, PAIRS, and looks after the first."""
+    """The trainings of one experiment.
+
+    config  the configuration of each, without its plan and matmul, which are a version's
+    tile    rows, and columns, of a tile of attention
+    seeds   how many seeds each is trained with
+    pairs   names of `PAIRS`, of the versions that are compared
+    looks   how many looks follow the first
+    """
 
     config: Config
     tile: int

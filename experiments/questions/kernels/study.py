@@ -442,13 +442,13 @@ def _rows(todo: Mapping[str, Sequence[str]], timeout: float | None) -> Iterator[
     """Yield rows family by family; twins run on the processor's cores beside the kernels."""
     with local(cpu_count() or 1) as crew:
         pool = crew.executor
-        calls = {(f, FEATURES_OF.get(n, FEATURES)) for f, missing in todo.items() for n in missing}
-        given = {call: inputs(call[0], HEADS[has_gpu()], features=call[1]) for call in calls}
         wanted = {
             (family, TWIN_OF.get(plain_name(name), ""), FEATURES_OF.get(name, FEATURES))
             for family, missing in todo.items()
             for name in missing
         }
+        calls = {(family, features) for family, _, features in wanted}
+        given = {call: inputs(call[0], HEADS[has_gpu()], features=call[1]) for call in calls}
         twins = {
             (family, twin): pool.submit(twin_outputs, twin, given[family, features][0])
             for family, twin, features in sorted(wanted)

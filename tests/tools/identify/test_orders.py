@@ -211,7 +211,7 @@ def test_what_is_no_sum_is_refused(probe, why):
 
 
 def test_an_order_that_changes_is_refused():
-    """As that of atomic additions."""
+    """A tree that is told for additions whose order changes from call to call, as of atomics."""
     draw = np.random.default_rng(0)
 
     def probe(rows):
@@ -338,7 +338,7 @@ def test_whole_rows_are_one_chain():
 
 
 def test_another_sum_over_keys_is_another_tree():
-    """As cuBLAS adds in calls of one head: chunks of 64."""
+    """Keys added in chunks of 64, as cuBLAS does in calls of one head, told as one chain."""
     plan = Plan.preset("sdpa-math").changed("PV.sum=chunked64")
     run = calls(emulated(plan, 256), zeros(8, 256))
     tree = products.tree_of_product(products.pv, run, WIDE)

@@ -120,7 +120,7 @@ class Outcome:
 
     @property
     def survives(self) -> bool:
-        """Whether all repeats survive: of many sets, some do by luck."""
+        """Whether every repeat of the set survives; a single one may survive by luck."""
         return self.failures == 0
 
     @property

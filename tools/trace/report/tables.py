@@ -262,7 +262,10 @@ def folded(s: Summary) -> list[str]:
 
 
 def _rounds_inside(s: Summary, site: Site) -> bool:
-    """Whether a sum rounds at its additions, not shown by its event (of P V it may be O)."""
+    """Return whether a sum of products rounds at its additions, which its event does not show.
+
+    P V has no event of its own where a plan adds it to O.
+    """
     plan, stats = s.request.plan, s.stats
     name = "O" if site is Site.PV and plan.pv_into_o else str(site)
     if f"{site}.step" in stats or name not in stats or not int(stats[name].n.sum()):
