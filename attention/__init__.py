@@ -8,10 +8,15 @@ from roundscope.attention.api import Examined, attend, examine
 from roundscope.attention.budget.measure import error_budget
 from roundscope.attention.budget.table import ErrorBudget
 from roundscope.attention.events.recorder import Record
+from roundscope.attention.grammar.changes import changed
+from roundscope.attention.grammar.injections import injection_of
+from roundscope.attention.grammar.text import expression_of
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
+from roundscope.attention.plans.named import preset
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
+from roundscope.attention.readers import READERS
 from roundscope.attention.rotation import rotated
 from roundscope.attention.rows import row_sums
 from roundscope.attention.sites import PRODUCTS, Axes, Site
@@ -48,6 +53,8 @@ __all__ = [
     "rotated",
     "row_sums",
 ]
+
+READERS.update(preset=preset, changes=changed, expression=expression_of, injection=injection_of)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, SupportsIndex, TypeGuard, cast
 
+from roundscope.attention.readers import READERS
 from roundscope.attention.sites import Axes, Site, site_named
 from roundscope.emu.numbers import as_float, check_array
 from roundscope.emu.shown import shown
@@ -251,9 +252,8 @@ class Injection:
             >>> Injection.parse("P:flip=3:rows=5,9").what
             FlipBit(bit=3)
         """
-        from roundscope.attention.grammar.injections import injection_of
-
-        return injection_of(text, seed)
+        injection: Injection = READERS["injection"](text, seed=seed)
+        return injection
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "site", site_named(self.site))

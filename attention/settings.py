@@ -41,7 +41,7 @@ from roundscope.attention.places import (
     of_groups,
 )
 from roundscope.attention.plans.choices import DeltaFrom, Log2E
-from roundscope.attention.plans.half import note_on_types
+from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup

@@ -32,7 +32,7 @@ from roundscope.attention.budget.parts import (
 from roundscope.attention.budget.table import ErrorBudget, Line
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, FlipBit, Injection, Noise
-from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.plans.named import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.emu.arrays import Array
 from roundscope.emu.numbers import check_whole

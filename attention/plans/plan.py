@@ -15,6 +15,7 @@ from typing import Any
 from roundscope.attention.plans.checks import events_given, product_named
 from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.plans.record import CHOICES, STORED, PlanRecord
+from roundscope.attention.readers import READERS
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.emu.numbers import check_seed
@@ -110,15 +111,13 @@ class Plan(PlanRecord):
             >>> str(Plan.preset("all:e4m3fn")[Site.O])
             'e4m3fn:saturate'
         """
-        from roundscope.attention.plans.presets import preset
-
-        return preset(name)
+        plan: Plan = READERS["preset"](name)
+        return plan
 
     def __repr__(self) -> str:
         """Return an expression that makes the plan, or its fields where words do not make it."""
-        from roundscope.attention.grammar.text import expression_of
-
-        return expression_of(self)
+        expression: str = READERS["expression"](self)
+        return expression
 
     def at(
         self,
@@ -256,9 +255,8 @@ class Plan(PlanRecord):
             >>> str(plan[Site.O].mode), plan[Site.O].seed, str(plan.delta_from)
             ('stochastic', 7, 'P_DP')
         """
-        from roundscope.attention.grammar.changes import changed
-
-        return changed(self, changes, seed)
+        plan: Plan = READERS["changes"](self, changes, seed)
+        return plan
 
     def seeded(self, seed: int) -> "Plan":
         """Return the plan with one seed in every stochastic rounding, including the steps of sums.

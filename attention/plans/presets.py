@@ -1,8 +1,8 @@
 """The presets: published ways to compute attention as plans, each with its source.
 
 A preset rounds where a paper or a release says so, and leaves out what only hardware or a library
-decides; for plans that give the bits of a real kernel see `attention.plans.twins`. `preset` reads
-every name that `Plan.preset` knows.
+decides; for plans that give a real kernel's bits see `attention.plans.twins`, and for the names
+that `Plan.preset` reads `attention.plans.named`.
 """
 
 from collections.abc import Callable
@@ -16,25 +16,19 @@ from roundscope.attention.plans.choices import (
     Polynomial,
     RowSum,
 )
-from roundscope.attention.plans.half import SUFFIX, half
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import FACTORS, PRODUCTS, Site, site_named
+from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
-from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
     BINARY64,
     E4M3,
-    FP16,
     Overflow,
     Rounding,
-    rounding,
 )
-from roundscope.emu.shown import shown
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import architecture, tensor_core
 
 ENDS = "Q K V DO DQ_OUT DK_OUT DV_OUT"  # the sites of inputs and results
 ALL = 2**30  # a block's size beyond every tensor's
@@ -305,84 +299,6 @@ Example:
     >>> PRESETS["fa2-bf16"]() == Plan.preset("fa2-bf16")
     True
 """
-
-
-def on_tensor_cores(plan: Plan, arch: str) -> Plan:
-    """Return the plan with its products of matrices on the tensor cores of an architecture.
-
-    A product runs there if the architecture reads the formats of both factors. If these formats
-    differ, both factors are read in one format: the first of their two formats, bf16 and fp16 that
-    holds both. Sums of FP32 factors and delta are not changed, since they run elsewhere. Products
-    of operands in blocks are not changed either, since their factors include the scales. The row
-    sum is added by halves, in the order in which the lanes of a GPU reduce. (FlashAttention-3's own
-    lanes first add their columns one after the other, over all tiles.)
-
-    Args:
-        plan: The plan to change.
-        arch: Name of the architecture, such as "hopper".
-
-    Raises:
-        ValueError: The architecture is unknown.
-    """
-    operands, changed = architecture(arch).operands, plan
-    for site, factors in FACTORS.items():
-        formats = {plan[factor].format for factor in factors}
-        fitting = [
-            f
-            for f in (*formats, BF16.format, FP16.format)
-            if f.name in operands and all(map(f.holds, formats))
-        ]
-        if fitting and not any(map(plan.block, factors)):
-            changed = changed.adding(site, tensor_core(arch, fitting[0].name))
-    if changed is not plan and plan.accumulator(Site.ROWSUM).order is Order.ASCENDING:
-        changed = changed.adding(
-            Site.ROWSUM, replace(plan.accumulator(Site.ROWSUM), order=Order.HALVES)
-        )
-    return replace(changed, name=f"{plan.name}@{arch}")
-
-
-def preset(name: str) -> Plan:
-    """Return the plan of a name, as `Plan.preset` documents it.
-
-    The name is that of a preset, or all:FORMAT for every event in one format, either of them with
-    @ARCHITECTURE at its end for products on tensor cores; or that of a twin, whose products are on
-    tensor cores already. A preset or a twin with -fp16 behind its name has FP16 in place of BF16.
-
-    Raises:
-        ValueError: There is no such name. The message has the nearest one.
-        TypeError: The name is not a string.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"name={shown(name)}: give the name of a preset, such as 'fa2-bf16'")
-    if "=" in name:
-        first = name.replace(";", " ").split()[0]
-        raise ValueError(
-            f"preset '{name}': a name without changes; give them to"
-            f" Plan.preset('{first}').changed('O=fp32'), or to attend as plan='{first}; O=fp32'"
-        )
-    plain, _, arch = name.partition("@")
-    if arch:
-        return on_tensor_cores(preset(plain), arch)
-    if name.startswith("all:"):
-        f = format_named(name.removeprefix("all:"))
-        if not (f.zero and f.signed):
-            raise ValueError(
-                f"preset '{name}': {f.name} is a scale format without zero or sign; no event"
-                " fits it"
-            )
-        return everywhere(name, rounding(f))
-    if name in PRESETS:
-        return PRESETS[name]()
-    if name.endswith(SUFFIX):
-        plain = name.removesuffix(SUFFIX)
-        if (made := half(preset(plain))) == preset(plain):
-            raise ValueError(f"preset '{name}': {plain} has no event in BF16; give {plain}")
-        return replace(made, name=name)
-    from roundscope.attention.plans.twins import TWINS  # which are made of presets
-
-    if name not in TWINS:
-        raise ValueError(unknown("preset", name, (*PRESETS, *TWINS), "or all:<format>"))
-    return TWINS[name].plan
 
 
 def native(plan: Plan) -> Plan:

@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.attention import examine
 from roundscope.attention.arguments import block_given, plan_given
-from roundscope.attention.plans.half import half
+from roundscope.attention.plans.named import half
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs

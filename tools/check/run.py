@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from roundscope.attention.plans.half import fitting
+from roundscope.attention.plans.named import fitting
 from roundscope.attention.testing.calls import Inputs, Outputs
 from roundscope.attention.testing.cases import Answer, Case, not_run, strict
 from roundscope.attention.testing.comparison import Comparison, compare, heads_needed, level_of

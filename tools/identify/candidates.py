@@ -11,8 +11,8 @@ from roundscope.attention import Plan, Site, examine
 from roundscope.attention.places import absent
 from roundscope.attention.plans.choice import Moves
 from roundscope.attention.plans.choices import KeyOrder, Log2E
-from roundscope.attention.plans.half import half
 from roundscope.attention.plans.hopper import EIGHTS, HOPPER
+from roundscope.attention.plans.named import half
 from roundscope.attention.plans.record import CHOICES
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS

@@ -8,7 +8,7 @@ import numpy as np
 
 from roundscope.attention.alignment import visible_keys
 from roundscope.attention.arguments import served_given
-from roundscope.attention.plans.half import fitting, note_on_types
+from roundscope.attention.plans.named import fitting, note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.tools.tensors.layers import Layer
 from roundscope.tools.trace.request import Request

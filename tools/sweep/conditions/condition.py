@@ -15,7 +15,7 @@ from roundscope.attention.grammar.injections import check_injection, injection_o
 from roundscope.attention.grammar.roundings import Place, places_of, without_mode
 from roundscope.attention.injection import FlipBit, Injection
 from roundscope.attention.places import Sizes, check_place, occurs
-from roundscope.attention.plans.half import note_on_types
+from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
 from roundscope.emu.roundings.modes import RoundingMode
