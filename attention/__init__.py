@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 from roundscope.attention.api import Examined, attend, examine
 from roundscope.attention.budget.measure import error_budget
 from roundscope.attention.budget.table import ErrorBudget
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.changes import changed
 from roundscope.attention.grammar.injections import injection_of
 from roundscope.attention.grammar.text import expression_of
-from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
+from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.named import preset
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.readers import READERS
+from roundscope.attention.recording import Record
 from roundscope.attention.rotation import rotated
 from roundscope.attention.rows import row_sums
 from roundscope.attention.sites import PRODUCTS, Axes, Site
 from roundscope.attention.trace.summary import Trace
+from roundscope.events.injection import AddUlps, Bias, Exact, FlipBit, Noise, SetTo
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import head_plans, reseeded

@@ -27,7 +27,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import NamedTuple
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import (
     GradientsApart,
     ScaleOfGradient,

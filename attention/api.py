@@ -24,11 +24,10 @@ from roundscope.attention.arguments import (
 )
 from roundscope.attention.engines.protocol import Name as Engine
 from roundscope.attention.engines.protocol import differentiable, examining
-from roundscope.attention.events.recorder import Record, Seen
 from roundscope.attention.injection import Injection
 from roundscope.attention.places import check_forward
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.settings import (
     Options,
     check_delta_error,
@@ -48,6 +47,8 @@ from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.attention.trace.summary import Part, Trace, trace_of
 from roundscope.emu.arrays import Array, Result
 from roundscope.emu.backends.ops import Array as CarrierArray
+from roundscope.events.plan import check_factors
+from roundscope.events.recorder import Seen
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans

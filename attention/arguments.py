@@ -13,11 +13,11 @@ from typing import Any, get_args
 import numpy as np
 
 from roundscope.attention.engines.protocol import Name
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.grammar.injections import check_held
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import Sinks
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import BACKWARD
 from roundscope.emu.errors import unknown
 from roundscope.emu.numbers import as_float, check_array, is_known_number, is_known_whole

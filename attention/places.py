@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
@@ -25,6 +24,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import (
     BACKWARD,
     KEY_SITES,
@@ -39,6 +39,7 @@ from roundscope.attention.sites import (
     Site,
 )
 from roundscope.emu.sums.accumulator import Order
+from roundscope.events.injection import FlipBit
 
 
 class Sizes(NamedTuple):

@@ -17,10 +17,10 @@ from roundscope.attention.arguments import (
     served_given,
 )
 from roundscope.attention.engines.protocol import Name as Engine
-from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import ScaleOfGradient
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import Site
 from roundscope.emu.arrays import Array
 

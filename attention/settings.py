@@ -31,8 +31,7 @@ from roundscope.attention.arguments import (
 )
 from roundscope.attention.engines.layout import SIXTEEN_BITS
 from roundscope.attention.engines.protocol import Name
-from roundscope.attention.events.recorder import Record
-from roundscope.attention.injection import FlipBit, Injection
+from roundscope.attention.injection import Injection
 from roundscope.attention.places import (
     Sizes,
     check_injection,
@@ -43,10 +42,12 @@ from roundscope.attention.places import (
 from roundscope.attention.plans.choices import DeltaFrom, Log2E
 from roundscope.attention.plans.named import note_on_types
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.emu.arrays import Array
 from roundscope.emu.blocks.format import BlockFormat
+from roundscope.events.injection import FlipBit
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.traced import HeadPlans

@@ -7,7 +7,7 @@ plans, calls or tiles.
 
 from enum import StrEnum
 
-from roundscope.emu.errors import unknown
+from roundscope.events.sites import SiteBase
 
 
 class Axes(StrEnum):
@@ -29,7 +29,7 @@ class Axes(StrEnum):
     """One entry per feature of a key, (S, H)."""
 
 
-class Site(StrEnum):
+class Site(SiteBase):
     """One named rounding event of attention: a place of the algorithm where a result is rounded.
 
     A member is a string that equals its name (`Site.P == "P"`). A function that takes a site also
@@ -66,21 +66,12 @@ class Site(StrEnum):
         True
     """
 
-    formula: str
     axes: Axes
-    stage: str
-    stream: int
-    instead: str
 
-    def __new__(
-        cls, value: str, formula: str, axes: Axes, stage: str, stream: int, instead: str = ""
-    ) -> "Site":
-        self = str.__new__(cls, value)
-        self._value_ = value
-        self.formula, self.axes, self.stage, self.stream = formula, axes, stage, stream
-        self.instead = instead
-        self.__doc__ = f"{value}: {formula} ({axes}, {stage})."
-        return self
+    @property
+    def has_columns(self) -> bool:
+        """Whether the event has one entry per score, whose second index is that of a key."""
+        return self.axes is Axes.TS
 
     Q = "Q", "q", Axes.TH, "inputs", 0
     K = "K", "k", Axes.SH, "inputs", 1
@@ -270,9 +261,4 @@ def site_named(name: Site | str) -> Site:
     Raises:
         ValueError: There is no such site. The message names the nearest one.
     """
-    if isinstance(name, Site):
-        return name
-    try:
-        return Site[name.upper() if isinstance(name, str) else ""]
-    except KeyError:
-        raise ValueError(unknown("site", name, [s for s in Site if s not in OF_KERNELS])) from None
+    return Site.named(name)

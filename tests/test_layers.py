@@ -10,9 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "emu": {"emu"},
-    "attention": {"emu", "attention"},
-    "tools": {"emu", "attention", "tools"},
-    "experiments": {"emu", "attention", "tools", "experiments"},
+    "events": {"emu", "events"},
+    "attention": {"emu", "events", "attention"},
+    "tools": {"emu", "events", "attention", "tools"},
+    "experiments": {"emu", "events", "attention", "tools", "experiments"},
 }
 OURS = {*MAY_IMPORT, "tests"}
 

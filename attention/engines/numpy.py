@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from roundscope.attention.engines import fused
 from roundscope.attention.engines.fused import Heads, arrays, on_threads
 from roundscope.attention.engines.layout import from_heads, to_heads
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
@@ -26,6 +25,7 @@ from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.numba.ops import numpy_ops, stack
 from roundscope.emu.backends.ops import Ops, mapped
 from roundscope.emu.roundings.modes import BINARY32, RoundingMode
+from roundscope.events.recorder import Seen
 
 Floats: TypeAlias = NDArray[np.float64]
 Left: TypeAlias = NDArray[np.float64] | NDArray[np.float32]

@@ -15,7 +15,6 @@ import numpy as np
 from jax import Array, lax
 
 from roundscope.attention.engines.layout import SIXTEEN_BITS, from_heads, to_heads
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.traced import HeadPlans, TracedPlan, common_structure, table_of
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles import backward as backward_of
@@ -28,6 +27,7 @@ from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.backends.xla.rounding import narrow, round_wide, widen
 from roundscope.emu.formats.codes import encode
 from roundscope.emu.roundings.modes import BINARY32, Rounding
+from roundscope.events.recorder import Seen
 
 Result = TypeVar("Result")
 _COMPILED: list[Any] = []

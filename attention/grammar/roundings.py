@@ -12,7 +12,6 @@ It can also be native, or a tensor core, ARCHITECTURE[-N]:TYPE[:FORMAT], such as
 import re
 from dataclasses import replace
 
-from roundscope.attention.plans.events import Event, event_to
 from roundscope.attention.sites import PRODUCTS, Site, site_named
 from roundscope.emu.blocks.format import (
     BLOCK_NAMED,
@@ -26,6 +25,7 @@ from roundscope.emu.roundings.modes import BINARY32, Rounding
 from roundscope.emu.roundings.words import parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
+from roundscope.events.event import Event, event_to
 
 ORDERS = ("ascending", "pairwise", "halves", "exact", "native")
 Place = tuple[Site, bool]  # an event, or (True) the steps of the sum at that event

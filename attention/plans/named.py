@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.plans.presets import PRESETS, everywhere
+from roundscope.attention.plans.presets import PRESETS
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.sites import FACTORS, Site
 from roundscope.emu.errors import unknown
@@ -47,7 +47,7 @@ def preset(name: str) -> Plan:
                 f"preset '{name}': {f.name} is a scale format without zero or sign; no event"
                 " fits it"
             )
-        return everywhere(name, rounding(f))
+        return Plan.everywhere(name, rounding(f))
     if name in PRESETS:
         return PRESETS[name]()
     if name.endswith(SUFFIX):

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roundscope.attention.plans.backward import BackwardChoices
-from roundscope.attention.plans.choice import choice
 from roundscope.attention.plans.choices import (
     BackwardExponent,
     Log2E,
     Reciprocal,
     ScaleOfGradient,
 )
+from roundscope.events.choice import choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord

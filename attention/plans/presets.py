@@ -17,7 +17,7 @@ from roundscope.attention.plans.choices import (
     RowSum,
 )
 from roundscope.attention.plans.plan import Plan
-from roundscope.attention.sites import PRODUCTS, Site, site_named
+from roundscope.attention.sites import Site, site_named
 from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import (
@@ -54,13 +54,6 @@ P_16 = _scaled_e4m3(4)
 """P as 16 P in E4M3: numbers from 2^-13 up to 28."""
 
 
-def everywhere(name: str, r: Rounding) -> Plan:
-    """Return the plan in which every event and every step of a sum rounds alike."""
-    return Plan(
-        name=name, roundings=(r,) * len(Site), accumulators=(Accumulator(step=r),) * len(PRODUCTS)
-    )
-
-
 def rounding_to(plan: Plan, r: Rounding, sites: str, name: str | None = None) -> Plan:
     """Return the plan with the sites of these names, which blanks separate, rounded alike.
 
@@ -74,12 +67,12 @@ def exact() -> Plan:
 
     delta is of the output in binary64 too.
     """
-    return everywhere("exact", BINARY64)
+    return Plan.everywhere("exact", BINARY64)
 
 
 def fp32() -> Plan:
     """Return the plan in which every event and every step of a sum rounds to binary32."""
-    return everywhere("fp32", BINARY32)
+    return Plan.everywhere("fp32", BINARY32)
 
 
 def qiu_yao() -> Plan:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from roundscope.attention.plans.choice import choice
 from roundscope.attention.plans.choices import (
     CappedBy,
     DeltaFrom,
@@ -22,6 +21,7 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.operands import OperandChoices
 from roundscope.attention.sites import Site
+from roundscope.events.choice import choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from roundscope.attention.plans.choice import Moves, choice
 from roundscope.attention.plans.choices import KeyOrder, QueryOrder
 from roundscope.attention.plans.forward import KEPT_LANES
 from roundscope.attention.plans.served import ServedChoices
+from roundscope.events.choice import Moves, choice
 
 if TYPE_CHECKING:
     from roundscope.attention.plans.record import PlanRecord

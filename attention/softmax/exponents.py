@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import BackwardExponent, Exponential, Log2E
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site

@@ -10,7 +10,7 @@ delta) EXP. Here delta is the sum of (dP / l^2) EXP over the keys, which is rows
 from dataclasses import replace
 from types import ModuleType
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import Reciprocal, RowSum, Sinks
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array

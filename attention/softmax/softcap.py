@@ -7,7 +7,7 @@ tanh.approx, whose results are not modeled here.
 
 import numpy as np
 
-from roundscope.attention.events.hook import Events
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import CappedBy, Tanh
 from roundscope.attention.sites import Site
 from roundscope.emu.backends.ops import Array

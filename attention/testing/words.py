@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from roundscope.attention import PRESETS, PRODUCTS, Plan, Site
 from roundscope.attention.places import absent
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.plans.record import CHOICES as OF_PLANS
 from roundscope.attention.plans.twins import TWINS
+from roundscope.events.plan import check_factors
 
 
 def words(text: str) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Seen
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import DeltaFrom, ScaleOfGradient
 from roundscope.attention.sites import Site
 from roundscope.attention.softmax.row_sums import reciprocal
@@ -31,9 +30,11 @@ from roundscope.attention.tiles.loops import (
     whole_head,
 )
 from roundscope.attention.tiles.orders import Pass, merged, passes
-from roundscope.attention.tiles.records import Gradients, Index, Operands, Residuals, Sums
+from roundscope.attention.tiles.records import Gradients, Operands, Residuals, Sums
 from roundscope.emu.backends.ops import Array, Ops
 from roundscope.emu.roundings.modes import BINARY32
+from roundscope.events.place import Index
+from roundscope.events.recorder import Seen
 
 _OPERANDS = Operands(  # the events whose results a tile reads
     (Site.Q, Site.QS), (Site.K, Site.KS, Site.KC), Site.V, Site.DO, Site.LSE, Site.DELTA

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from roundscope.attention import algorithm
-from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Seen, merged
+from roundscope.attention.hook import Events
 from roundscope.attention.plans.choices import KeyOrder, Sinks
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site
@@ -32,12 +31,13 @@ from roundscope.attention.tiles.orders import cut_by
 from roundscope.attention.tiles.records import (
     AnyState,
     FlushedState,
-    Index,
     Inputs,
     Results,
     State,
 )
 from roundscope.emu.backends.ops import Array, Ops, mapped
+from roundscope.events.place import Index
+from roundscope.events.recorder import Seen, merged
 
 _STATE = (Site.M, Site.L, Site.O)  # the events whose results a state has
 _OPERANDS = ((Site.Q, Site.QS), (Site.K, Site.KS), Site.V)

@@ -14,21 +14,23 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from roundscope.attention.events.hook import Events
-from roundscope.attention.events.recorder import Record, Recorder, Seen
+from roundscope.attention.hook import Events
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import Log2E, Sinks
 from roundscope.attention.plans.plan import Plan
+from roundscope.attention.recording import Record
 from roundscope.attention.sites import KEY_SITES, Site
 from roundscope.attention.softmax.exponents import in_base2
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.orders import Bounds, Flag, cut_by
-from roundscope.attention.tiles.records import Index
 from roundscope.attention.tiles.tile import Tile
 from roundscope.emu.backends.ops import Array, Ops, mapped
 from roundscope.emu.instructions.polynomials import LN_2
 from roundscope.emu.roundings.modes import BINARY32, BINARY64
 from roundscope.emu.sums.accumulator import Accumulator, accumulate
+from roundscope.events import hook
+from roundscope.events.place import Index
+from roundscope.events.recorder import Recorder, Seen
 
 # what the setups of calls in this context have
 PROGRAMS_FROM: ContextVar[float] = ContextVar("programs_from", default=2**18)
@@ -153,7 +155,7 @@ def events_at(
     sink    the logit of the head's sink, a scalar, or None
     """
     recorder = None if silent or setup.record is None else Recorder(ops, tile, setup.record)
-    return Events(ops, setup.plan, tile, setup.inject, recorder, sink)
+    return hook.Events(ops, setup.plan, tile, setup.inject, recorder, sink)
 
 
 def whole_events(

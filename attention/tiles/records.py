@@ -9,10 +9,6 @@ from typing import NamedTuple, TypeAlias
 
 from roundscope.emu.backends.ops import Array
 
-# a number that counts heads, tiles or rows: an int of Python, or an integer of the array library,
-# as in a loop under XLA, where it is traced
-Index: TypeAlias = int | Array
-
 
 class Inputs(NamedTuple):
     """What a forward reads, rounded by the events of the inputs.

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.trace import summary as trace
 from roundscope.attention.trace.summary import Part, features_of, site_of, summaries
+from roundscope.events.recorder import Seen
 
 LARGE = 1 << 20  # sums of rows, per site, from which on a device adds up the tiles
 SMALL = 1 << 16  # elements of an array that is copied with others

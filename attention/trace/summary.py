@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from roundscope.attention.events.recorder import Seen, Summary
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.tiles.records import Index
 from roundscope.emu.backends.ops import Array
 from roundscope.emu.stats.summary import Stats
+from roundscope.events.place import Index
+from roundscope.events.recorder import Seen, Summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,10 +26,10 @@ from roundscope.attention.arguments import NotFused
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.origin import not_finite
 from roundscope.attention.places import in_traces
-from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
 from roundscope.attention.trace.summary import site_of
 from roundscope.emu.stats.summary import Stats
+from roundscope.events.plan import check_factors
 from roundscope.tools.compile_cache import keep_compilations
 from roundscope.tools.errors import UsageError, bad
 from roundscope.tools.tensors.layers import Layer

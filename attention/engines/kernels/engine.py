@@ -34,7 +34,6 @@ from roundscope.attention.engines.xla import (
     own_setup,
     per_head,
 )
-from roundscope.attention.events.recorder import Seen
 from roundscope.attention.plans.choices import DeltaFrom
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.traced import HeadPlans, plan_in
@@ -50,6 +49,7 @@ from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Res
 from roundscope.emu.arrays import Array as AnyArray
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
+from roundscope.events.recorder import Seen
 
 Numbers = NDArray[np.int64]
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from roundscope.attention.grammar.differences import differences
 from roundscope.attention.grammar.roundings import accumulator_words, spelled
 from roundscope.attention.places import absent
-from roundscope.attention.plans.choice import Choice
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS, fp32
 from roundscope.attention.plans.record import CHOICES
@@ -18,6 +17,7 @@ from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES, tensor_core
+from roundscope.events.choice import Choice
 from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
 from .cells import code, codes, escaped, paragraphs, table
