@@ -50,7 +50,7 @@ quick: $(READY)  ## the tests that import what has changed since the last commit
 thorough: $(READY)  ## every test, the long ones too, all as users compile
 	$(PYTEST) $(BY_FILE)
 
-CORE := emu events attention
+CORE := emu events attention operations
 
 coverage: $(READY)  ## the share of lines and branches of emu and attention that their own tests run
 	$(BIN)/pip install -qq $(VERSIONS) pytest-cov

@@ -5,12 +5,11 @@ the tiles of the sample are "looked at", and the other tiles are not (`attention
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roundscope.attention.sites import PRODUCTS, Site
 from roundscope.emu.numbers import is_whole
 from roundscope.emu.shown import shown
-from roundscope.events.recorder import RecordBase
+from roundscope.events.recorder import RecordBase, check_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +62,6 @@ class Record(RecordBase):
         TypeError: events='P': give a tuple of sites, such as ('P',)
     """
 
-    SITES: ClassVar = Site
-    PRODUCTS: ClassVar = PRODUCTS
-
     events: tuple[Site, ...] = ()
     ones: tuple[Site, ...] = ()
     steps: tuple[Site, ...] = ()
@@ -78,4 +74,4 @@ class Record(RecordBase):
                 " 1 for all"
                 " events"
             )
-        RecordBase.__post_init__(self)
+        check_record(self, Site, PRODUCTS)

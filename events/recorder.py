@@ -6,7 +6,7 @@ the tiles of the sample are "looked at", and the other tiles are not (`attention
 
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from roundscope.emu.backends.ops import Array, Event, Ops
 from roundscope.emu.formats.format import Format
@@ -37,30 +37,29 @@ class RecordBase:
         ones: Sites for which the results that equal 1 are counted.
         steps: Sums of products whose single additions are summarized too.
         away: Whether the errors of each row are also counted away from zero.
-
-    Raises:
-        TypeError: `events`, `ones` or `steps` is not a collection of sites.
-        ValueError: A name is not a site, or `steps` names a site that is not a sum of products.
     """
-
-    SITES: ClassVar[type[SiteBase]]
-    PRODUCTS: ClassVar[tuple[SiteBase, ...]]
 
     events: tuple[Any, ...] = ()
     ones: tuple[Any, ...] = ()
     steps: tuple[Any, ...] = ()
     away: bool = False
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.away, bool):
-            raise TypeError(f"away={shown(self.away)}: give True or False")
-        for name in ("events", "ones", "steps"):
-            object.__setattr__(self, name, _sites(self.SITES, name, getattr(self, name)))
-        if others := [site for site in self.steps if site not in self.PRODUCTS]:
-            raise ValueError(
-                f"steps={', '.join(others)}: steps are of sums of products:"
-                f" {' '.join(self.PRODUCTS)}"
-            )
+
+def check_record(record: RecordBase, sites: type[SiteBase], products: tuple[SiteBase, ...]) -> None:
+    """Put sites in the place of names in a record.
+
+    Raises:
+        TypeError: `events`, `ones` or `steps` is not a collection of sites.
+        ValueError: A name is not a site, or `steps` names a site that is not a sum of products.
+    """
+    if not isinstance(record.away, bool):
+        raise TypeError(f"away={shown(record.away)}: give True or False")
+    for name in ("events", "ones", "steps"):
+        object.__setattr__(record, name, _sites(sites, name, getattr(record, name)))
+    if others := [site for site in record.steps if site not in products]:
+        raise ValueError(
+            f"steps={', '.join(others)}: steps are of sums of products: {' '.join(products)}"
+        )
 
 
 def _sites(sites: type[SiteBase], name: str, asked: Any) -> tuple[SiteBase, ...]:

@@ -42,7 +42,7 @@ class Value(NamedTuple):
     optional: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operation:
     """An operation of a transformer step.
 

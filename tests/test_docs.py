@@ -86,6 +86,7 @@ def test_pages_that_the_sources_name_exist():
         "emu",
         "events",
         "attention",
+        "operations",
         "tools",
         "experiments",
         "roundscope",
@@ -173,7 +174,7 @@ def test_lists_of_attributes_name_what_their_classes_have():
     anew, so that a word of a sentence stands where a name was.
     """
     lists, wrong = 0, []
-    folders = ("emu", "events", "attention", "tools", "experiments")
+    folders = ("emu", "events", "attention", "operations", "tools", "experiments")
     for path in (p for folder in folders for p in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and (names := _listed(ast.get_docstring(node) or "")):

@@ -12,8 +12,9 @@ MAY_IMPORT = {
     "emu": {"emu"},
     "events": {"emu", "events"},
     "attention": {"emu", "events", "attention"},
-    "tools": {"emu", "events", "attention", "tools"},
-    "experiments": {"emu", "events", "attention", "tools", "experiments"},
+    "operations": {"emu", "events", "attention", "operations"},
+    "tools": {"emu", "events", "attention", "operations", "tools"},
+    "experiments": {"emu", "events", "attention", "operations", "tools", "experiments"},
 }
 OURS = {*MAY_IMPORT, "tests"}
 
