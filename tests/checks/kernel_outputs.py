@@ -29,10 +29,15 @@ GROUPS = {
     "torch": ("flex", "eager"),
     "served": ("flex-served", "gemma2", "gpt-oss"),
     "jax": ("jax-xla", "pallas"),
-    "tokamax": ("tokamax-triton", "tokamax-mosaic", "tokamax-chunked"),
+    "tokamax": (
+        *("tokamax-triton", "tokamax-mosaic", "tokamax-mosaic-stale", "tokamax-chunked"),
+        *("tokamax-triton-gqa", "tokamax-mosaic-gqa"),
+    ),
     "triton": ("triton-tutorial",),
     "grouped": ("sdpa-flash-gqa", "sdpa-cudnn-gqa", "sdpa-math-gqa", "jax-cudnn-gqa"),
     "fp8": ("cudnn-fp8", "cudnn-fp8-s256"),
+    "fa3": ("fa3", "fa3-gqa", "fa3-fp16", "fa3-split"),
+    "fa3-fp8": ("fa3-fp8", "fa3-fp8-gqa", "fa3-fp8-descaled"),
     "fa4": ("fa4", "fa4-gqa"),
     "sage": ("sage-int8",),
     "released": (
