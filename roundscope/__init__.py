@@ -4,7 +4,7 @@
     out = rs.attend(q, k, v, plan="fa2-bf16")
 
 Re-exports the public API: `roundscope.emu` is the arithmetic, `roundscope.attention` the emulated
-attention, `roundscope.tools` the commands, `roundscope.experiments` trainings and studies,
+attention, `roundscope.operations` the other operations of a transformer step, `roundscope.tools` the commands, `roundscope.experiments` trainings and studies,
 `roundscope.torch`, `roundscope.jax` and `roundscope.flax` are for models of these libraries. Names
 are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch:
 nor anything that takes time, since Ctrl-C has no effect of our own before `roundscope.__main__`.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_PACKAGES = ("attention", "emu")
+_PACKAGES = ("attention", "emu", "operations")
 _ADAPTERS = ("flax", "jax", "torch")  # need libraries that may be missing, so * has none of them
 _OF_ATTENTION = (
     "PRESETS",
