@@ -4,10 +4,11 @@
     out = rs.attend(q, k, v, plan="fa2-bf16")
 
 Re-exports the public API: `roundscope.emu` is the arithmetic, `roundscope.attention` the emulated
-attention, `roundscope.operations` the other operations of a transformer step, `roundscope.tools` the commands, `roundscope.experiments` trainings and studies,
-`roundscope.torch`, `roundscope.jax` and `roundscope.flax` are for models of these libraries. Names
-are imported when they are first used, so `import roundscope` loads neither jax, numba nor torch:
-nor anything that takes time, since Ctrl-C has no effect of our own before `roundscope.__main__`.
+attention, `roundscope.operations` the other operations of a transformer step, `roundscope.tools`
+the commands, `roundscope.experiments` trainings and studies, `roundscope.torch`, `roundscope.jax`
+and `roundscope.flax` are for models of these libraries. Names are imported when they are first
+used, so `import roundscope` loads neither jax, numba nor torch: nor anything that takes time, since
+Ctrl-C has no effect of our own before `roundscope.__main__`.
 """
 
 TYPE_CHECKING = False  # as in typing, which is not loaded yet

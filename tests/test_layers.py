@@ -1,4 +1,4 @@
-"""The house: emu <- attention <- tools <- experiments, and nothing heavy behind a light import."""
+"""The house: emu <- events <- attention <- operations <- tools <- experiments, and nothing heavy behind a light import."""
 
 import ast
 import subprocess
