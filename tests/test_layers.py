@@ -1,4 +1,4 @@
-"""The house: emu <- events <- attention <- operations <- tools <- experiments, and nothing heavy behind a light import."""
+"""The layers, from emu up to experiments, and nothing heavy behind a light import."""
 
 import ast
 import subprocess
