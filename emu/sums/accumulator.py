@@ -19,6 +19,7 @@ from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, Roundin
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
+from roundscope.emu.sums.tensor_cores import core_of
 
 
 class Order(StrEnum):
@@ -164,8 +165,10 @@ class Accumulator:
 
         Args:
             arch: volta, turing, ampere, ada, hopper or blackwell.
-            operand: the format of both factors, such as "bf16" (`roundscope.emu.sums.tensor_cores`
-                lists them).
+            operand: the format of both factors, which must hold their numbers. It is fp16, bf16,
+                tf32, e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older
+                architectures have fewer. On Blackwell FP8 and FP6 factors may also be in blocks of
+                32 with E8M0 scales (`to_blocks`).
             sum_format: the format of the sum: "fp32", or "fp16" for fp16 and FP8 factors.
 
         Returns:
@@ -183,9 +186,8 @@ class Accumulator:
             >>> acc.chunk, acc.alignment.bits, str(acc.step)
             (16, 25, 'fp32:toward-zero')
         """
-        from roundscope.emu.sums.tensor_cores import tensor_core
-
-        return tensor_core(arch, operand, sum_format)
+        chunk, alignment, step = core_of(arch, operand, sum_format)
+        return Accumulator(order=Order.ALIGNED, step=step, chunk=chunk, alignment=alignment)
 
     def __str__(self) -> str:
         if self.alignment is not None:
