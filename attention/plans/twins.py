@@ -39,7 +39,8 @@ from roundscope.attention.plans.hopper import (
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
-from roundscope.emu.blocks.format import INT8, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import INT8, BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,

@@ -19,8 +19,9 @@ import numpy as np
 from roundscope.emu.api import _carrier
 from roundscope.emu.arrays import ArrayLike
 from roundscope.emu.blocks.api import Blocked, check_blocked, from_blocks, to_blocks
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.format import BlockFormat, block_format
 from roundscope.emu.blocks.layout import layout_of, scales_to_lines, to_lines
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.tensors import takes_tensors
 
 
