@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.api import _added, _carrier, _enter, _is_jax, _library, _ops
 from roundscope.emu.backends.ops import Ops
-from roundscope.emu.blocks.api import Blocked, from_blocks
+from roundscope.emu.blocks.api import from_blocks
+from roundscope.emu.blocks.blocked import Blocked
+from roundscope.emu.libraries import float_array, is_jax, library_of, ops_of, sum_by, widened
 from roundscope.emu.roundings.modes import BINARY32, RoundingMode
 from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate, add_aligned
@@ -59,16 +60,18 @@ def dot_blocks(
         ValueError: for shapes that do not match, an operand blocked along its other axis and, with
             scales of binary32, operands with blocks of different sizes.
     """
-    a, b = (x if isinstance(x, Blocked) else _carrier(x, name) for name, x in (("a", a), ("b", b)))
+    a, b = (
+        x if isinstance(x, Blocked) else float_array(x, name) for name, x in (("a", a), ("b", b))
+    )
     shape = _checked(a, b, init)
-    on_jax = any(_is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
+    on_jax = any(is_jax(x.elements if isinstance(x, Blocked) else x) for x in (a, b))
     if on_jax:
         # this registers `Blocked` with JAX, so that it may be an argument of a program
         import roundscope.emu.blocks.xla  # noqa: F401
     start = (
-        np.zeros(shape) if init is None else init if on_jax and _is_jax(init) else np.asarray(init)
+        np.zeros(shape) if init is None else init if on_jax and is_jax(init) else np.asarray(init)
     )
-    return _added(_kept, on_jax, steps, a, b, start, accumulator=accumulator)
+    return sum_by(_kept, on_jax, steps, a, b, start, accumulator=accumulator)
 
 
 def _kept(
@@ -76,7 +79,7 @@ def _kept(
 ) -> tuple[Array, Steps | None]:
     """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
     steps: Steps | None = [] if keep else None
-    return _run(_library(init), a, b, accumulator, init, steps), steps
+    return _run(library_of(init), a, b, accumulator, init, steps), steps
 
 
 def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
@@ -96,8 +99,8 @@ def _checked(a: Any, b: Any, init: Any) -> tuple[int, int]:
 
 def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | None) -> Array:
     left, right = (_operand(xp, x, acc.alignment) for x in (a.T, b))
-    ops = _ops(left.numbers)
-    init = ops.hidden(_enter(xp.asarray(init)))
+    ops = ops_of(left.numbers)
+    init = ops.hidden(widened(xp.asarray(init)))
     apart = left.scales is not None or right.scales is not None
     add = _by_blocks if apart else _at_once
     if left.tensor is None and right.tensor is None:
@@ -111,17 +114,17 @@ def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | No
 def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
     """Return a matrix (K, lines), whose blocks run along axis 0, as an operand of the sum."""
     if not isinstance(x, Blocked):
-        return _Operand(numbers=_enter(xp.asarray(x)))
+        return _Operand(numbers=widened(xp.asarray(x)))
     if alignment is not None:
         return _aligned_operand(xp, x, alignment)
     f, one = x.format, np.float32(1.0)
-    tensor = _enter(xp.asarray(x.tensor)) if f.tensor else None
+    tensor = widened(xp.asarray(x.tensor)) if f.tensor else None
     if f.element.format.precision + f.scale.precision <= EXACT_FACTOR:
         numbers = from_blocks(replace(x, tensor=xp.asarray(one)))
-        return _Operand(numbers=_enter(xp.asarray(numbers)), size=f.size, tensor=tensor)
-    scales = xp.repeat(_enter(xp.asarray(x.scales)), f.rows, axis=1)[:, : x.shape[1]]
+        return _Operand(numbers=widened(xp.asarray(numbers)), size=f.size, tensor=tensor)
+    scales = xp.repeat(widened(xp.asarray(x.scales)), f.rows, axis=1)[:, : x.shape[1]]
     return _Operand(
-        numbers=_enter(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor
+        numbers=widened(xp.asarray(x.elements)), scales=scales, size=f.size, tensor=tensor
     )
 
 
@@ -136,11 +139,11 @@ def _aligned_operand(xp: Any, x: Blocked, alignment: Alignment) -> _Operand:
             f"{x.format}: this tensor core takes blocks of {alignment.operand.name} with"
             " power-of-two scales"
         )
-    elements = _enter(xp.asarray(x.elements))
-    scales = xp.repeat(_enter(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
+    elements = widened(xp.asarray(x.elements))
+    scales = xp.repeat(widened(xp.asarray(x.scales)), x.format.size, axis=0)[: x.shape[0]]
     return _Operand(
         numbers=elements * scales,
-        binades=binade(_ops(elements), elements, alignment.operand.emin) * scales,
+        binades=binade(ops_of(elements), elements, alignment.operand.emin) * scales,
         size=x.format.size,
     )
 
