@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.arrays import Array, ArrayLike, Result
+from roundscope.emu.arrays import ArrayLike, Result
 from roundscope.emu.backends.ops import ANY_PRODUCT
 from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.blocked import Blocked
@@ -45,11 +45,16 @@ from roundscope.emu.roundings.modes import (
     rounding,
     without_saturation,
 )
-from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
 from roundscope.emu.stats.classify import COUNTS, SUMS
 from roundscope.emu.stats.summary import Stats
-from roundscope.emu.sums.accumulator import Accumulator, Steps, accumulate, check_accumulator
+from roundscope.emu.sums.accumulator import (
+    Accumulator,
+    Steps,
+    accumulate,
+    check_accumulator,
+    stochastic_step,
+)
 from roundscope.emu.tensors import takes_tensors
 
 _BINARY32 = Accumulator()
@@ -120,8 +125,7 @@ def round_to(
     if is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        rounded: Array = run_program(_round_jax, numbers, r.seed, first, r=replace(r, seed=0))
-        return rounded
+        return run_program(_round_jax, numbers, r.seed, first, r=replace(r, seed=0))
     check_out(out, numbers)
     from roundscope.emu.backends.numba import rounding as kernels
 
@@ -253,11 +257,9 @@ def error_of(
     numbers = float_array(x)
     rounded = round_to(numbers, format, mode, **policies)
     if is_jax(numbers) and numbers.dtype != np.float64:
-        between: Array = run_program(_difference, rounded, numbers)
-        return between
+        return run_program(_difference, rounded, numbers)
     with np.errstate(all="ignore"):  # inf - inf
-        error: Array = rounded - numbers
-        return error
+        return rounded - numbers
 
 
 def _difference(y: AnyArray, x: AnyArray) -> AnyArray:
@@ -292,8 +294,7 @@ def ulp_of(x: ArrayLike, format: str | Format) -> Result:
     """
     f = rounding(format).format
     numbers = float_array(x)
-    ulps: Array = run_program(_spacing, numbers, f=f) if is_jax(numbers) else _spacing(numbers, f=f)
-    return ulps
+    return run_program(_spacing, numbers, f=f) if is_jax(numbers) else _spacing(numbers, f=f)
 
 
 def _spacing(x: AnyArray, *, f: Format) -> AnyArray:
@@ -344,12 +345,11 @@ def exp(
     numbers = float_array(x)
     _check_fits(numbers, r)
     _check_first(first)
-    power: Array = (
+    return (
         run_program(_exp, numbers, r.seed, first, r=replace(r, seed=0))
         if is_jax(numbers)
         else _exp(numbers, r.seed, first, r=r)
     )
-    return power
 
 
 def _exp(x: AnyArray, seed: Any, first: Any, *, r: Rounding) -> AnyArray:
@@ -414,8 +414,7 @@ def dot(
         )
     _check_init(init)
     if isinstance(a, Blocked) or isinstance(b, Blocked):
-        total: Array = dot_blocks(a, b, accumulator, init, steps)
-        return total
+        return dot_blocks(a, b, accumulator, init, steps)
     x, y = float_array(a, "a"), float_array(b, "b")
     if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
         raise ValueError(f"a, b: shapes {x.shape} and {y.shape}, must be (T, K) and (K, N)")
@@ -428,8 +427,7 @@ def dot(
 
     start = init if init is None or is_jax(init) else np.asarray(init)
     on_jax = is_jax(x) or is_jax(y)
-    total = sum_by(_dot, on_jax, steps, x, y, start, accumulator=accumulator)
-    return total
+    return sum_by(_dot, on_jax, steps, x, y, start, accumulator=accumulator)
 
 
 def _check_init(init: Any) -> None:
@@ -448,15 +446,10 @@ def _dot(
     a: AnyArray, b: AnyArray, init: AnyArray | None, *, accumulator: Accumulator, keep: bool
 ) -> tuple[AnyArray, Steps | None]:
     """Return the sum, and a list of (before, after) of each addition, or None unless `keep`."""
-    ops, r, step = ops_of(a), accumulator.step, None
+    ops = ops_of(a)
     xp = ops.xp
     start = xp.zeros((a.shape[0], b.shape[1])) if init is None else widened(xp.asarray(init))
-    if r.mode is RoundingMode.STOCHASTIC:
-        rows, columns = xp.arange(a.shape[0])[:, None], xp.arange(b.shape[1])
-
-        def step(k: Any, total: AnyArray) -> AnyArray:
-            return ops.round(total, r, event_bits(xp, r.seed, 0, rows, columns, k + 1))
-
+    step = stochastic_step(ops, accumulator.step, start.shape)
     is_binary32 = a.dtype == b.dtype == np.float32 and init is None
     bits = 2 * BINARY32.format.precision if is_binary32 else ANY_PRODUCT
     steps: Steps | None = [] if keep else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roundscope.emu.arrays import Array, ArrayLike, Result
+from roundscope.emu.arrays import ArrayLike, Result
 from roundscope.emu.backends.ops import Array as AnyArray
 from roundscope.emu.blocks.blocked import Blocked, check_blocked
 from roundscope.emu.blocks.format import BlockFormat, block_format
@@ -86,8 +86,7 @@ def round_blocks(
     if is_jax(numbers):
         if out is not None:
             raise ValueError("out: JAX arrays are immutable; leave it out")
-        rounded: Array = run_program(_round_jax, numbers, f=f, at=at) if numbers.size else numbers
-        return rounded
+        return run_program(_round_jax, numbers, f=f, at=at) if numbers.size else numbers
     check_out(out, numbers)
     return _round_numpy(numbers, f, at, out)
 
@@ -186,8 +185,7 @@ def from_blocks(b: Blocked) -> Result:
     check_blocked(b)
     at, arrays = layout_of(b.shape, b.format, b.axis), (b.elements, b.scales, b.tensor)
     on_jax = is_jax(b.elements)
-    numbers: Array = run_program(_numbers, *arrays, at=at) if on_jax else _numbers(*arrays, at=at)
-    return numbers
+    return run_program(_numbers, *arrays, at=at) if on_jax else _numbers(*arrays, at=at)
 
 
 def _numbers(elements: AnyArray, scales: AnyArray, tensor: AnyArray, *, at: Layout) -> AnyArray:

@@ -27,9 +27,14 @@ from roundscope.emu.backends.ops import Ops
 from roundscope.emu.blocks.api import from_blocks
 from roundscope.emu.blocks.blocked import Blocked
 from roundscope.emu.libraries import float_array, is_jax, library_of, ops_of, sum_by, widened
-from roundscope.emu.roundings.modes import BINARY32, RoundingMode
-from roundscope.emu.roundings.random import event_bits
-from roundscope.emu.sums.accumulator import Accumulator, Step, Steps, accumulate, add_aligned
+from roundscope.emu.roundings.modes import BINARY32
+from roundscope.emu.sums.accumulator import (
+    Accumulator,
+    Steps,
+    accumulate,
+    add_aligned,
+    stochastic_step,
+)
 from roundscope.emu.sums.aligned import Alignment, binade
 
 Array = Any
@@ -107,8 +112,9 @@ def _run(xp: Any, a: Any, b: Any, acc: Accumulator, init: Any, steps: Steps | No
         return add(ops, acc, left, right, init, steps)
     total = add(ops, acc, left, right, xp.zeros_like(init), steps)
     alpha = _product(ops, left.tensor, right.tensor)
-    last = _stepper(ops, acc, init.shape, 2 * left.numbers.shape[0] + 1, steps)
-    return last(1, last(0, ops.multiply(total, alpha)) + init)
+    last = 2 * left.numbers.shape[0] + 1
+    total = _rounded(ops, acc, ops.multiply(total, alpha), last, steps)
+    return _rounded(ops, acc, total + init, last + 1, steps)
 
 
 def _operand(xp: Any, x: Any, alignment: Alignment | None) -> _Operand:
@@ -152,23 +158,13 @@ def _at_once(
     ops: Ops, acc: Accumulator, left: _Operand, right: _Operand, init: Array, steps: Steps | None
 ) -> Array:
     if acc.alignment is not None:
+        emin = acc.alignment.operand.emin
         a, b = (
-            (
-                x.numbers,
-                (
-                    binade(ops, x.numbers, acc.alignment.operand.emin)
-                    if x.binades is None
-                    else x.binades
-                ),
-            )
+            (x.numbers, binade(ops, x.numbers, emin) if x.binades is None else x.binades)
             for x in (left, right)
         )
         return add_aligned(ops, acc, a, b, init, steps)
-    step = (
-        _stepper(ops, acc, init.shape, 0, None)
-        if acc.step.mode is RoundingMode.STOCHASTIC
-        else None
-    )
+    step = stochastic_step(ops, acc.step, init.shape)
     return accumulate(ops, acc, left.numbers, right.numbers, init, step, steps)
 
 
@@ -185,16 +181,11 @@ def _by_blocks(
     for j, lo in enumerate(range(0, left.numbers.shape[0], size)):
         part, offset = slice(lo, lo + size), j * (2 * size + 2)
         inner = left.numbers[part], right.numbers[part]
-        inside = (
-            _stepper(ops, acc, init.shape, offset, None)
-            if acc.step.mode is RoundingMode.STOCHASTIC
-            else None
-        )
+        inside = stochastic_step(ops, acc.step, init.shape, offset)
         block = accumulate(ops, acc, *inner, ops.xp.zeros_like(init), inside, steps)
         factor = _product(ops, _row(left, j), _row(right, j))
-        total = _stepper(ops, acc, init.shape, offset + 2 * size, steps)(
-            0, total + ops.multiply(block, factor)
-        )
+        total = total + ops.multiply(block, factor)
+        total = _rounded(ops, acc, total, offset + 2 * size, steps)
     return total
 
 
@@ -214,25 +205,13 @@ def _product(ops: Ops, x: Array | None, y: Array | None) -> Array:
     return column if y is None else ops.round(column * y, BINARY32, None)
 
 
-def _stepper(
-    ops: Ops, acc: Accumulator, shape: tuple[int, ...], offset: int, steps: Steps | None
-) -> Step:
-    """Return the rounding of an addition, which appends (before, after) to `steps`.
+def _rounded(ops: Ops, acc: Accumulator, total: Array, offset: int, steps: Steps | None) -> Array:
+    """Return a sum rounded by the step; (before, after) is appended to `steps`.
 
     Its random bits are those of an addition that comes after `offset` others.
     """
-    r, xp = acc.step, ops.xp
-    rows, columns = xp.arange(shape[0])[:, None], xp.arange(shape[1])
-
-    def step(k: Any, total: Array) -> Array:
-        lots = (
-            event_bits(xp, r.seed, 0, rows, columns, offset + k + 1)
-            if r.mode is RoundingMode.STOCHASTIC
-            else None
-        )
-        after = ops.round(total, r, lots)
-        if steps is not None:
-            steps.append((total[None], after[None]))
-        return after
-
-    return step
+    step = stochastic_step(ops, acc.step, total.shape, offset)
+    after = step(0, total) if step else ops.round(total, acc.step, None)
+    if steps is not None:
+        steps.append((total[None], after[None]))
+    return after

@@ -151,8 +151,8 @@ class BlockFormat:
     @property
     def power_of_two(self) -> bool:
         """Return whether every scale is a power of two."""
-        to_scale_format = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
-        return not to_scale_format or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
+        to_scales = self.rule in (ScaleRule.RCEIL, ScaleRule.NEAREST)
+        return not to_scales or (self.rule is ScaleRule.RCEIL and self.scale.precision == 1)
 
     @property
     def bits(self) -> float:
@@ -176,14 +176,10 @@ def _shaped(name: str) -> BlockFormat:
         )
     element, rows, size, scale = parts.groups(default="")
     f = INTEGERS[element] if element in INTEGERS else format_named(element)
-    scale_format = format_named(scale or "fp32")
-    rule = ScaleRule.FLOOR if scale_format == E8M0 else ScaleRule.NEAREST
+    scales = format_named(scale or "fp32")
+    rule = ScaleRule.FLOOR if scales == E8M0 else ScaleRule.NEAREST
     return BlockFormat(
-        element=Rounding(format=f),
-        size=int(size),
-        rows=int(rows or 1),
-        scale=scale_format,
-        rule=rule,
+        element=Rounding(format=f), size=int(size), rows=int(rows or 1), scale=scales, rule=rule
     )
 
 

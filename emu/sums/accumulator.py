@@ -16,6 +16,7 @@ from typing import Any
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
@@ -301,6 +302,18 @@ def add_aligned(
     )
     steps.append((whole, totals[1]))
     return total
+
+
+def stochastic_step(ops: Ops, r: Rounding, shape: tuple[int, ...], offset: int = 0) -> Step | None:
+    """Return the step of a sum that draws random bits for each entry, or None in other modes.
+
+    The bits are those of additions that come after `offset` others.
+    """
+    if r.mode is not RoundingMode.STOCHASTIC:
+        return None
+    xp = ops.xp
+    at = xp.arange(shape[0])[:, None], xp.arange(shape[1])
+    return lambda k, x: ops.round(x, r, event_bits(xp, r.seed, 0, *at, offset + k + 1))
 
 
 def _plain(ops: Ops, r: Rounding) -> Step:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.numbers import check_text
-from roundscope.emu.roundings.modes import Rounding, rounding
+from roundscope.emu.roundings.modes import FP16, Rounding, rounding
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment
 
@@ -68,12 +68,9 @@ def core_of(arch: str, operand: str, sum_format: str) -> tuple[int, Alignment, R
 
     The arguments are those of `Accumulator.tensor_core`, and so are the errors.
     """
-    for name, word in (("arch", arch), ("operand", operand), ("sum_format", sum_format)):
-        check_text(
-            name,
-            word,
-            "bf16" if name == "operand" else "fp32" if name == "sum_format" else "hopper",
-        )
+    check_text("arch", arch, "hopper")
+    check_text("operand", operand, "bf16")
+    check_text("sum_format", sum_format, "fp32")
     core, sums = architecture(arch), ("fp32",) if operand in ("bf16", "tf32") else ("fp32", "fp16")
     if operand not in core.operands:
         raise ValueError(
@@ -85,10 +82,7 @@ def core_of(arch: str, operand: str, sum_format: str) -> tuple[int, Alignment, R
         )
     in_fp16 = sum_format == "fp16"
     bits = core.bits_fp8 if core.bits_fp8 and BITS[operand] == 8 else core.bits
-    step = (
-        rounding("fp16") if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
-    )
-    kept = Alignment(
-        bits=bits, zero=core.zero_fp16 if in_fp16 else core.zero, operand=format_named(operand)
-    )
-    return core.chunk * 8 // BITS[operand], kept, step
+    step = FP16 if in_fp16 else rounding("e8m13" if bits == 13 else "fp32", "toward-zero")
+    zero = core.zero_fp16 if in_fp16 else core.zero
+    alignment = Alignment(bits=bits, zero=zero, operand=format_named(operand))
+    return core.chunk * 8 // BITS[operand], alignment, step
