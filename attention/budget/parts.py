@@ -10,7 +10,8 @@ from roundscope.attention.grammar.edits import apply
 from roundscope.attention.grammar.roundings import accumulator_words, place_words, spelled
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import PRODUCTS, Site
-from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import BINARY32, Rounding, RoundingMode
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.events.event import Event

@@ -13,16 +13,10 @@ import re
 from dataclasses import replace
 
 from roundscope.attention.sites import PRODUCTS, Site, site_named
-from roundscope.emu.blocks.format import (
-    BLOCK_NAMED,
-    BlockFormat,
-    block_format,
-    in_words,
-    is_of_blocks,
-)
+from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat, block_format, in_words
+from roundscope.emu.blocks.names import is_of_blocks
 from roundscope.emu.errors import unknown
-from roundscope.emu.roundings.modes import BINARY32, Rounding
-from roundscope.emu.roundings.words import parted
+from roundscope.emu.roundings.modes import BINARY32, Rounding, parted
 from roundscope.emu.sums.accumulator import Accumulator, Order
 from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.event import Event, event_to

@@ -11,8 +11,8 @@ from roundscope.emu.errors import unknown
 from roundscope.emu.formats.format import format_named
 from roundscope.emu.roundings.modes import BF16, FP16, rounding
 from roundscope.emu.shown import shown
-from roundscope.emu.sums.accumulator import Order
-from roundscope.emu.sums.tensor_cores import architecture, tensor_core
+from roundscope.emu.sums.accumulator import Accumulator, Order
+from roundscope.emu.sums.tensor_cores import architecture
 
 SUFFIX = "-fp16"  # of the name of a preset or a twin, for the same in FP16
 FORMATS = {"bfloat16": BF16.format, "float16": FP16.format}
@@ -86,7 +86,7 @@ def on_tensor_cores(plan: Plan, arch: str) -> Plan:
             if f.name in operands and all(map(f.holds, formats))
         ]
         if fitting and not any(map(plan.block, factors)):
-            changed = changed.adding(site, tensor_core(arch, fitting[0].name))
+            changed = changed.adding(site, Accumulator.tensor_core(arch, fitting[0].name))
     if changed is not plan and plan.accumulator(Site.ROWSUM).order is Order.ASCENDING:
         changed = changed.adding(
             Site.ROWSUM, replace(plan.accumulator(Site.ROWSUM), order=Order.HALVES)
@@ -100,7 +100,7 @@ def half(plan: Plan) -> Plan:
     for site in FACTORS:
         kept = halved.accumulator(site)
         if kept.alignment is not None and kept.alignment.operand.name == "bf16":
-            core = replace(tensor_core("hopper", "fp16"), chunk=kept.chunk)
+            core = replace(Accumulator.tensor_core("hopper", "fp16"), chunk=kept.chunk)
             halved = halved.adding(site, core)
     return replace(halved, name=plan.name)
 

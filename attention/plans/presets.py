@@ -18,7 +18,8 @@ from roundscope.attention.plans.choices import (
 )
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.sites import Site, site_named
-from roundscope.emu.blocks.format import BlockFormat, ScaleRule, block_format
+from roundscope.emu.blocks.format import BlockFormat, block_format
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.formats.format import Format, format_named
 from roundscope.emu.roundings.modes import (
     BF16,

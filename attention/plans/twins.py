@@ -39,7 +39,8 @@ from roundscope.attention.plans.hopper import (
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import ENDS, fa2_bf16, fp32, rounding_to
 from roundscope.attention.sites import Site
-from roundscope.emu.blocks.format import INT8, BlockFormat, ScaleRule
+from roundscope.emu.blocks.format import INT8, BlockFormat
+from roundscope.emu.blocks.names import ScaleRule
 from roundscope.emu.roundings.modes import (
     BF16,
     BINARY32,
@@ -50,7 +51,6 @@ from roundscope.emu.roundings.modes import (
     RoundingMode,
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import tensor_core
 
 TORCH = "torch 2.11.0 (CUDA 13.0), one H200"
 RELEASED = (
@@ -233,7 +233,7 @@ def cudnn_fp8() -> Plan:
     scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
     """
     ends = "Q K V P OUT DO P_B DS DSQ DQ_OUT DK_OUT DV_OUT"
-    plan = on_hopper(cudnn().at(Site.AL, BINARY32), tensor_core("hopper", "e4m3fn"))
+    plan = on_hopper(cudnn().at(Site.AL, BINARY32), Accumulator.tensor_core("hopper", "e4m3fn"))
     plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
     return replace(plan, ds_apart=True, backward_keys=128, offset_again=True, rounded_heads=False)
 
@@ -316,7 +316,7 @@ def triton_tutorial() -> Plan:
     computes again, S_B, are not those of the forward.
     """
     plan = replace(
-        _fused(tensor_core("hopper", "fp16"), lanes=16),
+        _fused(Accumulator.tensor_core("hopper", "fp16"), lanes=16),
         log2_e=Log2E.SCALE,
         fused_exponent=True,
         row_sum=RowSum.TILES,
@@ -596,7 +596,7 @@ def sage_int8() -> Plan:
     plan = rounding_to(rounding_to(plan, FP16, "V P PV"), BINARY64, "AL AO").at(Site.KM, BF16)
     plan = plan.adding(Site.S, Accumulator(step=BINARY64))  # exact, as integers are
     return replace(
-        plan.adding(Site.PV, tensor_core("hopper", "fp16", "fp16")),
+        plan.adding(Site.PV, Accumulator.tensor_core("hopper", "fp16", "fp16")),
         exp=Exponential.EX2,
         log2_e=Log2E.SCALE,
         fused_exponent=True,

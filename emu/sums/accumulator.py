@@ -16,9 +16,11 @@ from typing import Any
 from roundscope.emu.backends.ops import ANY_PRODUCT, EXACT_PRODUCT, Array, Ops
 from roundscope.emu.numbers import check_count
 from roundscope.emu.roundings.modes import BINARY32, BINARY64, Rounding, RoundingMode, member
+from roundscope.emu.roundings.random import event_bits
 from roundscope.emu.shown import shown
 from roundscope.emu.sums.aligned import Alignment, Factors, aligned, binade, in_chunks
 from roundscope.emu.sums.odd import OF_BINARY32, OF_BINARY64, exact_sum, sum_to_round
+from roundscope.emu.sums.tensor_cores import core_of
 
 
 class Order(StrEnum):
@@ -164,8 +166,10 @@ class Accumulator:
 
         Args:
             arch: volta, turing, ampere, ada, hopper or blackwell.
-            operand: the format of both factors, such as "bf16" (`roundscope.emu.sums.tensor_cores`
-                lists them).
+            operand: the format of both factors, which must hold their numbers. It is fp16, bf16,
+                tf32, e4m3fn or e5m2, and on Blackwell also e3m2fn, e2m3fn or e2m1fn; older
+                architectures have fewer. On Blackwell FP8 and FP6 factors may also be in blocks of
+                32 with E8M0 scales (`to_blocks`).
             sum_format: the format of the sum: "fp32", or "fp16" for fp16 and FP8 factors.
 
         Returns:
@@ -183,9 +187,8 @@ class Accumulator:
             >>> acc.chunk, acc.alignment.bits, str(acc.step)
             (16, 25, 'fp32:toward-zero')
         """
-        from roundscope.emu.sums.tensor_cores import tensor_core
-
-        return tensor_core(arch, operand, sum_format)
+        chunk, alignment, step = core_of(arch, operand, sum_format)
+        return Accumulator(order=Order.ALIGNED, step=step, chunk=chunk, alignment=alignment)
 
     def __str__(self) -> str:
         if self.alignment is not None:
@@ -299,6 +302,18 @@ def add_aligned(
     )
     steps.append((whole, totals[1]))
     return total
+
+
+def stochastic_step(ops: Ops, r: Rounding, shape: tuple[int, ...], offset: int = 0) -> Step | None:
+    """Return the step of a sum that draws random bits for each entry, or None in other modes.
+
+    The bits are those of additions that come after `offset` others.
+    """
+    if r.mode is not RoundingMode.STOCHASTIC:
+        return None
+    xp = ops.xp
+    at = xp.arange(shape[0])[:, None], xp.arange(shape[1])
+    return lambda k, x: ops.round(x, r, event_bits(xp, r.seed, 0, *at, offset + k + 1))
 
 
 def _plain(ops: Ops, r: Rounding) -> Step:

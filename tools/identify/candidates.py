@@ -25,7 +25,6 @@ from roundscope.emu.roundings.modes import (
     RoundingMode,
 )
 from roundscope.emu.sums.accumulator import Accumulator, Order
-from roundscope.emu.sums.tensor_cores import tensor_core
 from roundscope.events.choice import Moves
 
 PRESETS = (
@@ -203,7 +202,7 @@ def in_fp8(best: Candidate, keys: int) -> Iterator[Candidate]:
     """
     plan = best.plan.rounded(dict.fromkeys((Site.Q, Site.K, Site.V, Site.P), E4M3))
     for site in (Site.S, Site.PV):
-        plan = plan.adding(site, tensor_core("hopper", "e4m3fn"))
+        plan = plan.adding(site, Accumulator.tensor_core("hopper", "e4m3fn"))
     plan = replace(plan, name=best.plan.name)
     offsets = (0,) if plan.log2_e is Log2E.NONE else (0, 8)
     for offset in offsets:
@@ -377,7 +376,7 @@ def _readable(plan: Plan) -> Plan:
     for site, factors in FACTORS.items():
         kept = plan.accumulator(site).alignment
         if kept is not None and not all(kept.operand.holds(plan[f].format) for f in factors):
-            plan = plan.adding(site, tensor_core("hopper", "tf32"))
+            plan = plan.adding(site, Accumulator.tensor_core("hopper", "tf32"))
     return plan
 
 

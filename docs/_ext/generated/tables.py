@@ -16,7 +16,8 @@ from roundscope.attention.sites import OF_CHAIN, OF_SINKS, OF_SOFTCAP, PRODUCTS,
 from roundscope.emu.blocks.format import BLOCK_NAMED, BlockFormat
 from roundscope.emu.formats.format import NAMED, Format
 from roundscope.emu.roundings.modes import rounding
-from roundscope.emu.sums.tensor_cores import ARCHITECTURES, tensor_core
+from roundscope.emu.sums.accumulator import Accumulator
+from roundscope.emu.sums.tensor_cores import ARCHITECTURES
 from roundscope.events.choice import Choice
 from roundscope.tools.sweep.conditions.names_view import data as sweep_data
 
@@ -94,7 +95,7 @@ def tensor_cores() -> str:
     """Return the table of tensor cores."""
     rows = []
     for name, core in ARCHITECTURES.items():
-        sums = [(operand, tensor_core(name, operand)) for operand in core.operands]
+        sums = [(operand, Accumulator.tensor_core(name, operand)) for operand in core.operands]
         rows.append(
             [
                 code(name),

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from roundscope.attention import Plan, examine
 from roundscope.attention.plans.twins import TWINS
 from roundscope.attention.testing.calls import Inputs, Outputs
-from roundscope.emu.sums.tensor_cores import tensor_core
+from roundscope.emu.sums.accumulator import Accumulator
 from roundscope.tools.identify.identify import Kind, identify
 from roundscope.tools.identify.search import MOST
 from roundscope.tools.tensors.files import open_tensors
@@ -64,7 +64,7 @@ def plans(found):
 
 def on_tf32(plan, *changes):
     """A fused plan with P V on tensor cores that read any P of at most 11 bits."""
-    return plan.adding("PV", tensor_core("hopper", "tf32")).changed(*changes)
+    return plan.adding("PV", Accumulator.tensor_core("hopper", "tf32")).changed(*changes)
 
 
 @pytest.mark.parametrize("name", ["cudnn", "eager"])
