@@ -17,7 +17,6 @@ from roundscope.attention.arguments import (
     check_like_output,
     check_numbers,
     check_shapes,
-    is_traced,
     plan_given,
     plans_given,
     served_given,
@@ -46,7 +45,7 @@ from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
 from roundscope.attention.trace.summary import Part, Trace, trace_of
-from roundscope.emu.arrays import Array, Result
+from roundscope.emu.arrays import Array, Result, is_traced
 from roundscope.emu.backends.ops import Array as CarrierArray
 
 if TYPE_CHECKING:

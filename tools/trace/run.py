@@ -22,9 +22,9 @@ from roundscope.attention import (
     examine,
 )
 from roundscope.attention.alignment import shift_of
-from roundscope.attention.arguments import NotFused
 from roundscope.attention.budget.not_finite import NotFinite
 from roundscope.attention.budget.origin import not_finite
+from roundscope.attention.errors import NotFused
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes

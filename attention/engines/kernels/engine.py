@@ -18,7 +18,6 @@ from jax import Array, lax
 from jax.custom_batching import sequential_vmap
 from numpy.typing import NDArray
 
-from roundscope.attention.arguments import is_traced
 from roundscope.attention.engines import xla
 from roundscope.attention.engines.kernels.backward import backward as run_backward
 from roundscope.attention.engines.kernels.backward import delta_fits
@@ -48,6 +47,7 @@ from roundscope.attention.tiles.backward import (
 from roundscope.attention.tiles.loops import Setup, SomeHeads, whole_events
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals, Results
 from roundscope.emu.arrays import Array as AnyArray
+from roundscope.emu.arrays import is_traced
 from roundscope.emu.backends.xla.ops import opaque_zero, xla_ops
 from roundscope.emu.roundings.modes import BF16, FP16, Rounding
 
