@@ -44,7 +44,8 @@ from roundscope.attention.settings import (
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
-from roundscope.attention.trace.summary import Part, Trace, trace_of
+from roundscope.attention.trace.parts import Part
+from roundscope.attention.trace.summary import Trace, trace_of
 from roundscope.emu.arrays import Array, Result, is_traced
 from roundscope.emu.backends.ops import Array as CarrierArray
 

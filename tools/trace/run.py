@@ -28,7 +28,7 @@ from roundscope.attention.errors import NotFused
 from roundscope.attention.places import in_traces
 from roundscope.attention.plans.checks import check_factors
 from roundscope.attention.sites import BACKWARD, Axes
-from roundscope.attention.trace.summary import site_of
+from roundscope.attention.trace.parts import site_of
 from roundscope.emu.stats.summary import Stats
 from roundscope.tools.compile_cache import keep_compilations
 from roundscope.tools.errors import UsageError, bad
