@@ -338,8 +338,8 @@ def _backward(setup: Setup, given: Residuals, do: Array, several: Several | None
 def _of_rows(setup: Setup, x: tuple[Array, ...], may_be_final: bool) -> Any:
     """Return what the kernels of the backward return; arrays of query heads come first in x."""
     q, do, lse, delta, *mask, k, v = x
-    on_gpu = jax.default_backend() == "gpu"
-    return run_backward(setup, q, k, v, do, lse, delta, on_gpu, may_be_final, *mask)
+    on_gpu, given = jax.default_backend() == "gpu", (q, k, v, do, lse, delta, *mask)
+    return run_backward(setup, *given, on_gpu=on_gpu, may_be_final=may_be_final)
 
 
 def _sums_of_rows(setup: Setup, *x: Array, on_gpu: bool) -> Any:
