@@ -17,7 +17,6 @@ from roundscope.attention.arguments import (
     check_like_output,
     check_numbers,
     check_shapes,
-    is_traced,
     plan_given,
     plans_given,
     served_given,
@@ -44,8 +43,9 @@ from roundscope.attention.settings import (
 from roundscope.attention.sites import Site
 from roundscope.attention.tiles.loops import Setup
 from roundscope.attention.tiles.records import Gradients, Inputs, Residuals
-from roundscope.attention.trace.summary import Part, Trace, trace_of
-from roundscope.emu.arrays import Array, Result
+from roundscope.attention.trace.parts import Part
+from roundscope.attention.trace.summary import Trace, trace_of
+from roundscope.emu.arrays import Array, Result, is_traced
 from roundscope.emu.backends.ops import Array as CarrierArray
 from roundscope.events.plan import check_factors
 from roundscope.events.recorder import Seen

@@ -21,8 +21,6 @@ from roundscope.attention.arguments import (
     check_shapes,
     engine_given,
     injections_given,
-    is_of_jax,
-    is_traced,
     mask_given,
     plan_given,
     record_given,
@@ -45,7 +43,7 @@ from roundscope.attention.plans.plan import Plan
 from roundscope.attention.recording import Record
 from roundscope.attention.sites import BLOCK_AXIS, Axes, Site
 from roundscope.attention.tiles.loops import Setup
-from roundscope.emu.arrays import Array
+from roundscope.emu.arrays import Array, is_of_jax, is_traced
 from roundscope.emu.blocks.format import BlockFormat
 from roundscope.events.injection import FlipBit
 

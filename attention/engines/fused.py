@@ -30,7 +30,7 @@ from roundscope.attention.tiles.loops import (
     computed,
 )
 from roundscope.attention.tiles.tile import Tile
-from roundscope.attention.trace.summary import summaries
+from roundscope.attention.trace.parts import summaries
 from roundscope.emu.backends.fused.graph import Untraceable
 from roundscope.emu.backends.fused.program import program
 from roundscope.emu.backends.numba.ops import numpy_ops, stack

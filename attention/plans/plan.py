@@ -3,8 +3,8 @@
 A site is a named place of the algorithm where a result is rounded, and each rounding there is an
 event. A plan gives every site a rounding and every sum of products an accumulator. It also fixes
 the few further choices in which published kernels differ. Here is how plans are made of others;
-what follows from a plan is in `attention.plans.record`, its checks in `attention.plans.checks`, and
-published plans, each with its source, in `attention.plans.presets` and `attention.plans.twins`.
+what follows from a plan is in `attention.plans.record`, and published plans, each with its source,
+in `attention.plans.presets` and `attention.plans.twins`.
 """
 
 import textwrap

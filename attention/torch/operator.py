@@ -8,7 +8,7 @@ plans under digests would be empty there.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from roundscope.attention.torch.arrays import (
     tensor_of,
     turned,
 )
+from roundscope.attention.torch.options import Options
 from roundscope.emu.numbers import check_array
 from roundscope.emu.shown import shown
 
@@ -49,27 +50,6 @@ ARGUMENTS = (
     " float? scale, SymInt block_q, SymInt block_k, SymInt? window, float? softcap, str engine,"
     " str? alignment"
 )
-
-
-class Options(NamedTuple):
-    """The arguments of a call that are no tensors, in the order in which the operators take them.
-
-    See `attention`; the plan is its text.
-    """
-
-    plan: str
-    is_causal: bool
-    scale: float | None
-    block_q: int
-    block_k: int
-    window: int | None
-    softcap: float | None
-    engine: str
-    alignment: Alignment | None
-
-    def of_attend(self) -> dict[str, Any]:
-        """Return the arguments of `attend` and `examine`."""
-        return self._asdict() | {"plan": plan_of(self.plan)}
 
 
 def attention(

@@ -66,9 +66,10 @@ def backward(
     do: Array,
     lse: Array,
     delta: Array,
-    on_gpu: bool,
-    may_be_final: bool = False,
     mask: Array | None = None,
+    *,
+    on_gpu: bool,
+    may_be_final: bool,
 ) -> tuple[Gradients, Seen, bool]:
     """Return dQ, dK and dV of query heads, what was recorded, and whether they are final.
 

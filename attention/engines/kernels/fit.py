@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from roundscope.attention.arguments import NotFused
+from roundscope.attention.errors import NotFused
 from roundscope.attention.injection import Injection
 from roundscope.attention.plans.choices import QueryOrder
 from roundscope.attention.plans.plan import Plan

@@ -28,7 +28,7 @@ from roundscope.attention.engines.kernels.tiles import head_number
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
 from roundscope.attention.tiles.loops import Setup
-from roundscope.attention.trace.summary import features_of
+from roundscope.attention.trace.parts import features_of
 from roundscope.emu.backends.ops import Event
 from roundscope.events.place import Index
 

@@ -19,7 +19,7 @@ from roundscope.attention.engines.kernels.record import ONCE, Events, Kept, Reco
 from roundscope.attention.engines.kernels.tiles import seen_tiles
 from roundscope.attention.sites import Axes, Site
 from roundscope.attention.tiles import sample
-from roundscope.attention.trace.summary import flat_place
+from roundscope.attention.trace.parts import flat_place
 from roundscope.emu.backends.xla.ops import events_reduced, judged_events, row_stats
 from roundscope.emu.stats.classify import COUNTS, SUMS, Judged, judged
 from roundscope.events.recorder import Seen
@@ -69,7 +69,7 @@ def summarized(
 ) -> Seen:
     """Return what was recorded of all heads, by name, as `kernel` records own tiles (heads, n).
 
-    The result has what an `attention.trace.summary.Part` has in its fields `whole` and `tiles`
+    The result has what an `attention.trace.parts.Part` has in its fields `whole` and `tiles`
     together. The caller separates them: only single events are by tile.
     """
     every, (tiles, _) = recorder.setup.every, recorder.tiles

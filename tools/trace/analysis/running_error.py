@@ -148,7 +148,7 @@ def _row(seen: Observed, b: int, n: int, t: int, i: int) -> tuple[np.ndarray, np
     scores = 0 if request.causal else math.prod(layer.q.shape[:3]) * layer.k.shape[1]
     with as_for(scores):
         events = call(
-            row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record, **own
+            row, cut(layer.k), cut(layer.v), None, whole, plan, seen.scale, record=record, **own
         ).trace.events
     l = 1.0
     if not request.plan.normalise_first:  # LANES is the sum of all lanes, where L is one of them
