@@ -66,7 +66,11 @@ class Site(SiteBase):
         True
     """
 
+    formula: str
     axes: Axes
+    stage: str
+    stream: int
+    instead: str
 
     @property
     def has_columns(self) -> bool:
