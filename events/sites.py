@@ -54,10 +54,15 @@ class SiteBase(StrEnum):
         """Return the site of a name, in upper or lower case.
 
         Raises:
-            ValueError: There is no such site. The message names the nearest one.
+            ValueError: There is no such site, and the message names the nearest one; or it is a
+                site of another operation, which may have the same name.
         """
         if isinstance(name, cls):
             return name
+        if isinstance(name, SiteBase):  # a string that equals the name of a site here
+            raise ValueError(
+                f"site={name!r}: a site of another operation; give one of {cls.__name__}"
+            )
         try:
             return cls[name.upper() if isinstance(name, str) else ""]
         except KeyError:
