@@ -217,6 +217,21 @@ def cudnn() -> Plan:
     )
 
 
+# how the splits' L are combined is not known: L of half of the heads is one ulp off
+@twin(
+    "cudnn-split",
+    tiles=square(128),
+    source="SDPA's cuDNN back end (9.19) with one query, torch 2.11.0 (CUDA 13.0), one H100",
+    outputs=("sdpa-cudnn-one",),
+    least={"lse": 0.0},
+)
+def cudnn_split() -> Plan:
+    """Return cuDNN's fused attention as it runs with one query: four thread blocks share the keys
+    of a head. Key tile j goes to block j mod 4, and each block has one softmax.
+    """
+    return replace(cudnn(), split_tiles=1, split_count=4)
+
+
 @twin(
     "cudnn-fp8",
     tiles=lambda width: (64, 256),
