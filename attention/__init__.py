@@ -9,6 +9,7 @@ from roundscope.attention.budget.measure import error_budget
 from roundscope.attention.budget.table import ErrorBudget
 from roundscope.attention.events.recorder import Record
 from roundscope.attention.injection import AddUlps, Bias, Exact, FlipBit, Injection, Noise, SetTo
+from roundscope.attention.packed import Packed, attend_packed, packed_sequences
 from roundscope.attention.plans.choices import DeltaFrom, Stabiliser, Stabilizer
 from roundscope.attention.plans.plan import Plan
 from roundscope.attention.plans.presets import PRESETS
@@ -33,6 +34,7 @@ __all__ = [
     "FlipBit",
     "Injection",
     "Noise",
+    "Packed",
     "Plan",
     "Record",
     "SetTo",
@@ -41,9 +43,11 @@ __all__ = [
     "Stabilizer",
     "Trace",
     "attend",
+    "attend_packed",
     "error_budget",
     "examine",
     "head_plans",
+    "packed_sequences",
     "reseeded",
     "rotated",
     "row_sums",

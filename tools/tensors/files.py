@@ -340,10 +340,13 @@ def _is_of(name: str, prefix: str, role: str) -> bool:
 
 def _broadcast(name: str, scale: np.ndarray, shape: tuple[int, ...], layout: str) -> np.ndarray:
     """Return a scale in binary64 that broadcasts to a tensor of this shape, in its layout."""
+    if len(shape) == 3:  # of packed sequences, which are one batch entry
+        packed: np.ndarray = _broadcast(name, scale, (1, *shape), layout)[0]
+        return packed
     heads = 1 if layout == "BNTH" else 2
     wide = scale.astype(np.float64)
     if scale.size == 1 or len(shape) != 4:  # which the caller refuses
-        return wide.reshape(-1)[:1]
+        return wide.reshape(-1)[:1].reshape((1,) * len(shape))
     if scale.ndim < 3:
         wide = wide.reshape((1,) * (2 - scale.ndim) + scale.shape)
         wide = np.expand_dims(wide, (3 - heads, 3))
