@@ -15,6 +15,7 @@ from roundscope.attention.plans.choices import (
     BackwardExponent,
     CappedBy,
     DeltaFrom,
+    Descales,
     Exponential,
     GradientsApart,
     KeyOrder,
@@ -245,12 +246,14 @@ def cudnn_fp8() -> Plan:
     The operands of all products, the output and the gradients are E4M3, and alpha l is rounded
     before a row sum is added to it. dS for dK is cast from FP32; dS for dQ is cast to FP16 first,
     so that it is rounded twice. The query heads of a key head are added before they are rounded. A
-    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`).
+    scale of P, `scale_s` = 2^n, is offset=n (`cudnn-fp8-s256`). Where other scales enter is taken
+    from the documentation, which multiplies products, and was compared in calls whose scales are 1.
     """
     ends = "Q K V P OUT DO P_B DS DSQ DQ_OUT DK_OUT DV_OUT"
     plan = on_hopper(cudnn().at(Site.AL, BINARY32), tensor_core("hopper", "e4m3fn"))
     plan = rounding_to(plan, E4M3, ends).at(Site.DSR, FP16)
-    return replace(plan, ds_apart=True, backward_keys=128, offset_again=True, rounded_heads=False)
+    plan = replace(plan, ds_apart=True, backward_keys=128, offset_again=True)
+    return replace(plan, rounded_heads=False, descales=Descales.PRODUCTS)
 
 
 @twin(

@@ -161,7 +161,7 @@ def _finish(at: Events, setup: Setup, state: AnyState, sinks: tuple[Array, ...])
     """Return the results of a head from its state; sinks: the sink that is added now, if any."""
     rows = at.ops.xp.arange(state.m.shape[0])
     apart = rows < setup.block_q if has_first_tile_apart(setup) else None
-    return algorithm.finish(at, setup.of_scores, state, apart, *sinks)
+    return algorithm.finish(at, setup.of_scores, state, apart, *sinks, of_output=setup.of_output)
 
 
 def has_first_tile_apart(setup: Setup) -> bool:
@@ -184,7 +184,7 @@ def _combined(
         own = whole_events(ops, setup, head, mask)
         rows = own.tile.rows & (state.m > -ops.xp.inf)
         hooks.append(own := replace(own, tile=replace(own.tile, rows=rows)))
-        parts.append((own, *algorithm.finish_split(own, setup.of_scores, state)))
+        parts.append((own, *algorithm.finish_split(own, setup.of_scores, state, setup.of_output)))
     results = algorithm.combine(at, parts)
     return results, counted_together(ops.xp, [own.seen() for own in (*hooks, at)])
 

@@ -227,6 +227,7 @@ def _inputs(layer: Layer, is_causal: bool) -> Inputs:
         alignment=layer.alignment,
         window=layer.window,
         softcap=layer.softcap,
+        scales=layer.scales,
     )
 
 
@@ -317,6 +318,12 @@ def of_key_head(
         do=cut("do", x.do),
         sinks=None if x.sinks is None else x.sinks[query_heads],
         mask=mask,
+        scales=None
+        if x.scales is None
+        else {
+            n: a[of_batch, key_head] if a.ndim else a  # scale_s is a number
+            for n, a in x.scales.items()
+        },
     )
     return _seeing(inputs, Outputs(**{n: cut(n, a) for n, a in outputs.named() if n != "lse"}))
 

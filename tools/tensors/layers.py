@@ -8,6 +8,7 @@ scales with which q, k and v are stored (`tensors.files`). A caller may overrule
 
 import fnmatch
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from roundscope.tools.tensors.files import (
     is_scale,
     open_tensors,
     scaled,
+    scales_of_call,
 )
 from roundscope.tools.tensors.overrides import (
     AS_THE_FILE,
@@ -69,6 +71,9 @@ class Layer:
     types         the types of q, k and v in the file, by their names in NumPy
     notes         what a reader of the results should know of the file: what is not read of it, what
                   the caller overruled, scales, and what nothing says
+    scales        the scales of the call by name, as `roundscope.attend` has them: descale_q,
+                  descale_k and descale_v, (B, G), which q, k and v here contain, and scale_s and
+                  scale_o, numbers; None for none, or if one is of blocks or channels
     prefix        what stands before the point in the names of its tensors; "" for bare names
     tokens        which queries and keys of packed tensors it has; None if they are not packed
     """
@@ -88,6 +93,7 @@ class Layer:
     sinks: np.ndarray | None = None
     alignment: Alignment | None = None
     types: tuple[str, ...] = ()
+    scales: dict[str, np.ndarray] | None = None
     prefix: str = ""
     tokens: tuple[slice, slice] | None = None
 
@@ -424,13 +430,15 @@ def _layer(
     if overrides.has_scales:
         check_scales(file, prefix)
     packing = _packing(file, prefix)
-    arrays, types, notes = {}, {}, []
+    arrays, types, notes, scales = {}, {}, [], {}
     for role in ROLES:
         full = f"{prefix}.{role}" if prefix else role
         if full in file.names:
-            array, types[role], note = scaled(
+            array, types[role], note, scale = scaled(
                 file, prefix, role, layout, has_scales=overrides.has_scales
             )
+            if scale is not None:
+                scales[role] = scale
             if array.ndim == 3 and packing is not None:
                 array = array[None]
             if array.ndim != 4 or 0 in array.shape:
@@ -450,6 +458,8 @@ def _layer(
         raise NotFiniteError(f"layer {shown(name)}: NaN or infinity: {where}; {REPAIR}")
     q, k, v, do = arrays["q"], arrays["k"], arrays["v"], arrays.get("do")
     shape = q.shape[0], q.shape[2], q.shape[1], k.shape[1]
+    of_call = scales_of_call(file, prefix) if overrides.has_scales else {}
+    notes += [_of_call(n, float(x)) for n, x in of_call.items()]
     layer = Layer(
         name=name,
         q=q,
@@ -461,9 +471,41 @@ def _layer(
         sinks=sinks,
         types=tuple(types[role] for role in ("q", "k", "v")),
         notes=tuple(notes),
+        scales=_scales(scales, of_call, k.shape[0], k.shape[2]),
         prefix=prefix,
     )
     return _settled(file, prefix, layer, overrides)
+
+
+def _of_call(name: str, number: float) -> str:
+    """Return what to say of a scale of P or of the output."""
+    if name == "scale_o":
+        return (
+            f"scale_o {number:g} multiplies the kernel's output, and nothing here but in identify"
+        )
+    return f"scale_s {number:g} of P is offset={math.frexp(number)[1] - 1} of a plan"
+
+
+def _scales(
+    given: dict[str, np.ndarray], of_call: dict[str, np.ndarray], batch: int, heads: int
+) -> dict[str, np.ndarray] | None:
+    """Return the scales of a call by name, those of tensors as (B, G), or None.
+
+    There are none where one has other axes than batch and key heads, or is not positive.
+
+    given: by role; of_call: scale_s and scale_o
+    """
+    found = dict(of_call)
+    if "scale_o" in found:
+        found["scale_o"] = np.broadcast_to(found["scale_o"], (batch, heads))
+    for role, scale in given.items():
+        scale = scale.reshape(()) if scale.size == 1 else scale
+        if role == "do":
+            continue
+        if scale.ndim > 2 or scale.shape[-1:] not in ((), (heads,)) or not (scale > 0.0).all():
+            return None
+        found[f"descale_{role}"] = np.broadcast_to(scale, (batch, heads))
+    return found or None
 
 
 def _not_finite(arrays: dict[str, np.ndarray], sinks: np.ndarray | None) -> dict[str, int]:
